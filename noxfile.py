@@ -325,7 +325,7 @@ def run_backend(session: nox.Session, name: str) -> None:
             session.skip("no Python 3.11 was found")
         prepare(session, "stock", name, "dev")
         pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
-        own = (f"tests/plugins/test_{name}.py", f"tests/plugins/test_{name}_operators.py")
+        own = sorted(map(str, ROOT.glob(f"tests/plugins/test_{name}*.py")))
         kit = ("tests/plugins/test_conformance.py", "-k", f"Backends and {name}")
         for tests in (own, kit):
             session.run(*pytest, *tests, env={"OMP_NUM_THREADS": "1"})
@@ -333,13 +333,13 @@ def run_backend(session: nox.Session, name: str) -> None:
 
 @session_for("tests", "xla", "3.11")
 def run_xla(session: nox.Session) -> None:
-    """The backend of JAX: its kit, the table of its operators, and trainings next to fused."""
+    """The backend of JAX: its kit, the table of its operators, and runs compared with fused."""
     run_backend(session, "xla")
 
 
 @session_for("tests", "openvino", "3.11")
 def run_openvino(session: nox.Session) -> None:
-    """The backend of OpenVINO: its kit, and trainings next to fused."""
+    """The backend of OpenVINO: its kit, and runs compared with fused."""
     run_backend(session, "openvino")
 
 
@@ -400,6 +400,11 @@ def run_peers(session: nox.Session) -> None:
         chosen = text.replace(",", " ").split() if option == "workload" else text.split(",")
         arguments += [f"--{option}={name.strip()}" for name in chosen if name.strip()]
     session.run("python", "-m", "tests.benchmarks", "peers", *arguments, *session.posargs)
+    if not os.environ.get("WORKLOADS"):
+        large = [f"--workload={name}" for name in ("W3", "W4", "W7", "W8")]
+        two = ("python", "-m", "tests.benchmarks", "peers", "--threads=2")
+        session.run(*two, *large, *arguments)
+        session.run("python", "-m", "tests.benchmarks", "images", "--threads=2")
     for table in ("images", "estimators", "features", "layers", "growth", "data"):
         session.run("python", "-m", "tests.benchmarks", table)
 
@@ -412,7 +417,7 @@ def gpu(session: nox.Session) -> None:
     prepare(session, "stock-gpu", "sklearn", "plot", "parquet", "dev", with_torch=True)
     session.install("jax[cuda12]")
     session.run("python", "-m", "pytest", "-m", "gpu", *session.posargs)
-    # Every training of these tests that names no device, on the GPU.
+    # Every run of these tests that names no device is on the GPU.
     whole = ("python", "-m", "pytest", "-m", "not slow", "tests/end_to_end", *session.posargs)
     session.run(*whole, env={"ORTFLEX_TEST_DEVICE": "cuda"})
     session.run("python", "-m", "tests.benchmarks", "gpu")

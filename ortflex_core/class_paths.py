@@ -99,10 +99,10 @@ def of_class(cls: type) -> str | None:
     'fractions:Fraction'
     """
     module, name = sys.modules.get(cls.__module__), cls.__qualname__
-    found: Any = module
+    member: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if module is None or found is not cls or cls.__module__ == "__main__":
+        member = getattr(member, part, None)
+    if module is None or member is not cls or cls.__module__ == "__main__":
         return None
     if cls.__module__.startswith(_PREFIX):
         return f"{module.__file__}:{name}"
@@ -136,19 +136,19 @@ class PathEntry(Entry):
             BrokenPlugin: the module raises an error.
         """
         module = _import_code(self.distribution, self.described)
-        found: Any = module
+        cls: Any = module
         name = self.target.rpartition(":")[2]
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is None:
-            known = [n for n, cls in vars(module).items() if _is_own(cls, module)]
+            cls = getattr(cls, part, None)
+        if cls is None:
+            known = [n for n, member in vars(module).items() if _is_own(member, module)]
             raise PluginError(
                 f"{self.distribution} has no class {name!r}"
                 + (f"; {suggest(name, known)}" if known else "; it defines no component")
             )
-        if getattr(found, "name", None) == "":
-            found.name = found.__name__  # messages and files call it by its class
-        return found
+        if getattr(cls, "name", None) == "":
+            cls.name = cls.__name__  # messages and files call it by its class
+        return cls
 
     def stands_for(self, cls: type) -> bool:
         """Whether this is the entry of a class; nothing is imported."""
@@ -169,7 +169,7 @@ def entry(kind: str, path: str, name: str = "") -> PathEntry:
 
 
 def in_folder(folder: Path, kinds: Mapping[str, type]) -> Iterator[PathEntry]:
-    """The components in the files of a folder: classes of a kind with a ``name`` of their own.
+    """The components in the files of a folder: classes of a kind that have a ``name``.
 
     Files whose names begin with ``_`` are left out; the others are imported.
 
@@ -180,7 +180,7 @@ def in_folder(folder: Path, kinds: Mapping[str, type]) -> Iterator[PathEntry]:
     if not folder.is_dir():
         raise ConfigError(f"plugins: the folder {str(folder)!r} does not exist")
     bases = {kind: base for kind, base in kinds.items() if base is not object}
-    some = False
+    has_component = False
     for file in sorted(folder.glob("[!_]*.py")):
         module = _import_code(str(file.resolve()), f"plugins: the file {str(file)!r}")
         for cls in vars(module).values():
@@ -189,9 +189,9 @@ def in_folder(folder: Path, kinds: Mapping[str, type]) -> Iterator[PathEntry]:
             kind = next((k for k, base in bases.items() if issubclass(cls, base)), "")
             kind = kind or ("callbacks" if "name" in vars(cls) else "")
             if kind:
-                some = True
+                has_component = True
                 yield entry(kind, f"{module.__file__}:{cls.__qualname__}", cls.name)
-    if not some:
+    if not has_component:
         raise ConfigError(
             f"plugins: no file in {str(folder)!r} has a component: a class of a kind (Loss, Optimizer, …), "
             "or a callback, with a name"
@@ -215,10 +215,10 @@ def _import_code(module: str, what: str) -> ModuleType:
     except (KeyboardInterrupt, PluginError):
         raise
     except BaseException as error:  # a module may end in sys.exit()
-        lacking = error.name if isinstance(error, ModuleNotFoundError) else None
-        if lacking is not None and f"{module}.".startswith(f"{lacking}."):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
             raise PluginError(
-                f"{what}: Python finds no module {lacking!r}, and there is no file {lacking}.py in the "
+                f"{what}: Python finds no module {missing!r}, and there is no file {missing}.py in the "
                 "folder of the recipe; write 'folder/file.py:Class' for a file, or install the module"
             ) from error
         raise BrokenPlugin(

@@ -32,8 +32,8 @@ def is_count(value: Any, least: int = 1, most: int = MOST) -> bool:
     >>> is_count(5), is_count(True), is_count(10**25)
     (True, False, False)
     """
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    return whole and least <= value <= most
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_integer and least <= value <= most
 
 
 def expected_count(value: Any, least: int = 1, most: int = MOST) -> str:
@@ -133,7 +133,7 @@ def hyper(
     validator: Callable[[Any, attrs.Attribute[Any], Any], None] | None = None,
     help: str = "",
 ) -> Any:
-    """Declare a hyperparameter: a number that is bound at run time, so that changing it is free."""
+    """Declare a hyperparameter: a number that is bound at run time; a new value needs no new graph."""
     return attrs.field(
         default=default,
         validator=validator or number(),

@@ -2,7 +2,7 @@
 
 cattrs converts the values; the hooks here make it as strict as a configuration file needs
 (``"0.1"`` and ``True`` are not numbers, a string is not a list). Fields are converted one by one, so
-that every wrong field is reported with its path, those of nested components included.
+that every wrong field is reported with its path, also in nested components.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ def structure(cls: type, parameters: Mapping[str, Any], path: str, plugins: Plug
     annotations = field_types(cls)
     for key, field in fields.items():
         if key in parameters:
-            at = f"{path}.{key}"
-            problems += convert(parameters[key], annotations[field.name], at, plugins, values, key)
+            place = f"{path}.{key}"
+            problems += convert(
+                parameters[key], annotations[field.name], place, plugins, values, key
+            )
         elif field.default is attrs.NOTHING:
             problems.append(
                 f"{path}.{key}: a value is missing: expected {expected(annotations[field.name])}; the "
@@ -68,12 +70,7 @@ def structure(cls: type, parameters: Mapping[str, Any], path: str, plugins: Plug
 
 
 def convert(
-    value: Any,
-    annotation: Any,
-    path: str,
-    plugins: Plugins,
-    values: dict[str, Any],
-    key: str,
+    value: Any, annotation: Any, path: str, plugins: Plugins, values: dict[str, Any], key: str
 ) -> list[str]:
     """Convert a value and store it as ``values[key]``; return the problems, if there are any.
 
@@ -108,12 +105,7 @@ def _item(annotation: Any) -> Any:
 
 
 def _each(
-    value: Any,
-    annotation: Any,
-    path: str,
-    plugins: Plugins,
-    values: dict[str, Any],
-    key: str,
+    value: Any, annotation: Any, path: str, plugins: Plugins, values: dict[str, Any], key: str
 ) -> list[str]:
     """A sequence of components."""
     if not isinstance(value, list | tuple):
@@ -216,14 +208,9 @@ def _plural(annotation: Any) -> str:
     return plurals.get(annotation, "values")
 
 
-def _number(value: Any) -> float | int:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number, got {short_repr(value)}")
-    return value
-
-
 def _exactly(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"expected {expected(kind)}, got {short_repr(value)}")
     return value
 
@@ -277,8 +264,7 @@ def _sequence(annotation: Any) -> Callable[[Any, Any], Any]:
 def make_converter(*more: type) -> cattrs.Converter:
     """A converter that accepts values of the exact type only; sequences become tuples, ``more`` too."""
     out = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
-    out.register_structure_hook(float, lambda value, _: _number(value))
-    for kind in (int, str, bool):
+    for kind in (float, int, str, bool):
         out.register_structure_hook(kind, lambda value, _, kind=kind: _exactly(kind, value))
 
     def origin(annotation: Any) -> Any:

@@ -26,6 +26,8 @@ OURS = "ortflex"
 DISABLE = "ORTFLEX_DISABLE_PLUGINS"
 """The environment variable that switches distributions off."""
 
+_UNKNOWN = ("unknown", "0")
+"""The name and version of a distribution without readable metadata."""
 _SINGULAR = {
     "losses": "loss",
     "penalties": "penalty",
@@ -108,16 +110,16 @@ class Entry:
         module, _, path = self.target.partition("[")[0].partition(":")
         if (cls.__module__, cls.__qualname__) == (module.strip(), path.strip()):
             return True
-        found: object = sys.modules.get(module.strip())
+        member: object = sys.modules.get(module.strip())
         for part in path.strip().split("."):
-            found = getattr(found, "__dict__", {}).get(part)
-        return found is cls
+            member = getattr(member, "__dict__", {}).get(part)
+        return member is cls
 
 
 def disabling(owners: Iterable[str]) -> str:
     """The setting that switches distributions off, including those that are already off."""
-    known = [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]
-    return f"{DISABLE}={','.join(dict.fromkeys([*known, *owners]))}"
+    names = [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]
+    return f"{DISABLE}={','.join(dict.fromkeys([*names, *owners]))}"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -133,36 +135,36 @@ def installed(groups: Iterable[str]) -> Iterator[tuple[importlib.metadata.EntryP
     """
     wanted = set(groups)
     try:
-        found = importlib.metadata.entry_points()
-        points = [point for group in groups for point in found.select(group=group)]
+        entry_points = importlib.metadata.entry_points()
+        points = [point for group in groups for point in entry_points.select(group=group)]
     except Exception:  # one file is unreadable; the others are used
         points = [p for p in _one_by_one() if p.group in wanted]
     owners: dict[int, tuple[str, str]] = {}  # each look-up reads and parses a file
     for point in points:
-        made = point.dist
-        if id(made) not in owners:
-            owners[id(made)] = ("unknown", "0") if made is None else _owner(made)
-        yield point, *owners[id(made)]
+        distribution = point.dist
+        if id(distribution) not in owners:
+            owners[id(distribution)] = _owner(distribution) if distribution else _UNKNOWN
+        yield point, *owners[id(distribution)]
 
 
 def _one_by_one() -> Iterator[importlib.metadata.EntryPoint]:
     """The entry points of every distribution that has readable ones, the first of each name."""
     seen: set[str] = set()
-    for made in importlib.metadata.distributions():
-        name, _ = _owner(made)
+    for distribution in importlib.metadata.distributions():
+        name, _ = _owner(distribution)
         if normalized(name) in seen and name != "unknown":
             continue
         seen.add(normalized(name))
         try:
-            yield from made.entry_points
+            yield from distribution.entry_points
         except Exception as error:  # bytes that are not UTF-8, lines without "=", …
             warn_once(f"the entry points of {name} cannot be read: {describe_error(error)}")
 
 
-def _owner(made: importlib.metadata.Distribution) -> tuple[str, str]:
+def _owner(distribution: importlib.metadata.Distribution) -> tuple[str, str]:
     """Name and version; files of metadata may be missing or broken."""
     try:
-        name, version = made.metadata["Name"], made.metadata["Version"]
+        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
     except Exception:  # the file is missing, or not UTF-8
-        return "unknown", "0"
-    return name or "unknown", version or "0"
+        return _UNKNOWN
+    return name or _UNKNOWN[0], version or _UNKNOWN[1]

@@ -19,7 +19,7 @@ _STAGED = re.compile(r"\..*\.[0-9a-f]{8}\.part", re.DOTALL)
 class OutputError(OrtflexError, OSError):
     """A file or folder cannot be written.
 
-    ``strerror`` is the reason alone, for an error that wraps this one.
+    ``strerror`` is the reason without the rest, for an error that wraps this one.
     """
 
     @classmethod
@@ -45,10 +45,14 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     place = Path(path)
     text = f"the file {label or os.fspath(path)!r} does not exist"
     try:
-        there = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
+        neighbours = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
     except OSError:
-        there = []
-    return f"{text}; {suggest(place.name, there)} (in {str(place.parent)!r})" if there else text
+        neighbours = []
+    return (
+        f"{text}; {suggest(place.name, neighbours)} (in {str(place.parent)!r})"
+        if neighbours
+        else text
+    )
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -97,8 +101,8 @@ def flush_folder(folder: Path) -> None:
 def staging(path: Path) -> Iterator[Path]:
     """A folder next to a file that will be written: complete files are moved out of it.
 
-    It is removed at the end. One that a killed process left is removed by the next write into the
-    same folder: its lock says that its process has ended.
+    It is removed at the end. If a process was killed, the next write into the same parent removes its
+    folder, whose lock shows that the process has ended.
 
     Raises:
         OSError: it cannot be created.
@@ -148,15 +152,6 @@ def _remove(folder: Path, lock: FolderLock) -> None:
     lock.release()
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def is_there(path: str | os.PathLike[str]) -> bool:
-    """Whether a file or folder exists; False for an invalid path."""
-    try:
-        os.stat(path)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def make_folder(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The hooks that are called during a training, and the manager that calls them.
+"""The hooks that are called during training, and the manager that calls them.
 
 A hook plugin is any object with methods of these names, decorated with :data:`hook`. It is active when its
 distribution is installed (entry-point group ``ortflex``) or when it is given to a Trainer
@@ -40,7 +40,7 @@ _spec = pluggy.HookspecMarker(PROJECT)
 
 
 class Hooks:
-    """The hooks; each docstring says when it is called. A true ``stop`` ends the training."""
+    """The hooks; each docstring says when it is called. A true result of some hooks ends training."""
 
     @_spec
     def recipe_resolved(self, trainer: Trainer, recipe: Recipe) -> None:
@@ -66,9 +66,9 @@ class Hooks:
 
         ``batch`` has copies of its rows by the names of the graph's inputs (labels and weights, too), in
         the types and shapes that the graphs take; types and shapes must not change. ``rng`` depends on the
-        seed, the epoch and the batch alone, so draw from it. ``epoch`` counts finished epochs.
-        Callbacks are called in order; each gets the arrays that the earlier ones returned. ``fit`` alone
-        calls it, not ``evaluate``, ``predict`` or ``step``.
+        seed, the epoch and the batch only, so draw from it. ``epoch`` counts finished epochs.
+        Callbacks are called in order; each gets the arrays that the earlier ones returned. Only ``fit``
+        calls this hook, not ``evaluate``, ``predict`` or ``step``.
         """
 
     @_spec
@@ -105,7 +105,7 @@ class Hooks:
     def epoch_end(self, trainer: Trainer, progress: Progress, record: Mapping[str, float]) -> Any:
         """After an epoch and its validation, with its line of the History; return True to end.
 
-        A checkpoint of a training that has ended continues only with more epochs.
+        From a checkpoint that is written here after a stop, training continues only with more epochs.
         """
 
     @_spec
@@ -137,7 +137,7 @@ NAMES = tuple(name for name in dir(Hooks) if not name.startswith("_"))
 
 
 class HookManager:
-    """The callbacks and hook plugins of a training.
+    """The callbacks and hook plugins of a Trainer.
 
     Entry points are loaded one by one: a broken one is left out with a warning, since no user asked
     for it. ``installed`` names the distributions whose hooks are active.
@@ -242,8 +242,8 @@ class HookManager:
         out: list[tuple[Any, str, Callable[..., Any]]] = []
         for plugin in plugins:
             others = [other for other in plugins if other is not plugin]
-            alone = HookCall(self._note, self._manager.subset_hook_caller(name, others), trainer)
-            out.append((plugin, self._whose(plugin), partial(_first, alone)))
+            call = HookCall(self._note, self._manager.subset_hook_caller(name, others), trainer)
+            out.append((plugin, self._whose(plugin), partial(_first, call)))
         return out
 
     def _note(self, error: BaseException, name: str, plugin: Any) -> None:

@@ -18,7 +18,7 @@ class FolderLock:
     """A lock on a folder; the system releases it when the process ends, however it ends.
 
     The file that is locked has the number of the process. One that a killed process left is free,
-    and a copy or a pickle of a lock is a lock that is not held. Where the file system knows no
+    and a copy or a pickle of a lock is a lock that is not held. If the file system does not support
     locks, nothing is locked.
 
     Args:
@@ -54,7 +54,7 @@ class FolderLock:
                 break
             os.close(handle)  # its holder removed it in the meantime
         self._handle, self._path, self._process = handle, path, os.getpid()
-        with contextlib.suppress(OSError):  # on a full disk it has no number
+        with contextlib.suppress(OSError):  # on a full disk the number is missing
             os.truncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
         return True
@@ -91,7 +91,7 @@ class FolderLock:
 
 
 def lock_handle(handle: int, *, wait: bool = False, shared: bool = False) -> bool | None:
-    """Lock an open file or folder; False if it is locked already, None where there are no locks.
+    """Lock an open file or folder; False if it is locked already, None if locks are not supported.
 
     Shared locks exclude others only; they need no right to write (Windows has exclusive ones only).
     """
@@ -104,7 +104,7 @@ def lock_handle(handle: int, *, wait: bool = False, shared: bool = False) -> boo
             fcntl.flock(handle, kind | (0 if wait else fcntl.LOCK_NB))
     except (BlockingIOError, PermissionError):
         return False
-    except OSError:  # the file system knows no locks
+    except OSError:  # the file system does not support locks
         return None
     return True
 

@@ -1,4 +1,4 @@
-"""Deprecated import paths, those of ortflex 0.1: each works in 0.2 and warns with the new path."""
+"""Deprecated import paths of ortflex 0.1: each works in 0.2, with a warning that names the new path."""
 
 from __future__ import annotations
 

@@ -17,13 +17,7 @@ from typing import Any
 
 from ortflex_core import class_paths
 from ortflex_core.component import Component
-from ortflex_core.entries import (
-    DISABLE,
-    OURS,
-    disabling,
-    installed,
-    normalized,
-)
+from ortflex_core.entries import DISABLE, OURS, disabling, installed, normalized
 from ortflex_core.entries import Entry as Entry
 from ortflex_core.entries import singular as singular
 from ortflex_core.errors import (
@@ -59,7 +53,7 @@ TABLES = frozenset({"gradients", "decompositions"})
 
 
 class _Kinds(Mapping[str, type]):
-    """Imported when asked for: listing plugins needs neither onnx nor numpy."""
+    """The base class of each kind, imported on first use: listing plugins needs neither onnx nor numpy."""
 
     def __getitem__(self, kind: str) -> type:
         module, _, name = _BASES[kind].partition(":")
@@ -73,7 +67,7 @@ class _Kinds(Mapping[str, type]):
 
 
 KINDS: Mapping[str, type] = _Kinds()
-"""The kinds of components and what each must be; the entry-point group is ``ortflex.<kind>``."""
+"""The base class of the plugins of each kind; the entry-point group is ``ortflex.<kind>``."""
 
 HOOKS = "ortflex"
 """The entry-point group of hook plugins, which are active by being installed."""
@@ -135,14 +129,14 @@ class Registry:
             PluginError: unknown (with the nearest names), or a bare name of two distributions
                 none of which is preferred.
         """
-        found = self._called(name)
-        if not found:
+        entries = self._called(name)
+        if not entries:
             raise PluginError(self._unknown(name))
-        preferred = (own for p in self.prefer if (own := [e for e in found if e.owner == p]))
-        found = next(preferred, found)
-        if len(found) > 1:
-            raise PluginError(self._ambiguous(found))
-        return found[0]
+        preferred = (own for p in self.prefer if (own := [e for e in entries if e.owner == p]))
+        entries = next(preferred, entries)
+        if len(entries) > 1:
+            raise PluginError(self._ambiguous(entries))
+        return entries[0]
 
     def _unknown(self, name: str) -> str:
         known = [e.qualified for e in self] if "/" in name else self._entries
@@ -161,12 +155,12 @@ class Registry:
         listing = f"`ortflex plugins {self.kind}` lists all"
         return f"{text}; {suggest(name, known, listing=listing)}"
 
-    def _ambiguous(self, found: Sequence[Entry]) -> str:
-        name = found[0].name
-        owners = " and ".join(f"{e.distribution} ({e.target})" for e in found)
+    def _ambiguous(self, entries: Sequence[Entry]) -> str:
+        name = entries[0].name
+        owners = " and ".join(f"{e.distribution} ({e.target})" for e in entries)
         text = f"two plugins of the kind {self.kind} are named {name!r}: {owners}. "
-        qualified = list(dict.fromkeys(e.qualified for e in found))
-        others = [e.owner for e in found if e.owner != OURS]
+        qualified = list(dict.fromkeys(e.qualified for e in entries))
+        others = [e.owner for e in entries if e.owner != OURS]
         last = others[-1] if others else OURS
         if len(qualified) == 1:
             return f"{text}Both belong to one distribution: repair or uninstall {last}"
@@ -221,11 +215,11 @@ class Registry:
     def entry_of(self, component: object) -> Entry | None:
         """The entry of a component's class, None if it has none; nothing is imported."""
         cls = type(component)
-        found = [entry for entry in self if entry.stands_for(cls)]
+        entries = [entry for entry in self if entry.stands_for(cls)]
         path = class_paths.of_class(cls)
-        if not found and path is not None and any(class_paths.files(path)):
+        if not entries and path is not None and any(class_paths.files(path)):
             return class_paths.entry(self.kind, path)
-        return min(found, key=lambda e: e.name != getattr(cls, "name", ""), default=None)
+        return min(entries, key=lambda e: e.name != getattr(cls, "name", ""), default=None)
 
     def name_of(self, component: object) -> str | None:
         """The name of a component's class; qualified if another distribution has the bare name.
@@ -246,10 +240,10 @@ class Registry:
         return entry.name if entry.owner == OURS else entry.qualified
 
 
-def _kind_of(component: Component) -> str:
-    return next(
-        k for k, base in KINDS.items() if base is not object and isinstance(component, base)
-    )
+def kind_of(component: object) -> str:
+    """The kind of a component; an object of no other kind can only be a callback."""
+    kinds = (k for k, base in KINDS.items() if base is not object and isinstance(component, base))
+    return next(kinds, "callbacks")
 
 
 class Plugins:
@@ -282,13 +276,13 @@ class Plugins:
             disabled = os.environ.get(DISABLE, "").split(",")
         off = {normalized(name) for name in disabled if name.strip()}
         groups = {f"ortflex.{kind}": kind for kind in KINDS} | {HOOKS: HOOKS}
-        found: dict[tuple[str, str, str, str], Entry] = {}
+        entries: dict[tuple[str, str, str, str], Entry] = {}
         for point, owner, version in installed(groups):
             entry = Entry(groups[point.group], point.name, point.value, owner, version, point)
             # The same distribution seen twice on sys.path is one distribution.
-            found.setdefault((entry.kind, entry.name, entry.target, entry.owner), entry)
-        on = [entry for entry in found.values() if entry.owner not in off]
-        return cls(on, off=[entry for entry in found.values() if entry.owner in off])
+            entries.setdefault((entry.kind, entry.name, entry.target, entry.owner), entry)
+        on = [entry for entry in entries.values() if entry.owner not in off]
+        return cls(on, off=[entry for entry in entries.values() if entry.owner in off])
 
     def preferring(self, distributions: Iterable[str]) -> Plugins:
         """The same plugins; bare names mean those of the given distributions first.
@@ -407,7 +401,7 @@ class Plugins:
         for key in out:
             inner = getattr(component, key, None)
             if isinstance(inner, Component):
-                out[key] = self.described(_kind_of(inner), inner)
+                out[key] = self.described(kind_of(inner), inner)
             elif isinstance(inner, tuple | list) and inner and isinstance(inner[0], Component):
-                out[key] = tuple(self.described(_kind_of(part), part) for part in inner)
+                out[key] = tuple(self.described(kind_of(part), part) for part in inner)
         return out

@@ -31,7 +31,7 @@ def wrong_call(
 
 
 def explained(function: Callable[..., Any], hint: Hint = suggest) -> Callable[..., Any]:
-    """A function whose error for a call that does not fit says which argument was probably meant.
+    """The same function; if a call does not fit, its error names the argument that was probably meant.
 
     >>> def fit(X, *, epochs=10): ...
     >>> explained(fit)(1, epoch=3)
@@ -72,10 +72,10 @@ def _problems(
         elif key in given:
             yield f"{name}: {key!r} is given twice, by position and by name"
     if len(args) > len(by_place):
-        some = ", ".join(f"{n}=…" for n in by_name[:3]) + ", …" * (len(by_name) > 3)
+        examples = ", ".join(f"{n}=…" for n in by_name[:3]) + ", …" * (len(by_name) > 3)
         yield (
             f"{name} takes {', '.join(by_place) or 'nothing'} by position, and got {len(args)} "
-            f"values; by name it takes {some or 'nothing'}"
+            f"values; by name it takes {examples or 'nothing'}"
         )
     for key, parameter in known.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)

@@ -1,4 +1,4 @@
-"""Frozen descriptions that modules exchange: tensors and progress."""
+"""Frozen descriptions that modules exchange: tensors, sizes and progress."""
 
 from __future__ import annotations
 
@@ -82,6 +82,15 @@ def shape_text(shape: Shape | None) -> str:
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
 
 
+def shape_of(tensor: onnx.TypeProto.Tensor) -> Shape | None:
+    """The shape in a tensor's type; None without a shape."""
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(
+        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
+    )
+
+
 def same_shape(a: Shape | None, b: Shape | None) -> bool:
     """Whether two shapes are known to be equal while the graph is built."""
     if a is None or b is None or len(a) != len(b):
@@ -121,19 +130,20 @@ class TensorSpec:
         if not info.type.HasField("tensor_type"):
             kind = info.type.WhichOneof("value") or "no type"
             raise GraphError(f"{info.name!r} must be a tensor; its type is {kind}")
-        tensor = info.type.tensor_type
-        shape: Shape | None = None
-        if tensor.HasField("shape"):
-            shape = tuple(
-                d.dim_value if d.HasField("dim_value") else (d.dim_param or None)
-                for d in tensor.shape.dim
-            )
-        return cls(info.name, tensor.elem_type, shape)
+        return cls(info.name, info.type.tensor_type.elem_type, shape_of(info.type.tensor_type))
+
+
+@attrs.frozen(kw_only=True)
+class Size:
+    """The usual batch size, and the full batches per epoch if known; the compilation depends on them."""
+
+    rows: int
+    epoch_steps: int | None
 
 
 @attrs.frozen
 class Progress:
-    """The progress of a training; all counters start at 0 and count finished steps, rows and epochs.
+    """The progress of training; all counters start at 0 and count finished steps, rows and epochs.
 
     ``total_steps`` and ``steps_per_epoch`` are None while the source is endless. ``history`` has
     the finished lines of the :class:`~ortflex_core.views.History`, one per epoch.

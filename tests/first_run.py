@@ -1,4 +1,4 @@
-"""A first training with an installed ortflex; writes a model, data and ``train.toml`` into this folder."""
+"""A first run with an installed ortflex; writes a model, data and ``train.toml`` into this folder."""
 
 from __future__ import annotations
 

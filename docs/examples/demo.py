@@ -2,7 +2,7 @@
 
     make demo        or        python docs/examples/demo.py --folder runs/demo
 
-Prints the accuracy before and after on digits held out, and a table of the backends that work
+Prints the accuracy on held-out digits before and after the run, and a table of the backends that work
 here. The folder then has trained.onnx, history.csv, losses.png and the data.
 """
 
@@ -45,7 +45,7 @@ def load(path: Path) -> tuple[Any, Any]:
 
 
 def backends(model: Path, data: tuple[Any, Any], console: Console) -> list[str]:
-    """Print what each backend takes for a step here, and which are not available; returns the others."""
+    """Print the time of a step for each backend that is available here; returns their names."""
     table = Table("backend", title="Backends on this machine", title_justify="left", box=None)
     table.add_column("µs a step", justify="right")
     table.add_column("", overflow="fold")

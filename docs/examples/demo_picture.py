@@ -1,4 +1,4 @@
-"""The picture of the demo: what the network saw, and how it learnt."""
+"""The picture of the demo: some digits, the guesses of the network, and its losses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draw(
 
 
 def _digits(figure: Any, images: tuple[Any, Any], labels: Any, guesses: tuple[Any, Any]) -> None:
-    """One column a class: the first digit of it that was held out."""
+    """One column per class, with its first digit that was held out."""
     first = [int(np.flatnonzero(labels == k)[0]) for k in range(SHOWN)]
     figure.suptitle("Held-out digits: clean, from the scanner, and what the network reads")
     axes = figure.subplots(2, SHOWN)

@@ -1,4 +1,4 @@
-"""What the examples share: which backends and devices there are."""
+"""Shared by the examples: the backends and devices that are available."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def available_backends() -> list[str]:
 
 
 def best_device() -> str:
-    """``"cuda"`` where onnxruntime computes on a GPU, else ``"cpu"``; says so."""
+    """``"cuda"`` if onnxruntime computes on a GPU, else ``"cpu"``; prints the choice."""
     runtime, registry = require_runtime(), Plugins.discover()["devices"]
     reasons = registry.load("cuda").available(runtime)
     why = f"on the CPU: {reasons[0].partition(';')[0]}" if reasons else "on the GPU"
@@ -23,7 +23,7 @@ def best_device() -> str:
 
 
 def best_of(name: str, otherwise: str) -> str:
-    """A backend of that name where it works, else the other one; says so."""
+    """The backend ``name`` if it works here, else ``otherwise``; prints the choice."""
     if name in available_backends():
         return name
     print(f"{require_runtime()} has no {name}: {otherwise} takes its place")

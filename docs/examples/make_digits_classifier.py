@@ -1,14 +1,14 @@
-"""A classifier that another tool made, and digits that it has never seen the like of.
+"""A classifier from another tool, and digits that differ from its training data.
 
 scikit-learn trains a small network on clean handwritten digits and skl2onnx writes it to a file.
-The other digits go through a bad scanner: the page lies askew, the ink has faded, the sensor is
-noisy. Written to the folder (by default ``runs/demo``):
+The other digits are scanned by a bad scanner: they are rotated, the ink has faded, and the sensor is
+noisy. The script writes to a folder (by default ``runs/demo``):
 
     digits.onnx      the classifier, trained on clean digits
-    train.npz        X [N, 64] and y [N]: digits to fine-tune with, most of them scanned
-    validation.npz   scanned digits to watch the training with
-    test.npz         scanned digits held out
-    clean.npz        the same digits before the scanner, to see what is forgotten
+    train.npz        X [N, 64] and y [N]: digits for fine-tuning, most of them scanned
+    validation.npz   scanned digits for validation during training
+    test.npz         scanned digits for the test
+    clean.npz        the same digits without the scanner, to measure what is forgotten
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
-CLEAN = 800  # digits the classifier is trained on; the scanner gets the others
+CLEAN = 800  # digits on which the classifier is trained; the others are scanned
 VALIDATION, TEST = 100, 300
-SCANS = 4  # how often each digit to fine-tune with is scanned
+SCANS = 4  # the number of scans of each digit for fine-tuning
 
 
 def scanned(images: Any, rng: np.random.Generator) -> Any:
-    """Rows of 64 pixels in [0, 1], askew by 15° to 35°, with faded ink and a noisy sensor."""
+    """Rows of 64 pixels in [0, 1], rotated by 15° to 35°, with faded ink and a noisy sensor."""
     angles = rng.uniform(15, 35, len(images))
     tilted = [
         ndimage.rotate(image.reshape(8, 8), angle, reshape=False, order=1).ravel()
@@ -57,11 +57,11 @@ def make(folder: Path) -> dict[str, Path]:
     )
     with threadpool_limits(1):  # threads cost more than they help at this size
         network.fit(*first)
-    # Every onnxruntime that ortflex knows reads opset 17; a ZipMap would turn the probabilities
-    # into a list of dictionaries, which no loss can be taken of.
+    # Every supported onnxruntime reads opset 17. A ZipMap would turn the probabilities into a list of
+    # dictionaries, to which no loss can be attached.
     model = to_onnx(network, images[:1], target_opset=17, options={"zipmap": False})
 
-    # The clean digits once among their scans, or the network would forget them.
+    # The clean digits are once among their scans, so that the network does not forget them.
     mixed = np.concatenate([more[0], *(scanned(more[0], rng) for _ in range(SCANS))])
     columns = {
         "train": (mixed, np.tile(more[1], 1 + SCANS)),

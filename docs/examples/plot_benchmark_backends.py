@@ -1,10 +1,10 @@
 """
-Backends beside scikit-learn: time per epoch
-============================================
+Backends and scikit-learn: time per epoch
+=========================================
 
-The same network, data, batch size and optimizer on every backend that the installed onnxruntime has, and
-by scikit-learn. ``make bench`` measures more, and alternating; these are single runs of a page that has
-to be built quickly.
+This page trains the same network with the same data, batch size and optimizer on every backend that the
+installed onnxruntime supports, and with scikit-learn. The times are from single runs; ``make bench``
+measures more, and in alternation.
 """
 
 import time
@@ -25,7 +25,7 @@ shape = {"hidden_layer_sizes": (50, 10), "batch_size": 15, "random_state": 0}
 
 
 def seconds(estimator):
-    """Of one epoch, without what is done once a fit, or once at all."""
+    """The seconds of one epoch, without the work that is done once per fit or once per process."""
     took = []
     for epochs in (1, 1, 11):
         start = time.perf_counter()
@@ -44,7 +44,7 @@ for backend in available_backends():
         OrtRegressor(**shape, optimizer="sgd", learning_rate=0.01, backend=backend)
     )
 for name, value in times.items():
-    print(f"{name:18s} {1e3 * value:7.1f} ms an epoch, {1e6 * value / 200:6.1f} µs a step")
+    print(f"{name:18s} {1e3 * value:7.1f} ms per epoch, {1e6 * value / 200:6.1f} µs per step")
 
 figure, axes = plt.subplots(figsize=(7, 0.8 + 0.5 * len(times)), layout="constrained")
 bars = axes.barh(list(times), [1e6 * t / 200 for t in times.values()])

@@ -2,9 +2,9 @@
 Fine-tune BERT from its configuration
 =====================================
 
-A BERT is built from a configuration with the names that transformers uses, exported to ONNX, and trained to
-tell praise from complaint. The weights are random and the corpus is made on this page, so nothing is
-downloaded; with a checkpoint of transformers, the export and the training are the same.
+This page builds a BERT from a configuration with the names that transformers uses, exports it to ONNX,
+and trains it to distinguish praise from complaints. The weights are random and the corpus is made here, so
+nothing is downloaded; with a checkpoint of transformers, the export and the training are the same.
 """
 
 import io
@@ -84,7 +84,7 @@ class Bert(nn.Module):
 # ----------
 #
 # "not" turns a sentence around, so single words do not decide. The tokenizer gives each word a number,
-# begins with ``[CLS]`` and fills up with ``[PAD]``.
+# begins with ``[CLS]`` and is padded with ``[PAD]``.
 
 THINGS = ["film", "book", "meal", "song", "hotel", "game"]
 GOOD, BAD = ["good", "great", "lovely", "fine"], ["bad", "awful", "dull", "poor"]
@@ -106,7 +106,7 @@ assert len(vocabulary) <= CONFIG["vocab_size"]
 
 
 def tokenized(sentences):
-    """What the model takes: numbers of words, and which of them are real."""
+    """The inputs of the model: the numbers of the words, and the mask of the words that are not padding."""
     ids = np.zeros((len(sentences), CONFIG["max_position_embeddings"]), np.int64)
     for row, words in enumerate(sentences):
         ids[row, : len(words) + 1] = [1, *(vocabulary.index(word) for word in words)]

@@ -2,8 +2,9 @@
 Tabular data with categories: several inputs, an embedding
 ==========================================================
 
-A model may have several inputs of different types. Here it has a table of numbers and a column of category
-numbers, whose embedding is trained with the rest. The data are a mapping by the names of the inputs.
+A model may have several inputs of different types. This model has a table of numbers and a column of
+category numbers, whose embedding is trained with the other weights. The data are a mapping with the names
+of the inputs.
 """
 
 import matplotlib.pyplot as plt

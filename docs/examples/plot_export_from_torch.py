@@ -65,8 +65,8 @@ print(report.summary)
 print([node.op_type for node in model.graph.node])
 
 # %%
-# The same training in torch and in ortflex
-# -----------------------------------------
+# The same run in torch and in ortflex
+# ------------------------------------
 #
 # Same weights, same batches, same optimizer. The two curves lie on top of each other.
 

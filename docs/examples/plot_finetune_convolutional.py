@@ -2,8 +2,8 @@
 Fine-tuning a convolutional network
 ===================================
 
-A network that knows the digits gets digits of the other brightness: white on black becomes black on
-white. Only the head and the normalization are trained first, then all of it, at a tenth of the rate.
+A network was trained on digits that are white on black, and the new digits are black on white. At first
+only the head and the normalization are trained, then all weights, with a tenth of the rate.
 """
 
 import matplotlib.pyplot as plt
@@ -55,8 +55,8 @@ model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opseti
 common = {"loss": "softmax_cross_entropy", "metrics": ["accuracy"], "progress": False}
 
 # %%
-# The network that there is
-# -------------------------
+# The existing network
+# --------------------
 
 first = Trainer(model, optimizer="adam", epochs=8, **common)
 first.fit(images[train], labels[train])

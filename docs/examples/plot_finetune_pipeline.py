@@ -3,8 +3,8 @@ Fine-tune a scikit-learn pipeline on new data
 =============================================
 
 A pipeline was fitted on last year's data. This year the relation has changed, and there are few new
-rows. The pipeline is converted to ONNX, and only the weights of its network are trained; the scaler stays
-as it was.
+rows. The pipeline is converted to ONNX, and only the weights of its network are trained; the scaler does
+not change.
 """
 
 import matplotlib.pyplot as plt

@@ -2,9 +2,9 @@
 Adapt a classifier with LoRA
 ============================
 
-A classifier of handwritten digits meets digits that are written white on black, upside down. Low-rank
-adapters teach it the new style; its weights stay frozen, and the adapter is a small file that one model
-can have many of.
+A classifier of handwritten digits gets new digits, which are white on black and upside down. Low-rank
+adapters learn the new style. The weights stay frozen, and the adapter is a small file, so that one model
+can have many adapters.
 """
 
 import tempfile
@@ -65,7 +65,7 @@ right.imshow(styled[0].reshape(8, 8), cmap="gray_r")
 
 
 def adapted(**options):
-    """A training on the new style."""
+    """Train on the new style."""
     trainer = Trainer(base, learning_rate=0.005, epochs=12, **common, **options)
     history = trainer.fit(styled[train], y[train], validation_data=(styled[test], y[test]))
     return trainer, history["validation_accuracy"]

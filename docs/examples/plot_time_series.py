@@ -3,7 +3,7 @@ Adapt a forecast to a new series
 ================================
 
 An LSTM forecasts the next value of a series from the last 24. It was trained on one series; a new series
-has another period. The head is trained first, then the recurrent weights, too.
+has another period. The head is trained first, then also the recurrent weights.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 An ONNX layer inside torch
 ==========================
 
-A block that exists as ONNX only becomes a layer between layers of torch, and all of it is trained by
-torch's optimizer. Then the same block in torch, for comparison: losses and time a step.
+A block that exists only as ONNX becomes a layer between layers of torch, and torch's optimizer trains
+all of them. The same block in torch is the comparison: losses and time per step.
 """
 
 import time

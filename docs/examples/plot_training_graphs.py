@@ -1,9 +1,10 @@
 """
-The graphs that training uses, drawn
-====================================
+Pictures of the graphs that training uses
+=========================================
 
-A model, its gradient, and the graph of a whole training step: forward, loss, backward and update in their
-own colours. ``ortflex graph model.onnx -o graph.svg`` draws the same from the command line.
+This page draws a model, its gradient, and the graph of a complete training step, in which forward, loss,
+backward and update have different colours. ``ortflex graph model.onnx -o graph.svg`` draws the same on the
+command line.
 """
 
 import matplotlib.pyplot as plt
@@ -61,9 +62,9 @@ draw_step(trainer)
 # The three graphs of forward and backward
 # ----------------------------------------
 #
-# Where onnxruntime's ``TrainingAgent`` runs the model (``backend="training_agent"``), a step is not one
-# graph but three: the model's gradient, the loss and its gradient by what was predicted, and the update,
-# which includes the penalty. The first is made by onnxruntime there; here is ours, which computes the same.
+# If onnxruntime's ``TrainingAgent`` runs the model (``backend="training_agent"``), a step is not one graph
+# but three: the model's gradient; the loss and its gradient by the predictions; and the update, which
+# includes the penalty. onnxruntime makes the first one; this is ortflex's own, which computes the same.
 
 problem = internals_of(trainer).problem
 three = {
@@ -79,7 +80,7 @@ axes.invert_yaxis()
 axes.set_xlabel("nodes")
 
 # %%
-# The loss and its gradient: predictions and labels in, what goes into the backward pass out.
+# The loss and its gradient, which is the input of the backward pass.
 
 draw(three["loss"], title="the loss")
 
@@ -97,6 +98,6 @@ for name, made in graphs.items():
     print(f"{name}: {len(made.graph.node)} nodes")
 
 # %%
-# What really runs: the formulas above after the passes that make them smaller.
+# The graphs that run are the formulas above after the passes that make them smaller.
 
 draw(next(iter(graphs.values())), title=f"in use: {next(iter(graphs))}")

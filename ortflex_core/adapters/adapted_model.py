@@ -32,8 +32,8 @@ _log = logging.getLogger("ortflex")
 def adapt(model: Model, adapters: Sequence[Adapter], seed: int) -> Model:
     """The model with these adapters instead of its current ones; without adapters, the model itself.
 
-    Values of ``model.adapter_values`` are used once instead of initial values, because the files
-    with the initial values may have been removed.
+    The values in ``model.adapter_values`` replace the initial values once, because the files with the
+    initial values may have been removed.
 
     Raises:
         ModelError, BrokenPlugin: as :class:`AdaptedModel`.
@@ -49,13 +49,13 @@ def with_values(
     values: Mapping[str, Array],
     plugins: Plugins | None = None,
 ) -> Any:
-    """The model of a resumed training, whose adapters do not need the files of their initial values.
+    """The model of a resumed run, whose adapters do not need the files of their initial values.
 
     Args:
         source: the model's source, which is returned if a Trainer with these arguments has no
             adapters.
-        arguments: those of the Trainer.
-        values: by the names of tensors.
+        arguments: the arguments of the Trainer.
+        values: the values of the adapters' tensors, by the names of the tensors.
         plugins: as for a Model.
     """
     if not arguments.get("adapters") or isinstance(source, Model):
@@ -75,9 +75,9 @@ class AdaptedModel(Model):
 
     Args:
         base: the model.
-        adapters: those that are attached, in this order.
-        seed: of their initial values.
-        stored: values to use instead of initial values, by the names of tensors.
+        adapters: the adapters, which are attached in this order.
+        seed: the seed of their initial values.
+        stored: values that replace the initial values, by the names of tensors.
 
     Raises:
         ModelError: targets that match no product, or two adapters with the same label at one
@@ -116,10 +116,10 @@ class AdaptedModel(Model):
                 f"{where}: {self.label} has no product by a constant matrix (MatMul, Gemm, 1×1 Conv) "
                 "that an adapter could be attached to"
             )
-        products = [found[0].product for found in modules.values()]
-        kept = {p: t for p in products if (t := self._stored(p, adapter.label, stored))}
-        if kept:
-            chosen = list(kept)
+        products = [places[0].product for places in modules.values()]
+        earlier = {p: t for p in products if (t := self._stored(p, adapter.label, stored))}
+        if earlier:
+            chosen = list(earlier)
         else:
             with calls.calling(adapter, "select"):
                 chosen = list(adapter.select(products, where))
@@ -127,7 +127,7 @@ class AdaptedModel(Model):
             # The initial values of a module do not depend on the other modules.
             key = zlib.crc32(f"{adapter.label}/{product.module}".encode())
             generator = np.random.default_rng([seed, key])
-            given = kept.get(product) or calls.first_values(adapter, product, generator)
+            given = earlier.get(product) or calls.first_values(adapter, product, generator)
             dtype = modules[product.module][0].dtype
             tensors = {}
             for tensor, array in given.items():
@@ -224,9 +224,9 @@ class AdaptedModel(Model):
         obstacles = self._obstacles()
         if obstacles:
             module, why = next(iter(obstacles.items()))
-            more = f", and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""
+            others = f", and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""
             raise Unsupported(
-                f"{self.label}: the adapter of {module!r} cannot be merged: {why}{more}. Write the "
+                f"{self.label}: the adapter of {module!r} cannot be merged: {why}{others}. Write the "
                 "adapter with export_adapter(path), and the model that takes it with export_base(path); "
                 "or train the adapter on the float model"
             )
@@ -267,7 +267,7 @@ class AdaptedModel(Model):
         return out
 
     def _readers(self, weight: str) -> Iterable[NodeProto]:
-        """The nodes that a weight, or a transposed copy of it, meets data at."""
+        """The nodes that compute with a weight, or with a transposed copy of it."""
         copies = {weight}
         for node in self.base.internal.graph.node:
             if copies.isdisjoint(reads(node)):
@@ -292,6 +292,6 @@ class AdaptedModel(Model):
             Unsupported: a weight with an adapter is quantized, computed, or read elsewhere, too.
             ModelError, OutputError: as for a model without adapters.
         """
-        rest = {n: a for n, a in state.items() if n not in self.attached}
-        whole = {**rest, **self.merged(state)}
-        return super().export(whole, path, free_batch=free_batch, inferring=inferring, edit=edit)
+        weights = {n: a for n, a in state.items() if n not in self.attached}
+        weights |= self.merged(state)
+        return super().export(weights, path, free_batch=free_batch, inferring=inferring, edit=edit)

@@ -1,4 +1,4 @@
-"""The nodes of adapters: formulas become nodes after the product that they belong to."""
+"""The nodes of adapters: the formula of an adapter becomes nodes after its product."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def insert_branches(
     """A graph's nodes with those of adapters; the products among them are copies.
 
     Args:
-        nodes: those of the graph, which are not changed.
-        attachments: what is attached; a place is found by the first output of its node.
-        opsets: versions of the operator sets of the graph.
-        spec_of: type and shape of a tensor.
-        taken: the names in use; new names are added.
+        nodes: the nodes of the graph, which are not changed.
+        attachments: the adapters; the place of one is found by the first output of its node.
+        opsets: the versions of the operator sets of the graph.
+        spec_of: returns the type and the shape of a tensor.
+        taken: the names in use, to which new names are added.
     """
     by_output: dict[str, list[Attached]] = {}
     for attached in attachments:
@@ -53,14 +53,14 @@ def insert_branches(
             by_output.setdefault(place.node.output[0], []).append(attached)
     out: list[NodeProto] = []
     for node in nodes:
-        found = by_output.get(node.output[0] if node.output else "")
-        if not found:
+        own = by_output.get(node.output[0] if node.output else "")
+        if not own:
             out.append(node)
             continue
         plain = NodeProto()
         plain.CopyFrom(node)
         plain.output[0] = fresh_name(f"{node.output[0]}/base", taken)
-        branch = _branch(plain, node.output[0], found, opsets, spec_of)
+        branch = _branch(plain, node.output[0], own, opsets, spec_of)
         names = {v.name for v in (*branch.graph.input, *branch.graph.output)}
         _rename(branch, names, node.output[0], taken)
         constants = [

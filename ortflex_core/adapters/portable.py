@@ -1,4 +1,4 @@
-"""Adapters outside a training: their files, and a model that reads adapters as inputs."""
+"""Adapters after training: their files, and a model that reads adapters as inputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ortflex_core.adapters.branches import Attached, initializer_name, insert_br
 from ortflex_core.adapters.products import Place
 from ortflex_core.errors import ConfigError, OrtflexError, Unsupported, suggest
 from ortflex_core.files import OutputError, staging
+from ortflex_core.graph.protos import opsets_of
 from ortflex_core.model.model import OLDEST_OPSET, Model
-from ortflex_core.onnx_files.nodes import plain_domain
 from ortflex_core.protocols import Adapter, calls
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
 ENDING = ".onnx_adapter"
-"""Of the files that onnxruntime reads."""
+"""The ending of the files of adapters that onnxruntime reads."""
 
 
 def _adapted(model: Model, what: str) -> AdaptedModel:
@@ -44,7 +44,7 @@ def write_adapter(
         OrtflexError: the model has no adapters.
         ConfigError: an unknown label or format.
         Unsupported: the installed onnxruntime has no files of adapters.
-        OutputError: the file cannot be written; an old one is untouched.
+        OutputError: the file cannot be written; an existing file is not changed.
     """
     adapted = _adapted(model, "export_adapter")
     adapter = _chosen(adapted, label)
@@ -110,21 +110,21 @@ def write_base(
 ) -> ModelProto:
     """The user's file with the tensors of adapters as optional inputs.
 
-    Without them it computes the same as the base; other trained weights have their trained values.
+    Without these inputs it computes the same as the base. Other trained weights have their trained values.
 
     Raises:
         OrtflexError: the model has no adapters.
-        Unsupported: they cannot be inputs at run time, or a product is inside a function.
-        OutputError: the file cannot be written; an old one is untouched.
+        Unsupported: the adapters cannot be inputs at run time, or a product is inside a function.
+        OutputError: the file cannot be written; an existing file is not changed.
     """
     adapted = _adapted(model, "export_base")
-    rest = {n: a for n, a in state.items() if n not in adapted.attached}
+    weights = {n: a for n, a in state.items() if n not in adapted.attached}
     slots = _slots(adapted)
-    return Model.export(adapted, rest, path, edit=lambda proto: _take(adapted, proto, slots))
+    return Model.export(adapted, weights, path, edit=lambda proto: _take(adapted, proto, slots))
 
 
 def _slots(model: AdaptedModel) -> dict[str, tuple[Attached, dict[str, Array]]]:
-    """For each module and kind of adapter the inputs, by the names of the first."""
+    """The inputs of each module and kind of adapter, by the name of the first input."""
     out: dict[str, tuple[Attached, dict[str, Array]]] = {}
     for attached in model.attachments:
         product, dtype = attached.product, attached.places[0].dtype
@@ -137,16 +137,16 @@ def _slots(model: AdaptedModel) -> dict[str, tuple[Attached, dict[str, Array]]]:
             shape = tuple(d or f"{product.module}.rank" for d in array.shape)
             tensors[tensor] = TensorSpec(names[tensor], dtype, shape)
         arrays = {names[n]: np.asarray(a, numpy_dtype(dtype)) for n, a in empty.items()}
-        made = attrs.evolve(attached, adapter=adapter, tensors=tensors)
-        out.setdefault(next(iter(names.values())), (made, arrays))
+        slot = attrs.evolve(attached, adapter=adapter, tensors=tensors)
+        out.setdefault(next(iter(names.values())), (slot, arrays))
     return out
 
 
 def _take(
     model: AdaptedModel, proto: ModelProto, slots: Mapping[str, tuple[Attached, dict[str, Array]]]
 ) -> None:
-    """Put the branches and their inputs into a copy of the user's file."""
-    opsets = {plain_domain(o.domain): o.version for o in proto.opset_import}
+    """Insert the branches and their inputs into a copy of the user's file."""
+    opsets = opsets_of(proto)
     if opsets[""] < OLDEST_OPSET:
         raise Unsupported(
             f"{model.label} has opset {opsets['']}; a base that takes adapters needs {OLDEST_OPSET} or "

@@ -1,4 +1,4 @@
-"""The products of a model that adapters may be attached to, and the way from a matrix to its weight."""
+"""The products of a model that adapters may be attached to, and the weights that contain their matrices."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import attrs
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from ortflex_core.graph.ops import FLOATS
 from ortflex_core.model.model import Model
 from ortflex_core.onnx_files.nodes import plain_domain, reads
 from ortflex_core.protocols import Product
 from ortflex_core.types import Array
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
+_COMPUTED = FLOATS - {TensorProto.BFLOAT16}
+"""The element types of products that may have adapters."""
 _SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")
 _INNER = re.compile(r"(.*)/\d+~[^/]*")
-"""Names of nodes that a decomposition made: that of the file's node, a number, an operator."""
+"""The names of nodes of a decomposition: the name of the file's node, a number, an operator."""
 _WEIGHT = re.compile(r"\.(weight|kernel|W)(_orig)?(_quantized|_scale)?$")
 
 
@@ -57,8 +59,10 @@ def find_products(model: Model) -> list[Place]:
     and kernels of one element.
     """
     constant = _constants(model)
-    found = [place for node in model.internal.graph.node for place in _place(model, node, constant)]
-    return _unambiguous(found)
+    places = [
+        place for node in model.internal.graph.node for place in _place(model, node, constant)
+    ]
+    return _unambiguous(places)
 
 
 def _constants(model: Model) -> set[str]:
@@ -75,7 +79,7 @@ def _place(model: Model, node: NodeProto, constant: set[str]) -> Iterator[Place]
     if not node.input or node.input[0] in constant or not node.output:
         return
     dtype = model.value(node.output[0]).dtype or model.value(node.input[0]).dtype
-    if dtype not in _FLOATS:
+    if dtype not in _COMPUTED:
         return
     settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if (domain, operator) == ("com.microsoft", "MatMulNBits"):
@@ -123,7 +127,7 @@ def _stored(model: Model, name: str) -> tuple[str, bool, str]:
         name = node.input[0]
     if name not in {t.name for t in model.proto.graph.initializer}:
         return name, swapped, "its weight is not an initializer of the file's graph"
-    if model.initializers[name].dtype not in (*_FLOATS, TensorProto.BFLOAT16):
+    if model.initializers[name].dtype not in FLOATS:
         return name, swapped, "its weight is not a float initializer"
     return name, swapped, ""
 
@@ -155,7 +159,7 @@ def _product(node: NodeProto, inputs: int, outputs: int, weight: str, axes: int 
 def _module(node: NodeProto, name: str, weight: str) -> str:
     """The path of a node's module: from its name, the exporter's metadata, or the weight's name.
 
-    torch's exporters write ``/layers/layers.0/q_proj/MatMul``, or note the scopes of the node in its
+    torch's exporters write ``/layers/layers.0/q_proj/MatMul``, or they store the scopes of the node in its
     metadata and keep the names of weights.
     """
     parts = [p for p in name.split("/") if p]
@@ -172,7 +176,7 @@ def _module(node: NodeProto, name: str, weight: str) -> str:
 
 
 def _joined(parts: list[str]) -> list[str]:
-    """The parts of a path: ``layers``, ``layers.0`` is one part, since the second has the first in it."""
+    """The parts of a path; ``layers``, ``layers.0`` are one part, since the second contains the first."""
     out: list[str] = []
     for part in parts:
         if out and part.startswith(f"{out[-1]}.") and part[len(out[-1]) + 1 :].isdigit():

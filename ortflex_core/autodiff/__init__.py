@@ -9,7 +9,7 @@ Add here: a helper that several rules need (:mod:`~ortflex_core.autodiff.cotange
 """
 
 from ortflex_core.autodiff.cotangents import (
-    dims,
+    add_at,
     full,
     passed,
     positions,
@@ -22,12 +22,14 @@ from ortflex_core.autodiff.cotangents import (
 from ortflex_core.autodiff.families import load_rules
 from ortflex_core.autodiff.reverse import NodeView, gradients
 from ortflex_core.autodiff.rules import Gradient, Rules, RuleTable
+from ortflex_core.graph.sizes import dims
 
 __all__ = [
     "Gradient",
     "NodeView",
     "RuleTable",
     "Rules",
+    "add_at",
     "dims",
     "full",
     "gradients",

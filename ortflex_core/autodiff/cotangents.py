@@ -1,6 +1,6 @@
 """Helpers for gradient rules: expand cotangents, sum over broadcast axes, restore shapes.
 
-Sizes that are known while the graph is built become constants; only the others are computed when it
+Sizes that are known while the graph is built become constants; others are computed when the graph
 runs.
 """
 
@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from ortflex_core.graph.sizes import count_to, dims
 from ortflex_core.types import Shape, same_dim, same_shape
 
 if TYPE_CHECKING:
     from ortflex_core.graph.ops import Ops, Tensor
 
 _INT64 = onnx.TensorProto.INT64
-
-
-def dims(op: Ops, like: Tensor) -> Tensor:
-    """The shape of a tensor as an int64 tensor, constant where it is known."""
-    if like.shape is not None and all(isinstance(d, int) for d in like.shape):
-        return op.constant(list(like.shape), _INT64)
-    return op.Shape(like)
 
 
 def full(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
@@ -71,9 +65,9 @@ def reshape_like(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
 
 
 def _reshape_target(op: Ops, shape: Shape) -> Tensor | None:
-    """The constant that makes Reshape give ``shape``; None if it has to be computed when the graph runs.
+    """The constant target for the result ``shape``; None if it has to be computed when the graph runs.
 
-    One size may be unknown. A size of 0 may not: Reshape reads it as "copy this size".
+    One size may be unknown. No size may be 0, which Reshape reads as "copy this size".
     """
     sizes = [d if isinstance(d, int) else -1 for d in shape]
     if sizes.count(-1) > 1 or 0 in sizes:
@@ -84,11 +78,10 @@ def _reshape_target(op: Ops, shape: Shape) -> Tensor | None:
 def positions(op: Ops, like: Tensor) -> Tensor:
     """The index of every element of ``like`` in the flattened tensor, as int64.
 
-    An operator that only moves elements moves the positions in the same way: the moved positions
-    tell :func:`put_back` where each element of a cotangent belongs.
+    An operator that only moves elements moves the positions in the same way. From the moved positions
+    :func:`put_back` knows the place of each element of a cotangent.
     """
-    count = op.Range(op.constant(0), op.Size(like), op.constant(1))
-    return op.Reshape(count, dims(op, like))
+    return op.Reshape(count_to(op, op.Size(like)), dims(op, like))
 
 
 def put_back(
@@ -98,27 +91,32 @@ def put_back(
 
     ``repeated=False`` promises that no position occurs twice.
     """
-    flat = op.constant([-1])
-    values, index = op.Reshape(gradient, flat), op.Reshape(places, flat)
-    size = op.Reshape(op.Size(like), flat)
-    if repeated and op.opset < 16:
-        # This opset has no scatter operator that adds; a product with a matrix of zeros and ones
-        # does the same.
-        places_of = op.Range(op.constant(0), op.Size(like), op.constant(1))
-        hits = op.Equal(op.Unsqueeze(index, axes=[1]), op.Unsqueeze(places_of, axes=[0]))
-        added = op.MatMul(values, op.Cast(hits, to=gradient.dtype))
+    values, index = op.Reshape(gradient, [-1]), op.Reshape(places, [-1])
+    zeros = op.Expand(op.constant(0.0, gradient.dtype), op.Reshape(op.Size(like), [-1]))
+    if repeated:
+        added = add_at(op, zeros, index, values)
     else:
-        zeros = op.Expand(op.constant(0.0, gradient.dtype), size)
-        settings = {"reduction": "add"} if repeated else {}
-        added = op.ScatterElements(zeros, index, values, axis=0, **settings)
+        added = op.ScatterElements(zeros, index, values, axis=0)
     return reshape_like(op, added, like)
+
+
+def add_at(op: Ops, zeros: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """Add ``values`` to ``zeros`` at the places ``index`` of the last axis; the other axes are equal."""
+    if op.opset >= 16:
+        return op.ScatterElements(zeros, index, values, axis=-1, reduction="add")
+    # This opset has no scatter operator that adds; a product with a matrix of zeros and ones does
+    # the same.
+    every = count_to(op, op.Gather(op.Shape(zeros), -1, axis=0))
+    hits = op.Equal(op.Unsqueeze(index, axes=[-1]), every)
+    rows = op.MatMul(op.Unsqueeze(values, axes=[-2]), op.Cast(hits, to=values.dtype))
+    return op.Squeeze(rows, axes=[-2])
 
 
 def unbroadcast(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
     """Sum a gradient over the axes along which ``like`` was broadcast.
 
-    The result has the shape of ``like`` or still broadcasts to it. Where the shapes are not known
-    when the graph is built, the axes are found when it runs.
+    The result has the shape of ``like`` or broadcasts to it. If the shapes are not known while the graph
+    is built, the axes are computed when it runs.
 
     >>> from ortflex_core.graph.ops import Trace
     >>> trace = Trace({"": 17})
@@ -132,18 +130,18 @@ def unbroadcast(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
     extra = max(0, len(have) - len(want))
     axes = list(range(extra))
     aligned = want[max(0, len(want) - len(have)) :]
-    for k, (h, w) in enumerate(zip(have[extra:], aligned, strict=True), start=extra):
-        if h == 1 or same_dim(h, w):
+    for k, (own, wanted) in enumerate(zip(have[extra:], aligned, strict=True), start=extra):
+        if own == 1 or same_dim(own, wanted):
             continue
-        if w != 1:
+        if wanted != 1:
             return _unbroadcast_at_run_time(op, gradient, like)
         axes.append(k)
     if not axes:
         return gradient
-    kept = op.ReduceSum(gradient, axes=axes, keepdims=0 if len(axes) == extra else 1)
+    total = op.ReduceSum(gradient, axes=axes, keepdims=0 if len(axes) == extra else 1)
     if extra and len(axes) > extra:
-        kept = op.Squeeze(kept, axes=list(range(extra)))
-    return kept
+        total = op.Squeeze(total, axes=list(range(extra)))
+    return total
 
 
 def _unbroadcast_at_run_time(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
@@ -153,13 +151,13 @@ def _unbroadcast_at_run_time(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
     another size in the gradient was broadcast.
     """
     target = dims(op, like)
-    whole = op.Expand(gradient, target)
-    have = op.Shape(whole)
-    missing = op.Size(have) - op.Size(target)
-    ones = op.Expand(op.constant([1]), op.Reshape(missing, op.constant([1])))
+    full_gradient = op.Expand(gradient, target)
+    sizes = op.Shape(full_gradient)
+    missing = op.Size(sizes) - op.Size(target)
+    ones = op.Expand(op.constant([1]), op.Reshape(missing, [1]))
     padded = op.Concat(ones, target, axis=0)
-    different = op.Cast(op.Not(op.Equal(have, padded)), to=_INT64)
-    axes = op.Reshape(op.NonZero(different), op.constant([-1]))
-    summed = op.ReduceSum(whole, axes=axes, keepdims=1, noop_with_empty_axes=1)
+    different = op.Cast(op.Not(op.Equal(sizes, padded)), to=_INT64)
+    axes = op.Reshape(op.NonZero(different), [-1])
+    summed = op.ReduceSum(full_gradient, axes=axes, keepdims=1, noop_with_empty_axes=1)
     kind = [(gradient.dtype, like.shape)]
     return gradient.trace.node("Reshape", [summed, target], {}, types=kind)[0]

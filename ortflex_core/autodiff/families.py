@@ -28,7 +28,7 @@ def load_rules(plugins: Plugins, first: Iterable[str] = ()) -> RuleTable:
     True
     """
     registry = plugins["gradients"]
-    asked = [registry.entry(name) for name in first]
+    requested = [registry.entry(name) for name in first]
     preferred = [e for owner in plugins.prefer for e in registry if e.owner == owner]
     families, broken, owners = {}, {}, {}
     for entry in registry:
@@ -37,7 +37,7 @@ def load_rules(plugins: Plugins, first: Iterable[str] = ()) -> RuleTable:
             family = registry.loaded(entry)
             _load_kernels(entry, family.libraries)
         except PluginError as error:
-            if entry in asked:
+            if entry in requested:
                 raise
             warn_once(f"the gradient rules of {name!r} are skipped: {error}")
             broken[name] = str(error)  # for the message about an operator without a rule
@@ -46,7 +46,7 @@ def load_rules(plugins: Plugins, first: Iterable[str] = ()) -> RuleTable:
             owners[name] = f"{entry.distribution} {entry.version}"
     for owner in {entry.owner for entry in registry.off}:
         broken[owner] = f"{DISABLE} switches off the gradient rules of {owner}"
-    order = dict.fromkeys(map(registry.ask_for, [*asked, *preferred]))
+    order = dict.fromkeys(map(registry.ask_for, [*requested, *preferred]))
     return RuleTable(families, [n for n in order if n in families], broken, owners)
 
 

@@ -47,7 +47,7 @@ class NodeView:
         self._node = node
         self._wanted = wanted
         self._rules = rules
-        # Any, not Tensor | None: the author of a rule knows which inputs the operator may omit.
+        # Any instead of Tensor | None, because the author of a rule knows which inputs may be omitted.
         self.inputs: tuple[Any, ...] = node.inputs
         self.outputs = node.outputs
 
@@ -64,6 +64,10 @@ class NodeView:
                 return None
         value = onnx.helper.get_attribute_value(proto)
         return value.decode() if isinstance(value, bytes) else value
+
+    def settings(self, *names: str) -> dict[str, Any]:
+        """Some attributes by their names, to be passed to another node."""
+        return {name: getattr(self, name) for name in names}
 
     @property
     def op_type(self) -> str:
@@ -92,7 +96,7 @@ class NodeView:
         return self.outputs
 
     def replace(self, attributes: Mapping[str, Any], more: Sequence[Tensor]) -> None:
-        """Let the node compute ``more`` outputs: its subgraphs are replaced by larger ones."""
+        """Replace the subgraphs of the node by larger ones, which compute ``more`` outputs."""
         self._node.attributes = {**self._node.attributes, **attributes}
         self._node.outputs = self.outputs = (*self._node.outputs, *more)
         for index, output in enumerate(more, start=len(self.outputs) - len(more)):
@@ -101,7 +105,7 @@ class NodeView:
     def differentiate(
         self, roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Gradients by ``wrt`` in the graph of the roots (or a subgraph); None without a gradient."""
+        """Gradients by ``wrt`` in the graph (or subgraph) of the roots; None without a gradient."""
         return (
             _independent_gradients(roots, wrt, self._rules) if roots and wrt else [None] * len(wrt)
         )
@@ -109,17 +113,14 @@ class NodeView:
     def through(self, outputs: Sequence[Tensor], *gs: Tensor | None) -> list[Gradient]:
         """The gradients of a rule, computed through an equivalent formula of other operators.
 
-        For an operator that the standard defines by simpler ones: ``outputs`` are traced from
-        ``inputs`` with those, and differentiated by their rules.
+        For an operator that the standard defines by simpler operators: ``outputs`` are traced from
+        ``inputs`` with the simpler operators, and differentiated by their rules.
         """
         pairs = [(y, g) for y, g in zip(outputs, gs, strict=False) if g is not None]
-        distinct = list({id(self.inputs[k]): self.inputs[k] for k in sorted(self._wanted)}.values())
-        gradients_by_id = dict(
-            zip(
-                map(id, distinct), _independent_gradients(pairs, distinct, self._rules), strict=True
-            )
-        )
-        # An input that is used in two places is listed once: its gradient is the sum of both.
+        wanted = {id(self.inputs[k]): self.inputs[k] for k in sorted(self._wanted)}
+        found = _independent_gradients(pairs, list(wanted.values()), self._rules)
+        gradients_by_id = dict(zip(wanted, found, strict=True))
+        # An input that is used in two places occurs once: its gradient is the sum of both.
         return [
             gradients_by_id.pop(id(i), None) if k in self._wanted else None
             for k, i in enumerate(self.inputs)
@@ -161,7 +162,7 @@ def gradients(
 def _independent_gradients(
     roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor], rules: RuleTable
 ) -> list[Tensor | None]:
-    """Gradients by ``wrt``, each taken as independent of the others; None without a gradient."""
+    """Gradients by ``wrt``, whose tensors are treated as independent; None without a gradient."""
     nodes = _nodes_between(roots[0][0].trace, [root for root, _ in roots], wrt, cut=True)
     collected, _ = _walk(roots, wrt, nodes, rules)
     return [_total(collected.get(id(tensor))) for tensor in wrt]
@@ -189,7 +190,7 @@ def _walk(
     stopped: dict[int, Node] = {}
     for node in reversed(nodes):
         arrived = [_total(collected.get(id(o))) for o in node.outputs]
-        # A complete cotangent is dropped, unless it was requested: an inner tensor.
+        # A cotangent that has arrived is dropped, unless it is requested, as for an inner tensor.
         for output in node.outputs:
             if id(output) not in asked:
                 collected.pop(id(output), None)
@@ -207,8 +208,8 @@ def _walk(
             if not known or (rule and wanted):
                 answers = _by_rule_or_body(op, view, node, rule, arrived)
             passed = _pair_gradients(op, node, arguments, wanted, answers, rules)
-        except NoGradientRule as error:  # The operator has a rule, but not in this form.
-            if error.complete:  # an operator inside a subgraph; the error already has its name
+        except NoGradientRule as error:  # the operator has a rule, but not for this form
+            if error.complete:  # the error is about an operator of a subgraph and names it
                 raise
             form = f" {error}" if known else ""
             text = _no_rule(trace, node, wrt, rules, form)
@@ -232,7 +233,7 @@ def _walk(
 def _by_rule_or_body(
     op: Ops, view: NodeView, node: Node, rule: Rule | None, gs: Sequence[Tensor | None]
 ) -> Sequence[Gradient]:
-    """The gradients of a rule; if it does not support this form, those of the function body."""
+    """The gradients by the rule or, if it does not support this form, by the function body."""
     refusal = NoGradientRule("")
     if rule is not None:
         try:
@@ -377,15 +378,13 @@ def _explain_missing(
     """The error for a tensor without a gradient: it does not reach a root, or every path is blocked."""
     label = tensor.hint or repr(tensor)
     reached = {id(tensor)}
-    walls: list[Node] = []
-    if id(tensor) in stopped:
-        walls.append(stopped[id(tensor)])
+    obstacles = [stopped[id(tensor)]] if id(tensor) in stopped else []
     for node in nodes:
         if any(id(a) in reached for a in node.arguments):
             reached.update(map(id, node.outputs))
-            walls.extend(stopped[id(o)] for o in node.outputs if id(o) in stopped)
-    if walls:
-        names = ", ".join(dict.fromkeys(_describe_obstacle(w, reached) for w in walls))
+            obstacles.extend(stopped[id(o)] for o in node.outputs if id(o) in stopped)
+    if obstacles:
+        names = ", ".join(dict.fromkeys(_describe_obstacle(o, reached) for o in obstacles))
         return NotDifferentiable(
             f"no gradient reaches {label!r} {shape_text(tensor.shape)}: every path from it to the "
             f"output ends at an operator without a gradient ({names})"

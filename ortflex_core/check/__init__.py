@@ -3,7 +3,7 @@
 May import: training and the packages before it.
 
 Add here: results of ``ortflex check`` about a model (:mod:`~ortflex_core.check.report` has its
-form), or about the memory of a training (:mod:`~ortflex_core.check.memory`).
+form), or about the memory that training needs (:mod:`~ortflex_core.check.memory`).
 """
 
 from ortflex_core.check.check import check_model

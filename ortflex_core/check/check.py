@@ -29,7 +29,7 @@ from ortflex_core.graph.ops import FLOATS, Trace
 from ortflex_core.model import shape_probe
 from ortflex_core.model.model import Model
 from ortflex_core.model.version import check_version
-from ortflex_core.onnx_files.nodes import reads
+from ortflex_core.onnx_files.nodes import plain_domain, reads
 from ortflex_core.opsets import decompositions, function_bodies, kernels
 from ortflex_core.parameters import quantized
 from ortflex_core.parameters import selection as parameters
@@ -41,7 +41,6 @@ from ortflex_core.protocols import Device, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import get_session
-from ortflex_core.types import TensorSpec
 from ortflex_core.views.tracebacks import short_traceback
 
 _STRONGEST: Sequence[Status] = ("no rule", "trainable", "passes", "not differentiable", "frozen")
@@ -83,9 +82,9 @@ def check_model(
         >>> [(node.operator, node.status) for node in check_model(made).nodes]
         [('MatMul', 'trainable')]
     """
-    found = plugins or Plugins.discover()
-    source = model if isinstance(model, Model) else Model(model, plugins=found)
-    rules = load_rules(found, families)  # which may contain kernels
+    plugins = plugins or Plugins.discover()
+    source = model if isinstance(model, Model) else Model(model, plugins=plugins)
+    rules = load_rules(plugins, families)  # which may contain kernels
     with contextlib.suppress(RuntimeUnavailable):
         require_runtime()
         shape_probe.complete_shapes(source)
@@ -93,7 +92,7 @@ def check_model(
     if loss is None:
         floats = [o.name for o in source.outputs if o.dtype in FLOATS]
         spec = dict.fromkeys(floats, ASSUMED_LOSS) if len(floats) > 1 else ASSUMED_LOSS
-    requests = losses.loss_requests(source, spec, found)
+    requests = losses.loss_requests(source, spec, plugins)
     outputs = tuple(dict.fromkeys(r.predicted for r in requests))
     choices = tuple(parameters.choose_parameters(source, outputs, params))
     nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
@@ -103,7 +102,7 @@ def check_model(
         outputs=outputs,
         choices=choices,
         nodes=tuple(nodes),
-        backends=_backends(source, requests, choices, rules, found),
+        backends=_backends(source, requests, choices, rules, plugins),
         products=tuple(place.product for place in find_products(source)),
         notes=tuple(_notes(source)),
     )
@@ -132,51 +131,51 @@ def _nodes(
     leading = set(map(id, model.ancestors(outputs)))
     weights = set(trained)
     # The parameters that each tensor depends on.
-    behind: dict[str, frozenset[str]] = {name: frozenset([name]) for name in trained}
-    judged: list[tuple[NodeProto, Status, str, set[str]]] = []
+    sources: dict[str, frozenset[str]] = {name: frozenset([name]) for name in trained}
+    judgements: list[_Judgement] = []
     for node in model.internal.graph.node:
-        before = frozenset().union(*(behind.get(n, frozenset()) for n in reads(node)))
+        read = dict.fromkeys(reads(node))
+        parameters = frozenset().union(*(sources.get(n, frozenset()) for n in read))
         if id(node) not in leading:
-            judged.append((node, "frozen", "it does not affect the tensors of the loss", set()))
-            continue
-        if not before:
-            whole = any(quantized.is_weight(model, name) for name in node.input)
-            why = "its weight is quantized" if whole else "no trained parameter is before it"
-            judged.append((node, "frozen", why, set()))
-            continue
-        behind.update((output, before) for output in node.output if output)
-        live = [n for n in dict.fromkeys(reads(node)) if n in behind]
-        status, reason, open_ = _judge(model, node, live, rules)
-        if status == "passes" and weights & set(reads(node)):
-            status = "trainable"
-        judged.append((node, status, reason, open_))
+            reason = "it does not affect the tensors of the loss"
+            judgements.append(_Judgement("frozen", reason))
+        elif not parameters:
+            is_quantized = any(quantized.is_weight(model, name) for name in node.input)
+            reason = (
+                "its weight is quantized" if is_quantized else "no trained parameter is before it"
+            )
+            judgements.append(_Judgement("frozen", reason))
+        else:
+            sources.update((output, parameters) for output in node.output if output)
+            judgement = _judge(model, node, [n for n in read if n in sources], rules)
+            if judgement.status == "passes" and weights & set(read):
+                judgement = attrs.evolve(judgement, status="trainable")
+            judgements.append(judgement)
+    judged = list(zip(model.internal.graph.node, judgements, strict=True))
     reached = set(outputs)
-    for node, _, _, open_ in reversed(judged):
+    for node, judgement in reversed(judged):
         if reached & set(node.output):
-            reached |= open_
-    reports = [(entry[0], _report(0, entry, behind, weights, reached)) for entry in judged]
+            reached |= judgement.passing
+    reports = [(node, _report(node, j, sources, weights, reached)) for node, j in judged]
     return [attrs.evolve(report, index=k) for k, report in enumerate(_merged(model, reports))]
 
 
 def _merged(model: Model, reports: Sequence[tuple[NodeProto, NodeReport]]) -> list[NodeReport]:
     """A report for each node of the file: those that one was decomposed into are reported together."""
-    parts: dict[int, list[NodeReport]] = {}
-    sources: dict[int, NodeProto | None] = {}
+    groups: dict[int, tuple[NodeProto | None, list[NodeReport]]] = {}
     for k, (node, report) in enumerate(reports):
         origin = model.decomposed.origins.get(node.output[0]) if node.output else None
         key = k if origin is None else -id(origin)
-        sources[key] = origin
-        parts.setdefault(key, []).append(report)
+        groups.setdefault(key, (origin, []))[1].append(report)
     out = []
-    for key, origin in sources.items():
-        found = parts[key]
+    for origin, parts in groups.values():
         if origin is None:
-            out += found
+            out += parts
             continue
-        status = next(s for s in _STRONGEST if any(r.status == s for r in found))
-        reason = next(r.reason for r in found if r.status == status)
+        status = next(s for s in _STRONGEST if any(r.status == s for r in parts))
+        reason = next(r.reason for r in parts if r.status == status)
         if status in ("trainable", "passes"):
-            operators = dict.fromkeys(r.operator for r in found if r.operator != "Constant")
+            operators = dict.fromkeys(r.operator for r in parts if r.operator != "Constant")
             reason = f"decomposed into {', '.join(operators)}"
         frozen = [model.decomposed.frozen.get(name) for name in origin.input]
         out.append(
@@ -187,82 +186,85 @@ def _merged(model: Model, reports: Sequence[tuple[NodeProto, NodeReport]]) -> li
                 domain=decompositions.domain_of(origin),
                 status=status,
                 reason="; ".join(dict.fromkeys([reason, *filter(None, frozen)])),
-                parameters=tuple(dict.fromkeys(n for r in found for n in r.parameters)),
-                blocks=tuple(dict.fromkeys(n for r in found for n in r.blocks)),
+                parameters=tuple(dict.fromkeys(n for r in parts for n in r.parameters)),
+                blocks=tuple(dict.fromkeys(n for r in parts for n in r.blocks)),
             )
         )
     return out
 
 
 def _report(
-    index: int,
-    judged: tuple[NodeProto, Status, str, set[str]],
-    behind: Mapping[str, frozenset[str]],
+    node: NodeProto,
+    judgement: _Judgement,
+    sources: Mapping[str, frozenset[str]],
     weights: set[str],
     reached: set[str],
 ) -> NodeReport:
-    node, status, reason, _ = judged
-    before = sorted(set().union(*(behind.get(n, frozenset()) for n in reads(node))))
+    parameters = sorted(set().union(*(sources.get(n, frozenset()) for n in reads(node))))
     blocks: list[str] = []
-    if status == "no rule":
-        blocks = before
-    elif status == "not differentiable":
-        blocks = [name for name in before if name not in reached]
+    if judgement.status == "no rule":
+        blocks = parameters
+    elif judgement.status == "not differentiable":
+        blocks = [name for name in parameters if name not in reached]
     return NodeReport(
-        index=index,
+        index=0,
         name=node.name,
         operator=node.op_type,
         domain=node.domain or "ai.onnx",
-        status=status,
-        reason=reason,
+        status=judgement.status,
+        reason=judgement.reason,
         parameters=tuple(n for n in dict.fromkeys(reads(node)) if n in weights),
         blocks=tuple(blocks),
     )
 
 
-def _judge(
-    model: Model, node: NodeProto, live: Sequence[str], rules: RuleTable
-) -> tuple[Status, str, set[str]]:
-    """Status and reason of a node that depends on parameters, and the inputs with a gradient.
+@attrs.frozen
+class _Judgement:
+    """The status of a node, the reason, and the inputs to which it passes a gradient."""
+
+    status: Status
+    reason: str
+    passing: set[str] = attrs.field(factory=set)
+
+
+def _judge(model: Model, node: NodeProto, live: Sequence[str], rules: RuleTable) -> _Judgement:
+    """Judge a node, some of whose inputs, ``live``, depend on parameters.
 
     The node is differentiated by itself: an operator may have a rule, but not for this form of it.
     """
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = plain_domain(node.domain)
+    label = f"{node.op_type} of {domain or 'ai.onnx'} opset {model.opsets.get(domain, 1)}"
     try:
         known, rule = rules.lookup(domain, node.op_type, model.opsets.get(domain, 1))
     except PluginError as error:
-        return "no rule", str(error), set()
-    label = f"{node.op_type} of {domain or 'ai.onnx'} opset {model.opsets.get(domain, 1)}"
+        return _Judgement("no rule", str(error))
     if not domain and node.op_type in sequences.SEQUENCE_OPERATORS:
-        return "passes", "sequences are resolved while the graph is traced", set(live)
+        return _Judgement("passes", "sequences are resolved while the graph is traced", set(live))
     if (refused := model.decomposed.refused.get(node.output[0])) is not None and not known:
-        return "no rule", refused, set()
+        return _Judgement("no rule", refused)
     if not known and (domain or not function_bodies.has_body(node.op_type)):
-        return "no rule", f"no gradient rule for {label} is installed", set()
+        return _Judgement("no rule", f"no gradient rule for {label} is installed")
     if known and rule is None:
-        return "not differentiable", f"no gradient passes through {node.op_type}", set()
-    open_: set[str] = set()
-    apart = False
+        return _Judgement("not differentiable", f"no gradient passes through {node.op_type}")
+    passing: set[str] = set()
+    by_body = False
     for name in live:
         try:
-            apart |= _differentiate(model, node, live, name, rules)
+            by_body |= _differentiate(model, node, live, name, rules)
         except NoGradientRule as error:
-            text = str(error).split(f" of {domain or 'ai.onnx'} opset")[0]
-            return "no rule", text, set()
+            return _Judgement("no rule", str(error).split(f" of {domain or 'ai.onnx'} opset")[0])
         except (NotDifferentiable, GraphError):
             continue
-        open_.add(name)
-    if not open_:
-        return (
-            "not differentiable",
-            "no gradient passes to an input that depends on parameters",
-            set(),
-        )
-    if apart:
-        return "passes", f"by the function body that the standard has for {node.op_type}", open_
+        passing.add(name)
+    if not passing:
+        reason = "no gradient passes to an input that depends on parameters"
+        return _Judgement("not differentiable", reason)
+    if by_body:
+        reason = f"by the function body that the standard has for {node.op_type}"
+        return _Judgement("passes", reason, passing)
     family = rules.family(domain, node.op_type)
     how = "straight-through, " if rules.rounds(domain, node.op_type) else ""
-    return "passes", f"{how}by the family {family!r} of gradient rules", open_
+    return _Judgement("passes", f"{how}by the family {family!r} of gradient rules", passing)
 
 
 def _real(model: Model, name: str, rules: RuleTable) -> tuple[str, ...]:
@@ -280,12 +282,10 @@ def _differentiate(
     trace = Trace(model.opsets)
     given = {}
     # A node that reads integers that represent real numbers passes its gradient to those.
-    read: dict[str, tuple[str, ...]] = {name: (name,) for name in reads(node)}
-    for name in read:
-        read[name] = _real(model, name, rules)
-    live = [n for name in live for n in read[name][:1]]
-    wrt = read[wrt][0]
-    for name in dict.fromkeys(n for names in read.values() for n in names):
+    real = {name: _real(model, name, rules) for name in reads(node)}
+    live = [n for name in live for n in real[name][:1]]
+    wrt = real[wrt][0]
+    for name in dict.fromkeys(n for names in real.values() for n in names):
         spec = model.value(name)
         if name in live or name not in model.initializers:
             # The output type of an operator outside the standard is not known.
@@ -317,7 +317,7 @@ def _backends(
     try:
         runtime = require_runtime()
         check_version(model, runtime)
-        labels = {r.label: _label(model, r) for r in requests}
+        labels = {r.label: calls.label(r.loss, model.value(r.predicted), None) for r in requests}
         bound = Problem(
             model=model,
             terms=losses.bind_terms(model, requests, labels, {}),
@@ -336,15 +336,15 @@ def _backends(
         refused = _refused(bound, device)
     except OrtflexError as error:
         return dict.fromkeys(names, (str(error),))
-    found: dict[str, tuple[str, ...]] = {}
+    reasons: dict[str, tuple[str, ...]] = {}
     for name in names:
         try:
             backend = plugins.component("backends", name)
-            against = backend_choice.reasons_against(plugins, backend, bound, device, runtime)
+            refusal = backend_choice.Setting(bound, device, runtime).reasons_against(backend)
         except OrtflexError as error:
-            against = [str(error)]
-        found[name] = tuple(against or refused)
-    return found
+            refusal = [str(error)]
+        reasons[name] = tuple(refusal or refused)
+    return reasons
 
 
 def _refused(problem: Problem, device: Device) -> list[str]:
@@ -354,8 +354,3 @@ def _refused(problem: Problem, device: Device) -> list[str]:
     except GraphError as error:
         return [str(error)]
     return []
-
-
-def _label(model: Model, request: losses.LossRequest) -> TensorSpec:
-    predicted = model.value(request.predicted)
-    return calls.label(request.loss, predicted, None)

@@ -66,8 +66,8 @@ class ModelReport:
     @property
     def counts(self) -> dict[str, int]:
         """How many nodes there are of each status."""
-        found = Counter(node.status for node in self.nodes)
-        return {status: found[status] for status in _WORDS}
+        numbers = Counter(node.status for node in self.nodes)
+        return {status: numbers[status] for status in _WORDS}
 
     @property
     def shared(self) -> dict[str, tuple[str, ...]]:

@@ -1,9 +1,10 @@
-"""Checkpoints: a training in a folder, from which another process continues with the same bits.
+"""Checkpoints: the state of training in a folder, from which another process continues with the same bits.
 
 A folder has ``state.safetensors`` (weights, optimizer slots, running statistics, the values of
 callbacks), ``checkpoint.json`` (the position of the training, its arguments, and digests of all
-other files) and ``model`` (the user's file). Nothing in it is ever executed. It is written under
-another name, flushed to the disk and moved into its place (:mod:`ortflex_core.checkpoints.folders`).
+other files) and ``model`` (the user's file). No content of the folder is ever executed. The folder is
+written under another name, flushed to the disk and moved into its place
+(:mod:`ortflex_core.checkpoints.folders`).
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 
 from ortflex_core.checkpoints import folders, record
+from ortflex_core.checkpoints.array_file import read_arrays, write_arrays
 from ortflex_core.checkpoints.callback_values import Saved
-from ortflex_core.checkpoints.record import FORMAT, Record, Size
+from ortflex_core.checkpoints.record import FORMAT, Record
 from ortflex_core.data import digests
 from ortflex_core.errors import CheckpointError
 from ortflex_core.files import OutputError
-from ortflex_core.types import Array
+from ortflex_core.types import Array, Size
 
 __all__ = [
     "FORMAT",
     "Checkpoint",
     "Record",
     "Saved",
-    "Size",
+    "Size",  # pickles of older versions name it here
     "Written",
     "is_there",
     "list_checkpoints",
@@ -51,7 +52,7 @@ _TRIES = 100
 
 @attrs.frozen(kw_only=True)
 class Written:
-    """The model in a checkpoint of this training: later ones link to it while it is the same file.
+    """The model in a checkpoint of this run: later checkpoints link to it while it is the same file.
 
     ``marks`` (device, inode, size, time) show whether a file was replaced.
     """
@@ -73,7 +74,7 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """The user's model, with the weights the training started from."""
+        """The user's model, with the weights that training started from."""
         return self.folder / _MODEL / _GRAPH
 
     def part(self, *kinds: str) -> dict[str, Array]:
@@ -136,7 +137,7 @@ def write(
                 known = {file.name: digests.of_file(file) for file in model.iterdir()}
             plain, arrays = saved.split()
             arrays |= {f"{kind}/{n}": a for kind, group in parts.items() for n, a in group.items()}
-            _save_arrays(arrays, fresh / _STATE)
+            write_arrays(fresh / _STATE, arrays)
             files = {f"{_MODEL}/{name}": digest for name, digest in known.items()}
             files[_STATE] = digests.of_file(fresh / _STATE)
             table = attrs.asdict(attrs.evolve(content, callbacks=plain, files=files))
@@ -147,16 +148,9 @@ def write(
     except OSError as error:
         if isinstance(error, OutputError) and not isinstance(error.__cause__, OSError):
             raise
-        cause = error.__cause__ if isinstance(error, OutputError) else error
-        raise OutputError(
-            f"cannot write the checkpoint {str(folder)!r}: {_reason(cause)}. "
-            f"{_what_is_there(target)}"
-        ) from error
+        what = f"write the checkpoint {str(folder)!r}"
+        raise OutputError.of(what, error, _what_is_there(target)) from error
     return Written(folder=target, digests=known, marks=marks)
-
-
-def _reason(error: BaseException | None) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _what_is_there(folder: Path) -> str:
@@ -166,23 +160,13 @@ def _what_is_there(folder: Path) -> str:
     return "No checkpoint was written"
 
 
-def _save_arrays(arrays: Mapping[str, Array], path: Path) -> None:
-    import safetensors
-    from safetensors.numpy import save_file
-
-    try:
-        save_file({n: np.asarray(a, order="C") for n, a in arrays.items()}, path)
-    except safetensors.SafetensorError as error:  # also on a full disk
-        raise OSError(str(error)) from error
-
-
 def _link_model(before: Written, model: Path) -> dict[str, str]:
     """Link to the model of another checkpoint and return its digests; nothing if linking is impossible."""
     try:
         for name in before.digests:
             os.link(before.folder / _MODEL / name, model / name)
         linked = _marks(model) == before.marks
-    except OSError:  # it was removed, or links are not possible here
+    except OSError:  # the checkpoint was removed, or links are not possible here
         linked = False
     if linked:
         folders.flush(model)
@@ -198,7 +182,7 @@ def _marks(model: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _foreign(folder: Path, partial: bool) -> str | None:
-    """The content of a folder that :func:`write` did not write; None for a missing or empty folder.
+    """The reason why :func:`write` did not write a folder; None if it did, or for a missing or empty one.
 
     With ``partial`` the folder may be one that was never finished.
     """
@@ -213,8 +197,8 @@ def _foreign(folder: Path, partial: bool) -> str | None:
     except NotADirectoryError:
         return f"{_MODEL!r} in it is not a folder"
     if others := sorted(names - set(_OWN)):
-        rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        return f"that folder holds {others[0]!r}{rest}, which is not part of a checkpoint"
+        further = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return f"that folder holds {others[0]!r}{further}, which is not part of a checkpoint"
     if not names:
         return None
     unfinished = partial and record.NAME not in names
@@ -229,7 +213,7 @@ def _foreign(folder: Path, partial: bool) -> str | None:
 
 
 def _is_record(folder: Path, otherwise: bool) -> bool:
-    """Whether checkpoint.json is that of a checkpoint; ``otherwise`` if it is damaged."""
+    """Whether checkpoint.json has the keys of a checkpoint; ``otherwise`` if the file is damaged."""
     try:
         table = json.loads((folder / record.NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -330,7 +314,7 @@ def _find_checkpoints(folder: Path) -> list[Path]:
 
 
 def _stamp(given: Path) -> list[tuple[str, tuple[int, ...]]]:
-    """A stamp that changes when a folder, or one of several in it, is replaced."""
+    """A stamp that changes when a folder, or a checkpoint in it, is replaced."""
     out: list[tuple[str, tuple[int, ...]]] = []
     for place in (given, folders.previous(given), *_find_checkpoints(given)):
         try:
@@ -344,27 +328,27 @@ def _stamp(given: Path) -> list[tuple[str, tuple[int, ...]]]:
 def _list_complete(damaged: Path) -> str:
     """The complete checkpoints next to a damaged one, for a message."""
     near = [folders.previous(damaged), *_find_checkpoints(damaged.parent), damaged.parent / "best"]
-    whole = []
+    complete = []
     for place in near:
         if place != damaged and (place / record.NAME).is_file():
             try:
                 _load(place)
             except CheckpointError:
                 continue
-            whole.append(repr(str(place)))
-    if not whole:
+            complete.append(repr(str(place)))
+    if not complete:
         return "No complete checkpoint is next to it"
-    return f"Complete checkpoints next to it: {', '.join(whole)}"
+    return f"Complete checkpoints next to it: {', '.join(complete)}"
 
 
 def _load(place: Path) -> Checkpoint:
-    seal = _seal(place)
+    seal = _digest(place / record.NAME)
     content = record.read(place)
     written = None
     if content.files is not None:
-        files = dict(_verify_files(place, content.files))
-        state = files.pop(_STATE, None)
-        if state is None or f"{_MODEL}/{_GRAPH}" not in files:
+        files = dict(content.files)
+        _verify_files(place, files)
+        if files.pop(_STATE, None) is None or f"{_MODEL}/{_GRAPH}" not in files:
             raise CheckpointError(
                 f"the checkpoint {str(place)!r} is broken: it lists too few files"
             )
@@ -374,44 +358,28 @@ def _load(place: Path) -> Checkpoint:
         except OSError as error:
             raise CheckpointError(f"{str(place)!r} cannot be read: {error}") from error
         written = Written(folder=place, digests=known, marks=marks)
-    arrays = _read_arrays(place)
-    if _seal(place) != seal:  # files of two complete checkpoints
+    arrays, _ = read_arrays(place / _STATE)
+    if _digest(place / record.NAME) != seal:  # the files belong to two checkpoints
         raise CheckpointError(f"{str(place)!r} was replaced by another process while it was read")
     return Checkpoint(folder=place, seal=seal, record=content, arrays=arrays, written=written)
 
 
-def _seal(place: Path) -> str:
+def _digest(path: Path) -> str:
     try:
-        return digests.of_file(place / record.NAME)
+        return digests.of_file(path)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{str(place / record.NAME)!r} cannot be read: {error}") from error
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
 
 
-def _verify_files(place: Path, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The files of a checkpoint with their digests, each compared.
+def _verify_files(place: Path, files: Mapping[str, str]) -> None:
+    """Compare the files of a checkpoint with their digests.
 
     Raises:
-        CheckpointError: one is missing or has changed.
+        CheckpointError: a file is missing or has changed.
     """
     for name, digest in files.items():
         path = place / name
-        try:
-            now = digests.of_file(path)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
-        if now != digest:
+        if _digest(path) != digest:
             raise CheckpointError(
                 f"{str(path)!r} is damaged: its sha256 differs from the recorded one"
             )
-        yield name, digest
-
-
-def _read_arrays(place: Path) -> dict[str, Array]:
-    from safetensors.numpy import load_file
-
-    path = place / _STATE
-    try:
-        arrays: dict[str, Array] = load_file(path)
-    except Exception as error:  # SafetensorError, OSError, KeyError for types numpy lacks
-        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
-    return arrays

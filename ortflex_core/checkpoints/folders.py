@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -100,11 +101,11 @@ def replacing(folder: Path, foreign: Foreign) -> Iterator[Path]:
     fresh = _new_name(folder)
     fresh.mkdir()
     try:
-        with _lock(fresh):  # tells others that this process is alive
+        with _lock(fresh):  # shows other processes that this one is alive
             yield fresh
             _move_into_place(fresh, folder, foreign)
     finally:
-        _remove(fresh, foreign)  # what was written so far, or the folder that was replaced
+        _remove(fresh, foreign)  # the files written so far, or the folder that was replaced
 
 
 def previous(folder: Path) -> Path:
@@ -214,7 +215,7 @@ def _lock(folder: Path) -> Iterator[bool]:
 
 
 def _open(folder: Path) -> int | None:
-    if sys.platform == "win32":  # a system without locks of this kind
+    if sys.platform == "win32":  # Windows has no locks of this kind
         return None
     try:
         return os.open(folder, os.O_RDONLY)
@@ -232,7 +233,7 @@ def _new_name(folder: Path) -> Path:
 
 def _clear_left_over(folder: Path, foreign: Foreign) -> None:
     """Remove the folders of processes that were killed while they wrote to this place."""
-    for left in folder.parent.glob(f"{_literal(_prefix(folder))}*"):
+    for left in folder.parent.glob(f"{glob.escape(_prefix(folder))}*"):
         handle = _open(left)
         if handle is None:
             continue
@@ -248,12 +249,8 @@ def _may_be_new(left: Path) -> bool:
     try:
         empty = not any(left.iterdir())
         return empty and time.time() - left.stat().st_mtime < _SETTLED
-    except OSError:  # it is gone
+    except OSError:  # the folder is gone
         return True
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _remove(folder: Path, foreign: Foreign) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ortflex_core.construct import explain, make_converter
 from ortflex_core.errors import LONG, CheckpointError, printable, short_repr
-from ortflex_core.types import Progress
+from ortflex_core.types import Progress, Size
 
 FORMAT = 2
 """The format that is written; format 1 (of 0.1.0) is read as well, but cannot be verified."""
@@ -26,13 +26,13 @@ _LINE = ("epoch", "loss", "penalty", "rate", "rows", "seconds")
 
 @attrs.frozen(kw_only=True)
 class Position:
-    """The position where a training stopped, from which a loop continues as without the stop.
+    """The position where training stopped, from which a loop continues as without the stop.
 
-    ``progress`` counts whole steps and whole epochs; ``steps`` are those of the unfinished epoch,
+    ``progress`` counts whole steps and whole epochs; ``steps`` counts those of the unfinished epoch,
     with the number of their ``rows`` and the sums of their costs. ``records`` are the finished
-    lines of the History; ``at_once`` is the number of batches per run of the engine; ``data`` is
-    the position that the source reports; ``stopped`` says whether a hook ended the training after
-    an epoch; ``apart`` is the number of processes that trained separately (``sync_every``).
+    lines of the History; ``at_once`` is the number of steps per call of the engine; ``data`` is
+    the position that the source reports; ``stopped`` says whether a hook ended training after an
+    epoch; ``apart`` is the number of processes that trained separately (``sync_every``).
     """
 
     progress: Progress
@@ -51,21 +51,13 @@ class Position:
 
 
 @attrs.frozen(kw_only=True)
-class Size:
-    """The usual batch size and the full batches per epoch, if known; the compilation depends on them."""
-
-    rows: int
-    epoch_steps: int | None
-
-
-@attrs.frozen(kw_only=True)
 class Record:
     """The content of checkpoint.json.
 
-    ``arguments`` are those of the Trainer, components as tables; ``unnamed`` are the arguments whose
-    objects no file can name. ``versions`` are those of the distributions with plugins in use. ``files``
-    has the sha256 of every other file of the checkpoint, ``frozen`` a digest of every initializer that
-    is not trained; both are None in format 1.
+    ``arguments`` has the arguments of the Trainer, components as tables; ``unnamed`` has the names of
+    arguments whose objects cannot be written to a file. ``versions`` has the distributions with plugins
+    in use. ``files`` has the sha256 of every other file of the checkpoint, ``frozen`` a digest of every
+    initializer that is not trained; both are None in format 1.
     """
 
     format: int
@@ -195,7 +187,7 @@ def read(folder: Path) -> Record:
 
 
 def _missing(table: Mapping[str, Any]) -> Iterator[str]:
-    """Keys without a value that a file must have, although the class has a default."""
+    """The keys that a file must have, although the class has a default, and that it lacks."""
     position = table["position"]
     parts: list[tuple[str, Any, type]] = [
         (NAME, table, Record),
@@ -219,16 +211,18 @@ def _problems(record: Record) -> Iterator[str]:
             inside = name.removeprefix("model/")
             if name != "state.safetensors" and (inside == name or not _plain(inside)):
                 yield f"{NAME}.files: {_shown(name)} is not a file of a checkpoint"
-    for place, number, least in _counts(record):
-        if not least <= number < _MOST:
+    for place, least in _COUNTS.items():
+        number = _value_at(record, place)
+        if number is not None and not least <= number < _MOST:
             expected = f"a count >= {least}" if least else "a count"
             yield f"{place} is {_shown(number)}, expected {expected}"
-    for place, value in _measures(record):
-        if not (math.isfinite(value) and value >= 0):
-            yield f"{place} is {_shown(value)}, expected a finite number >= 0"
     position = record.position
     if position is None:
         return
+    for name, value in (("seconds", position.seconds), ("rate", position.rate)):
+        unknown = name == "rate" and math.isnan(value)  # before the first step
+        if not unknown and not (math.isfinite(value) and value >= 0):
+            yield f"position.{name} is {_shown(value)}, expected a finite number >= 0"
     for name, cost in (("loss", position.loss), ("penalty", position.penalty)):
         if not math.isfinite(cost):
             yield f"position.{name} is {_shown(cost)}, expected a finite number"
@@ -256,35 +250,26 @@ def _plain(name: str) -> bool:
     return bool(name) and name not in (".", "..") and not any(c in name for c in "/\\\0")
 
 
-def _counts(record: Record) -> Iterator[tuple[str, int, int]]:
-    """Every integer of a record, with its place and its smallest valid value."""
-    yield "fits", record.fits, 0
-    if record.size is not None:
-        yield "size.rows", record.size.rows, 1
-        if record.size.epoch_steps is not None:
-            yield "size.epoch_steps", record.size.epoch_steps, 0
-    yield from _of_progress("manual", record.manual)
-    if record.position is not None:
-        yield from _of_progress("position.progress", record.position.progress)
-        yield "position.steps", record.position.steps, 0
-        yield "position.rows", record.position.rows, 0
-        yield "position.at_once", record.position.at_once, 1
-        yield "position.apart", record.position.apart, 1
+_PROGRESS = ("step", "epoch", "rows", "epochs", "steps_per_epoch", "rows_per_epoch")
+_COUNTS = {
+    "fits": 0,
+    "size.rows": 1,
+    "size.epoch_steps": 0,
+    **{f"{place}.{name}": 0 for place in ("manual", "position.progress") for name in _PROGRESS},
+    "position.steps": 0,
+    "position.rows": 0,
+    "position.at_once": 1,
+    "position.apart": 1,
+}
+"""Every integer of a record, with its smallest valid value."""
 
 
-def _of_progress(place: str, progress: Progress) -> Iterator[tuple[str, int, int]]:
-    for name in ("step", "epoch", "rows", "epochs", "steps_per_epoch", "rows_per_epoch"):
-        value = getattr(progress, name)
-        if value is not None:
-            yield f"{place}.{name}", value, 0
-
-
-def _measures(record: Record) -> Iterator[tuple[str, float]]:
-    """Every number of a record that has to be finite and not negative."""
-    if record.position is not None:
-        yield "position.seconds", record.position.seconds
-        if not math.isnan(record.position.rate):  # before the first step there is no rate
-            yield "position.rate", record.position.rate
+def _value_at(record: Record, place: str) -> Any:
+    """The value at a place such as ``size.rows``; None if it is missing."""
+    value: Any = record
+    for name in place.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 def _shown(value: Any) -> str:

@@ -49,10 +49,10 @@ def named_backends(
         if name not in known:
             raise ConfigError(f"unknown backend {name!r}; {suggest(name, known)}")
     skipped: dict[str, tuple[str, ...]] = {}
-    found: list[Backend] = []
+    backends: list[Backend] = []
     for name in known if names is None else names:
         try:
-            found.append(own.get(name) or plugins.component("backends", name))
+            backends.append(own.get(name) or plugins.component("backends", name))
         except OrtflexError as error:
             skipped[name] = (str(error),)
-    return sorted(found, key=lambda b: -b.priority), skipped
+    return sorted(backends, key=lambda b: -b.priority), skipped

@@ -19,8 +19,8 @@ import numpy as np
 
 from ortflex_core.comparison.candidates import named_backends, some_columns
 from ortflex_core.config.arguments import default
-from ortflex_core.data.batches import Batch, Source, whole_steps
-from ortflex_core.engines import backend_choice
+from ortflex_core.data.batches import Batch, Epoch, Source, whole_steps
+from ortflex_core.engines.backend_choice import Setting
 from ortflex_core.errors import (
     ConfigError,
     OrtflexError,
@@ -52,8 +52,8 @@ class Result:
     ``losses`` has loss + penalty of every step. The errors are the worst over all steps, relative
     to the reference (see :mod:`ortflex_core.reference.divergence`): of the loss, for every
     parameter of its gradient and of its step to the new weight, and of every slot, average and
-    running statistic. ``inference_errors`` are those of predictions, of losses in evaluation and of
-    the exported model.
+    running statistic. ``inference_errors`` has the errors of predictions, of losses in evaluation and
+    of the exported model.
     """
 
     backend: str
@@ -179,7 +179,7 @@ def compare(
         sample_weight: as for :meth:`Trainer.fit`.
         steps: the number of steps.
         backends: names; None for all installed backends.
-        held_out: the fraction of rows that a training would keep for validation.
+        held_out: the fraction of rows that is held out for validation.
 
     Raises:
         ConfigError: ``steps`` is not a positive integer, or a backend is unknown.
@@ -222,18 +222,15 @@ def compare(
 def _runners(
     trainer: Trainer, problem: Problem, probe: Problem, names: Sequence[str] | None
 ) -> tuple[list[_Runner], dict[str, tuple[str, ...]]]:
-    plugins, device = trainer.plugins, trainer.device
     runtime = internals_of(trainer).runtime
+    settings = [Setting(p, trainer.device, runtime) for p in (problem, probe)]
     backends, skipped = named_backends(trainer, names)
     runners: list[_Runner] = []
     for backend in backends:
         try:
-            against = backend_choice.reasons_against(plugins, backend, problem, device, runtime)
+            against = settings[0].reasons_against(backend)
             if not against:
-                engine, other = (
-                    backend_choice.build_engine(plugins, backend, p, device, runtime)
-                    for p in (problem, probe)
-                )
+                engine, other = (setting.build_engine(backend) for setting in settings)
                 runners.append(_Runner(backend.name, problem, engine, other))
         except OrtflexError as error:
             against = [str(error)]
@@ -363,7 +360,7 @@ def _worst(worst: dict[str, float], now: Mapping[str, float]) -> None:
 def _batches(
     trainer: Trainer, source: Source, steps: int, together: int
 ) -> Iterator[tuple[list[Batch], float]]:
-    """The batches and rates of the first steps of a training with this recipe.
+    """The batches and rates of the first steps of training with this recipe.
 
     If a step has several batches, a shorter step at the end of an epoch is skipped, unless all are
     shorter.
@@ -374,7 +371,7 @@ def _batches(
     while steps_made < steps:
         epoch = progress.epoch
         rng = np.random.default_rng([trainer.seed, 0, epoch]) if trainer.shuffle else None
-        drawn = (batch for (batch,) in source.epoch(rng))
+        drawn = (batch for (batch,) in source.batches(Epoch(rng)))
         first = True
         while parts := list(islice(drawn, together)):
             if first or len(parts) == together:
@@ -389,12 +386,12 @@ def _batches(
 
 
 def _timed(engine: Engine, source: Source, rate: float, steps: int, together: int) -> float:
-    """The median time of a step, in µs, in runs as long as those of a training."""
+    """The median time of a step, in µs; each run has as many steps as in training."""
     times: list[float] = []
     wanted = max(steps, 3 * engine.steps_per_run)
     rates: dict[int, list[float]] = {}
     while len(times) < wanted:
-        drawn = source.epoch(np.random.default_rng(0), engine.steps_per_run * together)
+        drawn = source.batches(Epoch(np.random.default_rng(0), engine.steps_per_run * together))
         for group in whole_steps(drawn, together):
             count = -(-len(group) // together)
             started = time.perf_counter()

@@ -11,6 +11,7 @@ import numpy as np
 
 from ortflex_core.comparison.candidates import named_backends, some_columns
 from ortflex_core.engines import timing
+from ortflex_core.engines.backend_choice import Setting
 from ortflex_core.engines.timing import Timing
 from ortflex_core.feed.feed import Feed
 from ortflex_core.training.internals import internals_of
@@ -49,7 +50,7 @@ def time_backends(
     backends: Sequence[str] | None = None,
     held_out: float | None = None,
 ) -> Times:
-    """Measure the steps of a recipe on every backend, as ``backend="fastest"`` does before a training.
+    """Measure the steps of a recipe on every backend, as ``backend="fastest"`` does before training.
 
     The times are not cached, and the weights of the Trainer do not change.
 
@@ -59,7 +60,7 @@ def time_backends(
         y: labels.
         sample_weight: as for :meth:`Trainer.fit`.
         backends: names; None for all installed backends.
-        held_out: the fraction of rows that a training would keep for validation.
+        held_out: the fraction of rows that is held out for validation.
 
     Raises:
         ConfigError: a backend is unknown.
@@ -72,13 +73,14 @@ def time_backends(
     """
     columns = some_columns(trainer, (X, y, sample_weight), _STEPS, held_out)
     feed = Feed.of_columns(columns, trainer.batch_size)
-    found, skipped = named_backends(trainer, backends)
+    candidates, skipped = named_backends(trainer, backends)
     inner = internals_of(trainer)
     live, first = inner.live, columns.take(np.arange(feed.size.rows))
     problem = live.problem_for(live.terms(columns), feed.size, 0, live.state(), live.slots())
     trial = live.trial(problem, first, partial(feed.source, batch_size=trainer.batch_size))
-    setting = timing.Setting(trainer.plugins, problem, trainer.device, inner.runtime)
-    measured = timing.measure(setting, {b.name: b for b in found}, trial)
-    measured.close()
+    setting = Setting(problem, trainer.device, inner.runtime)
+    measurement = timing.measure(setting, {b.name: b for b in candidates}, trial)
+    measurement.close()
+    timings = tuple(measurement.timings.values())
     refused = [Timing(backend=name, reason=why[0]) for name, why in skipped.items()]
-    return Times(timings=(*measured.timings, *refused), fastest=timing.quickest(measured.timings))
+    return Times(timings=(*timings, *refused), fastest=timing.quickest(timings))

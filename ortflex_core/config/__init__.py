@@ -1,4 +1,4 @@
-"""A training as a file: TOML and arguments into a :class:`Recipe`.
+"""Recipes of training: TOML and arguments into a :class:`Recipe`.
 
 Owns: the keys of ``train.toml``, their help, and every check that needs no model.
 

@@ -1,4 +1,4 @@
-"""The arguments of a training, defined once for the Trainer, recipes and the reference.
+"""The arguments of training, defined once for the Trainer, recipes and the reference.
 
 Each field of :class:`Arguments` has a type, a default, a description, the form of its values in a
 file, and a check. A default may be the name of a plugin: it is data that the registry looks up, and
@@ -19,17 +19,16 @@ from ortflex_core.config.checks import (
     Check,
     check_choice,
     check_count,
-    check_count_or_none,
     check_dropout,
     check_flag,
-    check_flag_or_none,
+    check_flag_or_names,
     check_names,
-    check_names_or,
     check_nothing,
     check_positive,
     check_recompute,
     check_threads,
     immutable,
+    optional,
     several,
     texts,
 )
@@ -76,7 +75,7 @@ def plain_help(field: attrs.Attribute[Any]) -> str:
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """The arguments of a training, except the model and the plugins.
+    """The arguments of training, except the model and the plugins.
 
     They are keywords of ``Trainer`` and keys of a :class:`~ortflex_core.config.Recipe`; parameters
     of the estimators with the same names have the same meaning. ``tests/core/test_arguments.py``
@@ -96,7 +95,7 @@ class Arguments:
         "the parameters to train: names, globs and ``!glob``; by default all that are found",
         None,
         keep=texts,
-        check=check_names_or(None),
+        check=optional(check_names),
     )
     adapters: Any = argument(
         "one or several adapters: small tensors that are added to weights and trained; the weights are "
@@ -117,7 +116,9 @@ class Arguments:
         "the rule that updates the weights", "sgd", kind=COMPONENT, of="optimizers"
     )
     learning_rate: float | None = argument(
-        "the base learning rate; by default that of the optimizer", None, check=check_positive
+        "the base learning rate; by default the optimizer's default",
+        None,
+        check=optional(check_positive),
     )
     schedule: Any = argument(
         "the learning rate over time", "constant", kind=COMPONENT, of="schedules"
@@ -134,13 +135,13 @@ class Arguments:
     clip_value: float | None = argument(
         "the largest absolute value of an element of a gradient",
         None,
-        check=check_positive,
+        check=optional(check_positive),
         short_for="transforms",
     )
     clip_norm: float | None = argument(
         "the largest Euclidean norm of all gradients together; it is applied after ``clip_value``",
         None,
-        check=check_positive,
+        check=optional(check_positive),
         short_for="transforms",
     )
     transforms: Any = argument(
@@ -164,7 +165,7 @@ class Arguments:
         of="constraints",
     )
     averaging: Any = argument(
-        "a mean of the weights during the training, which predictions, evaluations and exports use",
+        "a mean of the weights during training, which predictions, evaluations and exports use",
         None,
         kind=COMPONENT,
         of="averages",
@@ -197,7 +198,7 @@ class Arguments:
         of="backends",
     )
     distributed: Any = argument(
-        "the process group of a training in several processes, which compute the gradients of different "
+        "the process group for training in several processes, which compute the gradients of different "
         "batches; ``auto`` uses the group of the launcher; by default one process trains",
         None,
         kind=COMPONENT,
@@ -208,7 +209,7 @@ class Arguments:
         "optimizer state and running statistics are averaged (local SGD, a different algorithm); by "
         "default the processes add their gradients in every step",
         None,
-        check=check_count_or_none,
+        check=optional(check_count),
     )
     batch_size: int = argument(
         "rows per batch; at most the number of rows in the data", 32, check=check_count
@@ -244,7 +245,7 @@ class Arguments:
         "the parameters that start from new random values: True for all, or names and globs",
         False,
         keep=texts,
-        check=check_names_or(True, False),
+        check=check_flag_or_names,
     )
     check_finite: bool = argument(
         "refuse data with NaN or infinity; each array is checked once", True, check=check_flag
@@ -289,7 +290,7 @@ class Arguments:
         "show a progress bar; by default a bar in terminals and notebooks, and a line per epoch "
         "elsewhere; ``False`` shows nothing",
         None,
-        check=check_flag_or_none,
+        check=optional(check_flag),
     )
 
     def problems(self) -> dict[str, list[str]]:

@@ -70,14 +70,10 @@ def check_names(name: str, value: Any) -> Iterator[str]:
         yield f"{name}: expected a name or a list of names, got {given!r}"
 
 
-def check_names_or(*others: Any) -> Check:
-    """One of some values, or a name or a list of names."""
-
-    def check(name: str, value: Any) -> Iterator[str]:
-        if not any(value is other for other in others):
-            yield from check_names(name, value)
-
-    return check
+def check_flag_or_names(name: str, value: Any) -> Iterator[str]:
+    """A boolean, or a name or a list of names."""
+    if not isinstance(value, bool):
+        yield from check_names(name, value)
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int = MOST) -> Iterator[str]:
@@ -94,8 +90,8 @@ def check_threads(name: str, value: Any) -> Iterator[str]:
 
 
 def check_positive(name: str, value: Any) -> Iterator[str]:
-    """A finite number above 0, or None."""
-    if value is not None and not (is_number(value) and value > 0):
+    """A finite number above 0."""
+    if not (is_number(value) and value > 0):
         yield f"{name}: expected a finite number > 0, got {short_repr(value)}"
 
 
@@ -122,14 +118,9 @@ def check_flag(name: str, value: Any) -> Iterator[str]:
         yield f"{name}: expected True or False, got {short_repr(value)}"
 
 
-def check_flag_or_none(name: str, value: Any) -> Iterator[str]:
-    """A boolean or None."""
-    return iter(()) if value is None else check_flag(name, value)
-
-
-def check_count_or_none(name: str, value: Any) -> Iterator[str]:
-    """An integer >= 1, or None."""
-    return iter(()) if value is None else check_count(name, value)
+def optional(check: Check) -> Check:
+    """A check that also accepts None."""
+    return lambda name, value: () if value is None else check(name, value)
 
 
 def check_recompute(name: str, value: Any) -> Iterator[str]:

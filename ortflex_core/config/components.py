@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from ortflex_core.component import Component
 from ortflex_core.config.arguments import device_spec, kinds_of_plugins
 from ortflex_core.engines import backend_choice
 from ortflex_core.errors import ConfigError, suggest
-from ortflex_core.files import is_there, no_file
+from ortflex_core.files import no_file
 from ortflex_core.problem import groups, losses
 from ortflex_core.problem.problem import PenaltyTerm
 from ortflex_core.problem.problems import Problems
@@ -22,8 +23,14 @@ from ortflex_core.protocols import DataSource
 from ortflex_core.registry import Plugins
 
 _KINDS = {**kinds_of_plugins(), "validation": "data"}
-_SINGLE = ("optimizer", "schedule", "precision", "device")
+_SINGLE = ("optimizer", "schedule", "precision", "device", "backend", "distributed", "averaging")
 _LISTS = ("adapters", "transforms", "metrics", "callbacks")
+_UNCHANGED: Mapping[str, tuple[str | None, ...]] = {
+    "backend": (None, *backend_choice.WORDS),
+    "distributed": (None, "auto"),
+    "averaging": (None,),
+}
+"""The values that are not names of components."""
 _LOSS_KEYS = ("predicted", "expected", "weight", "factor")
 
 
@@ -37,7 +44,7 @@ class Parts:
         """The problems of the value of a key, one line each."""
         issues = Problems()
         if name == "model":
-            if not is_there(value) or Path(value).is_dir():
+            if not os.path.exists(value) or os.path.isdir(value):
                 issues.extend([f"model: {no_file(value)}"])
         else:
             issues.collect(lambda: self.build(name, value))
@@ -50,13 +57,9 @@ class Parts:
             OrtflexError: unknown names and parameters, each with its path.
         """
         if name in _SINGLE:
-            return self.plugins.component(_KINDS[name], self._device(name, value), name)
-        if name in ("backend", "distributed"):
-            kind = _KINDS[name]
-            words = backend_choice.WORDS if name == "backend" else ("auto",)
-            if value is None or (isinstance(value, str) and value in words):
+            if (value is None or isinstance(value, str)) and value in _UNCHANGED.get(name, ()):
                 return value
-            return self.plugins.component(kind, value, name)
+            return self.plugins.component(_KINDS[name], self._device(name, value), name)
         if name in _LISTS:
             return self._each(name, value)
         if name == "loss":
@@ -65,8 +68,6 @@ class Parts:
             return self._penalties(value)
         if name in ("data", "validation"):
             return self._source(name, value)
-        if name == "averaging":
-            return value if value is None else self.plugins.component("averages", value, name)
         if name == "constraint":
             return self._constraints(value)
         if name == "groups":
@@ -86,15 +87,10 @@ class Parts:
             return self._spell_penalties(value, component)
         if name in _LISTS:
             return tuple(self._spell(name, m, v) for m, v in zip(component, value, strict=True))
-        if name in (*_SINGLE, "backend", "distributed", "data", "validation", "averaging"):
+        if name == "constraint" and isinstance(component, dict):
+            return {k: self._spell(name, m, None) for k, m in component.items()}
+        if name in (*_SINGLE, "data", "validation", "constraint"):
             return self._spell(name, component, value)
-        if name == "constraint":
-            single = value is None or not isinstance(component, dict)
-            return (
-                self._spell(name, component, value)
-                if single
-                else {k: self._spell(name, m, None) for k, m in component.items()}
-            )
         if name == "groups":
             return tuple(self._spell_group(*pair) for pair in zip(value, component, strict=True))
         return value
@@ -121,7 +117,7 @@ class Parts:
                 out.append(value)
                 continue
             path = f"{name}[{k}]"
-            out.append(issues.collect(partial(self.plugins.component, name, value, path)))
+            out.append(issues.collect(self.plugins.component, name, value, path))
         issues.raise_all()
         return out
 
@@ -157,10 +153,11 @@ class Parts:
             group = dict(table)
             if "optimizer" in table:
                 path = f"groups[{k}].optimizer"
-                get = partial(self.plugins.component, "optimizers", table["optimizer"], path)
-                group["optimizer"] = issues.collect(get)
+                group["optimizer"] = issues.collect(
+                    self.plugins.component, "optimizers", table["optimizer"], path
+                )
             if "penalty" in table:
-                group["penalty"] = issues.collect(partial(self._penalties, table["penalty"]))
+                group["penalty"] = issues.collect(self._penalties, table["penalty"])
             out.append(group)
         issues.raise_all()
         return out
@@ -186,14 +183,14 @@ class Parts:
             value = self.as_table(name, value)
         source: DataSource = self.plugins.component("data", value, name)
         path = getattr(source, "path", None)
-        if isinstance(path, str) and "://" not in path and not is_there(path):
+        if isinstance(path, str) and "://" not in path and not os.path.exists(path):
             raise ConfigError(f"{name}: the file or folder {path!r} does not exist")
         return source
 
     def _reader(self, name: str, path: str) -> str:
         """The source that reads a path; its name is the ending of the file, or of the folder's files."""
         ending = Path(path).suffix.removeprefix(".").lower()
-        if is_there(path) and Path(path).is_dir():
+        if os.path.isdir(path):
             inside = {file.suffix.removeprefix(".").lower() for file in Path(path).iterdir()}
             known = sorted(ending for ending in inside if ending in self.plugins["data"])
             if len(known) > 1:
@@ -203,16 +200,14 @@ class Parts:
                 )
             if known:
                 return known[0]
-            whole = [
-                called for called, source in self.plugins["data"].classes() if source.whole_folder
-            ]
-            if len(whole) == 1:
-                return whole[0]
+            readers = [n for n, source in self.plugins["data"].classes() if source.whole_folder]
+            if len(readers) == 1:
+                return readers[0]
             raise ConfigError(
                 f"{name}: no data source reads files of the types in {path!r}; choose a source: "
                 f"{{name = …, path = …}}"
             )
-        if not is_there(path) and "://" not in path:
+        if not os.path.exists(path) and "://" not in path:
             raise ConfigError(f"{name}: the file or folder {path!r} does not exist")
         if ending not in self.plugins["data"]:
             raise ConfigError(
@@ -240,7 +235,7 @@ class Parts:
                 continue
             issues.extend(_wrong_extras(table, path))
             own = {key: v for key, v in table.items() if key not in _LOSS_KEYS}
-            out.append(issues.collect(partial(self.plugins.component, "losses", own, path)))
+            out.append(issues.collect(self.plugins.component, "losses", own, path))
         issues.raise_all()
         return out
 

@@ -1,4 +1,4 @@
-"""A training as a file: reading TOML into a Recipe, with all errors at once, and writing it."""
+"""Recipes: reading TOML into a Recipe, with all errors at once, and writing it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import textwrap
 import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from ortflex_core import class_paths
-from ortflex_core.config import class_files
 from ortflex_core.config.arguments import Arguments, argument, kinds_of_plugins, plain_help, wrong
 from ortflex_core.config.components import Parts
 from ortflex_core.config.toml import parse_override, read_toml, to_toml
@@ -43,7 +41,7 @@ def _in_order(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attri
 @short_tracebacks
 @attrs.frozen(kw_only=True, field_transformer=_in_order)
 class Recipe(Arguments):
-    """Everything a training needs, by name; the keys of train.toml.
+    """Everything that training needs, by name; the keys of train.toml.
 
     These are the arguments of the :class:`~ortflex_core.Trainer`, the model's file, the data and
     the output folder. Components are names, tables ``{name=…, parameter=…}`` or objects.
@@ -94,11 +92,11 @@ class Recipe(Arguments):
         parts = Parts(plugins or Plugins.discover())
         folder = table.get("plugins")
         if isinstance(folder, str):
-            known = problems.collect(partial(parts.plugins.with_folder, folder))
+            known = problems.collect(parts.plugins.with_folder, folder)
             problems.raise_all()
             parts = Parts(known)
         for text in overrides:
-            problems.collect(partial(_override, table, text, parts))
+            problems.collect(_override, table, text, parts)
         _absolute(table, Path())
         recipe = problems.collect(lambda: cls.from_mapping(table, parts.plugins))
         problems.raise_all()
@@ -129,7 +127,7 @@ class Recipe(Arguments):
         ranges = wrong(values)
         problems += [line for lines in ranges.values() for line in lines]
         issues = Problems()
-        preferred = issues.collect(partial(plugins.preferring, values.get("prefer", ())))
+        preferred = issues.collect(plugins.preferring, values.get("prefer", ()))
         problems += issues.lines
         parts = Parts(preferred or plugins)
         for name, value in values.items():
@@ -150,9 +148,7 @@ class Recipe(Arguments):
         parts = Parts(_with_folder(plugins, self.plugins).preferring(self.prefer))
         problems = Problems()
         spelled = {
-            field.name: problems.collect(
-                partial(parts.spell_out, field.name, getattr(self, field.name))
-            )
+            field.name: problems.collect(parts.spell_out, field.name, getattr(self, field.name))
             for field in attrs.fields(Recipe)
         }
         problems.raise_all()
@@ -227,9 +223,31 @@ def _map_path(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
+def _map_modules(spec: Any, change: Callable[[str], str]) -> Any:
+    """The same ``spec``, with other modules and files in its class paths at any depth.
+
+    >>> _map_modules({"loss": ["adam", "a.py:Cubed"]}, lambda module: f"runs/{module}")
+    {'loss': ['adam', 'runs/a.py:Cubed']}
+    """
+    if isinstance(spec, Mapping):
+        return {key: _map_modules(value, change) for key, value in spec.items()}
+    if isinstance(spec, list | tuple):
+        return type(spec)(_map_modules(value, change) for value in spec)
+    if not class_paths.is_class_path(spec):
+        return spec
+    module, _, name = spec.rpartition(":")
+    return f"{change(module)}:{name}"
+
+
 def _absolute(table: dict[str, Any], folder: Path) -> None:
+    """Make relative paths in a table absolute; they are relative to ``folder``."""
+
+    def file_of(module: str) -> str:
+        path = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
+        return str(path.resolve()) if path.is_file() else module
+
     for name in set(table).intersection(_COMPONENTS):
-        table[name] = class_files.beside(table[name], folder)
+        table[name] = _map_modules(table[name], file_of)
     for name in _PATHS:
         if name in table:
             table[name] = _map_path(table[name], lambda path: os.path.abspath(folder / path))
@@ -243,7 +261,9 @@ def _relative(name: str, value: Any, folder: Path) -> Any:
             return path
 
     if name in _COMPONENTS:
-        value = class_files.map_files(value, change)
+        value = _map_modules(
+            value, lambda module: change(module) if module.endswith(".py") else module
+        )
     return _map_path(value, change) if name in _PATHS else value
 
 
@@ -254,18 +274,18 @@ def _override(table: dict[str, Any], text: str, parts: Parts) -> None:
         value = _map_path(value, os.path.abspath) if len(keys) == 1 or keys[-1] == "path" else value
     inner: Any = table
     for k, key in enumerate(keys[:-1]):
-        below = inner.get(key)
-        if below is None and k == 0:
+        nested = inner.get(key)
+        if nested is None and k == 0:
             field = getattr(attrs.fields(Recipe), key, None)
-            below = None if field is None or field.default is attrs.NOTHING else field.default
-        if isinstance(below, str):
-            below = parts.as_table(key, below)
-        if below is None:
-            below = {}
-        if not isinstance(below, dict):
-            raise ConfigError(f"{text}: {'.'.join(keys[: k + 1])} is {below!r}, not a table")
-        inner[key] = below
-        inner = below
+            nested = None if field is None or field.default is attrs.NOTHING else field.default
+        if isinstance(nested, str):
+            nested = parts.as_table(key, nested)
+        if nested is None:
+            nested = {}
+        if not isinstance(nested, dict):
+            raise ConfigError(f"{text}: {'.'.join(keys[: k + 1])} is {nested!r}, not a table")
+        inner[key] = nested
+        inner = nested
     inner[keys[-1]] = value
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, overload
 
+import attrs
 import numpy as np
 
 from ortflex_core.data.digests import of_columns
@@ -16,8 +17,28 @@ Following = Callable[[], np.random.Generator | None]
 """Creates the generator of the next epoch."""
 
 
+@attrs.frozen
+class Epoch:
+    """One epoch of a source, and the form of its batches.
+
+    Attributes:
+        rng: shuffles the rows; None keeps their order.
+        at_once: the number of batches in a group, which have the same size. Batches that fill no
+            group are single.
+        start: the number of batches that are left out at the beginning.
+        number: the number of the epoch, from 0.
+        following: given if another epoch follows, so that a source can read ahead.
+    """
+
+    rng: np.random.Generator | None = None
+    at_once: int = 1
+    start: int = 0
+    number: int = 0
+    following: Following | None = None
+
+
 class Lasting(dict[str, Array]):
-    """Columns that do not change during the training, so that a device may keep copies."""
+    """Columns that do not change during training, so that a device may keep copies."""
 
 
 class Batch:
@@ -114,7 +135,7 @@ def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
     """Refuse to continue with data in a different order.
 
     Raises:
-        DataError: the interrupted training had data of another kind.
+        DataError: the interrupted run had data of another kind.
     """
     was = place.get("kind", kind)
     if was != kind:
@@ -144,29 +165,17 @@ class Source(Protocol):
     def rows(self) -> int | None:
         """Rows per epoch, None if unknown."""
 
-    def epoch(
-        self,
-        rng: np.random.Generator | None,
-        at_once: int = 1,
-        start: int = 0,
-        number: int = 0,
-        more: Following | None = None,
-    ) -> Iterator[Sequence[Batch]]:
-        """The batches of an epoch, shuffled by ``rng`` if given, without the first ``start``.
-
-        They are grouped by ``at_once`` equal ones if possible, otherwise single. The iterator is
-        closed if the training ends early. ``more`` is given if another epoch follows, so that a
-        source can read ahead.
-        """
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
+        """The batches of an epoch in groups; the iterator is closed if training ends early."""
 
     def sample(self) -> Batch:
         """A batch to inspect; it is still drawn later."""
 
     def close(self) -> None:
-        """End the source: the training is over, even if ``more`` announced another epoch."""
+        """End the source: training is over, even if another epoch was announced."""
 
     def place(self) -> dict[str, Any]:
-        """The position of the batches drawn last, as JSON for a checkpoint."""
+        """The position of the batches that were drawn last, as JSON for a checkpoint."""
 
     def go_on(self, place: Mapping[str, Any]) -> None:
         """Before the first epoch: continue after the batch that was drawn last at that position.
@@ -197,7 +206,7 @@ class ArrayBatches:
         self.batch_size = min(batch_size, self.rows)
         self._denominators = denominators
         self._starts = range(0, self.rows, self.batch_size)
-        self._said: dict[str, dict[str, Any]] = {}
+        self._digests: dict[str, dict[str, Any]] = {}
         self._fixed: list[list[float]] | None = None
         if all(isinstance(d, float) for d in denominators):
             nothing = np.zeros(0, np.int64)
@@ -210,55 +219,46 @@ class ArrayBatches:
 
     def sample(self) -> Batch:
         """A batch to inspect."""
-        return next(self.epoch(None))[0]
+        return next(self.batches(Epoch()))[0]
 
     def close(self) -> None:
         """Nothing is open."""
 
     def place(self) -> dict[str, Any]:
-        """The kind of data, for a checkpoint; the position of a training is a number of batches."""
-        self._said = self._said or of_columns(self.columns)
-        return {"kind": "arrays", "columns": self._said}
+        """The kind of data, and their digests, for a checkpoint; the loop counts the batches."""
+        self._digests = self._digests or of_columns(self.columns)
+        return {"kind": "arrays", "columns": self._digests}
 
     def go_on(self, place: Mapping[str, Any]) -> None:
         """Refuse the position of a different kind of source, which has a different order."""
         refuse_other_kind(place, "arrays")
 
-    def epoch(
-        self,
-        rng: np.random.Generator | None,
-        at_once: int = 1,
-        start: int = 0,
-        number: int = 0,
-        more: Following | None = None,
-    ) -> Iterator[Sequence[Batch]]:
-        """Every row once; in the given order without ``rng``. The first ``start`` batches are left out.
-
-        Batches are grouped by ``at_once`` equal ones; the remaining ones are single.
-        """
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
+        """The batches of an epoch, which has every row once."""
+        rng, at_once, start = epoch.rng, epoch.at_once, epoch.start
         order = np.arange(self.rows) if rng is None else rng.permutation(self.rows)
         size = self.batch_size
         uniform = self._fixed is not None
         per_batch = self._fixed or [self._summed(d, order) for d in self._denominators]
-        whole = [d[0] for d in per_batch]
+        of_full_batch = [d[0] for d in per_batch]
         full = self.rows // size
         grouped = full - full % at_once if at_once > 1 else 0
-        wholes = [whole] * at_once if grouped else []
-        # The bounds of groups do not depend on where a training continues.
+        of_full_group = [of_full_batch] * at_once if grouped else []
+        # The bounds of groups do not depend on where resumed training starts.
         first = min(start + -start % at_once, grouped)
 
         def single(k: int) -> tuple[Batch]:
             rows = order[k * size : (k + 1) * size]
-            denominators = whole if uniform and k < full else [d[k] for d in per_batch]
+            denominators = of_full_batch if uniform and k < full else [d[k] for d in per_batch]
             return (Batch(self.columns, rows, len(rows), denominators),)
 
         yield from map(single, range(start, first))
         for k in range(first, grouped, at_once):
             rows = order[k * size : (k + at_once) * size]
-            below: Sequence[Sequence[float]] = wholes
+            denominators: Sequence[Sequence[float]] = of_full_group
             if not uniform:
-                below = list(zip(*(d[k : k + at_once] for d in per_batch), strict=True))
-            yield Block(self.columns, rows, size, below)
+                denominators = list(zip(*(d[k : k + at_once] for d in per_batch), strict=True))
+            yield Block(self.columns, rows, size, denominators)
         yield from map(single, range(max(start, grouped), len(self._starts)))
 
     def _summed(self, denominator: float | Array, order: Array) -> list[float]:
@@ -271,7 +271,7 @@ class ArrayBatches:
 def totals(
     denominators: Sequence[float | Array], rows: int, part: slice | Array = slice(None)
 ) -> list[float]:
-    """The denominators of some rows together: ``rows`` of them, ``part`` of all if they differ.
+    """The denominators of a batch of ``rows`` rows; ``part`` selects them where rows differ.
 
     >>> totals([1.0, np.array([2.0, 0.0, 1.0])], 2, slice(1, 3))
     [2.0, 1.0]

@@ -2,7 +2,7 @@
 
 A column is an array whose first axis counts rows; its name is the graph input it feeds. Sources of
 batches are in ``batches`` (arrays), ``pieces`` (files read piece by piece) and ``iterables``
-(iterables of batches); their public names are here, too.
+(iterables of batches).
 """
 
 from __future__ import annotations
@@ -14,20 +14,8 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.data.batches import ArrayBatches, Batch, Block
 from ortflex_core.errors import DataError, suggest
 from ortflex_core.types import Array, Shape, TensorSpec, onnx_dtype, shape_text
-
-__all__ = [
-    "ArrayBatches",
-    "Batch",
-    "Block",
-    "Columns",
-    "as_columns",
-    "fit_to",
-    "spec_of",
-    "split",
-]
 
 Inputs = Any
 """An array (a model with one input), or a mapping from input names to arrays."""
@@ -135,7 +123,7 @@ def _array(value: Any, what: str) -> Array:
         raise DataError(f"{what} is a sparse matrix; make it dense: {what}.toarray()")
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    except Exception as error:  # of the array's library: torch on another device, ragged lists
+    except Exception as error:  # the array is on another device, or a list is ragged
         raise DataError(f"{what} cannot be converted to an array: {error}") from error
     if array.ndim == 0 and hasattr(value, "collect"):
         raise DataError(f"{what} is a lazy frame ({type(value).__name__}); pass {what}.collect()")
@@ -144,7 +132,7 @@ def _array(value: Any, what: str) -> Array:
         names = ": " + ", ".join(map(repr, odd[:5])) + (", …" if len(odd) > 5 else "")
         raise DataError(
             f"{what} has columns that are not numeric or have missing values"
-            f"{names if odd else ''}; encode them, fill in what is missing, or leave them out"
+            f"{names if odd else ''}; encode them, fill in the missing values, or leave the columns out"
         )
     if array.ndim == 0:
         if array.dtype.kind == "U":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ortflex_core.model.model import Model
 
 SAMPLE = 64 * 2**20
-"""The largest number of bytes of a column in its digest: of larger columns, rows at equal distances."""
+"""The number of bytes up to which a digest has all rows of a column; else rows at equal distances."""
 _AT_ONCE = 2**22
 
 
@@ -31,24 +31,23 @@ def of_file(path: Path) -> str:
 
 
 def of_array(array: Array, most: int | None = None) -> str:
-    """A digest of type, shape and values; of an array of more than ``most`` bytes, of some of its rows.
+    """A digest of type, shape and values; if an array has more than ``most`` bytes, of some rows.
 
     >>> of_array(np.zeros(3)) == of_array(np.zeros(3)) != of_array(np.zeros((3, 1)))
     True
     """
     digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-    if not array.ndim:
-        digest.update(_bytes(array))
-        return digest.hexdigest()[:32]
+    array = np.atleast_1d(array)
     count = len(array)
     width = max(array.nbytes // max(count, 1), 1)
+    rows = None
     if most is not None and count * width > most:
-        rows = np.linspace(0, count - 1, max(most // width, 2)).astype(np.int64)
-        for k in range(0, len(rows), step := max(_AT_ONCE // width, 1)):
-            digest.update(_bytes(array[rows[k : k + step]]))
-    else:
-        for k in range(0, count, step := max(_AT_ONCE // width, 1)):
-            digest.update(_bytes(array[k : k + step]))
+        count = max(most // width, 2)
+        rows = np.linspace(0, len(array) - 1, count).astype(np.int64)
+    step = max(_AT_ONCE // width, 1)
+    for k in range(0, count, step):
+        part = slice(k, k + step)
+        digest.update(_bytes(array[part if rows is None else rows[part]]))
     return digest.hexdigest()[:32]
 
 

@@ -39,21 +39,18 @@ class Spot:
 def item_of(given: Any, number: int, labelled: bool = True) -> Item:
     """X, y and sample_weight of a batch.
 
-    Without ``labelled`` X alone is a batch, too.
+    Without ``labelled`` a batch may also be X alone.
 
     Raises:
-        DataError: it is neither (X, y), nor (X, y, sample_weight), nor such a mapping.
+        DataError: the batch is neither (X, y), nor (X, y, sample_weight), nor such a mapping.
     """
     if isinstance(given, Mapping) and "X" in given:
         return given["X"], given.get("y"), given.get("sample_weight")
-    if isinstance(given, tuple | list) and len(given) in (2, 3):
-        return given[0], given[1], given[2] if len(given) == 3 else None
+    if isinstance(given, tuple | list) and len(given) in ((2, 3) if labelled else (1, 2, 3)):
+        X, y, sample_weight = (*given, None, None)[:3]
+        return X, y, sample_weight
     if not labelled:
-        return (
-            given[0] if isinstance(given, tuple | list) and len(given) == 1 else given,
-            None,
-            None,
-        )
+        return given, None, None
     raise DataError(
         f"batch {number} is a {type(given).__name__}; expected (X, y), (X, y, sample_weight) or a "
         "mapping with the keys 'X', 'y', 'sample_weight'"
@@ -165,13 +162,13 @@ class Items:
 
 
 def _parameters(source: Any) -> dict[str, inspect.Parameter]:
-    """The arguments ``epoch``, ``start``, ``rank`` and ``size`` among those of a function of batches.
+    """The parameters of a function of batches that get ``epoch``, ``start``, ``rank`` and ``size``.
 
-    Required arguments with other names are the epoch and the start, in this order; those with a
-    default keep it.
+    Required parameters with other names get the epoch and the start, in this order; parameters with
+    a default keep it.
 
     Raises:
-        DataError: it requires more arguments.
+        DataError: the function requires more arguments.
     """
     if hasattr(source, "__iter__"):
         return {}

@@ -2,7 +2,7 @@
 
 Such a source reports its own position: a function of ``(epoch, start)`` is called with another
 start, an object with ``state_dict()`` and ``load_state_dict()`` gets its state back, a list is
-indexed. With any other source a training is resumed at the end of an epoch only.
+indexed. With any other source, training is resumed only at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ import attrs
 import numpy as np
 
 from ortflex_core.component import expected_count, is_count
-from ortflex_core.data.batches import Batch, Following, refuse_other_kind
+from ortflex_core.data.batches import Batch, Epoch, refuse_other_kind
 from ortflex_core.data.columns import Columns
 from ortflex_core.data.iterable_position import Items, Spot
-from ortflex_core.data.pieces import Making
+from ortflex_core.data.pieces import Conversion
 from ortflex_core.data.prefetch import Prefetch
-from ortflex_core.data.shuffle_buffer import Cursor, Part, batches, draw_key, whole, windows
+from ortflex_core.data.shuffle_buffer import (
+    Cursor,
+    Part,
+    as_batch,
+    cut_batches,
+    draw_key,
+    fill_buffers,
+)
 from ortflex_core.errors import ConfigError, DataError
 from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
@@ -79,13 +86,12 @@ class Batches:
 class IterableBatches:
     """Batches of an iterable, unchanged or mixed in a shuffle buffer.
 
-    An epoch is one pass over the iterable; ``limit`` is the number of batches of an epoch of an
-    endless one; the next epoch continues at its position. ``ranks`` is the rank of this process and
-    the number of processes that read batches.
+    An epoch is one pass over the iterable. ``limit`` is the number of batches per epoch of an
+    endless one, in which the next epoch continues where the last one ended. ``ranks`` is the rank
+    of this process and the number of processes that read batches.
 
     Attributes:
         first: the first batch.
-        waited: seconds that steps waited for data that a thread draws.
     """
 
     rows: int | None = None
@@ -105,10 +111,11 @@ class IterableBatches:
         self._size = batch_size
         self._items = Items(given.source, labelled, ranks)
         self._left: Part | None = None
-        self._making: Making | None = None
-        self._kept: Mapping[str, Any] | None = None
+        self._conversion: Conversion | None = None
+        self._resumed: Mapping[str, Any] | None = None
         self._now: tuple[Spot, int, int, int] | None = None
-        self.waited = 0.0
+        self._ahead: Prefetch[Any] | None = None
+        self._waited = 0.0  # until the current thread began to draw
         self.of_ranks = self._items.of_ranks
         self.steps = limit
         if limit is None and not given.buffer and hasattr(given.source, "__len__"):
@@ -126,19 +133,24 @@ class IterableBatches:
                 "(a DataLoader, .batch(32))"
             ) from error
 
-    def use(self, making: Making) -> None:
+    def use(self, conversion: Conversion) -> None:
         """From now on batches are prepared for this problem."""
-        self._making = making
+        self._conversion = conversion
+
+    @property
+    def waited(self) -> float:
+        """Seconds that steps waited for data that a thread draws."""
+        return self._waited + (0.0 if self._ahead is None else self._ahead.waited)
 
     def sample(self) -> Batch:
         """A batch to inspect; it is still drawn later."""
-        assert self._making is not None
-        return whole(self._making.part(self.first, "batch 0"))
+        assert self._conversion is not None
+        return as_batch(self._conversion.part(self.first, "batch 0"))
 
     def close(self) -> None:
         """Close the source; a thread that draws ahead ends with its epoch."""
 
-    # ------------------------------------------------------------------ the place of a training
+    # ------------------------------------------------------------------ the position
 
     def place(self) -> dict[str, Any]:
         """The position of the batch (or buffer) in use, for a checkpoint.
@@ -158,15 +170,15 @@ class IterableBatches:
                 f"the state_dict() of {type(self._given.source).__name__} cannot be saved in a "
                 f"checkpoint, which can only hold JSON: {error}"
             ) from error
-        kept = {"turn": spot.turn, "item": spot.item, "offset": spot.offset, "state": state}
-        out |= {"spot": kept, "check": checksum(spot.columns or {})}
+        place = {"turn": spot.turn, "item": spot.item, "offset": spot.offset, "state": state}
+        out |= {"spot": place, "check": checksum(spot.columns or {})}
         return {**out, "epoch": epoch, "window": window, "taken": taken}
 
     def go_on(self, place: Mapping[str, Any]) -> None:
         """Continue from a place in the next epoch.
 
         Raises:
-            DataError: the training had a different kind of data, or a different buffer.
+            DataError: the interrupted run had a different kind of data, or a different buffer.
         """
         refuse_other_kind(place, "batches")
         buffer = self._given.buffer
@@ -175,17 +187,17 @@ class IterableBatches:
                 f"the interrupted training had buffer = {place['buffer']}, but this one has "
                 f"{buffer}, so the order of the rows would differ; pass the same buffer"
             )
-        self._kept = place if "spot" in place else None
+        self._resumed = place if "spot" in place else None
 
-    def _return(self, kept: Mapping[str, Any], same_epoch: bool) -> None:
-        """Continue with the row that was next when ``kept`` was written."""
-        spot = Spot(**kept["spot"])
+    def _return(self, place: Mapping[str, Any], same_epoch: bool) -> None:
+        """Continue with the row that was next when ``place`` was written."""
+        spot = Spot(**place["spot"])
         if not same_epoch and self._limit is None and not self._items.keeps_state:
             self._items.go_to(Spot(turn=spot.turn + 1))
             return
         self._items.go_to(spot)
         part = self._next()
-        if part is None or checksum(part.columns) != kept.get("check", checksum(part.columns)):
+        if part is None or checksum(part.columns) != place.get("check", checksum(part.columns)):
             what = "it ends before" if part is None else "that batch differs from the earlier one"
             raise DataError(
                 f"the training continues at batch {spot.item} of the iterable, but {what}. An "
@@ -195,10 +207,10 @@ class IterableBatches:
         if same_epoch and self._given.buffer:  # the whole buffer is needed again
             self._left = part.cut(spot.offset, part.rows)
             return
-        self._drop(part, spot.offset + kept["taken"])
+        self._drop(part, spot.offset + place["taken"])
         if not same_epoch and self._limit is None:
             while self._items.draw() is not None:
-                pass  # the rest of a finished epoch
+                pass  # the batches that the finished epoch left
             self._left = None
             self._items.turn_over()
 
@@ -210,59 +222,59 @@ class IterableBatches:
 
     # ------------------------------------------------------------------ epochs
 
-    def epoch(
-        self,
-        rng: np.random.Generator | None,
-        at_once: int = 1,
-        start: int = 0,
-        number: int = 0,
-        more: Following | None = None,
-    ) -> Iterator[Sequence[Batch]]:
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
         """The batches of one epoch; without a buffer the source decides the order.
 
         Raises:
             DataError: the source is used up, or a batch does not fit.
         """
-        kept, self._kept = self._kept, None
+        place, self._resumed = self._resumed, None
         buffer, size = self._given.buffer, self._size
-        mid = kept is not None and bool(start)
-        window, taken = (kept["window"], kept["taken"]) if kept is not None and mid else (0, 0)
+        same_epoch = place is not None and bool(epoch.start)
+        first, taken = 0, 0
+        if place is not None and same_epoch:
+            first, taken = place["window"], place["taken"]
         budget: int | None = None
         if self._limit is not None:
-            budget = self._limit * size - window * buffer if buffer else self._limit - start
-        parts = self._parts(kept, mid, budget)
+            budget = self._limit * size - first * buffer if buffer else self._limit - epoch.start
+        parts = self._parts(place, same_epoch, budget)
         if not buffer:
             with closing(self._drawn(lambda: parts)) as drawn:
                 for part in drawn:
-                    self._now = (part.mark, number, 0, part.rows)
-                    yield (whole(part),)
+                    self._now = (part.mark, epoch.number, 0, part.rows)
+                    yield (as_batch(part),)
             return
-        key, done = draw_key(rng), start
-        with closing(self._drawn(lambda: windows(parts, buffer, window, key))) as drawn:
+        key = draw_key(epoch.rng)
+        done = epoch.start
+        with closing(self._drawn(lambda: fill_buffers(parts, buffer, first, key))) as drawn:
             cursor = Cursor(drawn, taken)
-            for group in batches(cursor, size, at_once, start):
+            for group in cut_batches(cursor, size, epoch.at_once, epoch.start):
                 done += len(group)
-                held, mark = next(
+                number, mark = next(
                     (m for m in cursor.marks if m[0] == done * size // buffer), cursor.marks[-1]
                 )
-                self._now = (mark, number, held, done * size - held * buffer)
+                self._now = (mark, epoch.number, number, done * size - number * buffer)
                 yield group
 
     def _drawn(self, make: Callable[[], Iterator[Any]]) -> Any:
-        ahead = self._given.prefetch
-        return _Waiting(self, Prefetch(make, ahead)) if ahead else make()
+        if not self._given.prefetch:
+            return make()
+        self._waited = self.waited
+        self._ahead = Prefetch(make, self._given.prefetch)
+        return self._ahead
 
     def _parts(
-        self, kept: Mapping[str, Any] | None, mid: bool, budget: int | None
+        self, place: Mapping[str, Any] | None, same_epoch: bool, budget: int | None
     ) -> Iterator[Part]:
         """The rows of an epoch, one batch of the source at a time, up to the limit."""
-        if kept is not None:
-            self._return(kept, mid)
-        some, again = mid, False
+        if place is not None:
+            self._return(place, same_epoch)
+        any_rows = same_epoch
+        again = False
         while budget is None or budget > 0:
             part, self._left = self._left or self._next(), None
             if part is not None:
-                some = True
+                any_rows = True
                 if budget is not None and not self._given.buffer:
                     budget -= 1
                 elif budget is not None:
@@ -272,7 +284,7 @@ class IterableBatches:
                 yield part
                 continue
             self._items.turn_over()
-            if some:
+            if any_rows:
                 return
             if again:
                 raise DataError(
@@ -282,41 +294,19 @@ class IterableBatches:
             again = True
 
     def _next(self) -> Part | None:
-        assert self._making is not None
+        assert self._conversion is not None
         spot = self._items.spot()
         item = self._items.draw()
         if item is None:
             return None
         given = self._convert(*item)
-        part = self._making.part(given, f"batch {spot.item}", spot)
+        part = self._conversion.part(given, f"batch {spot.item}", spot)
         # The source may reuse the memory of this batch for the next one.
         columns = {
             name: array.copy() if any(np.may_share_memory(array, g) for _, g in given) else array
             for name, array in part.columns.items()
         }
         return attrs.evolve(part, columns=columns, mark=attrs.evolve(spot, columns=columns))
-
-
-class _Waiting:
-    """Batches that a thread draws, and the time spent waiting for them."""
-
-    def __init__(self, owner: IterableBatches, ahead: Prefetch[Any]) -> None:
-        self._owner = owner
-        self._ahead = ahead
-        self._before = owner.waited
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            return next(self._ahead)
-        finally:
-            self._owner.waited = self._before + self._ahead.waited
-
-    def close(self) -> None:
-        """End the thread."""
-        self._ahead.close()
 
 
 def checksum(columns: Mapping[str, Array]) -> int:

@@ -111,17 +111,24 @@ def shape_mismatch(loss: str, wanted: TensorSpec, given: TensorSpec) -> str:
 
 
 def require_range(
-    loss: str, labels: Array, low: float, high: float | None, *, allowed: Array, hint: str
+    loss: str,
+    labels: Array,
+    low: float,
+    high: float | None,
+    *,
+    hint: str,
+    allowed: Array | None = None,
 ) -> None:
     """Refuse label values outside [low, high], or outside [low, ∞) where ``high`` is None.
 
-    ``allowed`` marks values that are accepted in any case. NaN is always refused.
+    ``hint`` is the end of the message. ``allowed`` marks values that are accepted in any case. NaN
+    outside of them is refused.
 
     Raises:
         DataError: the range, how many values are outside, the first row and its value.
     """
     inside = labels >= low if high is None else (labels >= low) & (labels <= high)
-    wrong = ~(inside | allowed)
+    wrong = ~inside if allowed is None else ~(inside | allowed)
     if not wrong.any():
         return
     place = np.unravel_index(int(wrong.argmax()), wrong.shape)

@@ -11,19 +11,19 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data.batches import Batch, Following, refuse_other_kind
+from ortflex_core.data.batches import Batch, Epoch, refuse_other_kind
 from ortflex_core.data.columns import Columns
 from ortflex_core.data.digests import of_columns
 from ortflex_core.data.prefetch import Prefetch
 from ortflex_core.data.shuffle_buffer import (
+    Buffer,
     Cursor,
     Denominators,
     Layout,
     Part,
-    Window,
-    batches,
-    whole,
-    windows,
+    as_batch,
+    cut_batches,
+    fill_buffers,
 )
 from ortflex_core.errors import DataError
 from ortflex_core.types import Array
@@ -76,16 +76,16 @@ def head(pieces: Pieces, rows: int) -> Columns:
     Raises:
         DataError: the data are empty.
     """
-    found: list[Columns] = []
+    parts: list[Columns] = []
     for piece in range(len(pieces.sizes)):
         for columns in pieces.read(piece):
-            found.append(columns.take(np.arange(min(rows, columns.rows))))
-            rows -= found[-1].rows
+            parts.append(columns.take(np.arange(min(rows, columns.rows))))
+            rows -= parts[-1].rows
             if rows <= 0:
-                return concat_columns(found)
-    if not found:
+                return concat_columns(parts)
+    if not parts:
         raise DataError("the data are empty: 0 rows")
-    return concat_columns(found)
+    return concat_columns(parts)
 
 
 def usual_buffer(columns: Columns) -> int:
@@ -117,8 +117,11 @@ def concat_columns(parts: Sequence[Columns]) -> Columns:
 
 
 @attrs.frozen(kw_only=True)
-class Making:
-    """The conversion of rows of a file to rows that graphs read."""
+class Conversion:
+    """The conversion of a user's rows to rows that graphs read.
+
+    ``convert`` is the first step, for columns of a file.
+    """
 
     prepare: Callable[[Columns], dict[str, Array]]
     denominators: Callable[[Mapping[str, Array]], Denominators]
@@ -128,7 +131,7 @@ class Making:
         """Some rows as a part.
 
         Raises:
-            DataError: they do not fit; the message says where they are from.
+            DataError: the rows do not fit; the message says where they are from.
         """
         try:
             prepared = self.prepare(self.convert(columns))
@@ -144,17 +147,17 @@ class Making:
 
 
 class PieceBatches:
-    """Batches of pieces: windows are read in the background, one ahead of the steps.
+    """Batches of pieces: buffers are read in the background, one ahead of the steps.
 
-    While the last window of an epoch is in use, the first of the next is read.
+    While the last buffer of an epoch is in use, the first one of the next epoch is read.
 
-    The place of a training is a number of batches, as for arrays: an epoch can be entered anywhere.
+    The position is a number of batches, as for arrays: an epoch can be entered anywhere.
 
     With several batches per step, shuffled rows come from as many ``streams``: the rows of all
-    pieces, end to end, are cut into one run for each stream, and batch k of a step is the next one
-    of stream k, which has separate windows. So a process that computes some batches of every step
-    reads only their rows: ``own`` is the first stream that it reads, and the distance to the next
-    one.
+    pieces, end to end, are divided into one range for each stream, and batch k of a step is the
+    next one of stream k, which has separate buffers. So a process that computes some batches of
+    every step reads only their rows: ``own`` is the first stream that it reads, and the distance
+    to its next stream.
 
     Attributes:
         waited: seconds that steps waited for data.
@@ -163,29 +166,31 @@ class PieceBatches:
     def __init__(
         self,
         pieces: Pieces,
-        making: Making,
+        conversion: Conversion,
         batch_size: int,
         streams: int = 1,
         own: tuple[int, int] = (0, 1),
     ) -> None:
         self.pieces = pieces
-        self._streams, self._read = streams, range(own[0], streams, own[1])
+        self._streams = streams
+        self._own_streams = range(own[0], streams, own[1])
         self.rows = rows_of(pieces)
         self.batch_size = min(batch_size, self.rows)
         self.steps = -(-self.rows // self.batch_size)
         self.waited = 0.0
-        self._making = making
-        self._said: dict[str, dict[str, Any]] = {}
-        self._begun: tuple[int, list[Prefetch[Window]]] | None = None
+        self._conversion = conversion
+        self._digests: dict[str, dict[str, Any]] = {}
+        self._next_epoch: tuple[int, list[Prefetch[Buffer]]] | None = None
 
     def sample(self) -> Batch:
         """A batch to inspect."""
-        return whole(self._making.part(head(self.pieces, self.batch_size), self.pieces.place(0)))
+        rows = head(self.pieces, self.batch_size)
+        return as_batch(self._conversion.part(rows, self.pieces.place(0)))
 
     def place(self) -> dict[str, Any]:
         """The order of the data and a digest of their first rows, for a checkpoint."""
-        self._said = self._said or of_columns(dict(head(self.pieces, self.batch_size)))
-        return {**self._order(), "columns": self._said}
+        self._digests = self._digests or of_columns(dict(head(self.pieces, self.batch_size)))
+        return {**self._order(), "columns": self._digests}
 
     def _order(self) -> dict[str, Any]:
         sizes = np.asarray(self.pieces.sizes, np.int64)
@@ -201,14 +206,14 @@ class PieceBatches:
         """Refuse data in a different order.
 
         Raises:
-            DataError: the interrupted training had different pieces or a different buffer.
+            DataError: the interrupted run had different pieces or a different buffer.
         """
         refuse_other_kind(place, "pieces")
-        now = self._order()
         place = {"streams": 1, **place}  # written by a version without streams
-        if place["streams"] == 1 and len(self._read) == self._streams:
-            self._streams, self._read = 1, range(1)
-            now = self._order()
+        if place["streams"] == 1 and len(self._own_streams) == self._streams:
+            self._streams = 1
+            self._own_streams = range(1)
+        now = self._order()
         if differ := [name for name in now if place.get(name, now[name]) != now[name]]:
             name = differ[0]
             if name == "sizes":
@@ -221,65 +226,61 @@ class PieceBatches:
                 f"{now[name]}, so the order of the rows would differ; pass the same {name}"
             )
 
-    def epoch(
-        self,
-        rng: np.random.Generator | None,
-        at_once: int = 1,
-        start: int = 0,
-        number: int = 0,
-        more: Following | None = None,
-    ) -> Iterator[Sequence[Batch]]:
-        """Every row of the streams that are read once; in the given order without ``rng``.
-
-        The first ``start`` batches of these streams are left out.
-        """
-        (begun, ahead), self._begun = self._begun or (number, None), None
-        if ahead is not None and (begun != number or start):
-            _close(ahead)
-            ahead = None
-        first = start // max(1, len(self._read))
-        ahead = ahead if ahead is not None else self._begin(rng, first)
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
+        """The batches of the streams that this process reads, which have every row once."""
+        following = epoch.following
+        begun = self._next_epoch
+        if begun is not None and (begun[0] != epoch.number or epoch.start):
+            self.close()
+            begun = None
+        first = epoch.start // max(1, len(self._own_streams))
+        ahead = self._begin(epoch.rng, first) if begun is None else begun[1]
+        self._next_epoch = None
         before = self.waited
         try:
             cursors = [Cursor(a, self._skipped(first)[1]) for a in ahead]
-            drawn = [batches(c, self.batch_size, at_once, start) for c in cursors]
-            if self._streams > 1:
-                drawn = [batches(cursor, self.batch_size, 1, first) for cursor in cursors]
+            at_once = epoch.at_once if self._streams == 1 else 1
+            drawn = [cut_batches(c, self.batch_size, at_once, first) for c in cursors]
             for group in _in_turn(drawn):
                 self.waited = before + sum(a.waited for a in ahead)
-                if more is not None and all(a.over for a in ahead):
-                    self._begun, more = (number + 1, self._begin(more(), 0)), None
+                if following is not None and all(a.over for a in ahead):
+                    self._next_epoch = epoch.number + 1, self._begin(following(), 0)
+                    following = None
                 yield group
         finally:
             _close(ahead)
 
     def close(self) -> None:
         """Stop reading an epoch that will not be used."""
-        if self._begun is not None:
-            _close(self._begun[1])
-            self._begun = None
+        if self._next_epoch is not None:
+            _close(self._next_epoch[1])
+            self._next_epoch = None
 
     def _skipped(self, start: int) -> tuple[int, int]:
-        """The window in which a batch of a stream begins, and the number of its rows before the batch."""
-        return divmod(start * self.batch_size, self._window)
+        """The buffer in which a batch of a stream begins, and the number of its rows before the batch."""
+        return divmod(start * self.batch_size, self._buffer_size)
 
     @property
-    def _window(self) -> int:
-        """Rows of a window of one stream."""
+    def _buffer_size(self) -> int:
+        """Rows of a buffer of one stream."""
         return max(1, self.pieces.buffer // self._streams)
 
-    def _begin(self, rng: np.random.Generator | None, start: int) -> list[Prefetch[Window]]:
+    def _begin(self, rng: np.random.Generator | None, start: int) -> list[Prefetch[Buffer]]:
         """Start to read an epoch, at a batch of each stream."""
-        layout, first = Layout.draw(self.pieces.sizes, rng), self._skipped(start)[0]
-        return [Prefetch(partial(self._windows, layout, k, first), ahead=1) for k in self._read]
+        layout = Layout.draw(self.pieces.sizes, rng)
+        first = self._skipped(start)[0]
+        return [
+            Prefetch(partial(self._buffers, layout, k, first), ahead=1) for k in self._own_streams
+        ]
 
-    def _windows(self, layout: Layout, stream: int, first: int) -> Iterator[Window]:
+    def _buffers(self, layout: Layout, stream: int, first: int) -> Iterator[Buffer]:
         begin, end = self._bounds(stream)
-        key, size = layout.key, self._window
+        key = layout.key
+        size = self._buffer_size
         if key is not None and self._streams > 1:
             key = int(np.random.default_rng([key, stream]).integers(2**63))
         parts = self._parts(layout, min(begin + first * size, end), end)
-        return windows(parts, size, first, key)
+        return fill_buffers(parts, size, first, key)
 
     def _bounds(self, stream: int) -> tuple[int, int]:
         """The range of a stream among all rows."""
@@ -297,19 +298,24 @@ class PieceBatches:
         for piece in layout.pieces[first:].tolist():
             if not left:
                 return
-            where, at, size = self.pieces.place(piece), offset, self.pieces.sizes[piece]
-            stop = min(size, offset + left)  # another stream has the rest of the piece
+            where, size = self.pieces.place(piece), self.pieces.sizes[piece]
+            stop = min(size, offset + left)  # another stream has the other rows of the piece
+            read = offset
             for columns in self.pieces.read(piece, offset):
                 rows = columns.rows
-                if at + rows > stop and stop < size:
-                    columns = columns.take(np.arange(stop - at))
-                yield self._making.part(columns, f"{where}, rows {at} to {at + columns.rows - 1}")
-                at += rows
-                if at >= stop and stop < size:
+                if read + rows > stop and stop < size:
+                    columns = columns.take(np.arange(stop - read))
+                last = read + columns.rows - 1
+                yield self._conversion.part(columns, f"{where}, rows {read} to {last}")
+                read += rows
+                if read >= stop and stop < size:
                     return
-            if at != size:
-                raise DataError(f"{where} has {at} rows now, but it had {size} when it was opened")
-            left, offset = left - (size - offset), 0
+            if read != size:
+                raise DataError(
+                    f"{where} has {read} rows now, but it had {size} when it was opened"
+                )
+            left -= size - offset
+            offset = 0
 
 
 def _in_turn(drawn: Sequence[Iterator[Sequence[Batch]]]) -> Iterator[Sequence[Batch]]:
@@ -325,6 +331,6 @@ def _in_turn(drawn: Sequence[Iterator[Sequence[Batch]]]) -> Iterator[Sequence[Ba
             yield group
 
 
-def _close(ahead: Sequence[Prefetch[Window]]) -> None:
+def _close(ahead: Sequence[Prefetch[Buffer]]) -> None:
     for one in ahead:
         one.close()

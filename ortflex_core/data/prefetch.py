@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 _log = logging.getLogger("ortflex")
 
-# Seconds that the end of a training waits for a source that is still reading.
+# Seconds that the end of training waits for a source that is still reading.
 _PATIENCE = 5.0
 
 
@@ -21,9 +21,8 @@ class Prefetch(Generic[T]):
     """The items of an iterator, drawn by a separate thread.
 
     At most ``ahead`` items are drawn and not yet consumed, including the one in progress. An
-    exception of the iterator is raised at the position of its item. :meth:`close` ends the thread,
-    and closes the iterator in it; it has to be called, since dropping the object does not end a
-    thread.
+    exception of the iterator is raised at the position of its item. :meth:`close` closes the iterator
+    and ends the thread; call it, because a thread does not end when its object is dropped.
 
     >>> items = Prefetch(lambda: iter("abc"), ahead=2)
     >>> list(items)

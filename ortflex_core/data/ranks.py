@@ -8,9 +8,9 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-import numpy as np
+import attrs
 
-from ortflex_core.data.batches import Batch, Following, Source
+from ortflex_core.data.batches import Batch, Epoch, Source
 from ortflex_core.errors import DataError
 from ortflex_core.process_groups.peers import Peers
 
@@ -20,16 +20,16 @@ _log = logging.getLogger("ortflex")
 class RankBatches:
     """The steps of all processes, from the batches that each of them reads.
 
-    Batch number k of a step is that of rank k mod N. Before a step the processes exchange the
-    numbers of rows of their batches and their denominators, and nothing else. An epoch ends with
-    the first process that has no batch left.
+    Batch number k of a step belongs to rank k mod N. Before a step the processes exchange only the
+    numbers of rows of their batches and their denominators. An epoch ends with the first process
+    that has no batch left. All other calls go to the source of this process.
 
     Args:
         own: the batches of this process.
         peers: the processes.
-        together: the batches per step, of all processes.
-        steps: the batches per epoch, of all processes; None if unknown.
-        rows: the rows per epoch, of all processes; None if unknown.
+        together: the number of batches per step of all processes together.
+        steps: the number of batches per epoch of all processes; None if unknown.
+        rows: the number of rows per epoch of all processes; None if unknown.
     """
 
     def __init__(
@@ -38,22 +38,12 @@ class RankBatches:
         self._own, self._peers = own, peers
         self._each = together // peers.size
         self.steps, self.rows = steps, rows
-        self._told = False
+        self._warned = False
         self.alter: Callable[[Batch, int, int], Batch] | None = None
         """Changes a batch of this process before its step, given the epoch and the batch number."""
 
-    @property
-    def waited(self) -> float:
-        """Seconds that steps of this process waited for data."""
-        return self._own.waited
-
-    def sample(self) -> Batch:
-        """A batch of this process."""
-        return self._own.sample()
-
-    def close(self) -> None:
-        """End the reading."""
-        self._own.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
     def place(self) -> dict[str, Any]:
         """The place of this process; the other processes are at the same batch number."""
@@ -71,28 +61,25 @@ class RankBatches:
                 f"the interrupted training had batches from {was} processes, but there are now {size}, "
                 f"so the batches would differ; start {was} processes"
             )
-        # The digest of a batch is that of rank 0's.
-        same = self._peers.rank == 0
-        self._own.go_on(place if same else {k: v for k, v in place.items() if k != "check"})
+        # The checksum belongs to the batch of rank 0.
+        others = {k: v for k, v in place.items() if k != "check"}
+        self._own.go_on(others if self._peers.rank else place)
 
-    def epoch(
-        self,
-        rng: np.random.Generator | None,
-        at_once: int = 1,
-        start: int = 0,
-        number: int = 0,
-        more: Following | None = None,
-    ) -> Iterator[Sequence[Batch]]:
-        """The batches of an epoch, those of one step at a time."""
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
+        """The batches of an epoch, step by step."""
         size = self._peers.size
-        drawn = self._own.epoch(rng, 1, start // size, number, more)
+        start = epoch.start
+        drawn = self._own.batches(attrs.evolve(epoch, at_once=1, start=start // size))
         with closing(drawn):  # type: ignore[type-var]  # generators, all of them
             own = (batch for group in drawn for batch in group)
             while True:
                 mine = list(islice(own, self._each))
                 if self.alter is not None:
                     first = start + self._peers.rank
-                    mine = [self.alter(b, number, first + k * size) for k, b in enumerate(mine)]
+                    mine = [
+                        self.alter(batch, epoch.number, first + k * size)
+                        for k, batch in enumerate(mine)
+                    ]
                 step = self._step(mine)
                 start += len(step)
                 if step:
@@ -110,7 +97,7 @@ class RankBatches:
         for k in range(self._each):
             for rank, batches in enumerate(given):
                 if k >= len(batches):
-                    self._tell(sum(map(len, given)) - len(out))
+                    self._warn_of_unused(sum(map(len, given)) - len(out))
                     return out
                 rows, *denominators = batches[k]
                 columns = mine[0].columns if mine else {}
@@ -118,9 +105,9 @@ class RankBatches:
                 out.append(mine[k] if rank == self._peers.rank else other)
         return out
 
-    def _tell(self, left: int) -> None:
-        if left and not self._told and not self._peers.rank:
-            self._told = True
+    def _warn_of_unused(self, left: int) -> None:
+        if left and not self._warned and not self._peers.rank:
+            self._warned = True
             _log.warning(
                 "the processes have different numbers of batches: an epoch ends when the first "
                 "process has no batch left, so at least %d batches of the other processes are "

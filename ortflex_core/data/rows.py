@@ -1,4 +1,4 @@
-"""Datasets of single rows, ``len(data)`` and ``data[k]``: those of torch, of Hugging Face and of users."""
+"""Datasets of single rows with ``len(data)`` and ``data[k]``, as in torch and Hugging Face."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gives_rows(X: Any) -> bool:
 def stacked(X: Any) -> tuple[Any, Any, Any]:
     """X, y and sample weights of a dataset, whose items are (X, y), (X, y, sample_weight), mappings or X.
 
-    All rows are read, once.
+    Every row is read once.
 
     Raises:
         DataError: it is empty, or its rows differ in form or shape.
@@ -40,10 +40,10 @@ def stacked(X: Any) -> tuple[Any, Any, Any]:
         raise DataError("the data are empty: the dataset has 0 rows")
     first = rows[0]
     if isinstance(first, Mapping):
-        whole = _columns(rows, "row")
-        if "X" in whole and not set(whole) - {"X", "y", "sample_weight"}:
-            return whole["X"], whole.get("y"), whole.get("sample_weight")
-        return whole, None, None
+        columns = _columns(rows, "row")
+        if "X" in columns and not set(columns) - {"X", "y", "sample_weight"}:
+            return columns["X"], columns.get("y"), columns.get("sample_weight")
+        return columns, None, None
     if isinstance(first, tuple | list) and len(first) in (2, 3):
         if any(not isinstance(row, tuple | list) or len(row) != len(first) for row in rows):
             raise DataError(
@@ -78,7 +78,7 @@ def _columns(rows: list[Any], what: str) -> dict[str, Array]:
 def _array(values: list[Any], what: str) -> Array:
     try:
         arrays = [np.asarray(value) for value in values]
-    except Exception as error:  # of the library that made them
+    except Exception as error:  # an error of the library that made the values
         raise DataError(
             f"{what} of the dataset cannot be converted to an array: {error}"
         ) from error

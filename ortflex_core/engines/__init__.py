@@ -20,6 +20,7 @@ from ortflex_core.engines.buffers import (
 )
 from ortflex_core.engines.device_engine import DeviceEngine, TwinEngine
 from ortflex_core.engines.evaluator import Evaluator
+from ortflex_core.engines.host_updates import HostUpdates, host_formulas
 from ortflex_core.engines.last_good import first_not_finite
 from ortflex_core.engines.plan_cache import PlanCache
 from ortflex_core.engines.precision_support import missing_types
@@ -29,6 +30,7 @@ __all__ = [
     "DeviceEngine",
     "Evaluator",
     "HostEngine",
+    "HostUpdates",
     "PlanCache",
     "ReadLosses",
     "Scalar",
@@ -38,6 +40,7 @@ __all__ = [
     "averaged",
     "check_state",
     "first_not_finite",
+    "host_formulas",
     "missing_types",
     "read_into",
     "refusals",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ortflex_core.data.columns import Batch
+from ortflex_core.data.batches import Batch
 from ortflex_core.engines.buffers import ReadLosses
 from ortflex_core.engines.evaluator import by_name
 from ortflex_core.errors import NoGradientRule, NotDifferentiable
@@ -66,7 +66,7 @@ class HostEngine:
         return []
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
-        """Train one step for each rate, of one batch or of several."""
+        """Train one step for each rate; a step has one or several batches."""
         size = self.problem.updating.accumulate
         return ReadLosses(
             [self._one(batches[k * size : (k + 1) * size], r) for k, r in enumerate(rates)]
@@ -76,7 +76,8 @@ class HostEngine:
         problem = self.problem
         denominators = [sum(of) for of in zip(*(b.denominators for b in batches), strict=True)]
         scales, constants = problem.scales(denominators), problem.constants()
-        weights, loss = _ports("parameter", self._weights), 0.0
+        weights = _ports("parameter", self._weights)
+        loss = 0.0
         slots = {port: self._slots[n] for n, port in problem.slot_ports.items()}
         total: dict[Key, Array] = {}
         for k, batch in enumerate(batches, self._step * problem.updating.accumulate + 1):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from ortflex_core.entries import OURS, warn_once
 from ortflex_core.errors import BrokenPlugin, OrtflexError, Unsupported, describe_error, short_repr
@@ -14,7 +17,7 @@ from ortflex_core.runtime.installation import Runtime
 
 AUTO, FASTEST = "auto", "fastest"
 WORDS = (AUTO, FASTEST)
-"""The words that choose a backend by a method; no backend has such a name."""
+"""The words for a method of choosing a backend; no backend has such a name."""
 _ENGINE = (*Engine.__annotations__, *(n for n in vars(Engine) if not n.startswith("_")))
 
 
@@ -30,14 +33,14 @@ def refusals(reasons: Mapping[str, Sequence[str]], head: str = "") -> list[str]:
     >>> refusals({"a": [Absent("b is not installed")], "b": ["no float16"], "c": []})
     ['b: no float16', 'not available here: a (`ortflex doctor` says why)']
     """
-    alike: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     absent = []
     for name, (first, *_) in ((n, r) for n, r in reasons.items() if r):
         if isinstance(first, Absent):
             absent.append(name)
         else:
-            alike.setdefault(first, []).append(name)
-    lines = [f"{head}{', '.join(names)}: {reason}" for reason, names in alike.items()]
+            names_by_reason.setdefault(first, []).append(name)
+    lines = [f"{head}{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
     if absent:
         lines.append(f"not available here: {', '.join(absent)} (`ortflex doctor` says why)")
     return lines
@@ -49,7 +52,7 @@ def is_word(spec: Any) -> bool:
 
 
 def load_candidates(plugins: Plugins, spec: Any) -> list[Backend]:
-    """The named backend, or all that can be loaded, ordered by decreasing priority."""
+    """The named backend, or all that may be chosen without a name, ordered by decreasing priority."""
     if not is_word(spec):
         return [plugins.component("backends", spec)]
     backends: list[Backend] = []
@@ -65,7 +68,8 @@ def load_candidates(plugins: Plugins, spec: Any) -> list[Backend]:
             # A broken plugin must not prevent the others from training.
             warn_once(f"a backend is skipped: {error}")
         else:
-            backends.append(backend)
+            if backend.priority > -math.inf:
+                backends.append(backend)
     if not backends:
         # This error says that the named backend was switched off.
         for entry in plugins["backends"].off:
@@ -81,23 +85,85 @@ def by_name(plugins: Plugins, backends: Sequence[Backend]) -> dict[str, Backend]
     return {registry.ask_for(e) if e is not None else b.name: b for e, b in entries}
 
 
-def reasons_against(
-    plugins: Plugins, backend: Backend, problem: Problem, device: Device, runtime: Runtime
-) -> list[str]:
-    """The reasons why a backend cannot train a problem, or cannot run here.
+@attrs.frozen
+class Setting:
+    """A problem, and the device and the runtime with which it is trained."""
 
-    Raises:
-        BrokenPlugin: the backend raises, or returns something other than reasons.
-    """
-    label = describe_source(plugins, "backends", backend)
-    if problem.peers is not None and not backend.exchanges:
-        return ["it does not support several processes (distributed=)"]
-    if problem.recompute is not False and not backend.recomputes:
-        return ["it does not support activation checkpointing (recompute=)"]
-    absent = ask_reasons(backend, lambda: backend.available(runtime), f"{label} fails in available")
-    return [Absent(reason) for reason in absent] or ask_reasons(
-        backend, lambda: backend.supports(problem, device, runtime), f"{label} fails in supports"
-    )
+    problem: Problem
+    device: Device
+    runtime: Runtime
+
+    def reasons_against(self, backend: Backend) -> list[str]:
+        """The reasons why a backend cannot train the problem, or cannot run here.
+
+        Raises:
+            BrokenPlugin: the backend raises, or returns something other than reasons.
+        """
+        problem, device, runtime = self.problem, self.device, self.runtime
+        if problem.peers is not None and not backend.exchanges:
+            return ["it does not support several processes (distributed=)"]
+        if problem.recompute is not False and not backend.recomputes:
+            return ["it does not support activation checkpointing (recompute=)"]
+        label = describe_source(problem.plugins, "backends", backend)
+        absent = ask_reasons(
+            backend, lambda: backend.available(runtime), f"{label} fails in available"
+        )
+        return [Absent(reason) for reason in absent] or ask_reasons(
+            backend,
+            lambda: backend.supports(problem, device, runtime),
+            f"{label} fails in supports",
+        )
+
+    def build_engine(self, backend: Backend) -> Engine:
+        """The engine of a backend for the problem.
+
+        Raises:
+            BrokenPlugin: the backend raises an error other than ortflex's, or returns no engine.
+            OrtflexError: an error of ortflex that the backend raises.
+        """
+        failing = f"{describe_source(self.problem.plugins, 'backends', backend)} fails in build"
+        try:
+            result = backend.build(self.problem, self.device, self.runtime)
+            missing = [name for name in _ENGINE if not hasattr(result, name)]
+        except (OrtflexError, KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:
+            raise BrokenPlugin(f"{failing}: {describe_error(error)}", backend) from error
+        if missing:
+            raise BrokenPlugin(
+                f"{failing}: it returns {type(result).__name__}, expected an Engine; it has no "
+                f"{', '.join(missing)}",
+                backend,
+            )
+        return result
+
+    def build_first(self, backends: Sequence[Backend]) -> tuple[Backend, Engine]:
+        """The first backend that supports the problem, and its engine.
+
+        A backend that fails is skipped with a warning if there are others.
+
+        Raises:
+            Unsupported: no backend supports it; the message has the reasons of each.
+            BrokenPlugin: the only one fails.
+        """
+        lines: list[str] = []
+        for backend in backends:
+            own = self.problem.plugins["backends"].entry_of(backend)
+            try:
+                refusal = self.reasons_against(backend)
+                if not refusal:
+                    return backend, self.build_engine(backend)
+            except OrtflexError as error:
+                broken = isinstance(error, BrokenPlugin) and error.culprit is backend
+                # An error that our own backend raises is about the problem, and holds for every backend.
+                if len(backends) == 1 or (not broken and own is not None and own.owner == OURS):
+                    raise
+                warn_once(f"a backend is skipped: {error}")
+                refusal = [str(error)]
+            name = backend.name or (own.name if own is not None else type(backend).__name__)
+            lines.extend(f"  {name}: {reason}" for reason in refusal)
+        what = "no backend can" if len(backends) != 1 else f"{backends[0].name} cannot"
+        raise Unsupported(f"{what} train this here ({self.runtime}):\n" + "\n".join(lines))
 
 
 def ask_reasons(culprit: object, ask: Callable[[], Any], failing: str) -> list[str]:
@@ -118,67 +184,6 @@ def ask_reasons(culprit: object, ask: Callable[[], Any], failing: str) -> list[s
             f"{failing}: it returns {kind}, expected a list of reasons (strings)", culprit
         )
     return list(given)
-
-
-def build_engine(
-    plugins: Plugins, backend: Backend, problem: Problem, device: Device, runtime: Runtime
-) -> Engine:
-    """The engine of a backend for a problem.
-
-    Raises:
-        BrokenPlugin: the backend raises an error other than ortflex's, or returns no engine.
-        OrtflexError: an error of ortflex that the backend raises.
-    """
-    failing = f"{describe_source(plugins, 'backends', backend)} fails in build"
-    try:
-        result = backend.build(problem, device, runtime)
-        missing = [name for name in _ENGINE if not hasattr(result, name)]
-    except (OrtflexError, KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as error:
-        raise BrokenPlugin(f"{failing}: {describe_error(error)}", backend) from error
-    if missing:
-        raise BrokenPlugin(
-            f"{failing}: it returns {type(result).__name__}, expected an Engine; it has no "
-            f"{', '.join(missing)}",
-            backend,
-        )
-    return result
-
-
-def choose_and_build(
-    plugins: Plugins,
-    backends: Sequence[Backend],
-    problem: Problem,
-    device: Device,
-    runtime: Runtime,
-) -> tuple[Backend, Engine]:
-    """The first backend that supports a problem, and its engine.
-
-    A backend that fails is skipped with a warning if there are others.
-
-    Raises:
-        Unsupported: no backend supports it; the message has the reasons of each.
-        BrokenPlugin: the only one fails.
-    """
-    told_of: list[str] = []
-    for backend in backends:
-        own = plugins["backends"].entry_of(backend)
-        try:
-            refusal = reasons_against(plugins, backend, problem, device, runtime)
-            if not refusal:
-                return backend, build_engine(plugins, backend, problem, device, runtime)
-        except OrtflexError as error:
-            broken = isinstance(error, BrokenPlugin) and error.culprit is backend
-            # An error that our own backend raises is about the problem, and holds for every backend.
-            if len(backends) == 1 or (not broken and own is not None and own.owner == OURS):
-                raise
-            warn_once(f"a backend is skipped: {error}")
-            refusal = [str(error)]
-        name = backend.name or (own.name if own is not None else type(backend).__name__)
-        told_of.extend(f"  {name}: {reason}" for reason in refusal)
-    what = "no backend can" if len(backends) != 1 else f"{backends[0].name} cannot"
-    raise Unsupported(f"{what} train this here ({runtime}):\n" + "\n".join(told_of))
 
 
 def check_available(plugins: Plugins, device: Device, runtime: Runtime) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -49,22 +49,29 @@ class DataBuffers:
 class Twins:
     """Named tensors in two versions: a graph reads one and writes the other, then they swap.
 
-    Binding an output over its own input would need less memory, but is wrong: onnxruntime runs
-    updates before other readers of the old value. ``ports`` maps each name to its port in programs;
-    None if programs use the name itself.
+    ``ports`` maps each name to its port in programs; None if programs use the name itself. The
+    tensors ``in_place`` have one version: they are not outputs of the graph, or its memory is
+    planned (:mod:`ortflex_core.runtime.memory_plan`). onnxruntime otherwise runs updates before
+    other readers of the old value.
     """
 
     def __init__(
-        self, device: Device, initial: Mapping[str, Array], ports: Mapping[str, Port] | None = None
+        self,
+        device: Device,
+        initial: Mapping[str, Array],
+        ports: Mapping[str, Port] | None = None,
+        in_place: Container[str] = (),
     ) -> None:
         self._device = device
         self._ports: Mapping[str, Key] = (
             {name: name for name in initial} if ports is None else ports
         )
-        self.versions: tuple[dict[str, Value], dict[str, Value]] = (
-            {name: device.put(array) for name, array in initial.items()},
-            {name: device.empty(array.shape, array.dtype) for name, array in initial.items()},
-        )
+        first = {name: device.put(array) for name, array in initial.items()}
+        second = {
+            name: first[name] if name in in_place else device.empty(array.shape, array.dtype)
+            for name, array in initial.items()
+        }
+        self.versions: tuple[dict[str, Value], dict[str, Value]] = (first, second)
         self.current = 0
         # Views of both versions in host memory, if possible: creating a view takes longer than a
         # copy.
@@ -186,7 +193,7 @@ class Scalar:
 
 
 class Scales:
-    """The scale of every loss term, set when the denominators differ from those of the last batch."""
+    """The scale of every loss term, which is set when the denominators change."""
 
     __slots__ = ("_denominators", "_hosts", "_problem")
 

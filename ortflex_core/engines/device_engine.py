@@ -1,4 +1,4 @@
-"""What engines have in common that predict on onnxruntime, and that keep their state in two versions."""
+"""Base classes of engines that predict on onnxruntime, and that keep two versions of their state."""
 
 from __future__ import annotations
 

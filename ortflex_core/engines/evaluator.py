@@ -1,11 +1,11 @@
-"""Inference during a training: predictions and losses with an engine's weights."""
+"""Inference during training: predictions and losses with an engine's weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ortflex_core.data.columns import Batch
+from ortflex_core.data.batches import Batch
 from ortflex_core.errors import GraphError
 from ortflex_core.graph.ports import COLUMNS, Key, Port
 from ortflex_core.graph.program import Program

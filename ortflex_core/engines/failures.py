@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ortflex_core.data.columns import Batch
+from ortflex_core.data.batches import Batch
 from ortflex_core.errors import DataError, GraphError, MissingKernel
 from ortflex_core.graph.ops import FLOATS
 from ortflex_core.problem.problem import Problem
@@ -84,7 +84,7 @@ def _not_numbers(array: Array, good: Array) -> str:
 
 
 def batch_dim_uncertain(problem: Problem) -> bool:
-    """Whether the first dimension of a predicted tensor differs from that of all inputs."""
+    """Whether a predicted tensor has a first dimension that no input has."""
     batches = {i.shape[0] for i in problem.model.inputs if i.shape} | {"batch"}
     for name in problem.predicted:
         shape = problem.model.value(name).shape

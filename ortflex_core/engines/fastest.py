@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 
 from ortflex_core.engines import local_steps, timing
-from ortflex_core.engines.timing import Setting, Timing, Trial
+from ortflex_core.engines.backend_choice import Setting
+from ortflex_core.engines.timing import Timing, Trial
 from ortflex_core.errors import OrtflexError, Unsupported
 from ortflex_core.programs.cache_key import component_key, problem_key
 from ortflex_core.protocols import Backend, Engine
 from ortflex_core.runtime.session import get_program
-
-if TYPE_CHECKING:
-    from ortflex_core.process_groups.peers import Peers
+from ortflex_core.views.tables import text_table
 
 _log = logging.getLogger("ortflex")
 
@@ -35,7 +33,7 @@ def choose(
     backends: Mapping[str, Backend],
     known: str | None,
     trial: Trial | None,
-    show: Callable[[list[list[str]]], None],
+    show: Callable[[str], None],
     *,
     alone: bool = False,
 ) -> tuple[str | None, Engine | None]:
@@ -46,8 +44,8 @@ def choose(
         backends: those that may be used, by name, the preferred ones first.
         known: the backend that was chosen before, which is kept if it supports the problem.
         trial: the inputs of the measured steps; None without data.
-        show: called with the rows of the measured table.
-        alone: whether the processes of a training make separate steps (``sync_every``).
+        show: called with every line of the measured table.
+        alone: whether the processes make separate steps (``sync_every``).
 
     Returns:
         (None, None) if nothing could be measured; building the backends then raises the error.
@@ -62,13 +60,17 @@ def choose(
         if kept is not None or trial is None:
             return kept, None
         return _measure_backends(setting, others, trial, show)
-    # Every process gets here, whatever it has cached.
+    # Every process gets here, whatever it has cached; the one of rank 0 chooses for all.
     own = None
     if not peers.rank:
         own = _keep_chosen(setting, backends, known)
         if own is None and trial is not None:
             able = {n: b for n, b in others.items() if alone or b.exchanges}
-            own = _measure_alone(setting, peers, able, trial, show)
+            problem = local_steps.of_one_process(setting.problem, peers)
+            own_setting = attrs.evolve(setting, problem=problem)
+            own, engine = _measure_backends(own_setting, able, trial, show)
+            if engine is not None:
+                engine.close()
     name: str | None = peers.values("fastest", own)[0]
     if name is not None and name not in backends:
         raise Unsupported(
@@ -86,7 +88,7 @@ def _keep_chosen(
     against = ["it is not installed"]
     if known in backends:
         try:
-            against = setting.against(backends[known])
+            against = setting.reasons_against(backends[known])
         except OrtflexError as error:
             against = [str(error)]
     if not against:
@@ -100,47 +102,33 @@ def _keep_chosen(
     return None
 
 
-def _measure_alone(
-    setting: Setting,
-    peers: Peers,
-    backends: Mapping[str, Backend],
-    trial: Trial,
-    show: Callable[[list[list[str]]], None],
-) -> str | None:
-    """The fastest backend of one process among several, measured without the others."""
-    problem = local_steps.of_one_process(setting.problem, peers)
-    name, engine = _measure_backends(attrs.evolve(setting, problem=problem), backends, trial, show)
-    if engine is not None:
-        engine.close()
-    return name
-
-
 def _measure_backends(
     setting: Setting,
     backends: Mapping[str, Backend],
     trial: Trial,
-    show: Callable[[list[list[str]]], None],
+    show: Callable[[str], None],
 ) -> tuple[str | None, Engine | None]:
     """The fastest backend, and its engine if it was measured now; None if no backend can be measured."""
-    measured: timing.Measured | None = None
+    measurement: timing.Measurement | None = None
 
     def measure() -> tuple[Timing, ...]:
-        nonlocal measured
-        measured = timing.measure(setting, backends, trial)
-        if not measured.engines:
+        nonlocal measurement
+        measurement = timing.measure(setting, backends, trial)
+        if not measurement.runners:
             raise _Nothing  # this is not cached, because it may succeed with other data
-        return measured.timings
+        return tuple(measurement.timings.values())
 
     try:
         timings = get_program(_cache_key(setting, backends, trial), measure)
     except _Nothing:
         return None, None
     name = timing.quickest(timings)
-    if measured is None or name is None:
+    if measurement is None or name is None:
         _log.info("backend %s was the fastest when it was measured in this process", name)
         return name, None
-    show(timing.table(timings, name))
-    return name, measured.take(name)
+    for line in text_table(timing.table(timings, name)):
+        show(line)
+    return name, measurement.take(name)
 
 
 def _cache_key(

@@ -1,4 +1,4 @@
-"""The last good state of a training: kept at the start of each epoch, restored if a loss is not finite."""
+"""The last good state of an engine: kept at the start of each epoch, restored if a loss is not finite."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ from ortflex_core.data.batches import Batch
 from ortflex_core.engines.buffers import ReadLosses
 from ortflex_core.problem.problem import Problem
 from ortflex_core.process_groups.peers import Peers
-from ortflex_core.process_groups.weight_average import StateAverage
+from ortflex_core.process_groups.weight_average import average_state
 from ortflex_core.protocols import Engine
 
 
@@ -29,18 +29,18 @@ def of_one_process(problem: Problem, peers: Peers) -> Problem:
 class LocalSteps:
     """An engine that exists in every process and whose state is averaged after every run.
 
-    Step by step, batch k is that of the process k mod N, as in a training that adds up gradients; but
-    each process updates its own weights with the gradients of its own batches. After the last step of
-    a run, weights, optimizer state and running statistics are replaced by their means over the
-    processes (:class:`~ortflex_core.process_groups.weight_average.StateAverage`). Costs of a step are the
-    means of those of the processes, weighted by rows.
+    In each step, batch k belongs to process k mod N, as if gradients were added; but each process
+    updates its own weights with the gradients of its own batches. After the last step of a run,
+    weights, optimizer state and running statistics are replaced by their means over the processes
+    (:func:`~ortflex_core.process_groups.weight_average.average_state`). The costs of a step are the
+    means of the costs of the processes, weighted by rows.
 
     A process without a batch in the last step of an epoch makes no step; its weights enter the mean
     with equal weight.
 
     Args:
         engine: the engine of this process.
-        problem: the problem of all processes; ``accumulate`` is their batches a step.
+        problem: the problem of all processes; ``accumulate`` counts the batches of all per step.
         peers: the processes.
     """
 
@@ -49,7 +49,6 @@ class LocalSteps:
     def __init__(self, engine: Engine, problem: Problem, peers: Peers) -> None:
         self._engine, self._peers = engine, peers
         self._together = problem.updating.accumulate
-        self._average = StateAverage(peers)
 
     def __getattr__(self, name: str) -> Any:
         # Except for the steps, nothing depends on other processes: the state is the same in all of
@@ -58,7 +57,8 @@ class LocalSteps:
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
         """The steps of a run, and the mean of the state after them."""
-        steps = list(self._steps(batches, len(rates)))
+        size = self._together
+        steps = [batches[k * size : (k + 1) * size] for k in range(len(rates))]
         own = [step[self._peers.rank :: self._peers.size] for step in steps]
         count = sum(1 for parts in own if parts)  # the last step of an epoch may have none here
         costs = []
@@ -68,16 +68,13 @@ class LocalSteps:
         costs += [(0.0, 0.0)] * (len(rates) - count)
         return ReadLosses(self._joined(steps, self._synchronize(costs)))
 
-    def _steps(self, batches: Sequence[Batch], count: int) -> Iterator[list[Batch]]:
-        for k in range(0, count * self._together, self._together):
-            yield list(batches[k : k + self._together])
-
     def _synchronize(self, costs: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
         """Replace the state by its mean; returns the costs of all processes."""
         engine = self._engine
         parts = engine.state(), engine.slots(), engine.buffers()
         named = {(k, name): array for k, part in enumerate(parts) for name, array in part.items()}
-        means, all_costs = self._average.of({f"{k}{n}": a for (k, n), a in named.items()}, costs)
+        arrays = {f"{k}{n}": a for (k, n), a in named.items()}
+        means, all_costs = average_state(self._peers, arrays, costs)
         state, slots, buffers = (
             {n: means[f"{j}{n}"] for j, n in named if j == k} for k in range(len(parts))
         )
@@ -89,8 +86,9 @@ class LocalSteps:
     def _joined(
         self, steps: Sequence[Sequence[Batch]], costs: Sequence[Sequence[tuple[float, float]]]
     ) -> list[tuple[float, float]]:
-        """The costs of every step, from those of each process."""
-        size, out = self._peers.size, []
+        """The costs of every step, from the costs of each process."""
+        size = self._peers.size
+        out = []
         for k, step in enumerate(steps):
             rows = [sum(batch.size for batch in step[rank::size]) for rank in range(size)]
             pairs = [(n, *of_rank[k]) for n, of_rank in zip(rows, costs, strict=True) if n]

@@ -173,7 +173,7 @@ def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, 
     """Concatenate the tensors of consecutive batches, each with its number of rows.
 
     Raises:
-        ModelError: several batches, and a tensor whose first axis is not that of the rows.
+        ModelError: several batches, and a tensor whose first axis does not count the rows.
     """
     if len(parts) == 1:
         return {name: np.array(array) for name, array in parts[0][1].items()}
@@ -182,7 +182,7 @@ def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, 
             if array.shape[:1] != (rows,):
                 raise ModelError(
                     f"{name!r} has the shape {list(array.shape)} for {rows} rows: its first axis "
-                    "is not that of the rows, so it cannot be predicted in several batches; pass "
+                    "does not count the rows, so it cannot be predicted in several batches; pass "
                     "at most batch_size rows"
                 )
     return {name: np.concatenate([tensors[name] for _, tensors in parts]) for name in parts[0][1]}

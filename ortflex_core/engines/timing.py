@@ -13,13 +13,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data.batches import ArrayBatches, Batch, Block, Source, whole_steps
+from ortflex_core.data.batches import ArrayBatches, Batch, Block, Epoch, Source, whole_steps
 from ortflex_core.engines import backend_choice
+from ortflex_core.engines.backend_choice import Setting
 from ortflex_core.errors import OrtflexError, describe_error
-from ortflex_core.problem.problem import Problem
-from ortflex_core.protocols import Backend, Device, Engine, Losses
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime.installation import Runtime
+from ortflex_core.protocols import Backend, Engine, Losses
 
 COMPILING = 30.0
 """Seconds after which no further backend is compiled for a measurement."""
@@ -41,11 +39,11 @@ class Timing:
 
     Attributes:
         backend: its name.
-        step_seconds: of a step within a warm run, the median of all samples.
-        compile_seconds: until the first run could start: its graphs and their compilation.
-        first_step_seconds: until the losses of the first run were known.
+        step_seconds: the time of a step within a warm run, the median of all samples.
+        compile_seconds: the time until the first run could start, in which graphs are compiled.
+        first_step_seconds: the time until the losses of the first run were known.
         steps_per_run: the number of steps in a run.
-        reason: why there are no times; "" if there are.
+        reason: the reason why there are no times, otherwise "".
     """
 
     backend: str
@@ -61,11 +59,11 @@ class Trial:
     """The inputs of the measured steps.
 
     Attributes:
-        load: writes the state of the training into an engine.
-        first: the first batch of the training.
-        source: the batches of the training; the training starts at the first batch afterwards.
+        load: writes the state of the run into an engine.
+        first: the first batch.
+        source: all batches; training starts at the first one afterwards.
         rate: the learning rate.
-        one_by_one: whether the training runs every step separately.
+        one_by_one: whether every step is a separate call of the engine.
     """
 
     load: Callable[[Engine], None]
@@ -75,61 +73,23 @@ class Trial:
     one_by_one: bool = False
 
     def runs(self, steps: int, together: int) -> Iterator[Sequence[Batch]]:
-        """The batches of one run after the other, repeated without end.
+        """The batches of one call of the engine after the other, repeated without end.
 
-        ``steps`` is the number of steps in a run, ``together`` that of batches in a step. For
+        ``steps`` is the number of steps in a run, ``together`` the number of batches in a step. For
         arrays, these are batches of an epoch in the order of the rows. Other sources read ahead or
         yield batches only once, so their first batch is repeated.
         """
-        first, count = self.first, steps * together
+        first = self.first
+        count = steps * together
         if isinstance(self.source, ArrayBatches):
-            drawn = whole_steps(self.source.epoch(None, count), together)
+            drawn = whole_steps(self.source.batches(Epoch(at_once=count)), together)
             groups = list(islice(drawn, _GROUPS))
             return cycle([group for group in groups if len(group) == len(groups[0])])
         if count == 1:
             return cycle([[first]])
         rows = np.arange(first.size) if first.rows is None else first.rows
-        below = [first.denominators] * count
-        return cycle([Block(first.columns, np.tile(rows, count), first.size, below)])
-
-
-@attrs.frozen
-class Setting:
-    """The problem to measure, and the device."""
-
-    plugins: Plugins
-    problem: Problem
-    device: Device
-    runtime: Runtime
-
-    def against(self, backend: Backend) -> list[str]:
-        """The reasons why a backend cannot train the problem."""
-        given = self.plugins, backend, self.problem, self.device, self.runtime
-        return backend_choice.reasons_against(*given)
-
-    def engine(self, backend: Backend) -> Engine:
-        """The engine of a backend."""
-        given = self.plugins, backend, self.problem, self.device, self.runtime
-        return backend_choice.build_engine(*given)
-
-
-@attrs.frozen
-class Measured:
-    """The times of all backends, and the engines of those that have one, by the backend's name."""
-
-    timings: tuple[Timing, ...]
-    engines: dict[str, Engine]
-
-    def take(self, name: str) -> Engine:
-        """The engine of a backend in the state of the training; the others are closed."""
-        engine = self.engines.pop(name)
-        self.close()
-        return engine
-
-    def close(self) -> None:
-        """Close the engines."""
-        while self.engines:
-            self.engines.popitem()[1].close()
+        denominators = [first.denominators] * count
+        return cycle([Block(first.columns, np.tile(rows, count), first.size, denominators)])
 
 
 def quickest(timings: Sequence[Timing]) -> str | None:
@@ -151,7 +111,7 @@ def quickest(timings: Sequence[Timing]) -> str | None:
 def table(timings: Sequence[Timing], taken: str | None) -> list[list[str]]:
     """Rows of a table, the first of which has the names of the columns.
 
-    The last one has the backends that are not available here, if there are any.
+    The last row has the backends that are not available here, if there are any.
     """
     rows = [["backend", "ms/step", "compile s", "first step s", ""]]
     absent = [t for t in timings if isinstance(t.reason, backend_choice.Absent)]
@@ -161,23 +121,17 @@ def table(timings: Sequence[Timing], taken: str | None) -> list[list[str]]:
         if timing.reason:
             rows.append([timing.backend, "", "", "", timing.reason])
             continue
+        step = f"{1e3 * timing.step_seconds:.4g}"
         seconds = (timing.compile_seconds, timing.first_step_seconds)
         mark = "quickest" if timing.backend == taken else ""
-        rows.append(
-            [
-                timing.backend,
-                f"{1e3 * timing.step_seconds:.4g}",
-                *(f"{s:.2f}" for s in seconds),
-                mark,
-            ]
-        )
+        rows.append([timing.backend, step, *(f"{s:.2f}" for s in seconds), mark])
     if absent:
         [text] = backend_choice.refusals({t.backend: [t.reason] for t in absent})
         rows.append(["others", "", "", "", text])
     return rows
 
 
-class _Runner:
+class Runner:
     """One candidate: its engine, and the seconds of a step in every sample."""
 
     def __init__(self, engine: Engine, trial: Trial, together: int) -> None:
@@ -218,43 +172,47 @@ class _Runner:
         for _ in range(self._repeat):
             losses, count = self._run()
             steps += count
-        losses.read()  # those of the last run are known when all runs have ended
+        losses.read()  # the losses of the last run are known when all runs have ended
         passed = time.perf_counter() - started
         self.samples.append(passed / steps)
         return passed
 
     def restore(self) -> None:
-        """Back to the state before the first step."""
+        """Restore the state before the first step."""
         state, slots, buffers = self._start
         self.engine.load(state)
         self.engine.load_slots(slots)
         self.engine.load_buffers(buffers)
 
 
-class _Measuring:
-    """The measurement of several backends."""
+class Measurement:
+    """The measurement of several backends.
+
+    Attributes:
+        timings: the measurements, by the backend's name.
+        runners: the backends that can train the problem, by name.
+    """
 
     def __init__(self, setting: Setting, trial: Trial) -> None:
         self._setting, self._trial = setting, trial
-        self.begun = time.perf_counter()
+        self._begun = time.perf_counter()
         self.timings: dict[str, Timing] = {}
-        self.runners: dict[str, _Runner] = {}
+        self.runners: dict[str, Runner] = {}
 
     def start(self, name: str, backend: Backend) -> None:
         """Compile for a backend and make its first steps, unless it cannot train the problem."""
-        started, setting = time.perf_counter(), self._setting
-        if started - self.begun > COMPILING and self.runners:
-            self.drop(
-                name,
-                f"not measured: the other backends used up the time limit of {COMPILING:.0f} s",
-            )
+        started = time.perf_counter()
+        setting = self._setting
+        if started - self._begun > COMPILING and self.runners:
+            limit = f"the time limit of {COMPILING:.0f} s"
+            self.drop(name, f"not measured: the other backends used up {limit}")
             return
-        if against := setting.against(backend):
+        if against := setting.reasons_against(backend):
             self.drop(name, against[0])
             return
-        engine = setting.engine(backend)
+        engine = setting.build_engine(backend)
         try:
-            runner = _Runner(engine, self._trial, setting.problem.updating.accumulate)
+            runner = Runner(engine, self._trial, setting.problem.updating.accumulate)
             runner.begin()
             first = time.perf_counter() - started
             warm = runner.warm_up()
@@ -281,16 +239,17 @@ class _Measuring:
             call()
         except (KeyboardInterrupt, MemoryError):
             raise
-        except BaseException as error:  # of a plugin that the user may not have named
+        except BaseException as error:  # an error of a plugin that the user may not have named
             own = isinstance(error, OrtflexError)
             self.drop(name, str(error) if own else describe_error(error))
 
     def drop_broken(self) -> None:
-        """Drop the backends whose loss is not finite if that of others is finite."""
-        good = [n for n, r in self.runners.items() if math.isfinite(r.first_loss)]
-        for name in [n for n in self.runners if n not in good] if good else ():
-            loss = self.runners[name].first_loss
-            self.drop(name, f"its first loss is {loss}, but that of {good[0]} is finite")
+        """Drop the backends whose loss is not finite if the loss of others is finite."""
+        losses = {name: runner.first_loss for name, runner in self.runners.items()}
+        good = [name for name, loss in losses.items() if math.isfinite(loss)]
+        for name, loss in losses.items():
+            if good and name not in good:
+                self.drop(name, f"its first loss is {loss}, but that of {good[0]} is finite")
 
     def sample(self) -> None:
         """Rounds of samples, in the opposite order in every second one."""
@@ -310,28 +269,33 @@ class _Measuring:
                 median = statistics.median(runner.samples[1:])  # without the warm-up
                 self.timings[name] = attrs.evolve(self.timings[name], step_seconds=median)
 
+    def take(self, name: str) -> Engine:
+        """The engine of a backend in the state of the run; the others are closed."""
+        engine = self.runners.pop(name).engine
+        self.close()
+        return engine
+
     def close(self) -> None:
         """Close the engines."""
         while self.runners:
             self.runners.popitem()[1].engine.close()
 
 
-def measure(setting: Setting, backends: Mapping[str, Backend], trial: Trial) -> Measured:
+def measure(setting: Setting, backends: Mapping[str, Backend], trial: Trial) -> Measurement:
     """Make some steps with every backend that supports a problem.
 
     Every backend has a separate engine with a copy of the state. The first run compiles; after it
     the backends run in turn. A backend that fails is dropped, with its error as the reason.
     Afterwards the engines have the state that they had before.
     """
-    measuring = _Measuring(setting, trial)
+    measurement = Measurement(setting, trial)
     try:
         for name, backend in backends.items():
-            measuring.attempt(name, partial(measuring.start, name, backend))
-        measuring.drop_broken()
-        measuring.sample()
-        measuring.finish()
+            measurement.attempt(name, partial(measurement.start, name, backend))
+        measurement.drop_broken()
+        measurement.sample()
+        measurement.finish()
     except BaseException:
-        measuring.close()
+        measurement.close()
         raise
-    engines = {name: runner.engine for name, runner in measuring.runners.items()}
-    return Measured(tuple(measuring.timings[n] for n in backends), engines)
+    return measurement

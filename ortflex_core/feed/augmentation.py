@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.data.batches import Batch, Block, Following, Source, totals
+from ortflex_core.data.batches import Batch, Block, Epoch, Source, totals
 from ortflex_core.data.ranks import RankBatches
 from ortflex_core.errors import DataError
 from ortflex_core.feed.preparation import Preparation
@@ -30,7 +30,7 @@ class AlteredBatches:
     Args:
         source: draws the batches.
         hooks: the hooks with their names for messages; each gets the result of the hooks before it.
-        seed: of the training.
+        seed: the seed of the run.
         preparing: computes denominators of changed labels and weights.
     """
 
@@ -47,23 +47,17 @@ class AlteredBatches:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def epoch(
-        self,
-        rng: np.random.Generator | None,
-        at_once: int = 1,
-        start: int = 0,
-        number: int = 0,
-        more: Following | None = None,
-    ) -> Iterator[Sequence[Batch]]:
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
         """The batches of the source, changed."""
         if isinstance(self._source, RankBatches):  # before the batch is announced
             self._source.alter = self._altered
-            yield from self._source.epoch(rng, at_once, start, number, more)
+            yield from self._source.batches(epoch)
             return
-        drawn = self._source.epoch(rng, at_once, start, number, more)
+        drawn = self._source.batches(epoch)
+        start = epoch.start
         with closing(drawn):  # type: ignore[type-var]  # generators, all of them
             for group in drawn:
-                batches = [self._altered(b, number, start + k) for k, b in enumerate(group)]
+                batches = [self._altered(b, epoch.number, start + k) for k, b in enumerate(group)]
                 start += len(batches)
                 yield _block(batches) if isinstance(group, Block) else batches
 
@@ -94,7 +88,7 @@ def _checked(answer: Any, given: Mapping[str, Array], whose: str) -> dict[str, A
     """The arrays that a hook returns.
 
     Raises:
-        DataError: it is no mapping, or an array has another name, type or shape.
+        DataError: the answer is not a mapping, or an array has another name, type or shape.
     """
     what = f"the hook 'batch_drawn' of {whose}"
     if not isinstance(answer, Mapping):

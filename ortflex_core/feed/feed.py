@@ -10,12 +10,11 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.component import expected_count, is_count
-from ortflex_core.data.batches import ArrayBatches, Batch, Lasting, Source
+from ortflex_core.data.batches import ArrayBatches, Batch, Epoch, Lasting, Source
 from ortflex_core.data.columns import Columns, split
 from ortflex_core.data.iterables import Batches, IterableBatches, gives_batches
-from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, read_if_small, rows_of
+from ortflex_core.data.pieces import Conversion, PieceBatches, Pieces, head, read_if_small, rows_of
 from ortflex_core.data.ranks import RankBatches
 from ortflex_core.data.rows import gives_rows, stacked
 from ortflex_core.engines.scores import chunk_size, slices
@@ -25,6 +24,7 @@ from ortflex_core.feed.preparation import Preparation
 from ortflex_core.model.model import Model
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.protocols import DataSource
+from ortflex_core.types import Size
 
 _log = logging.getLogger("ortflex")
 
@@ -36,7 +36,11 @@ Convert = Callable[[Any, Any, Any], Columns]
 class Feed:
     """Data of any form, before they are prepared for a problem.
 
-    ``first`` has the rows that define the types of labels and weights.
+    Attributes:
+        given: the data.
+        first: the rows that define the types of labels and weights.
+        size: the usual batch size and the length of an epoch.
+        convert: converts the user's arrays to columns.
     """
 
     given: Columns | Pieces | IterableBatches
@@ -61,7 +65,7 @@ class Feed:
 
         ``limit`` is the number of batches in an epoch of an endless iterable; without ``labelled``,
         an iterable may yield X alone. With ``peers``, an iterable yields the batches of this
-        process, and ``limit`` counts those of all processes.
+        process, and ``limit`` counts the batches of all processes.
 
         Raises:
             DataError: the data are empty, cannot be read, or have other columns than the model and
@@ -143,19 +147,22 @@ class Feed:
             DataError: the data do not fit the problem, or the batches do not fit a fixed batch
                 dimension.
         """
-        given, together = self.given, preparing.problem.updating.accumulate
+        given = self.given
+        together = preparing.problem.updating.accumulate
         source: Source
         if isinstance(given, IterableBatches):
-            given.use(_making(preparing))
+            given.use(_conversion(preparing))
             source = given
             if peers is not None:
                 source = RankBatches(source, peers, together, limit, None)
         elif isinstance(given, Pieces):
-            making, streams = _making(preparing, self._convert_columns), together if shuffle else 1
-            own = (peers.rank, peers.size) if peers is not None and shuffle else (0, 1)
-            source = whole = PieceBatches(given, making, batch_size, streams, own)
-            if peers is not None and shuffle:
-                source = RankBatches(whole, peers, together, whole.steps, whole.rows)
+            conversion = _conversion(preparing, self._convert_columns)
+            peers = peers if shuffle else None
+            own = (0, 1) if peers is None else (peers.rank, peers.size)
+            streams = together if shuffle else 1
+            source = pieces = PieceBatches(given, conversion, batch_size, streams, own)
+            if peers is not None:
+                source = RankBatches(pieces, peers, together, pieces.steps, pieces.rows)
         else:
             prepared = preparing.columns(given)
             denominators = preparing.denominators(prepared)
@@ -171,7 +178,7 @@ class Feed:
             prepared = preparing.columns(given)
             batches = slices(prepared, given.rows, size, preparing.denominators(prepared))
             return lambda: batches
-        return partial(self._consecutive, _making(preparing, self._convert_columns), preparing)
+        return partial(self._consecutive, _conversion(preparing, self._convert_columns), preparing)
 
     def inputs(self, preparing: Preparation) -> Iterator[Batch]:
         """Consecutive batches without labels, for predictions."""
@@ -179,21 +186,21 @@ class Feed:
         if isinstance(given, Columns):
             size = chunk_size(preparing.problem, given.rows)
             return iter(slices(preparing.inputs(given), given.rows, size, []))
-        making = Making(prepare=preparing.inputs, denominators=lambda columns: [])
+        conversion = Conversion(prepare=preparing.inputs, denominators=lambda columns: [])
         if isinstance(given, Pieces):
-            making = attrs.evolve(making, convert=self._convert_columns)
-        return self._consecutive(making, preparing)
+            conversion = attrs.evolve(conversion, convert=self._convert_columns)
+        return self._consecutive(conversion, preparing)
 
-    def _consecutive(self, making: Making, preparing: Preparation) -> Iterator[Batch]:
+    def _consecutive(self, conversion: Conversion, preparing: Preparation) -> Iterator[Batch]:
         source: Source
         if isinstance(self.given, Pieces):
             size = chunk_size(preparing.problem, rows_of(self.given))
-            source = PieceBatches(self.given, making, size)
+            source = PieceBatches(self.given, conversion, size)
         else:
             assert isinstance(self.given, IterableBatches)
-            self.given.use(making)
+            self.given.use(conversion)
             source = self.given
-        with closing(source.epoch(None)) as groups:  # type: ignore[type-var]  # a generator
+        with closing(source.batches(Epoch())) as groups:  # type: ignore[type-var]  # a generator
             for group in groups:
                 yield from group
 
@@ -201,10 +208,12 @@ class Feed:
         return self.convert(columns, None, None)
 
 
-def _making(
+def _conversion(
     preparing: Preparation, convert: Callable[[Columns], Columns] = lambda columns: columns
-) -> Making:
-    return Making(prepare=preparing.columns, denominators=preparing.denominators, convert=convert)
+) -> Conversion:
+    return Conversion(
+        prepare=preparing.columns, denominators=preparing.denominators, convert=convert
+    )
 
 
 def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
@@ -243,10 +252,11 @@ def held_out(given: Any) -> tuple[Any, Any, Any]:
     """``validation_data`` as X, y and sample_weight.
 
     Raises:
-        DataError: it has none of these forms.
+        DataError: it has another form.
     """
     if isinstance(given, tuple | list) and len(given) in (2, 3) and not _batch_list(given):
-        return given[0], given[1], given[2] if len(given) == 3 else None
+        X, y, sample_weight = (*given, None)[:3]
+        return X, y, sample_weight
     if isinstance(given, DataSource | Columns | Pieces | Mapping) or (
         gives_rows(given) or gives_batches(given, None)
     ):

@@ -79,7 +79,8 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
     """
     labels = dict(columns.labels)
     for request in requests:
-        array, predicted = labels.get(request.label), model.value(request.predicted)
+        array = labels.get(request.label)
+        predicted = model.value(request.predicted)
         shape = predicted.shape or ()
         if array is None or array.ndim + 1 != len(shape) or shape[-1] != 1:
             continue

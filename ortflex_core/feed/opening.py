@@ -37,33 +37,27 @@ def open_source(
             "these data are read in pieces and do not fit into the shuffle buffer, but all rows "
             "are needed at once here; pass arrays, or fewer rows"
         )
-    if y is None and isinstance(X, Mapping):
-        X, y, sample_weight = _split_mapping(X, [r.label for r in requests], sample_weight)
+    inputs = [i.name for i in model.inputs]
+    labels = [r.label for r in requests]
     if isinstance(X, Columns):
-        names = [i.name for i in model.inputs]
-        labels = [r.label for r in requests]
-        return _rename_columns(X, names, labels)
-    return data.as_columns(
-        X,
-        y,
-        sample_weight,
-        inputs=[i.name for i in model.inputs],
-        labels=[r.label for r in requests],
-    )
+        return _rename_columns(X, inputs, labels)
+    if y is None and isinstance(X, Mapping):
+        X, y, sample_weight = _split_mapping(X, labels, sample_weight)
+    return data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels)
 
 
 def _split_mapping(
     given: Mapping[str, Any], labels: Sequence[str], sample_weight: Any
 ) -> tuple[dict[str, Any], Any, Any]:
     """Split one mapping with all names into inputs, labels and sample weights."""
-    rest = dict(given)
-    found = {name: rest.pop(name) for name in labels if name in rest}
-    if not found and len(labels) == 1:
-        usual = next((name for name in _LABELS if name in rest), None)
-        found = {labels[0]: rest.pop(usual)} if usual is not None else {}
-    if found and sample_weight is None:
-        sample_weight = rest.pop("sample_weight", None)
-    return rest, found or None, sample_weight
+    inputs = dict(given)
+    y = {name: inputs.pop(name) for name in labels if name in inputs}
+    usual = [name for name in _LABELS if name in inputs]
+    if not y and len(labels) == 1 and usual:
+        y[labels[0]] = inputs.pop(usual[0])
+    if y and sample_weight is None:
+        sample_weight = inputs.pop("sample_weight", None)
+    return inputs, y or None, sample_weight
 
 
 def _rename_columns(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> Columns:
@@ -73,13 +67,13 @@ def _rename_columns(columns: Columns, inputs: Sequence[str], labels: Sequence[st
         given = {inputs[0]: given["X"]}
     if len(labels) == 1 and list(expected) == ["y"]:
         expected = {labels[0]: expected["y"]}
-    out = attrs.evolve(columns, inputs=given, labels=expected)
     for name in inputs:
         if name not in given:
             raise DataError(f"the data lack the input {name!r}; {suggest(name, given)}")
-    if not out.rows:
+    renamed = attrs.evolve(columns, inputs=given, labels=expected)
+    if not renamed.rows:
         raise DataError("the data are empty: 0 rows")
-    return out
+    return renamed
 
 
 def load(source: DataSource) -> Any:

@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 
 from ortflex_core.data import columns as data
-from ortflex_core.data.batches import totals
-from ortflex_core.data.columns import Batch, Columns
+from ortflex_core.data.batches import Batch, totals
+from ortflex_core.data.columns import Columns
 from ortflex_core.errors import DataError
 from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.programs import stages
@@ -108,8 +108,9 @@ class Preparation:
         positive = rows[rows > 0]
         least = float(positive.min()) if positive.size else 1.0
         if least < _LEAST and self.problem.reduction == "mean":
-            what = f"the weights of the {term.loss.name} loss"
-            what = what if term.weight is None else "sample_weight"
+            what = "sample_weight"
+            if term.weight is None:
+                what = f"the weights of the {term.loss.name} loss"
             raise _too_small(what, least, int(np.argmax(rows == least)), float(rows.max()))
         return rows
 

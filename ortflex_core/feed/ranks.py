@@ -1,4 +1,4 @@
-"""The batches of a training in several processes, and the data that cannot be divided among them."""
+"""The batches of several processes, and the data that cannot be divided among them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ortflex_core.process_groups.peers import Peers
 
 
 def check_source(given: Any) -> None:
-    """Refuse data of which the processes cannot know which rows are whose.
+    """Refuse data that do not define which rows each process computes.
 
     Raises:
-        Unsupported: an iterable of batches that does not know of processes.
+        Unsupported: an iterable of batches, or a function without the arguments rank and size.
     """
     if isinstance(given, IterableBatches) and not given.of_ranks:
         raise Unsupported(
@@ -28,7 +28,7 @@ def check_rows(peers: Peers, source: Source) -> None:
     """Refuse fewer rows than processes.
 
     Raises:
-        Unsupported: some process would never have a row.
+        Unsupported: there are fewer rows, so some process would never have one.
     """
     if source.rows is not None and source.rows < peers.size:
         raise Unsupported(
@@ -38,8 +38,8 @@ def check_rows(peers: Peers, source: Source) -> None:
 
 
 def batches_of_all(peers: Peers, own: Batch) -> list[Batch]:
-    """A batch of every process by rank; of the others the sizes and denominators alone."""
-    given = peers.values("batch", [own.size, *own.denominators])
-    out = [Batch(own.columns, None, size, below) for size, *below in given]
-    out[peers.rank] = own
-    return out
+    """A batch of every process by rank; of other processes only size and denominators are known."""
+    sizes = peers.values("batch", [own.size, *own.denominators])
+    batches = [Batch(own.columns, None, size, denominators) for size, *denominators in sizes]
+    batches[peers.rank] = own
+    return batches

@@ -1,4 +1,4 @@
-"""Small constants computed while the graph is built: the arithmetic of shapes that exporters write.
+"""Small constants, computed while the graph is built: the arithmetic of shapes in exported files.
 
 If a Concat of known sizes that Reshape or Resize reads is not folded, all later shapes are unknown.
 """

@@ -7,9 +7,9 @@ is built: an If with a constant condition is replaced by its branch, a short Loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import onnx
@@ -19,6 +19,7 @@ from ortflex_core.errors import GraphError
 from ortflex_core.graph import sequences
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.program import build
+from ortflex_core.graph.protos import plain_domain
 from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.types import Array, Shape
 
@@ -96,8 +97,28 @@ class Sub:
         return AttributeProto(name="", type=AttributeProto.GRAPH, g=graph), used
 
 
+class _Control(NamedTuple):
+    """A node that is being traced."""
+
+    trace: Trace
+    attributes: Mapping[str, AttributeProto]
+    arguments: Sequence[Tensor | None]
+    captures: Mapping[str, Tensor]
+
+    @property
+    def body(self) -> GraphProto:
+        """The subgraph of a Loop or Scan."""
+        return self.attributes["body"].g
+
+    @property
+    def reads_sequences(self) -> bool:
+        """Whether an input or a captured value is a sequence."""
+        values: tuple[object, ...] = (*self.arguments, *self.captures.values())
+        return any(isinstance(value, sequences.SEQUENCES) for value in values)
+
+
 def prefix_names(graph: GraphProto, prefix: str, keep: set[str]) -> None:
-    """Add ``prefix`` to all names except those of outer values."""
+    """Add ``prefix`` to all names except the names of outer values, ``keep``."""
 
     def renamed(name: str) -> str:
         return name if not name or name in keep else prefix + name
@@ -169,7 +190,7 @@ def trace_node(
 
     Without ``types`` they are inferred.
     """
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = plain_domain(node.domain)
     attributes = {a.name: a for a in node.attribute}
     if domain == "" and node.op_type == "Constant":
         value = constant_of(node)
@@ -181,16 +202,16 @@ def trace_node(
         return tuple(_trace_map(trace, attributes["body"].g, arguments, captures))  # type: ignore[arg-type]
     if domain == "" and node.op_type == "Identity":
         return (arguments[0],)  # type: ignore[return-value]  # it may be a sequence
+    control = _Control(trace, attributes, arguments, captures)
     if domain == "" and node.op_type in CONTROL:
-        inlined = _INLINE[node.op_type](trace, attributes, arguments, captures)
+        inlined = _INLINE[node.op_type](control)
         if inlined is not None:
             return tuple(inlined)
-        if any(isinstance(a, sequences.SEQUENCES) for a in (*arguments, *captures.values())):
-            types = []  # it is refused below
-        elif types is None or any(shape is None for _, shape in types):
+        unknown = types is None or any(shape is None for _, shape in types)
+        if unknown and not control.reads_sequences:
             # onnx's own inference drops the rank of every value that a loop carries.
-            types = _TYPES[node.op_type](trace, attributes, arguments, captures)
-    if any(isinstance(a, sequences.SEQUENCES) for a in (*arguments, *captures.values())):
+            types = _TYPES[node.op_type](control)
+    if control.reads_sequences:
         raise GraphError(
             f"{node.op_type} {node.name!r} reads a sequence; sequences are resolved while the "
             "graph is traced, which needs a number of iterations or a condition that is known at "
@@ -243,25 +264,18 @@ def ints(attributes: Mapping[str, AttributeProto], name: str, count: int) -> lis
     return list(attributes[name].ints) if name in attributes else [0] * count
 
 
-def _inline_if(
-    trace: Trace,
-    attributes: Mapping[str, AttributeProto],
-    arguments: Sequence[Tensor | None],
-    captures: Mapping[str, Tensor],
-) -> list[Tensor] | None:
-    condition = _known_scalar(arguments[0])
+def _inline_if(node: _Control) -> list[Tensor] | None:
+    condition = _known_scalar(node.arguments[0])
     if condition is None:
         return None
-    branch = attributes["then_branch" if condition else "else_branch"].g
-    return replay(trace, branch, [], captures)
+    branch = node.attributes["then_branch" if condition else "else_branch"].g
+    return replay(node.trace, branch, [], node.captures)
 
 
-def _can_unroll(
-    count: Any, trace: Trace, body: GraphProto, values: Iterable[Any] = ()
-) -> TypeGuard[int]:
-    """Whether ``count`` iterations of a body that reads these values are few enough to be unrolled."""
-    many = any(isinstance(v, sequences.SEQUENCES) for v in values)
-    most = _MOST_NODES_OF_SEQUENCES if many else _MOST_NODES
+def _can_unroll(count: Any, node: _Control) -> TypeGuard[int]:
+    """Whether ``count`` iterations of a loop are few enough to be unrolled."""
+    trace, body = node.trace, node.body
+    most = _MOST_NODES_OF_SEQUENCES if node.reads_sequences else _MOST_NODES
     if not isinstance(count, int) or not 0 < count * len(body.node) <= most:
         return False
     if (
@@ -283,26 +297,22 @@ def _copied(trace: Trace, count: int) -> Iterator[None]:
         trace.unrolled_copies //= count
 
 
-def _inline_loop(
-    trace: Trace,
-    attributes: Mapping[str, AttributeProto],
-    arguments: Sequence[Tensor | None],
-    captures: Mapping[str, Tensor],
-) -> list[Tensor] | None:
+def _inline_loop(node: _Control) -> list[Tensor] | None:
     """An unrolled loop, if the number of iterations is known and small and the condition stays true."""
-    body, count = attributes["body"].g, _known_scalar(arguments[0])
+    trace, arguments, count = node.trace, node.arguments, _known_scalar(node.arguments[0])
     start = True if len(arguments) < 2 or arguments[1] is None else _known_scalar(arguments[1])
     none = start is False or (isinstance(count, int) and count <= 0)
-    if none and len(body.output) == len(arguments) - 1:
+    if none and len(node.body.output) == len(arguments) - 1:
         return [state for state in arguments[2:] if state is not None]  # none is omitted
-    if start is not True or not _can_unroll(count, trace, body, (*arguments, *captures.values())):
+    if start is not True or not _can_unroll(count, node):
         return None
     true = trace.constant(np.array(True))
     states: list[Any] = list(arguments[2:])
     rows: list[list[Tensor]] = []
     for k in range(count):
         with _copied(trace, count):
-            after = replay(trace, body, [trace.constant(np.int64(k)), true, *states], captures)
+            formals = [trace.constant(np.int64(k)), true, *states]
+            after = replay(trace, node.body, formals, node.captures)
         if _known_scalar(after[0]) is not True:
             return None
         states, scans = after[1 : 1 + len(states)], after[1 + len(states) :]
@@ -310,19 +320,14 @@ def _inline_loop(
     return [*states, *(_stacked(trace, parts, 0) for parts in zip(*rows, strict=True))]
 
 
-def _inline_scan(
-    trace: Trace,
-    attributes: Mapping[str, AttributeProto],
-    arguments: Sequence[Tensor | None],
-    captures: Mapping[str, Tensor],
-) -> list[Tensor] | None:
-    body, scanned = attributes["body"].g, attributes["num_scan_inputs"].i
-    inputs: list[Any] = list(arguments)
+def _inline_scan(node: _Control) -> list[Tensor] | None:
+    trace, scanned = node.trace, node.attributes["num_scan_inputs"].i
+    inputs: list[Any] = list(node.arguments)
     states, scans_in = inputs[:-scanned], inputs[-scanned:]
-    axes = ints(attributes, "scan_input_axes", scanned)
-    backward = ints(attributes, "scan_input_directions", scanned)
+    axes = ints(node.attributes, "scan_input_axes", scanned)
+    backward = ints(node.attributes, "scan_input_directions", scanned)
     length = None if scans_in[0].shape is None else scans_in[0].shape[axes[0]]
-    if not _can_unroll(length, trace, body, (*arguments, *captures.values())):
+    if not _can_unroll(length, node):
         return None
     rows: list[list[Tensor]] = []
     for k in range(length):
@@ -331,12 +336,12 @@ def _inline_scan(
             for x, a, b in zip(scans_in, axes, backward, strict=True)
         ]
         with _copied(trace, length):
-            after = replay(trace, body, [*states, *slices], captures)
+            after = replay(trace, node.body, [*states, *slices], node.captures)
         states, scans = after[: len(states)], after[len(states) :]
         rows.append(scans)
     columns = list(zip(*rows, strict=True))
-    places = ints(attributes, "scan_output_axes", len(columns))
-    turned = ints(attributes, "scan_output_directions", len(columns))
+    places = ints(node.attributes, "scan_output_axes", len(columns))
+    turned = ints(node.attributes, "scan_output_directions", len(columns))
     stacked = [
         _stacked(trace, parts[::-1] if t else parts, axis)
         for parts, axis, t in zip(columns, places, turned, strict=True)
@@ -356,33 +361,22 @@ def _merge_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
 
 
-def _if_types(
-    trace: Trace,
-    attributes: Mapping[str, AttributeProto],
-    arguments: Sequence[Tensor | None],
-    captures: Mapping[str, Tensor],
-) -> Types:
+def _if_types(node: _Control) -> Types:
     branches = []
     for name in ("then_branch", "else_branch"):
-        sub = Sub(trace, captures)
-        branches.append(replay(sub.trace, attributes[name].g, [], sub.values))
+        sub = Sub(node.trace, node.captures)
+        branches.append(replay(sub.trace, node.attributes[name].g, [], sub.values))
     return [(a.dtype, _merge_shapes(a.shape, b.shape)) for a, b in zip(*branches, strict=True)]
 
 
 def _infer_carried(
-    trace: Trace,
-    body: GraphProto,
-    captures: Mapping[str, Tensor],
-    states: Types,
-    before: Types,
-    after: Types,
-    skip: int,
+    node: _Control, states: Types, before: Types, after: Types, skip: int
 ) -> tuple[Types, Types]:
     """Types of the carried values over all iterations, and of the results of each iteration."""
     for _ in range(2):  # a size that changes is unknown in the second pass
-        sub = Sub(trace, captures)
+        sub = Sub(node.trace, node.captures)
         formals = [sub.formal(*t) for t in (*before, *states, *after)]
-        results = replay(sub.trace, body, formals, sub.values)[skip:]
+        results = replay(sub.trace, node.body, formals, sub.values)[skip:]
         types = [(t.dtype, t.shape) for t in results]
         states = [
             (d, _merge_shapes(s, m[1]))
@@ -391,28 +385,17 @@ def _infer_carried(
     return states, types[len(states) :]
 
 
-def _loop_types(
-    trace: Trace,
-    attributes: Mapping[str, AttributeProto],
-    arguments: Sequence[Tensor | None],
-    captures: Mapping[str, Tensor],
-) -> Types:
-    states = [(t.dtype, t.shape) for t in arguments[2:] if t is not None]
+def _loop_types(node: _Control) -> Types:
+    states = [(t.dtype, t.shape) for t in node.arguments[2:] if t is not None]
     start: Types = [(TensorProto.INT64, ()), (TensorProto.BOOL, ())]
-    body = attributes["body"].g
-    states, scans = _infer_carried(trace, body, captures, states, start, [], 1)
+    states, scans = _infer_carried(node, states, start, [], 1)
     return [*states, *((d, None if s is None else (None, *s)) for d, s in scans)]
 
 
-def _scan_types(
-    trace: Trace,
-    attributes: Mapping[str, AttributeProto],
-    arguments: Sequence[Tensor | None],
-    captures: Mapping[str, Tensor],
-) -> Types:
-    scanned = attributes["num_scan_inputs"].i
-    inputs = [t for t in arguments if t is not None]
-    axes = ints(attributes, "scan_input_axes", scanned)
+def _scan_types(node: _Control) -> Types:
+    scanned = node.attributes["num_scan_inputs"].i
+    inputs = [t for t in node.arguments if t is not None]
+    axes = ints(node.attributes, "scan_input_axes", scanned)
     slices: Types = []
     length: int | str | None = None
     for x, axis in zip(inputs[-scanned:], axes, strict=True):
@@ -421,10 +404,9 @@ def _scan_types(
             length = part.pop(axis)
         slices.append((x.dtype, None if part is None else tuple(part)))
     states: Types = [(t.dtype, t.shape) for t in inputs[:-scanned]]
-    body = attributes["body"].g
-    states, scans = _infer_carried(trace, body, captures, states, [], slices, 0)
+    states, scans = _infer_carried(node, states, [], slices, 0)
     out = list(states)
-    places = ints(attributes, "scan_output_axes", len(scans))
+    places = ints(node.attributes, "scan_output_axes", len(scans))
     for (dtype, shape), axis in zip(scans, places, strict=True):
         if shape is None:
             out.append((dtype, None))
@@ -434,12 +416,12 @@ def _scan_types(
     return out
 
 
-_Inline = Callable[
-    [Trace, Mapping[str, AttributeProto], Sequence[Tensor | None], Mapping[str, Tensor]],
-    list[Tensor] | None,
-]
-_INLINE: Mapping[str, _Inline] = {"If": _inline_if, "Loop": _inline_loop, "Scan": _inline_scan}
-_TYPES: Mapping[str, Callable[..., Types]] = {
+_INLINE: Mapping[str, Callable[[_Control], list[Tensor] | None]] = {
+    "If": _inline_if,
+    "Loop": _inline_loop,
+    "Scan": _inline_scan,
+}
+_TYPES: Mapping[str, Callable[[_Control], Types]] = {
     "If": _if_types,
     "Loop": _loop_types,
     "Scan": _scan_types,

@@ -18,6 +18,7 @@ from onnx import TensorProto
 
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.graph.sizes import count_to
 
 _INT64, _UINT64 = TensorProto.INT64, TensorProto.UINT64
 _HALF = np.array(32, np.uint64)
@@ -35,7 +36,7 @@ def dropout(
         ratio: the fraction that is dropped, from 0 to below 1; a number or a scalar of the graph.
         step: int64 scalar; every step has a different mask.
         seed: of the training.
-        node: a name; every node has different masks.
+        node: its name; every node has different masks.
     """
     mask = op.Less(_draw_uniform(op, x, step, f"{seed}/{node}"), _threshold(op, ratio))
     if isinstance(ratio, Tensor):
@@ -62,7 +63,7 @@ def normal(op: Ops, like: Tensor, step: Host, *, seed: int, name: str) -> Tensor
     Source: Box and Muller, "A note on the generation of random normal deviates" (1958).
     """
     start = like.trace.bind(step, _INT64) * op.constant(2**32)
-    words = _squares(op, start + _count(op, op.Size(like)), _key(f"normal/{seed}/{name}"))
+    words = _squares(op, start + count_to(op, op.Size(like)), _key(f"normal/{seed}/{name}"))
     high, low = (_to_fraction(op, part) for part in (words, words * op.constant(2**32)))
     values = op.Sqrt(op.Log(high) * -2.0) * op.Sin(low * (2 * math.pi))
     out: Tensor = op.Cast(op.Reshape(values, op.Shape(like)), to=like.dtype)
@@ -95,7 +96,7 @@ def _draw_uniform(op: Ops, x: Tensor, step: Tensor, label: str) -> Tensor:
     """
     start, key = step * op.constant(2**32), _key(label)
     if x.rank is None or x.rank < 2:
-        words = _squares(op, start + _count(op, op.Size(x)), key)
+        words = _squares(op, start + count_to(op, op.Size(x)), key)
         whole: Tensor = op.Reshape(words, op.Shape(x))
         whole.shape = x.shape
         return whole
@@ -111,16 +112,12 @@ def _draw_uniform(op: Ops, x: Tensor, step: Tensor, label: str) -> Tensor:
         width = op.Squeeze(op.Slice(op.Shape(x), [-1], [_END]), axes=[0])
     size = op.constant(math.prod(rows) + columns) if -1 not in known else height + width
     # Columns first, so that the first rows of a longer batch have the same words.
-    words = _squares(op, start + _count(op, size), key)
+    words = _squares(op, start + count_to(op, size), key)
     border = op.constant([columns]) if columns != -1 else op.Reshape(width, [1])
     by_column, by_row = op.Slice(words, [0], border), op.Slice(words, border, [_END])
     product: Tensor = op.Reshape(by_row, shape) * by_column
     product.shape = x.shape
     return product
-
-
-def _count(op: Ops, size: Tensor) -> Tensor:
-    return op.Range(op.constant(0), size, op.constant(1))
 
 
 def _key(label: str) -> int:

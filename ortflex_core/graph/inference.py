@@ -10,7 +10,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ortflex_core.errors import GraphError
 from ortflex_core.graph import schemas
-from ortflex_core.types import Array, Shape
+from ortflex_core.types import Array, Shape, shape_of
 
 if TYPE_CHECKING:
     from ortflex_core.graph.ops import Node, Trace
@@ -84,16 +84,11 @@ def _inferred(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shape |
     except (InferenceError, onnx.checker.ValidationError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise GraphError(f"{node!r} is ill-typed: {reason}") from error
-    out: list[tuple[int, Shape | None]] = []
-    for label in results:
-        tensor_type = inferred[label].tensor_type if label in inferred else onnx.TypeProto.Tensor()
-        shape: Shape | None = None
-        if tensor_type.HasField("shape"):
-            shape = tuple(
-                d.dim_value if d.HasField("dim_value") else (d.dim_param or None)
-                for d in tensor_type.shape.dim
-            )
-        out.append((tensor_type.elem_type, shape))
+    tensors = [
+        inferred[label].tensor_type if label in inferred else onnx.TypeProto.Tensor()
+        for label in results
+    ]
+    out = [(tensor.elem_type, shape_of(tensor)) for tensor in tensors]
     if out[0][0] == TensorProto.UNDEFINED:
         raise GraphError(f"{node!r} is ill-typed: the type of its output cannot be inferred")
     return out

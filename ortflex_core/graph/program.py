@@ -23,6 +23,7 @@ from ortflex_core.errors import GraphError
 from ortflex_core.graph.host_scalars import Host, HostProgram
 from ortflex_core.graph.ops import Node, Tensor, Trace
 from ortflex_core.graph.ports import Key, Port
+from ortflex_core.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
 # Above this number of nodes, their order affects the time to open an onnxruntime session.
@@ -283,7 +284,7 @@ class _GraphWriter:
 
 def _model_of(graph: GraphProto, opsets: Mapping[str, int]) -> ModelProto:
     """The graph with the opsets of the domains that it uses."""
-    domains = {""} | _inner_domains(graph)
+    domains = {"", *(node.domain for node in all_nodes(graph.node))}
     model = ModelProto(ir_version=ir_for(opsets[""]), producer_name="ortflex", graph=graph)
     model.opset_import.extend(
         onnx.helper.make_opsetid(domain, version)
@@ -376,10 +377,10 @@ def fresh_name(wanted: str, taken: set[str]) -> str:
 
 
 def rename_captures(attribute: AttributeProto, outer: Mapping[str, str]) -> AttributeProto:
-    """A copy of a subgraph whose reads of outer values follow their new names.
+    """A copy of a subgraph that reads outer values by their new names.
 
-    Names the subgraph defines itself hide outer ones. Its own names are prefixed when an outer
-    value now carries the same name, which ONNX forbids.
+    A name that the subgraph defines hides the outer value of this name. If an outer value has the name
+    of an inner one now, which ONNX forbids, the inner name gets a prefix.
     """
     if attribute.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
         return attribute
@@ -402,20 +403,5 @@ def _rename_in_graph(graph: GraphProto, outer: dict[str, str]) -> None:
         for names in (node.input, node.output):
             for k, name in enumerate(names):
                 names[k] = renames.get(name, name)
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                _rename_in_graph(attribute.g, dict(renames))
-            for inner in attribute.graphs:
-                _rename_in_graph(inner, dict(renames))
-
-
-def _inner_domains(graph: GraphProto) -> set[str]:
-    domains: set[str] = set()
-    for node in graph.node:
-        domains.add(node.domain)
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                domains |= _inner_domains(attribute.g)
-            for inner in attribute.graphs:
-                domains |= _inner_domains(inner)
-    return domains
+        for inner in subgraphs_of(node):
+            _rename_in_graph(inner, dict(renames))

@@ -16,6 +16,7 @@ from onnx import AttributeProto, TensorProto
 
 from ortflex_core.errors import GraphError
 from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.sizes import known_sizes
 
 
 class TensorSequence(tuple[Tensor, ...]):
@@ -128,7 +129,7 @@ def _at(trace: Trace, _: Any, arguments: Sequence[Value]) -> Sequence[Value]:
         return [arguments[0].at(arguments[1])]
     elements = _elements(arguments[0], "an element")
     shapes = {e.shape for e in elements}
-    if arguments[1].constant is None and len(shapes) == 1 and _fixed(elements[0]):
+    if arguments[1].constant is None and len(shapes) == 1 and known_sizes(elements[0]) is not None:
         rows = [trace.op.Unsqueeze(e, axes=[0]) for e in elements]
         at = trace.op.Reshape(arguments[1], [])
         return [trace.op.Gather(trace.op.Concat(*rows, axis=0), at, axis=0)]
@@ -136,10 +137,6 @@ def _at(trace: Trace, _: Any, arguments: Sequence[Value]) -> Sequence[Value]:
     if not -len(elements) <= place < len(elements):
         raise GraphError(f"SequenceAt: position {place} in a sequence of {len(elements)}")
     return [elements[place]]
-
-
-def _fixed(tensor: Tensor) -> bool:
-    return tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape)
 
 
 def _insert(trace: Trace, _: Any, arguments: Sequence[Value]) -> Sequence[Value]:

@@ -16,8 +16,16 @@ def subgraphs_of(node: NodeProto) -> list[GraphProto]:
     ]
 
 
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph and all graphs inside it."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs_of(node):
+            yield from all_graphs(inner)
+
+
 def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes, each before those of its subgraphs, at every level."""
+    """The nodes at every level, each before the nodes of its subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs_of(node):

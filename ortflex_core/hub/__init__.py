@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: files from a repository, and a repository from a training.
+"""Models on the Hugging Face Hub: files from a repository, and a repository from a trained model.
 
 Owns: the calls of huggingface_hub, which is imported when it is used, and the model card.
 

@@ -63,8 +63,8 @@ class SharesModels:
         with repository.open_model(repo_id, filename, revision, api) as (path, name):
             model = Model(path, free_batch=free_batch, plugins=plugins)
         model.label = f"{repo_id}/{name}"
-        made: Any = cls
-        return made(model, **arguments)  # type: ignore[no-any-return]
+        trainer_class: Any = cls
+        return trainer_class(model, **arguments)  # type: ignore[no-any-return]
 
     def push_to_hub(
         self: Any,

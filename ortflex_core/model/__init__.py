@@ -25,7 +25,7 @@ from ortflex_core.model.training_mode import (
     trains_statistics,
 )
 from ortflex_core.onnx_files.model_file import read_model
-from ortflex_core.onnx_files.nodes import ancestor_nodes, find_nodes, reads
+from ortflex_core.onnx_files.nodes import ancestor_nodes, find_nodes, reads, split_nodes
 
 __all__ = [
     "OLDEST_OPSET",
@@ -49,6 +49,7 @@ __all__ = [
     "rewrite_for_inference",
     "running_statistics",
     "share_port",
+    "split_nodes",
     "statistics_moves",
     "trains_statistics",
 ]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto
 
 from ortflex_core.errors import GraphError, ModelError
 from ortflex_core.graph.control_flow import captured_names
+from ortflex_core.onnx_files import model_file, nodes
 from ortflex_core.opsets.equivalence import (
     Runner,
     difference,
@@ -96,12 +97,7 @@ def _rows(model: ModelProto) -> dict[str, int]:
 def _reshape(model: ModelProto, inputs: Sequence[str], batch: int, rows: Mapping[str, int]) -> None:
     """Make constant targets that begin with the batch size dynamic: 0 copies the size, −1 infers it."""
     graph = model.graph
-    constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if t.dims}
-    constants.update(
-        (n.output[0], onnx.numpy_helper.to_array(n.attribute[0].t))
-        for n in graph.node
-        if n.op_type == "Constant" and n.attribute and n.attribute[0].name == "value"
-    )
+    known = nodes.constants(graph)
     following = set(inputs)
     for k, node in enumerate(graph.node):
         reads = {*node.input, *captured_names(node)}
@@ -110,37 +106,34 @@ def _reshape(model: ModelProto, inputs: Sequence[str], batch: int, rows: Mapping
         following.update(o for o in node.output if o)
         if node.op_type != "Reshape" or len(node.input) < 2 or node.input[0] not in following:
             continue
-        target = constants.get(node.input[1])
-        if target is None or target.ndim != 1 or not target.size:
+        constant = known.get(node.input[1])
+        if constant is None or len(constant.dims) != 1 or not constant.dims[0]:
             continue
-        fresh = _target(node, target, batch, rows.get(node.input[0]))
-        if fresh is not None:
+        target = onnx.numpy_helper.to_array(constant)
+        dynamic = _target(node, target, batch, rows.get(node.input[0]))
+        if dynamic is not None:
             name = f"{node.output[0]}/free_batch.{k}"
-            graph.initializer.append(onnx.numpy_helper.from_array(fresh, name))
-            if model.ir_version < 4:  # older files also list every initializer as an input
-                shape = [len(fresh)]
-                graph.input.append(
-                    helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)
-                )
+            model_file.add_initializer(model, onnx.numpy_helper.from_array(dynamic, name))
             node.input[1] = name
 
 
 def _target(node: NodeProto, target: Array, batch: int, rows: int | None) -> Array | None:
+    """The target of a Reshape with a dynamic first size; None to keep the target."""
     first = int(target[0])
     if first <= 0 or (first != batch and (batch == 1 or first % batch)):
         return None
-    fresh = target.astype(np.int64)
+    dynamic = target.astype(np.int64)
     allowzero = [a for a in node.attribute if a.name == "allowzero" and a.i]
     # 0 first: shape inference follows the batch through it by name.
     if first == batch and rows == batch and not (allowzero and (target == 0).any()):
-        fresh[0] = 0
+        dynamic[0] = 0
         for attribute in allowzero:  # torch sets it everywhere; it says how to read a 0
             node.attribute.remove(attribute)
     elif not (target == -1).any():
-        fresh[0] = -1
+        dynamic[0] = -1
     else:
         return None
-    return fresh
+    return dynamic
 
 
 def _verify(
@@ -160,21 +153,21 @@ def _verify(
         old, new = Runner(model, large), Runner(out, large)
         first, size = fitting_inputs(old, batch)
         second = random_inputs(old.inputs, batch, size, seed=1)
-        one, two = old(first), old(second)
-        alone = new(first)
+        first_outputs, second_outputs = old(first), old(second)
+        freed_outputs = new(first)
     except GraphError as error:
         raise ModelError(f"{head}: {error}. {ways}.") from error
-    if wrong := difference(alone, one):
+    if wrong := difference(freed_outputs, first_outputs):
         raise ModelError(f"{head}: on a batch of {batch} rows {wrong}. {ways}.")
     joined = {n: np.concatenate([a, second[n]]) if n in inputs else a for n, a in first.items()}
     per_row = {
-        n: np.concatenate([a, two[n]])
-        for n, a in one.items()
+        n: np.concatenate([a, second_outputs[n]])
+        for n, a in first_outputs.items()
         if isinstance(a, np.ndarray) and a.shape[:1] == (batch,)
     }
     try:
-        both = new(joined)
+        joined_outputs = new(joined)
     except GraphError as error:
         raise ModelError(f"{head}: it fails on {2 * batch} rows: {error}. {ways}.") from error
-    if wrong := difference(both, per_row):
+    if wrong := difference(joined_outputs, per_row):
         raise ModelError(f"{head}: on {2 * batch} rows {wrong}. {ways}.")

@@ -8,9 +8,10 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from ortflex_core.graph.control_flow import captured_names
 from ortflex_core.graph.subgraphs import subgraphs_of
+from ortflex_core.onnx_files.nodes import constants
 
 
-def in_training(model: ModelProto) -> list[str]:
+def training_nodes(model: ModelProto) -> list[str]:
     """The nodes that normalize by the batch, or drop elements, in every run of the file."""
     nodes = []
     for graph, true in _graphs(model):
@@ -18,8 +19,8 @@ def in_training(model: ModelProto) -> list[str]:
     return nodes
 
 
-def inferring(model: ModelProto) -> None:
-    """Switch those nodes to inference, in place.
+def switch_to_inference(model: ModelProto) -> None:
+    """Switch the nodes of :func:`training_nodes` to inference, in place.
 
     BatchNormalization uses its running statistics, and returns them unchanged; Dropout passes
     everything. Mode inputs that are no longer read by a node are removed.
@@ -69,12 +70,8 @@ def _graphs(model: ModelProto) -> Iterator[tuple[GraphProto | FunctionProto, fro
 
 
 def _true(graph: GraphProto | FunctionProto) -> set[str]:
-    """Whether a mode is a constant true; an input or a computed mode is not changed."""
-    tensors = {t.name: t for t in graph.initializer} if isinstance(graph, GraphProto) else {}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            tensors[node.output[0]] = node.attribute[0].t
-    flags = {n: t for n, t in tensors.items() if t.data_type == TensorProto.BOOL}
+    """The modes that are a constant true; an input or a computed mode is not changed."""
+    flags = {n: t for n, t in constants(graph).items() if t.data_type == TensorProto.BOOL}
     return {name for name, tensor in flags.items() if numpy_helper.to_array(tensor).all()}
 
 

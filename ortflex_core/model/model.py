@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -21,6 +22,7 @@ from ortflex_core.graph.control_flow import captured_names as captured_names
 from ortflex_core.graph.control_flow import trace_node
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.ports import Port
+from ortflex_core.graph.protos import opsets_of
 from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.model import free_batch as freeing
 from ortflex_core.model import inference_mode
@@ -84,17 +86,19 @@ class Model:
         """The types of the file that are raised to float32."""
         self._raise_half = raise_half
         self.adapter_values: Mapping[str, Array] = {}
-        """The values of adapters in a resumed training, by the names of their tensors."""
+        """The values of adapters in a resumed run, by the names of their tensors."""
         self.unlearned = ""
         """The reason why a run of the model did not determine missing shapes (see ``shape_probe``)."""
         self.proto, self.files = model_file.load(source, self.label)
         model_file.import_standard(self.proto, OLDEST_OPSET)
-        self.opsets = {plain_domain(o.domain): o.version for o in self.proto.opset_import}
+        self.opsets = opsets_of(self.proto)
         self.opset = self.opsets.get("", 0)
         self._check()
         self._arrays: dict[str, Array] = {}
+        # Kept only while they are in use: the tensors of the file would otherwise be in memory twice.
+        self._large_arrays: WeakValueDictionary[str, Array] = WeakValueDictionary()
         self._prepare()
-        self.opsets = {plain_domain(o.domain): o.version for o in self.internal.opset_import}
+        self.opsets = opsets_of(self.internal)
         graph = self.internal.graph
         values = self._inferred(self.internal)
         self._values = shape_inference.one_batch(values, graph)
@@ -176,7 +180,7 @@ class Model:
 
     def _most(self, proto: ModelProto, values: Mapping[str, TensorSpec]) -> tuple[int, int]:
         """The largest number of bytes of a tensor, and the bytes of all weights and inputs."""
-        weights = sum(map(model_file.size_of, self._initializers.values()))
+        weights = sum(map(vetting.bytes_of, self._initializers.values()))
         inputs = [values[i.name] for i in proto.graph.input if i.name in values]
         weights += sum(vetting.spec_bytes(i) for i in inputs if i.name not in self._initializers)
         return vetting.most_bytes(weights), weights
@@ -188,15 +192,18 @@ class Model:
             ModelError: no initializer has that name, or its file was changed in place.
         """
         self.files.verify()
-        if name not in self._arrays:
-            if name not in self._initializers:
-                raise ModelError(
-                    f"{self.label} has no initializer {name!r}; {suggest(name, self._initializers)}"
-                )
-            tensor = self._initializers[name]
-            array = model_file.array_of(tensor, self.files)
-            self._arrays[name] = half_floats.raised_array(array, tensor.data_type, self.half)
-        return self._arrays[name]
+        if (known := self._arrays.get(name, self._large_arrays.get(name))) is not None:
+            return known
+        if name not in self._initializers:
+            raise ModelError(
+                f"{self.label} has no initializer {name!r}; {suggest(name, self._initializers)}"
+            )
+        tensor = self._initializers[name]
+        array = model_file.array_of(tensor, self.files)
+        array = half_floats.raised_array(array, tensor.data_type, self.half)
+        kept = self._arrays if model_file.is_small(tensor) else self._large_arrays
+        kept[name] = array
+        return array
 
     def _raised(self, proto: ModelProto) -> ModelProto:
         return half_floats.raise_to_float32(proto, self.half)
@@ -209,9 +216,9 @@ class Model:
 
     def holding(self, values: Mapping[str, Array]) -> Model:
         """The same model with new values of some initializers; :meth:`export` keeps the file's values."""
-        twin = copy.copy(self)
-        twin._arrays = {**self._arrays, **values}
-        return twin
+        model = copy.copy(self)
+        model._arrays = {**self._arrays, **values}
+        return model
 
     @cached_property
     def initializers(self) -> dict[str, TensorSpec]:
@@ -408,7 +415,7 @@ class Model:
                 model_file.replace(tensor, state[tensor.name])
         model_file.own_values(out, state)
         if inferring:
-            inference_mode.inferring(out)
+            inference_mode.switch_to_inference(out)
         if edit is not None:
             edit(out)
         if path is None:

@@ -56,14 +56,14 @@ def raw_scores(model: Model, name: str) -> tuple[str, str | None]:
     ``(name, None)`` without such an operator: the tensor is assumed to have raw scores. The two
     columns [1 - p, p] at the end of scikit-learn's binary classifiers are traced back to p.
     """
-    at = name
-    while (node := model.producers.get(at)) is not None:
+    tensor = name
+    while (node := model.producers.get(tensor)) is not None:
         if node.op_type in ("Softmax", "LogSoftmax", "Sigmoid"):
             return node.input[0], node.op_type
         if node.op_type in _TRANSPARENT:
-            at = node.input[0]
+            tensor = node.input[0]
         elif (positive := _two_columns(model, node)) is not None:
-            at = positive
+            tensor = positive
         else:
             break
     return name, None
@@ -74,14 +74,14 @@ def are_shares(model: Model, name: str) -> bool:
     node = model.producers.get(name)
     if node is None or node.op_type != "Div":
         return False
-    whole, below = node.input
-    passed = False
-    while below != whole and (producer := model.producers.get(below)) is not None:
-        passed = passed or producer.op_type in ("ReduceSum", "ReduceL1")
+    numerator, denominator = node.input
+    is_sum = False
+    while denominator != numerator and (producer := model.producers.get(denominator)) is not None:
+        is_sum = is_sum or producer.op_type in ("ReduceSum", "ReduceL1")
         if producer.op_type not in ("ReduceSum", "ReduceL1", "Abs", "Reshape", "Unsqueeze"):
             return False
-        below = producer.input[0]
-    return passed and below == whole
+        denominator = producer.input[0]
+    return is_sum and denominator == numerator
 
 
 def _two_columns(model: Model, node: NodeProto) -> str | None:
@@ -107,10 +107,9 @@ def file_classes(model: Model) -> Array | None:
     for node in model.internal.graph.node:
         if node.domain != "ai.onnx.ml":
             continue
-        if node.op_type == "ArrayFeatureExtractor" and node.input[0] in model.initializers:
-            taken = model.producers.get(node.input[1])
-            if taken is not None and _from_argmax(model, taken):
-                return np.ravel(model.initializer(node.input[0]))
+        labels = node.input[0] if node.op_type == "ArrayFeatureExtractor" else ""
+        if labels in model.initializers and _from_argmax(model, node.input[1]):
+            return np.ravel(model.initializer(labels))
         for attribute in node.attribute:
             if attribute.name.startswith("classlabels") and (attribute.ints or attribute.strings):
                 values: Sequence[Any] = onnx.helper.get_attribute_value(attribute)
@@ -118,9 +117,8 @@ def file_classes(model: Model) -> Array | None:
     return None
 
 
-def _from_argmax(model: Model, node: NodeProto | None) -> bool:
-    while node is not None:
-        if node.op_type == "ArgMax":
-            return True
-        node = model.producers.get(node.input[0]) if node.op_type in (*_TRANSPARENT,) else None
-    return False
+def _from_argmax(model: Model, name: str) -> bool:
+    node = model.producers.get(name)
+    while node is not None and node.op_type in _TRANSPARENT:
+        node = model.producers.get(node.input[0])
+    return node is not None and node.op_type == "ArgMax"

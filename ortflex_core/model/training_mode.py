@@ -147,22 +147,15 @@ class Modes:
         count = op.Cast(op.Size(x), to=x.dtype) / op.Cast(op.Size(mean), to=x.dtype)
         unbiased = variance * (count / op.Max(count - 1, 1.0))
 
-        def mixed(old: Tensor, batch: Tensor) -> Tensor:
-            mixture: Tensor = momentum * old + share(batch)
-            return mixture
-
         def share(batch: Tensor) -> Tensor:
-            part: Tensor = (1 - momentum) * op.Reshape(batch, [-1])
-            return part
+            return (1 - momentum) * op.Reshape(batch, [-1])
 
         statistics = []
-        for name, batch, update in (
-            (node.input[3], mean, mean),
-            (node.input[4], variance, unbiased),
-        ):
+        pairs = ((mean, mean), (variance, unbiased))
+        for name, (batch, update) in zip(node.input[3:5], pairs, strict=True):
             # A layer that is used twice updates twice.
             old = self.updates.get(name, self._buffers[name])
-            statistics.append(mixed(old, batch))
+            statistics.append(momentum * old + share(batch))
             self.shares.append(share(update))
             self.updates[name] = momentum * old + self.shares[-1]
         return statistics
@@ -171,9 +164,8 @@ class Modes:
 def statistics_moves(settings: Settings, predicted: Sequence[str]) -> list[tuple[str, float]]:
     """Each running statistic that a batch updates, and its momentum, in order.
 
-    A statistic of a layer that is used twice occurs twice. running ← momentum · running + share,
-    with
-    the shares of :class:`Modes`, gives the same bits as the graph with both.
+    A statistic of a layer that is used twice occurs twice. With the shares of :class:`Modes`, running ←
+    momentum · running + share gives the same bits as the graph that updates the statistics itself.
     """
     out: list[tuple[str, float]] = []
     for node in settings.model.ancestors(predicted):

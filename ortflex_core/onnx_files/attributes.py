@@ -7,12 +7,14 @@ duplicate axes would change a gradient. They are refused when a file is read.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
 from ortflex_core.errors import ModelError
+from ortflex_core.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.onnx_files.nodes import constants
 from ortflex_core.types import TensorSpec
 
 POSITIVE = frozenset(
@@ -83,10 +85,8 @@ def check_all(graph: GraphProto, label: str) -> None:
     Raises:
         ModelError: see :func:`check`.
     """
-    for node in graph.node:
+    for node in all_nodes(graph.node):
         check(node, label)
-        for inner in _inner(node):
-            check_all(inner, label)
 
 
 def check_axes(graph: GraphProto, values: Mapping[str, TensorSpec], label: str) -> None:
@@ -109,7 +109,7 @@ def _check_axes(
     label: str,
     outer: MutableMapping[str, TensorProto],
 ) -> None:
-    known = ChainMap(dict(_constants(graph)), outer)
+    known = ChainMap(constants(graph), outer)
     for node in graph.node:
         if node.op_type in AXES and node.domain in ("", "ai.onnx"):
             side, name, place = AXES[node.op_type]
@@ -117,7 +117,7 @@ def _check_axes(
             spec = values.get(of[0]) if of else None
             rank = None if spec is None or spec.shape is None else len(spec.shape)
             _check_node(node, name, _given(node, name, place, known), rank, label)
-        for inner in _inner(node):
+        for inner in subgraphs_of(node):
             _check_axes(inner, values, label, known)
 
 
@@ -147,28 +147,6 @@ def _given(
 
 
 _MOST_AXES = 64
-
-
-def _constants(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """Tensors whose values are in the graph itself."""
-    for tensor in graph.initializer:
-        if tensor.data_location != TensorProto.EXTERNAL:
-            yield tensor.name, tensor
-    for node in graph.node:
-        if node.op_type == "Constant" and node.output:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield node.output[0], attribute.t
-                elif attribute.name in ("value_int", "value_ints"):
-                    numbers = _numbers(attribute)
-                    yield (
-                        node.output[0],
-                        onnx.helper.make_tensor("", TensorProto.INT64, [len(numbers)], numbers),
-                    )
-
-
-def _inner(node: NodeProto) -> list[GraphProto]:
-    return [g for a in node.attribute for g in (*([a.g] if a.HasField("g") else ()), *a.graphs)]
 
 
 def _numbers(attribute: onnx.AttributeProto) -> list[int]:

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,14 +27,16 @@ from onnx import ModelProto, TensorProto, external_data_helper
 from ortflex_core.errors import ModelError
 from ortflex_core.files import OutputError, flush_folder, staging, write_bytes, write_flushed
 from ortflex_core.locks import FolderLock
-from ortflex_core.onnx_files import model_file
+from ortflex_core.onnx_files import model_file, vetting
 from ortflex_core.onnx_files.external_data import DataFiles, is_outside
-from ortflex_core.onnx_files.model_file import array_of, is_small, size_of
+from ortflex_core.onnx_files.model_file import array_of, is_small
 from ortflex_core.opsets.half_floats import rounded
 from ortflex_core.types import Array
 
 _PATIENCE = 600.0
 """Seconds to wait for another export to the same path."""
+_digest = partial(hashlib.blake2b, digest_size=6)
+"""The hash in the names of data files."""
 _NO_MODELS = (".bin", ".csv", ".data", ".npy", ".npz", ".parquet", ".safetensors", ".weight")
 
 
@@ -61,7 +64,7 @@ def write(
         OutputError: the folder cannot be written to; old files are untouched.
     """
     external = files.external & {t.name for t in model.graph.initializer}
-    if not external and sum(map(size_of, model.graph.initializer)) > model_file.HUGE:
+    if not external and sum(map(vetting.bytes_of, model.graph.initializer)) > model_file.HUGE:
         external = frozenset(
             t.name
             for t in model.graph.initializer
@@ -107,7 +110,7 @@ def _write_pair(
     files: DataFiles,
     state: Mapping[str, Array],
 ) -> None:
-    digest = hashlib.blake2b(digest_size=6)
+    digest = _digest()
     places: list[tuple[TensorProto, int, int]] = []
     with open(folder / "data", "wb") as out:
         for tensor in model.graph.initializer:
@@ -151,11 +154,8 @@ def _append(
         content = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data
     out.write(content)
     digest.update(content)
-    tensor.ClearField("float_data")
-    tensor.ClearField("double_data")
-    tensor.ClearField("int32_data")
-    tensor.ClearField("int64_data")
-    tensor.ClearField("uint64_data")
+    for field in vetting.VALUE_FIELDS:
+        tensor.ClearField(field)
 
 
 @contextlib.contextmanager
@@ -198,12 +198,9 @@ def _left_over(path: Path, known: set[Path]) -> set[Path]:
         name = _ours(path).fullmatch(candidate.name)
         if name is None or name[1] is None or candidate.is_symlink() or not candidate.is_file():
             continue
-        digest = hashlib.blake2b(digest_size=6)
         with contextlib.suppress(OSError), open(candidate, "rb") as file:
-            while piece := file.read(2**22):
-                digest.update(piece)
-        if f".{digest.hexdigest()}" == name[1]:
-            out.add(candidate)
+            if f".{hashlib.file_digest(file, _digest).hexdigest()}" == name[1]:
+                out.add(candidate)
     return out
 
 
@@ -219,9 +216,8 @@ def _has(path: Path, text: bytes) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            if (
-                not 0 < os.fstat(file.fileno()).st_size < 2**31
-            ):  # a protocol buffer cannot be larger
+            size = os.fstat(file.fileno()).st_size
+            if not 0 < size < 2**31:  # a protocol buffer cannot be larger
                 return False
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return content.find(text) >= 0

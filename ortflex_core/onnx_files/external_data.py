@@ -78,10 +78,7 @@ class DataFiles:
             ModelError: its file was changed in place, or the model was read without it.
         """
         if tensor.name not in self._places:
-            raise ModelError(
-                f"the data of {tensor.name!r} are in another file; pass the path of the model, or load "
-                "it with onnx.load"
-            )
+            raise not_inside(tensor)
         file, offset = self._places[tensor.name]
         file.verify()
         return file.array(numpy_dtype(tensor.data_type), tuple(tensor.dims), offset)
@@ -150,6 +147,14 @@ def is_outside(tensor: TensorProto) -> bool:
     return bool(external_data_helper.uses_external_data(tensor))
 
 
+def not_inside(tensor: TensorProto) -> ModelError:
+    """The error for a tensor whose values are in another file that cannot be found."""
+    return ModelError(
+        f"the data of {tensor.name!r} are in another file; pass the path of the model, or load it with "
+        "onnx.load"
+    )
+
+
 def _place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
     """The file, the first byte and the number of bytes of a tensor's values, which are checked."""
     wanted = vetting.bytes_of(tensor)
@@ -167,18 +172,18 @@ def _place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
             f"{info.location!r} is outside the model's folder; put the data next to the model"
         )
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{info.location!r}, which has the data of {tensor.name!r}: {error}"
         ) from error
-    if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
         raise ModelError(
             f"{info.location!r}, which has the data of {tensor.name!r}, is not a regular file"
         )
-    if offset < 0 or offset + wanted > found.st_size or (length is not None and length < wanted):
+    if offset < 0 or offset + wanted > status.st_size or (length is not None and length < wanted):
         raise ModelError(
-            f"{info.location!r} has {found.st_size} bytes, but {tensor.name!r} needs {wanted} "
+            f"{info.location!r} has {status.st_size} bytes, but {tensor.name!r} needs {wanted} "
             f"from offset {offset}" + ("" if length is None else f", and declares {length}")
         )
     return path, offset, wanted

@@ -1,9 +1,9 @@
 """A bound on the iterations of every Loop of a file.
 
 Whether a loop ends cannot be decided in advance. So every loop whose number of iterations is not a
-small constant gets a bound: its body counts, and the run fails with the loop's name when it exceeds
-the bound. A loop that ends earlier computes the same as before. The bounds are in the internal copy
-of a model only, never in the export.
+small constant gets a bound: its body compares the number of the iteration with the bound, and beyond
+it the run fails with the loop's name. A loop that ends earlier computes the same as before. The bounds
+are in the internal copy of a model only, never in the export.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from ortflex_core.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.onnx_files.nodes import constants
 from ortflex_core.onnx_files.vetting import spec_bytes
 from ortflex_core.types import TensorSpec
 
 MOST_ITERATIONS = 100_000
 """The largest number of iterations of a loop, multiplied by those of the loops around it."""
 KEPT = 2**30
-"""The largest number of bytes for a loop in a training: the states and results of all iterations."""
+"""The largest number of bytes of a loop in training: the states and results of all iterations."""
 _OURS = "ortflex.bound/"
 
 
@@ -38,7 +39,7 @@ def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> M
     Args:
         model: the graph, functions inlined.
         values: types and shapes that were inferred.
-        most: bytes for a loop in a training, if more than 1 GiB.
+        most: the largest number of bytes of a loop in training, if more than 1 GiB.
     """
     out = ModelProto()
     out.CopyFrom(model)
@@ -74,7 +75,7 @@ class _Bounds:
 
     def graph(self, graph: GraphProto, outer: Known, times: int) -> None:
         """Bound the loops of a graph that runs ``times`` times."""
-        known = _constants(graph, outer)
+        known = {**outer, **constants(graph)}
         for node in graph.node:
             inner = subgraphs_of(node)
             if node.op_type == "Loop" and inner:
@@ -85,7 +86,7 @@ class _Bounds:
                 self.graph(body, known, inside)
 
     def _loop(self, node: NodeProto, body: GraphProto, known: Known, times: int) -> int:
-        """Bound a loop, unless its number is a small constant; returns the most iterations it can have."""
+        """Bound a loop, unless its iterations are a small constant number; returns their largest number."""
         most = min(MOST_ITERATIONS // times, self.most // max(1, self._bytes(node, body)))
         count = _count(node, known)
         if count is not None and count <= most:
@@ -151,35 +152,19 @@ class _Bounds:
         body.output[0].name = f"{prefix}on"
 
 
-def _constants(graph: GraphProto, outer: Known) -> Known:
-    known = {**outer, **{t.name: t for t in graph.initializer}}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.output and node.attribute:
-            known[node.output[0]] = node.attribute[0].t
-    return known
-
-
 def _count(node: NodeProto, known: Known) -> int | None:
     """The constant number of iterations in the file, or None."""
-    return _integer_value(known.get(node.input[0])) if node.input and node.input[0] else None
-
-
-def _integer_value(tensor: TensorProto | None) -> int | None:
-    """The value of an integer or a boolean, or None."""
-    whole = (TensorProto.INT64, TensorProto.BOOL)
-    if tensor is None or tensor.data_type not in whole or math.prod(tensor.dims) != 1:
+    tensor = known.get(node.input[0]) if node.input else None
+    if tensor is None or tensor.data_type != TensorProto.INT64 or math.prod(tensor.dims) != 1:
         return None
-    if tensor.HasField("raw_data"):
-        return int.from_bytes(tensor.raw_data[:8], "little", signed=True)
-    values = tensor.int64_data or tensor.int32_data
-    return int(values[0]) if len(values) else None
+    return int(onnx.numpy_helper.to_array(tensor).item())
 
 
 def _open_levels(body: GraphProto, known: Known, level: int) -> int:
     """How many loops without a small constant number of iterations are nested."""
-    inside, levels = _constants(body, known), [level]
+    inside, levels = {**known, **constants(body)}, [level]
     for node in body.node:
         count = _count(node, inside) if node.op_type == "Loop" else 0
-        more = 1 if count is None or count > MOST_ITERATIONS else 0
-        levels += [_open_levels(g, inside, level + more) for g in subgraphs_of(node)]
+        inner_level = level + (count is None or count > MOST_ITERATIONS)
+        levels += [_open_levels(g, inside, inner_level) for g in subgraphs_of(node)]
     return max(levels)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, external_data_helper, helper
+from onnx import ModelProto, TensorProto, helper
 
 from ortflex_core.errors import ModelError
 from ortflex_core.files import no_file
@@ -68,7 +68,7 @@ def load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
 def import_standard(model: ModelProto, oldest: int) -> None:
     """Import the standard's operators, which added nodes need, if the graph imports none.
 
-    If its functions import them, the newest opset among theirs is used, else ``oldest``.
+    The opset is the newest one that its functions import, otherwise ``oldest``.
     """
     standard = ("", "ai.onnx")
     known = any(o.domain in standard for o in model.opset_import)
@@ -83,10 +83,10 @@ def _version(source: Any) -> Any:
     if isinstance(source, bytes | ModelProto):
         return None
     try:
-        stat = os.stat(source)
+        status = os.stat(source)
     except (OSError, ValueError):
         return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
@@ -99,11 +99,11 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
             size = len(source)
             model = onnx.load_model_from_string(source)
         else:
-            found = Path(source).stat()
-            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            status = Path(source).stat()
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
                 # A pipe may never be written to, a device such as /dev/zero never ends.
                 raise ModelError(f"{label} cannot be read: it is a pipe, a socket or a device")
-            size = found.st_size
+            size = status.st_size
             model = onnx.load(source, load_external_data=False)
     except FileNotFoundError as error:
         raise ModelError(no_file(source, label)) from error  # only a path can be missing
@@ -125,28 +125,15 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
     vetting.vet(model, label)
     files = DataFiles()
     if isinstance(source, bytes | ModelProto):
-        _refuse_external(model)
+        outside = next(filter(external_data.is_outside, vetting.tensors(model)), None)
+        if outside is not None:  # onnxruntime would look for the data in the current folder
+            raise external_data.not_inside(outside)
     else:
         try:
             files.load(model, Path(source).parent, HUGE, _SMALL)
         except (ModelError, OSError, ValueError) as error:
             raise ModelError(f"{label} lacks its external data: {error}") from error
     return model, files
-
-
-def _refuse_external(model: ModelProto) -> None:
-    """Refuse external data without a path: onnxruntime would look in the current folder."""
-    for tensor in vetting.tensors(model):
-        if external_data.is_outside(tensor):
-            raise ModelError(
-                f"the data of {tensor.name!r} are in another file; pass the path of the model, or "
-                "load it with onnx.load"
-            )
-
-
-def size_of(tensor: TensorProto) -> int:
-    """The number of bytes of a tensor's values."""
-    return vetting.bytes_of(tensor)
 
 
 def is_small(tensor: TensorProto) -> bool:
@@ -160,7 +147,7 @@ def array_of(tensor: TensorProto, files: DataFiles | None = None) -> Array:
     Raises:
         ModelError: the data are missing, too few or too many, or of an unknown type.
     """
-    if not external_data_helper.uses_external_data(tensor):
+    if not external_data.is_outside(tensor):
         try:
             array = onnx.numpy_helper.to_array(tensor)
         except (ValueError, KeyError, TypeError) as error:
@@ -247,21 +234,17 @@ def replace(tensor: TensorProto, array: Array) -> None:
     wanted: Shape = tuple(tensor.dims)
     if tuple(array.shape) != wanted:
         raise ModelError(f"{tensor.name!r} has shape {list(wanted)}, got {list(array.shape)}")
-    if external_data_helper.uses_external_data(tensor):
+    if external_data.is_outside(tensor):
         return  # export writes it to its file
     array = half_floats.rounded(array, tensor.data_type, tensor.name)
-    fresh = onnx.numpy_helper.from_array(array, tensor.name)
-    if not tensor.HasField("raw_data") and len(tensor.float_data):
-        del tensor.float_data[:]
-        tensor.float_data.extend(np.ravel(array).tolist())
-    elif not tensor.HasField("raw_data") and len(tensor.double_data):
-        del tensor.double_data[:]
-        tensor.double_data.extend(np.ravel(array).tolist())
-    elif not tensor.HasField("raw_data") and len(tensor.int32_data):  # bits of a half type
-        del tensor.int32_data[:]
-        tensor.int32_data.extend(np.ravel(array).view(np.uint16).tolist())
-    else:
-        tensor.raw_data = fresh.raw_data
+    fields = [f for f in ("float_data", "double_data", "int32_data") if len(getattr(tensor, f))]
+    if tensor.HasField("raw_data") or not fields:
+        tensor.raw_data = onnx.numpy_helper.from_array(array, tensor.name).raw_data
+        return
+    values = np.ravel(array)
+    if fields[0] == "int32_data":  # the bits of a half type
+        values = values.view(np.uint16)
+    getattr(tensor, fields[0])[:] = values.tolist()
 
 
 def own_values(model: ModelProto, state: Mapping[str, Array]) -> None:
@@ -272,10 +255,13 @@ def own_values(model: ModelProto, state: Mapping[str, Array]) -> None:
         array = np.asarray(state[name], order="C")
         if (dtype := types.get(node.input[0])) in half_floats.HALF:
             array = half_floats.rounded(array, dtype, name)
-        tensor = onnx.numpy_helper.from_array(array, name)
-        model.graph.initializer.append(tensor)
-        if model.ir_version < 4:  # older files list every initializer as an input
-            model.graph.input.append(
-                helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
-            )
+        add_initializer(model, onnx.numpy_helper.from_array(array, name))
         model.graph.node.remove(node)
+
+
+def add_initializer(model: ModelProto, tensor: TensorProto) -> None:
+    """Add an initializer to a graph."""
+    model.graph.initializer.append(tensor)
+    if model.ir_version < 4:  # older files also list every initializer as an input
+        info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        model.graph.input.append(info)

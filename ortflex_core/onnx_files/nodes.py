@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onnx import GraphProto, NodeProto, ValueInfoProto
+import numpy as np
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    numpy_helper,
+)
 
 from ortflex_core.errors import ModelError
 from ortflex_core.graph.control_flow import captured_names
+from ortflex_core.graph.protos import plain_domain as plain_domain
 
 
 def reads(node: NodeProto) -> list[str]:
@@ -25,14 +35,41 @@ def ancestor_nodes(nodes: Sequence[NodeProto], names: Iterable[str]) -> list[Nod
     return kept[::-1]
 
 
-def plain_domain(domain: str) -> str:
-    """The domain, with "" for both names of the standard one."""
-    return "" if domain == "ai.onnx" else domain
+def split_nodes(
+    nodes: Iterable[NodeProto], names: Iterable[str]
+) -> tuple[list[NodeProto], list[NodeProto]]:
+    """The nodes of a graph that depend on none of some tensors, and those that depend on one."""
+    dependent = set(names)
+    before: list[NodeProto] = []
+    after: list[NodeProto] = []
+    for node in nodes:
+        if dependent.isdisjoint(reads(node)):
+            before.append(node)
+        else:
+            dependent.update(o for o in node.output if o)
+            after.append(node)
+    return before, after
 
 
 def find_nodes(graph: GraphProto, op_type: str, domain: str = "") -> list[NodeProto]:
     """Nodes of one operator at the top level of a graph."""
     return [n for n in graph.node if n.op_type == op_type and plain_domain(n.domain) == domain]
+
+
+def constants(graph: GraphProto | FunctionProto) -> dict[str, TensorProto]:
+    """The tensors whose values are in a graph: its initializers and the outputs of its Constant nodes."""
+    initializers = graph.initializer if isinstance(graph, GraphProto) else ()
+    tensors = {t.name: t for t in initializers if t.data_location != TensorProto.EXTERNAL}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    tensors[node.output[0]] = attribute.t
+                elif attribute.name in ("value_int", "value_ints"):
+                    is_number = attribute.type == AttributeProto.INT
+                    values = np.array(attribute.i if is_number else attribute.ints, np.int64)
+                    tensors[node.output[0]] = numpy_helper.from_array(values)
+    return tensors
 
 
 def tensor_name(info: ValueInfoProto, label: str) -> str:

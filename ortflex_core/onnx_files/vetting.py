@@ -36,8 +36,11 @@ _BITS: Mapping[int, int] = {
 """Element types of less than a byte that the installed onnx has."""
 _COPIED = 2**16
 _LARGE = 2**24
-# The fields of a tensor's values, other than raw_data.
-_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+VALUE_FIELDS = (
+    *("float_data", "int32_data", "string_data"),
+    *("int64_data", "double_data", "uint64_data"),
+)
+"""The fields of a tensor's values, other than raw_data."""
 
 
 def vet(model: ModelProto, label: str) -> None:
@@ -191,7 +194,7 @@ def check_tensor(tensor: TensorProto, label: str, what: str) -> None:
         enough = wanted > _COPIED and tensor.ByteSize() >= wanted
         size = wanted if enough else len(tensor.raw_data)
     else:
-        values = [f for f in _FIELDS if len(getattr(tensor, f))]
+        values = [f for f in VALUE_FIELDS if len(getattr(tensor, f))]
         wanted, unit = _values(tensor), "values"
         size = len(getattr(tensor, values[0])) if values else 0
     if wanted != size:

@@ -1,7 +1,7 @@
 """Decompositions of installed plugins: operators outside the standard, computed by standard ones.
 
 The nodes are replaced in the internal graph before it is analysed, so shapes, parameters, gradient
-rules and backends only see standard operators. The exported file keeps them.
+rules and backends only see standard operators. The exported file keeps the nodes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from ortflex_core.errors import (
 from ortflex_core.graph.control_flow import constant_of, prefix_names, trace_node
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.program import build
+from ortflex_core.graph.protos import node_label, opsets_of, plain_domain
 from ortflex_core.graph.schemas import schema
 from ortflex_core.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.protocols.decomposition import Call, Decomposition
 from ortflex_core.registry import Plugins
-from ortflex_core.types import Array, Shape
+from ortflex_core.types import Array, Shape, shape_of
 
 APART = "ortflex.apart"
 """The domain that :func:`mark` gives to operators that the standard does not have."""
@@ -47,7 +48,7 @@ class Decomposed:
     refused: dict[str, str] = attrs.field(factory=dict)
     """Sentences about nodes whose form is not decomposed, likewise."""
     firsts: dict[tuple[str, str], str] = attrs.field(factory=dict)
-    """Of those, the first one of each operator and reason."""
+    """The first of these sentences for each operator and reason."""
     origins: dict[str, NodeProto] = attrs.field(factory=dict)
     """The node of the file that each output of an internal node comes from."""
     frozen: dict[str, str] = attrs.field(factory=dict)
@@ -80,7 +81,7 @@ def decompose(
     Raises:
         PluginError: two plugins decompose an operator of the model, or the one that does is broken.
     """
-    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+    opsets = opsets_of(model)
     if not any(_outside(node, opsets.get("", 0)) for node in all_nodes(model.graph.node)):
         return model, Decomposed()
     work = _Work(plugins or Plugins.discover(), ruled, opsets, formulas)
@@ -97,9 +98,9 @@ def mark(model: ModelProto, plugins: Plugins | Formulas | None) -> ModelProto:
     SimplifiedLayerNormalization that no opset has. Without a separate domain, such files are
     invalid for onnx. :func:`decompose` replaces the nodes.
     """
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    nodes = [n for n in all_nodes(model.graph.node) if n.domain in ("", "ai.onnx")]
-    unknown = {n.op_type for n in nodes if schema(n.op_type, opset, "") is None}
+    opset = opsets_of(model).get("", 0)
+    standard = [n for n in all_nodes(model.graph.node) if not plain_domain(n.domain)]
+    unknown = {n.op_type for n in standard if schema(n.op_type, opset, "") is None}
     if not unknown:
         return model
     known = plugins or Plugins.discover()
@@ -110,7 +111,7 @@ def mark(model: ModelProto, plugins: Plugins | Formulas | None) -> ModelProto:
     out = ModelProto()
     out.CopyFrom(model)
     for node in all_nodes(out.graph.node):
-        if node.domain in ("", "ai.onnx") and node.op_type in unknown:
+        if not plain_domain(node.domain) and node.op_type in unknown:
             node.domain = APART
     out.opset_import.append(helper.make_opsetid(APART, 1))
     return out
@@ -155,23 +156,19 @@ def _refusals(plugins: Plugins) -> dict[Key, str]:
     """The operators that families refuse in every form, and why."""
     out: dict[Key, str] = {}
     for entry in (registry := plugins["decompositions"]):
-        with contextlib.suppress(PluginError):  # it is named where decompositions are loaded
+        with contextlib.suppress(PluginError):  # :func:`load` warns
             out.update(registry.loaded(entry).refusals)
     return out
 
 
 def _outside(node: NodeProto, opset: int) -> bool:
     """Whether the standard does not have an operator at the opset of the file."""
-    return node.domain not in ("", "ai.onnx") or schema(node.op_type, opset, "") is None
+    return bool(plain_domain(node.domain)) or schema(node.op_type, opset, "") is None
 
 
 def domain_of(node: NodeProto) -> str:
     """The domain of an operator as its file has it."""
     return "ai.onnx" if node.domain in ("", APART) else node.domain
-
-
-def _label(node: NodeProto) -> str:
-    return f"{node.op_type} {node.name!r}" if node.name else node.op_type
 
 
 class _Work:
@@ -243,7 +240,8 @@ class _Work:
         self, node: NodeProto, values: Mapping[str, Tensor], constants: Mapping[str, Array]
     ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]]]:
         """The nodes that replace a node, and the types of its outputs; no nodes if it is kept."""
-        key = ("" if node.domain in ("ai.onnx", APART) else node.domain, node.op_type)
+        domain = "" if node.domain == APART else plain_domain(node.domain)
+        key = (domain, node.op_type)
         if not _outside(node, self.opsets.get("", 0)):
             return [], []
         if key not in self._stays:
@@ -271,13 +269,13 @@ class _Work:
         except BaseException as error:  # code of a plugin
             text = str(error) if isinstance(error, OrtflexError) else describe_error(error)
             raise BrokenPlugin(
-                f"the decomposition of {_label(node)} of {entry.described} fails: {text}. "
+                f"the decomposition of {node_label(node)} of {entry.described} fails: {text}. "
                 f"{entry.remedy}"
             ) from error
         return [], []
 
     def _refuse(self, node: NodeProto, reason: str) -> None:
-        sentence = f"{_label(node)} of {domain_of(node)} {reason}"
+        sentence = f"{node_label(node)} of {domain_of(node)} {reason}"
         self.result.refused[node.output[0]] = sentence
         self.result.firsts.setdefault((node.op_type, reason), sentence)
 
@@ -370,7 +368,7 @@ class _Work:
         nodes = self._named(node, call.trace, outputs)
         operators = list(dict.fromkeys(n.op_type for n in nodes if n.op_type != "Constant"))
         self.result.reasons[node.output[0]] = (
-            f"{_label(node)} of {domain_of(node)} is computed by "
+            f"{node_label(node)} of {domain_of(node)} is computed by "
             f"{', '.join(operators)} in the training, but not in the file"
         )
         for k, reason in call.frozen.items():
@@ -410,12 +408,7 @@ def _plain(tensor: TensorProto) -> bool:
 
 
 def _type_of(value: onnx.ValueInfoProto) -> tuple[int, Shape | None]:
-    kind = value.type.tensor_type
-    if not kind.HasField("shape"):
-        return kind.elem_type, None
-    return kind.elem_type, tuple(
-        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in kind.shape.dim
-    )
+    return value.type.tensor_type.elem_type, shape_of(value.type.tensor_type)
 
 
 def _retraced(trace: Trace, node: NodeProto, values: Mapping[str, Tensor]) -> Sequence[Any]:

@@ -1,9 +1,9 @@
 """Conversion of models with a newer opset than the runtime reads to the newest that it reads.
 
-Most operators of a new opset keep their meaning: types were added, or an attribute whose default is
-the old behaviour. If that holds for every node, the internal graph gets the older opset; an
-operator that is new, or used in a new way, is replaced by its function body if the standard has
-one. The file and its export are not changed.
+Most operators of a new opset keep their meaning: the opset adds types, or an attribute whose default
+is the old behaviour. If all nodes have the same meaning in both opsets, the internal graph gets the
+older opset. An operator that is new, or that a node uses in a new way, is replaced by its function
+body if the standard has one. The file and its export are not changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx
-import onnx.inliner
 import onnx.parser
 from onnx import (
     AttributeProto,
@@ -23,7 +22,9 @@ from onnx import (
 )
 
 from ortflex_core.errors import ModelError, RuntimeUnavailable
+from ortflex_core.graph.ops import FLOATS
 from ortflex_core.graph.program import ir_for
+from ortflex_core.graph.protos import opsets_of, plain_domain
 from ortflex_core.graph.schemas import ELEMENT_TYPES, Schema, schema
 from ortflex_core.graph.subgraphs import all_nodes
 from ortflex_core.opsets import function_bodies, shape_inference
@@ -36,7 +37,6 @@ _DOMAIN = "ortflex.bodies"
 _DEEPEST = 8
 """The depth of bodies within bodies."""
 _UNSET = AttributeProto.UNDEFINED
-_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _NAMES = {code: name for name, code in ELEMENT_TYPES.items()}
 
 Types = Mapping[str, int]
@@ -65,7 +65,7 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
             different = [node for node, _ in _find_differences(out.graph, opset, newest, types)]
             if not different:
                 break
-            protos = {n: _type_proto(spec) for n, spec in _specs(out, label).items()}
+            protos = {n: spec.to_proto().type for n, spec in _specs(out, label).items()}
             try:
                 out = _inlined(out, different, opset, protos)
             except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
@@ -75,7 +75,7 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
             return None, f"the node {node.name or node.op_type!r}: {reason}"
         _trim(out.graph, opset, newest)
         for entry in out.opset_import:
-            if entry.domain in ("", "ai.onnx"):
+            if not plain_domain(entry.domain):
                 entry.version = newest
     return out, ""
 
@@ -107,7 +107,7 @@ def readable(model: ModelProto, label: str) -> tuple[ModelProto, str]:
 
 
 def _opset(model: ModelProto) -> int:
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    return opsets_of(model).get("", 0)
 
 
 def _specs(model: ModelProto, label: str) -> dict[str, TensorSpec]:
@@ -121,13 +121,9 @@ def _types(model: ModelProto, label: str) -> Types:
     return {name: spec.dtype for name, spec in _specs(model, label).items()}
 
 
-def _type_proto(spec: TensorSpec) -> TypeProto:
-    return spec.to_proto().type
-
-
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """Every node of the standard's operators, those of subgraphs included."""
-    return (node for node in all_nodes(graph.node) if node.domain in ("", "ai.onnx"))
+    """Every node with an operator of the standard, also in subgraphs."""
+    return (node for node in all_nodes(graph.node) if not plain_domain(node.domain))
 
 
 def _find_differences(
@@ -152,7 +148,7 @@ def _difference(node: NodeProto, opset: int, newest: int, types: Types) -> str:
     where = f"{node.op_type} of opset {new.since_version}"
     change = _CHANGED.get(node.op_type)
     if change and old.since_version < change[0] <= new.since_version and change[1](node, types):
-        return f"{where} differs in meaning from that of opset {old.since_version}"
+        return f"{where} differs in meaning from {node.op_type} of opset {old.since_version}"
     reason = (
         _in_attributes(node, new, old)
         or _in_places(node.input, new.inputs, old.inputs)
@@ -199,7 +195,7 @@ def _in_places(
     new: Sequence[Schema.FormalParameter],
     old: Sequence[Schema.FormalParameter],
 ) -> str:
-    """Why inputs or outputs do not fit the older operator."""
+    """The reason why inputs or outputs do not fit the older operator, or ""."""
     for k, name in enumerate(names):
         if not name:
             continue
@@ -211,7 +207,7 @@ def _in_places(
 
 
 def _in_types(node: NodeProto, old: Schema, types: Types) -> str:
-    """Why the older operator does not accept the types of the tensors."""
+    """The reason why the older operator does not accept the types of the tensors, or ""."""
     bound: dict[str, int] = {}
     for names, formals in ((node.input, old.inputs), (node.output, old.outputs)):
         for k, name in enumerate(names):
@@ -230,12 +226,14 @@ def _in_types(node: NodeProto, old: Schema, types: Types) -> str:
 def _inlined(
     model: ModelProto, nodes: Sequence[NodeProto], opset: int, types: Mapping[str, TypeProto]
 ) -> ModelProto:
-    """The model with function bodies in place of some of its nodes; the model is changed in place."""
+    """The model with function bodies in place of some of its nodes; the given model is changed, too."""
     for node in nodes:
-        own = _BODIES.get(node.op_type)
+        text = _BODIES.get(node.op_type)
         given = [types.get(name, TypeProto()) if name else None for name in node.input]
         body = (
-            onnx.parser.parse_function(own) if own else function_bodies.body_of(node, opset, given)
+            onnx.parser.parse_function(text)
+            if text
+            else function_bodies.body_of(node, opset, given)
         )
         if body is None:
             continue
@@ -246,16 +244,11 @@ def _inlined(
         node.domain, node.op_type = _DOMAIN, body.name
         del node.attribute[:]
         model.functions.append(body)
-    model.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
-    inlined = onnx.inliner.inline_local_functions(model)
-    imports = [entry for entry in inlined.opset_import if entry.domain != _DOMAIN]
-    del inlined.opset_import[:]
-    inlined.opset_import.extend(imports)
-    return inlined
+    return function_bodies.inline_domain(model, _DOMAIN)
 
 
 def _trim(graph: GraphProto, opset: int, newest: int) -> None:
-    """Remove attributes that the older operators do not have: their values are the defaults."""
+    """Remove the attributes that the older operators do not have; their values are the defaults."""
     for node in _nodes(graph):
         old = schema(node.op_type, newest, "")
         if old is not None and old != schema(node.op_type, opset, ""):
@@ -272,7 +265,7 @@ def _rounds_up(node: NodeProto, types: Types) -> bool:
 def _expand_mod(node: NodeProto, types: Types) -> bool:
     """Mod of floats with the sign of the divisor, which older opsets do not have."""
     truncates = any(a.name == "fmod" and a.i for a in node.attribute)
-    return not truncates and types.get(node.input[0], TensorProto.FLOAT) in _FLOATS
+    return not truncates and types.get(node.input[0], TensorProto.FLOAT) in FLOATS
 
 
 def _always(node: NodeProto, types: Types) -> bool:
@@ -290,7 +283,7 @@ _CHANGED: Mapping[str, tuple[int, Callable[[NodeProto, Types], bool]]] = {
 
 # Function bodies of operators that the standard defines only in text.
 _BODIES: Mapping[str, str] = {
-    # The remainder of truncation, plus B where its sign is not that of B.
+    # The remainder of truncation, plus B where the remainder and B have different signs.
     "Mod": """
         <opset_import: ["" : 17], domain: "ortflex.bodies"> Mod (A, B) => (C) {
             r = Mod<fmod = 1>(A, B)

@@ -1,4 +1,4 @@
-"""A test whether two models compute the same: both are run on the same random inputs."""
+"""A test whether two models compute the same: both run on the same random inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto
 
 from ortflex_core.errors import GraphError
 from ortflex_core.opsets import downgrade
-from ortflex_core.runtime.session import error_reason, session_options
+from ortflex_core.runtime.session import cpu_session, error_reason
 from ortflex_core.types import Array, TensorSpec, shape_text
 
 # Sizes for symbolic dimensions, tried in turn, because a graph may not accept every size.
@@ -32,14 +32,14 @@ def random_inputs(
     """
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
-    left = _MOST
+    remaining = _MOST
     for spec in inputs:
         shape = [
             d if isinstance(d, int) else batch if k == 0 else size
             for k, d in enumerate(spec.shape or ())
         ]
-        check_size(spec, shape, left)
-        left -= math.prod(shape)
+        check_size(spec, shape, remaining)
+        remaining -= math.prod(shape)
         if spec.dtype == TensorProto.STRING:
             feeds[spec.name] = rng.choice(np.array(["a", "b"], dtype=object), shape)
         elif spec.numpy.kind == "b":
@@ -78,15 +78,11 @@ class Runner:
     """
 
     def __init__(self, model: ModelProto, large: Mapping[str, Array]) -> None:
-        import onnxruntime
-
         self.inputs = [i for i in graph_inputs(model) if i.name not in large]
         self._large = dict(large)
         model, _ = downgrade.readable(model, "the model")
         try:
-            self._session = onnxruntime.InferenceSession(
-                model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
-            )
+            self._session = cpu_session(model)
         except Exception as error:  # onnxruntime has its own exception classes, made in C++
             raise GraphError(error_reason(error)) from error
 
@@ -99,7 +95,7 @@ class Runner:
         names = [o.name for o in self._session.get_outputs()]
         try:
             values = self._session.run(names, {**feeds, **self._large})
-        except Exception as error:  # as above
+        except Exception as error:  # onnxruntime has its own exception classes, made in C++
             raise GraphError(error_reason(error)) from error
         return dict(zip(names, values, strict=True))
 

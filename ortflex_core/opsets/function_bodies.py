@@ -1,7 +1,7 @@
 """Operators as simpler ones: function bodies of the standard, and replacements of layouts without a kernel.
 
-A body replaces its operator if the installed runtime has no kernel for it, so that every backend
-can train it, or if no gradient rule fits. The exported file keeps the node.
+A body replaces its operator if the installed runtime has no kernel for the operator, so that every
+backend can train it, or if no gradient rule supports the node. The exported file keeps the node.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto, helper
+import onnx.inliner
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TypeProto,
+    helper,
+)
 
 from ortflex_core.errors import GraphError
 from ortflex_core.graph import schemas, sequences
@@ -20,7 +29,7 @@ from ortflex_core.graph.ops import Node, Tensor, Trace
 from ortflex_core.graph.subgraphs import subgraphs_of
 
 _RECURRENT: Mapping[str, int] = {"RNN": 1, "GRU": 1, "LSTM": 2}
-"""Recurrent operators and how many states they carry; the first of them is input 5."""
+"""Recurrent operators and the number of their states; the first state is input 5."""
 _STATES = 5
 _PREVIEW = "ai.onnx.preview"
 DOMAINS = frozenset({"", "ai.onnx", _PREVIEW})
@@ -54,6 +63,16 @@ def body_of(node: NodeProto, opset: int, types: Sequence[TypeProto | None]) -> F
     values |= {a.name: a for a in node.attribute}
     _bind(body.node, values)
     return body
+
+
+def inline_domain(model: ModelProto, domain: str) -> ModelProto:
+    """The model with the calls of its functions replaced by their bodies, which are all in ``domain``."""
+    model.opset_import.append(helper.make_opsetid(domain, 1))
+    inlined = onnx.inliner.inline_local_functions(model)
+    imports = [entry for entry in inlined.opset_import if entry.domain != domain]
+    del inlined.opset_import[:]
+    inlined.opset_import.extend(imports)
+    return inlined
 
 
 def expanded(trace: Trace, node: Node) -> tuple[Tensor, ...] | None:
@@ -183,7 +202,7 @@ def _setting(node: NodeProto, name: str) -> int:
 
 
 def _time_first(node: NodeProto, opset: int) -> FunctionProto:
-    """A recurrent operator with the batch as the first axis, by the one with the time as the first axis."""
+    """A recurrent operator with the batch as the first axis, computed with the time as the first axis."""
     states = range(_STATES, _STATES + _RECURRENT[node.op_type])
     inputs = [f"x{k}" if name else "" for k, name in enumerate(node.input)]
     outputs = [f"y{k}" if name else "" for k, name in enumerate(node.output)]

@@ -1,9 +1,9 @@
-"""Models with float16 or bfloat16 tensors, raised internally to float32.
+"""Models with float16 or bfloat16 tensors, which are trained in float32.
 
 The gradient of a float16 weight underflows before the training has converged, and no runtime has
-bfloat16 arithmetic on a CPU. So such a file is trained in float32: its weights are converted to
-float32 master weights, its arithmetic is done in float32, and the export rounds the master weights
-to the type of the file. The argument ``precision`` selects computation in a shorter type.
+bfloat16 arithmetic on a CPU. Therefore the weights of such a file are converted to float32 master
+weights, its arithmetic is done in float32, and the export rounds the master weights to the type of the
+file. The argument ``precision`` selects computation in a shorter type.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from ortflex_core.errors import ModelError
-from ortflex_core.graph.subgraphs import subgraphs_of
+from ortflex_core.graph.subgraphs import all_graphs
 from ortflex_core.types import Array, dtype_name, numpy_dtype
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -27,15 +27,15 @@ _TYPE_ATTRIBUTES = frozenset(
 
 
 def half_types(model: ModelProto) -> list[int]:
-    """The types among float16 and bfloat16 of initializers, constants and Casts.
+    """The half types (float16, bfloat16) of initializers, constants, inputs and Casts.
 
-    A Cast of a float32 file that only rounds, because all its readers cast it back, does not count.
+    In a float32 file, a Cast whose readers all cast the value back only rounds, and does not count.
     """
     found: set[int] = set()
-    for graph in _graphs(model.graph):
+    casts = _roundings(model)
+    for graph in all_graphs(model.graph):
         tensors = [*graph.initializer, *(t for n in graph.node for t in _tensors(n))]
         found.update(t.data_type for t in tensors if t.data_type in HALF)
-        casts = _roundings(model)
         found.update(a.i for n in graph.node for a in _type_attributes(n) if not _is_one(n, casts))
         values = graph.input if graph is model.graph else ()
         found.update(v.type.tensor_type.elem_type for v in values)
@@ -43,17 +43,17 @@ def half_types(model: ModelProto) -> list[int]:
 
 
 def raise_to_float32(model: ModelProto, types: Sequence[int]) -> ModelProto:
-    """A copy with float32 in place of half types: tensors, Casts, inputs and outputs.
+    """A copy with float32 in place of half types in tensors, Casts, inputs and outputs.
 
-    It is the same object if there are no such types. Functions are already inlined. Values of a
-    half type are float32 values, so no weight changes.
+    Without half types, the result is the given model. Functions are already inlined. float32 has all
+    values of the half types, so no weight changes.
     """
     if not types:
         return model
     out = ModelProto()
     out.CopyFrom(model)
     casts = _roundings(out)
-    for graph in _graphs(out.graph):
+    for graph in all_graphs(out.graph):
         for tensor in graph.initializer:
             _raise_tensor(tensor)
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -73,12 +73,12 @@ def raise_to_float32(model: ModelProto, types: Sequence[int]) -> ModelProto:
 
 
 def raised_type(dtype: int, types: Sequence[int] = HALF) -> int:
-    """float32 for one of the half types that are raised, else the type itself."""
+    """float32 for one of ``types``, else the given type."""
     return TensorProto.FLOAT if dtype in types else dtype
 
 
 def raised_array(array: Array, dtype: int, types: Sequence[int]) -> Array:
-    """Values of an ONNX element type, in float32 if that is one of the types that are raised; read-only."""
+    """Values of an ONNX element type; as a read-only float32 array if it is one of ``types``."""
     if dtype not in types:
         return array
     wide: Array = array.astype(np.float32)
@@ -87,7 +87,7 @@ def raised_array(array: Array, dtype: int, types: Sequence[int]) -> Array:
 
 
 def rounded(array: Array, dtype: int, name: str) -> Array:
-    """Values in their type in the file, rounded to nearest.
+    """Values in the type that their tensor has in the file, rounded to nearest.
 
     Raises:
         ModelError: a finite value is larger than the type can hold.
@@ -109,13 +109,13 @@ def rounded(array: Array, dtype: int, name: str) -> Array:
 
 
 def in_file_type(model: ModelProto, types: Sequence[int], name: str, array: Array) -> Array:
-    """Values of an output of a file, in the type that it declares, if that is one of those raised."""
+    """Values of an output of a file, in the type that the file declares if it is one of ``types``."""
     declared = {o.name: o.type.tensor_type.elem_type for o in model.graph.output}
     return array.astype(numpy_dtype(declared[name])) if declared.get(name) in types else array
 
 
 def note(types: Iterable[int]) -> str:
-    """A line about the conversion of a file with such types; "" for other files."""
+    """A line about the conversion of a file with half types; "" without such types."""
     names = " and ".join(dtype_name(t) for t in types)
     if not names:
         return ""
@@ -123,12 +123,12 @@ def note(types: Iterable[int]) -> str:
 
 
 def _roundings(model: ModelProto) -> set[str]:
-    """The outputs of Casts to a half type in a float32 file that only Casts to other types read.
+    """In a float32 file, the outputs of Casts to a half type that only Casts to other types read.
 
-    Such a pair of Casts serves to round. In a file of a half type, a converter inserts them at the
-    borders of operators that it keeps in float32.
+    Such a pair of Casts rounds the values. A file of a half type has no such outputs: there, a converter
+    inserts the Casts around operators that it keeps in float32.
     """
-    graphs = list(_graphs(model.graph))
+    graphs = list(all_graphs(model.graph))
     readers: dict[str, list[NodeProto]] = {}
     for graph in graphs:
         values = graph.input if graph is model.graph else ()
@@ -155,14 +155,6 @@ def _roundings(model: ModelProto) -> set[str]:
 
 def _is_one(node: NodeProto, roundings: set[str]) -> bool:
     return node.op_type == "Cast" and node.output[0] in roundings
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph and all graphs inside."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs_of(node):
-            yield from _graphs(inner)
 
 
 def _tensors(node: NodeProto) -> Iterator[TensorProto]:

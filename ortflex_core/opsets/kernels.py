@@ -7,16 +7,16 @@ import functools
 from collections.abc import Iterator, Mapping
 
 import onnx
-import onnx.inliner
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
 from ortflex_core.errors import RuntimeUnavailable
 from ortflex_core.graph.program import ir_for
+from ortflex_core.graph.protos import node_label, opsets_of, plain_domain
 from ortflex_core.graph.schemas import schema
 from ortflex_core.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.opsets import function_bodies
 from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.runtime.session import error_reason, session_options
+from ortflex_core.runtime.session import cpu_session, error_reason
 
 _NEW = 18
 """Operators that are older than this opset have a kernel in all supported runtimes."""
@@ -34,7 +34,7 @@ def inlined(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
         The model (the given one if nothing has to be replaced), and for each replaced node, by the
         name of its first output, a sentence that says why.
     """
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    opset = opsets_of(model).get("", 0)
     with contextlib.suppress(RuntimeUnavailable):
         newest = require_runtime().max_opset
         return _inlined(model, opset, min(opset, newest))
@@ -51,14 +51,9 @@ def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, d
     if not functions:
         return model, {}
     typed.functions.extend(functions.values())
-    typed.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-    inlined = onnx.inliner.inline_local_functions(typed)
-    kept = [o for o in inlined.opset_import if o.domain != _DOMAIN]
-    del inlined.opset_import[:]
-    inlined.opset_import.extend(kept)
-    del inlined.graph.value_info[
-        :
-    ]  # these inferred types may be less precise than those inferred elsewhere
+    inlined = function_bodies.inline_domain(typed, _DOMAIN)
+    # These inferred types may be less precise than the types that are inferred elsewhere.
+    del inlined.graph.value_info[:]
     inlined.graph.value_info.extend(model.graph.value_info)
     return inlined, reasons
 
@@ -71,7 +66,7 @@ def _may_lack_kernel(node: NodeProto) -> bool:
         return any(a.name == "layout" and a.i for a in node.attribute)
     if not function_bodies.has_body(node.op_type, domain=node.domain):
         return False
-    return node.domain not in ("", "ai.onnx") or _first_opset(node.op_type) >= _NEW
+    return bool(plain_domain(node.domain)) or _first_opset(node.op_type) >= _NEW
 
 
 @functools.cache
@@ -107,9 +102,9 @@ def _replace(
             continue
         body.domain, body.name = _DOMAIN, f"{node.op_type}{len(functions)}"
         functions[body.name] = body
-        label = f"{node.op_type} {node.name!r}" if node.name else node.op_type
         reasons[node.output[0]] = (
-            f"{label} is computed by simpler operators in the training, but not in the file: {why}"
+            f"{node_label(node)} is computed by simpler operators in the training, but not in the "
+            f"file: {why}"
         )
         del body.attribute[:], body.attribute_proto[:]
         node.op_type, node.domain = body.name, _DOMAIN
@@ -122,7 +117,7 @@ def _type_of(tensor: onnx.TensorProto) -> TypeProto:
 
 def _explain_refusal(node: NodeProto, types: list[TypeProto | None], written: int) -> str:
     """The reason why the installed runtime cannot compute a node; empty if it can."""
-    preview = node.domain not in ("", "ai.onnx")
+    preview = bool(plain_domain(node.domain))
     if not preview and schema(node.op_type, written, "") is None:
         return f"the installed onnxruntime reads opset {written}, which does not have it yet"
     if _computes_differently(node):
@@ -149,10 +144,10 @@ def _explain_refusal(node: NodeProto, types: list[TypeProto | None], written: in
 
 
 def _computes_differently(node: NodeProto) -> bool:
-    """Forms that runtimes up to 1.31.1 are known to compute differently.
+    """Whether runtimes up to 1.31.1 compute this form of a node differently from the standard.
 
-    They start a causal mask after past keys at the first of these keys, they refuse a mask shorter
-    than the keys together with nonpad_kv_seqlen, and 1.23 adds the mask before the softcap.
+    With past keys, they start a causal mask at the first of these keys. They refuse a mask shorter than
+    the keys together with nonpad_kv_seqlen, and 1.23 adds the mask before the softcap.
     """
     if node.op_type != "Attention":
         return False
@@ -183,23 +178,18 @@ def deviations(model: ModelProto) -> Iterator[str]:
             reason = (
                 "rounds sizes before it aligns corners if a scale does not give an integer size"
             )
-        if reason and node.domain in ("", "ai.onnx"):
-            label = f"{node.op_type} {node.name!r}" if node.name else node.op_type
+        if reason and not plain_domain(node.domain):
             yield (
-                f"{label}: onnxruntime {reason}; the training and its gradients follow onnxruntime, "
-                "and another runtime may compute other values"
+                f"{node_label(node)}: onnxruntime {reason}; the training and its gradients follow "
+                "onnxruntime, and another runtime may compute other values"
             )
 
 
 @functools.lru_cache(maxsize=1024)
 def _trial(model: bytes) -> str:
     """The reason why onnxruntime cannot open a model; empty if it can."""
-    import onnxruntime
-
-    options = session_options(1)
-    options.log_severity_level = 4
     try:
-        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        cpu_session(model)
     except Exception as error:  # onnxruntime has its own exception classes, made in C++
         return f"the installed onnxruntime does not compute it: {error_reason(error)}"
     return ""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import attrs
 import onnx
 from onnx import GraphProto, ModelProto
 
 from ortflex_core.errors import ModelError
+from ortflex_core.graph.protos import opsets_of, plain_domain
 from ortflex_core.graph.schemas import schema
-from ortflex_core.graph.subgraphs import subgraphs_of
+from ortflex_core.graph.subgraphs import all_graphs, all_nodes
 from ortflex_core.types import Shape, TensorSpec
 
 
@@ -59,7 +58,7 @@ def sized(proto: ModelProto, size: int) -> list[TensorSpec]:
         for dim in value.type.tensor_type.shape.dim:
             if not dim.HasField("dim_value"):
                 dim.dim_value = size
-    for graph in _graphs(bare.graph):
+    for graph in all_graphs(bare.graph):
         del graph.value_info[:]  # a file's annotations of inner tensors may be wrong
         for value in graph.output:
             if value.type.HasField("tensor_type"):
@@ -70,18 +69,10 @@ def sized(proto: ModelProto, size: int) -> list[TensorSpec]:
         return []
     return [
         TensorSpec.from_proto(info)
-        for graph in _graphs(inferred)
+        for graph in all_graphs(inferred)
         for info in (*graph.value_info, *graph.output)
         if info.type.HasField("tensor_type")
     ]
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph and all those inside it."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs_of(node):
-            yield from _graphs(inner)
 
 
 def _infer_strictly(bare: ModelProto) -> ModelProto:
@@ -108,9 +99,9 @@ def _infer_strictly(bare: ModelProto) -> ModelProto:
 
 def _write_defaults(model: ModelProto) -> None:
     """Give missing attributes their defaults, which onnx does not do in function bodies."""
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    for node in (n for graph in _graphs(model.graph) for n in graph.node):
-        known = schema(node.op_type, opset, "") if node.domain in ("", "ai.onnx") else None
+    opset = opsets_of(model).get("", 0)
+    for node in all_nodes(model.graph.node):
+        known = None if plain_domain(node.domain) else schema(node.op_type, opset, "")
         if known is not None:
             given = {a.name for a in node.attribute}
             defaults = {n: a.default_value for n, a in known.attributes.items() if n not in given}

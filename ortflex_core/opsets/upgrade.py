@@ -1,4 +1,4 @@
-"""Internal conversion of models with old opsets to one that the gradient rules cover."""
+"""Internal conversion of models with old opsets to an opset that the gradient rules cover."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.types import Array
 
 TARGET = 17
-"""Every runtime that ortflex runs on reads it."""
+"""The opset of converted models; every runtime that ortflex supports reads it."""
 OLDEST = 7
-"""onnxruntime does not support older ones."""
+"""The oldest opset that onnxruntime supports."""
 _IR = 8
 _FAILS = (onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError)
 
 
 def note(written: int, computed: int) -> str:
-    """One line about the opset of graphs if it is not the one that the file was written with, else ""."""
+    """One line about the opset of the graphs if it is not the opset of the file, else ""."""
     if computed == written:
         return ""
     why = (
@@ -37,12 +37,12 @@ def note(written: int, computed: int) -> str:
 def upgrade_opset(
     model: ModelProto, label: str, opset: int, large: Mapping[str, Array]
 ) -> ModelProto:
-    """The model at opset 17, tested on random inputs to compute the same.
+    """The model at opset 17; a test on random inputs shows that it computes the same.
 
     Args:
         model: functions are already inlined.
         label: its name in messages.
-        opset: that of the model, less than 13.
+        opset: the opset of the model, less than 13.
         large: tensors that are inputs because they do not fit into the graph.
 
     Raises:

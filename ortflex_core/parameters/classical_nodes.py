@@ -20,15 +20,14 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
     """The operators with the fitted numbers of a model without parameters, and advice.
 
     Args:
-        nodes: those before the tensors of the loss.
+        nodes: the nodes before the tensors of the loss.
 
     Returns:
         Part of a sentence; empty if no such operator is among the nodes.
     """
     operators = list(dict.fromkeys(node.op_type for node in nodes))
     own = {node.op_type for node in nodes if node.domain == "ai.onnx.ml"}
-    plain = [n for n in nodes if n.op_type == "LinearClassifier" and not _transformed(n)]
-    if plain:
+    if any(n.op_type == "LinearClassifier" and not _transformed(n) for n in nodes):
         return (
             "the weights of LinearClassifier are attributes, which cannot be trained, and "
             "skl2onnx cannot convert models such as LinearSVC and RidgeClassifier to other "

@@ -35,7 +35,7 @@ POINTS: Mapping[str, int] = {
     "buffer name": -8,
     "constant name": -3,
     "made up": -2,
-    # Its values, and what is computed from them before they meet the data.
+    # Its values, and the values that are computed from them before they meet the data.
     "random": 2,
     "equal": -1,
     "regular": -3,
@@ -112,9 +112,8 @@ def kinds(proto: ModelProto) -> dict[str, Kind]:
     for tensor in graph.initializer:
         if tensor.name in known_kinds:
             out[tensor.name] = known_kinds[tensor.name]
-        elif known_kinds or _MADE_UP.fullmatch(
-            tensor.name
-        ):  # the newer one records nothing about computed tensors
+        elif known_kinds or _MADE_UP.fullmatch(tensor.name):
+            # The newer exporter records nothing about computed tensors.
             out[tensor.name] = "made up"
         elif older:
             out[tensor.name] = "state"
@@ -153,7 +152,7 @@ def of_values(array: Array) -> Iterator[Fact]:
     """The evidence of values: masks, tables of sines, steps and repetitions are rarely weights."""
     low, high = array.min(), array.max()
     if np.isnan(low):
-        return  # a broken weight, which the training reports; masks may be infinite
+        return  # a broken weight, which ``fit`` reports; masks may be infinite
     if np.isinf(low) or np.isinf(high) or (low <= _MASKED and high <= 0):
         yield Fact("mask", "its values are those of a mask")
         return
@@ -193,8 +192,8 @@ def _is_regular(values: Array) -> bool:
 def _has_sines(array: Array) -> bool:
     """Whether each row consists of pairs sin, cos, in any order: Σ x² is half its length.
 
-    Rows of only sines or only cosines also count: those of rotary positions occur twice, cosines
-    begin with a row of 1.
+    Rows of only sines or only cosines also count: in rotary positions each value occurs twice, and
+    cosines begin with a row of 1.
     """
     if array.ndim < 2 or array.shape[-1] < 4 or array.size // array.shape[-1] < 2:
         return False

@@ -13,13 +13,11 @@ from ortflex_core.model.model import Model
 from ortflex_core.parameters.selection import Choice
 from ortflex_core.types import Array
 
-_SCALES = frozenset(
-    {("BatchNormalization", 1), ("LayerNormalization", 1), ("InstanceNormalization", 1)}
-) | {
-    ("GroupNormalization", 1),
-    ("RMSNormalization", 1),
-}
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+_NORMALIZATIONS = frozenset(
+    f"{kind}Normalization" for kind in ("Batch", "Group", "Instance", "Layer", "RMS")
+)
+# The matrices that recurrent weights contain.
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def reinitialize(
@@ -33,9 +31,9 @@ def reinitialize(
 
     Args:
         model: the model.
-        choices: what is trained.
+        choices: the decisions about its initializers.
         which: True for all, or names and globs.
-        seed: of the random generator; a parameter's values do not depend on the other parameters.
+        seed: the seed; the values of a parameter do not depend on the other parameters.
 
     Raises:
         ModelError: a pattern matches no trained parameter.
@@ -68,24 +66,19 @@ def reinitialize(
 
 def _draw(choice: Choice, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     operator, place = choice.operator, choice.place
-    if (operator, place) in _SCALES or operator == "Mul":
+    if operator == "Mul" or (operator in _NORMALIZATIONS and place == 1):
         return np.ones(shape)
     if operator == "PRelu":
         return np.full(shape, 0.25)
-    if operator in _RECURRENT:
-        hidden = (
-            shape[-1]
-            if place == 2
-            else max(1, shape[1] // {"LSTM": 4, "GRU": 3, "RNN": 1}[operator])
-        )
+    if operator in _GATES:
+        hidden = shape[-1] if place == 2 else max(1, shape[1] // _GATES[operator])
         return rng.uniform(-1, 1, shape) / math.sqrt(hidden)
     if operator == "Gather":
         return rng.standard_normal(shape)
     if operator == "Add" or len(shape) < 2 or place == 2:
         return np.zeros(shape)
-    receptive = math.prod(shape[2:]) if operator.startswith("Conv") else 1
-    fans = (
-        (shape[0] + shape[1]) * receptive if operator.startswith("Conv") else shape[-1] + shape[-2]
-    )
+    fans = shape[-1] + shape[-2]
+    if operator.startswith("Conv"):
+        fans = (shape[0] + shape[1]) * math.prod(shape[2:])
     limit = math.sqrt(6 / fans)
     return rng.uniform(-limit, limit, shape)

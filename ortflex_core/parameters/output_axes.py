@@ -25,7 +25,7 @@ def output_axes(model: Model, names: Iterable[str]) -> dict[str, Axes]:
     # Tensors that are weights in another order of axes: the axis of the weight for each of their
     # axes.
     origins = {name: (name, tuple(range(rank))) for name, rank in ranks.items() if rank > 1}
-    found: dict[str, set[Axes]] = {}
+    kept_axes: dict[str, set[Axes]] = {}
     for node in model.internal.graph.node:
         if node.domain not in ("", "ai.onnx"):
             continue
@@ -40,8 +40,8 @@ def output_axes(model: Model, names: Iterable[str]) -> dict[str, Axes]:
             if tensor in origins:
                 name, axes = origins[tensor]
                 for kept in _kept(node, place, len(axes)):
-                    found.setdefault(name, set()).add(tuple(sorted(axes[k] for k in kept)))
-    return {name: next(iter(axes)) for name, axes in found.items() if len(axes) == 1}
+                    kept_axes.setdefault(name, set()).add(tuple(sorted(axes[k] for k in kept)))
+    return {name: next(iter(axes)) for name, axes in kept_axes.items() if len(axes) == 1}
 
 
 def _kept(node: NodeProto, place: int, rank: int) -> Iterator[Axes]:

@@ -8,7 +8,7 @@ from onnx import NodeProto, TensorProto
 
 from ortflex_core.model.model import Model
 
-WHOLE = frozenset(
+_TYPES = frozenset(
     value
     for name, value in TensorProto.DataType.items()
     if name in ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16")
@@ -22,8 +22,8 @@ _STANDARD = ("", "ai.onnx")
 def quantized(model: Model, nodes: Iterable[NodeProto]) -> dict[str, str]:
     """The float initializers that are scales or zero points of quantized weights, and the reason.
 
-    These are: those of a DequantizeLinear after an integer initializer, those that decompositions
-    name, and the scales that are multiplied by a scale of DynamicQuantizeLinear.
+    These are the inputs of a DequantizeLinear after an integer initializer, the tensors that
+    decompositions name, and the scales that are multiplied by a scale of DynamicQuantizeLinear.
     """
     out = dict(model.decomposed.frozen)
     scales: set[str] = set()
@@ -43,7 +43,7 @@ def quantized(model: Model, nodes: Iterable[NodeProto]) -> dict[str, str]:
 def is_weight(model: Model, name: str) -> bool:
     """Whether an initializer has the integers of a quantized weight."""
     spec = model.initializers.get(name)
-    return spec is not None and spec.dtype in WHOLE and spec.shape not in ((), (1,))
+    return spec is not None and spec.dtype in _TYPES and spec.shape not in ((), (1,))
 
 
 def way_out(model: Model, nodes: Iterable[NodeProto]) -> str:
@@ -55,10 +55,10 @@ def way_out(model: Model, nodes: Iterable[NodeProto]) -> str:
         "its weights are quantized, and quantized weights are frozen. Train the float file, if you like "
         "with QuantizeLinear and DequantizeLinear after its float weights, and quantize it again"
     )
-    whole = {n.op_type: None for n in nodes if n.op_type.startswith("QLinear")}
-    if whole:
+    integer_only = {n.op_type: None for n in nodes if n.op_type.startswith("QLinear")}
+    if integer_only:
         return (
-            f"{text}. No gradient passes through {', '.join(whole)} (QOperator format); a file quantized "
-            "with quant_format=QuantFormat.QDQ can have adapters"
+            f"{text}. No gradient passes through {', '.join(integer_only)} (QOperator format); a "
+            "file quantized with quant_format=QuantFormat.QDQ can have adapters"
         )
     return f'{text}; or train adapters next to quantized products: adapters="lora"'

@@ -51,6 +51,10 @@ class Choice:
     sort: str = "constant"
     """The sort of a tensor that is not trained, for counting."""
 
+    def left_out(self, reason: str, sort: str) -> Choice:
+        """The same tensor, not trained."""
+        return attrs.evolve(self, trained=False, reason=reason, sort=sort)
+
 
 def choose_parameters(
     model: Model, outputs: Sequence[str], params: str | Iterable[str] | None
@@ -68,15 +72,14 @@ def choose_parameters(
             train.
     """
     nodes = model.ancestors(outputs)
-    found = _by_evidence(model, nodes, outputs)
+    defaults = _by_evidence(model, nodes, outputs)
     if model.attached:
-        choices = _with_adapters(model, nodes, found, params)
+        choices = _with_adapters(model, nodes, defaults, params)
     elif params is None:
-        choices = list(found.values())
+        choices = list(defaults.values())
     else:
-        choices = _by_name(
-            model, nodes, found, [params] if isinstance(params, str) else list(params)
-        )
+        patterns = [params] if isinstance(params, str) else list(params)
+        choices = _by_name(model, nodes, defaults, patterns)
     if not any(c.trained for c in choices):
         raise ModelError(_explain_empty(model, outputs, params, choices))
     return choices
@@ -214,7 +217,7 @@ def _has_one_channel(model: Model, product: NodeProto | None) -> bool:
 
 
 def _by_name(
-    model: Model, nodes: list[NodeProto], found: dict[str, Choice], params: list[str]
+    model: Model, nodes: list[NodeProto], defaults: dict[str, Choice], params: list[str]
 ) -> list[Choice]:
     used = {i for node in nodes for i in reads(node)}
     specs = model.initializers
@@ -223,7 +226,7 @@ def _by_name(
     unwanted = [p[1:] for p in params if p.startswith("!")]
     chosen: dict[str, bool] = {}
     if not wanted:
-        chosen = {name: True for name, choice in found.items() if choice.trained}
+        chosen = {name: True for name, choice in defaults.items() if choice.trained}
     for pattern in wanted:
         if pattern in specs:
             if pattern not in floats:
@@ -241,7 +244,7 @@ def _by_name(
             matches = [pattern]
         else:
             # A glob matches tensors that are trained by default; a constant needs its full name.
-            pool = [n for n, c in found.items() if c.trained]
+            pool = [n for n, c in defaults.items() if c.trained]
             matches = fnmatch.filter(pool, pattern)
         if not matches:
             raise ModelError(f"unknown parameter {pattern!r}; {suggest(pattern, floats)}")
@@ -250,15 +253,14 @@ def _by_name(
         if not fnmatch.filter(floats, pattern):
             raise ModelError(f"unknown parameter in '!{pattern}'; {suggest(pattern, floats)}")
         chosen.update(dict.fromkeys(fnmatch.filter(list(chosen), pattern), False))
-    everything = [n for n in specs if n in found or n in chosen]
+    everything = [n for n in specs if n in defaults or n in chosen]
     out = []
     for name in everything:
-        known = found.get(name, Choice(name, False, ""))
+        known = defaults.get(name, Choice(name, False, ""))
         if chosen.get(name, False):
             out.append(attrs.evolve(known, trained=True, reason="chosen by name"))
         elif known.trained or not known.reason or name in chosen:
-            why = "left out by params="
-            out.append(attrs.evolve(known, trained=False, reason=why, sort="by params="))
+            out.append(known.left_out("left out by params=", "by params="))
         else:
             out.append(known)
     return out
@@ -267,19 +269,15 @@ def _by_name(
 def _with_adapters(
     model: Model,
     nodes: list[NodeProto],
-    found: dict[str, Choice],
+    defaults: dict[str, Choice],
     params: str | Iterable[str] | None,
 ) -> list[Choice]:
     """In a model with adapters, only these are trained, and the tensors that ``params`` names."""
     trained = dict(model.attached)
+    base = {n: c for n, c in defaults.items() if n not in trained}
     others = {
-        n: attrs.evolve(
-            c, trained=False, reason="the base of adapters is frozen", sort="by adapters="
-        )
-        if c.trained
-        else c
-        for n, c in found.items()
-        if n not in trained
+        n: c.left_out("the base of adapters is frozen", "by adapters=") if c.trained else c
+        for n, c in base.items()
     }
     given = [params] if isinstance(params, str) else list(params or ())
     for pattern in [p for p in given if p.startswith("!")]:
@@ -287,14 +285,13 @@ def _with_adapters(
         if not hits:
             raise ModelError(f"unknown parameter in {pattern!r}; {suggest(pattern[1:], trained)}")
         trained.update(dict.fromkeys(hits, False))
-    more = [p for p in given if not p.startswith("!") and not fnmatch.filter(trained, p)]
-    if more:
-        base = {n: c for n, c in found.items() if n not in trained}
-        chosen = {c.name: c for c in _by_name(model, nodes, base, more)}
+    of_base = [p for p in given if not p.startswith("!") and not fnmatch.filter(trained, p)]
+    if of_base:
+        chosen = {c.name: c for c in _by_name(model, nodes, base, of_base)}
         others |= {n: c for n, c in chosen.items() if c.trained}
     own = {
         n: attrs.evolve(
-            found.get(n, Choice(n, False, "")),
+            defaults.get(n, Choice(n, False, "")),
             trained=on,
             reason="of an adapter" if on else "of an adapter that is frozen",
             sort="by adapters=",
@@ -319,7 +316,9 @@ def matching(
         ModelError: a pattern matches no name.
     """
     out: dict[str, str] = {}
-    for pattern in () if not names else sorted(patterns, key=lambda p: p not in names):
+    if not names:
+        return out
+    for pattern in sorted(patterns, key=lambda p: p not in names):
         hits = [pattern] if pattern in names else fnmatch.filter(names, pattern)
         others = [] if hits else fnmatch.filter(apart or (), pattern)
         if apart and others:

@@ -186,7 +186,7 @@ class _Walk:
         self.still: set[str] = set(model.initializers)
         # Values computed only from quantized weights: a product with such a value is a product with
         # a weight.
-        self.whole = {n for n in model.initializers if quantized.is_weight(model, n)}
+        self.quantized_values = {n for n in model.initializers if quantized.is_weight(model, n)}
         self.learned: set[str] = set()
         self.uses = {n: Uses() for n in floats}
         self.read: set[str] = set()
@@ -206,8 +206,8 @@ class _Walk:
     def _follow(self, node: NodeProto) -> None:
         """A node whose inputs are all constants."""
         self.still.update(o for o in node.output if o)
-        if self.whole.intersection(node.input):
-            self.whole.update(o for o in node.output if o)
+        if self.quantized_values.intersection(node.input):
+            self.quantized_values.update(o for o in node.output if o)
         sources: dict[str, None] = {}
         for place, name in enumerate(node.input):
             own = self.sources.get(name, ())
@@ -233,7 +233,9 @@ class _Walk:
         learned = any(name in self.learned for name in reads(node))
         places = PRODUCT.get(node.op_type) or _INTEGER.get(node.op_type, ())
         learned = learned or any(
-            name in self.whole for place, name in enumerate(node.input) if place in places
+            name in self.quantized_values
+            for place, name in enumerate(node.input)
+            if place in places
         )
         for place, name in enumerate(node.input):
             own = self.sources.get(name, ())

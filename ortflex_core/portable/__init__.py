@@ -1,7 +1,7 @@
 """A training step as files that any onnxruntime runs, and the application of its state to a model.
 
-Owns: the portable step (graphs without host scalars, manifest, state file) and the application of a
-state to a model.
+Owns: the portable step (graphs without host scalars, manifest, state file), and its way back into a
+model.
 
 May import: feed and the packages before it.
 

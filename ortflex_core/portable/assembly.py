@@ -21,7 +21,7 @@ from ortflex_core.types import Shape, TensorSpec
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """An input, an output or both, of a graph: a tensor of state has the names of its old and new value.
+    """An input or output of a graph, or both: a tensor of state has the names of its old and new value.
 
     ``default`` is the value of an optional input.
     """
@@ -37,7 +37,7 @@ class Assembly:
     """A graph under construction from programs and a few nodes.
 
     Args:
-        name: of the graph.
+        name: the name of the graph.
         opsets: the operator sets of the programs, by domain.
     """
 

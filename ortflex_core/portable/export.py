@@ -1,4 +1,4 @@
-"""Atomic writing of the folder of a portable step."""
+"""The export of a portable step: its folder is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ from ortflex_core.model import buffer_value
 from ortflex_core.onnx_files import model_file
 from ortflex_core.portable import manifest as manifests
 from ortflex_core.portable import state_file
-from ortflex_core.portable.assembly import Entry
 from ortflex_core.portable.folder import FILES, FROZEN, PREDICT, STEP, TRAINING
 from ortflex_core.portable.manifest import Item, Manifest, Missing
-from ortflex_core.portable.step_graph import STATE, PortableGraph, predict_graph, step_graph
+from ortflex_core.portable.step_graph import (
+    COUNTER,
+    STATE,
+    PortableGraph,
+    predict_graph,
+    step_graph,
+)
 from ortflex_core.portable.training_info import training_info
 from ortflex_core.problem.problem import Problem
 from ortflex_core.types import Array
@@ -40,7 +45,7 @@ class Content:
     """The content of an export.
 
     Attributes:
-        problem: what is trained.
+        problem: the training problem.
         arrays: weights, slots and statistics, by their ports.
         resting: values of parameters that are not trained yet, by name.
         step: the number of finished steps.
@@ -72,9 +77,9 @@ def export_step(
 
     Args:
         folder: the target; its parent is created.
-        content: what is exported.
-        rows: of every batch; None for any number.
-        steps_per_run: the steps of one run.
+        content: the content of the files.
+        rows: the rows of every batch; None for any number.
+        steps_per_run: the number of steps in one run.
         optional_inputs: whether the graph has defaults of the rate and the hyperparameters.
 
     Raises:
@@ -90,7 +95,8 @@ def export_step(
     state = {e.port: e for e in step.entries if e.name and e.port.role in STATE}
     outputs = [o.name for o in problem.model.outputs]
     predict = predict_graph(problem, outputs, state)
-    arrays = {e.name: _value(content, e) for e in state.values()}
+    values = {**content.arrays, COUNTER: np.asarray(content.step, np.int64)}
+    arrays = {e.name: values[e.port] for e in state.values()}
     tensors = {
         e.name: state_file.Tensor(role=e.port.role, of=e.port.of, slot=e.port.slot)
         for e in state.values()
@@ -107,8 +113,8 @@ def export_step(
     try:
         with folders.replacing(target, _foreign) as fresh:
             if not left_out:
-                made = training_info(step, predict, {**frozen, **arrays})
-                write_flushed(fresh / TRAINING, made.SerializeToString(deterministic=True))
+                info = training_info(step, predict, {**frozen, **arrays})
+                write_flushed(fresh / TRAINING, info.SerializeToString(deterministic=True))
             _write_graphs(fresh, graphs, frozen)
             attached = getattr(problem.model, "attachments", ())
             adapters = [a.describe() for a in dict.fromkeys(a.adapter for a in attached)]
@@ -137,12 +143,6 @@ def _step_graph(
             f"{error}. The graph was requested for any number of rows; with a fixed number "
             "(rows=) all sizes are known"
         ) from error
-
-
-def _value(content: Content, entry: Entry) -> Array:
-    if entry.port.role == "counter":
-        return np.asarray(content.step, np.int64)
-    return content.arrays[entry.port]
 
 
 def _manifest(
@@ -185,7 +185,7 @@ def _too_large(arrays: Mapping[str, Array]) -> tuple[Missing, ...]:
 def _write_graphs(
     folder: Path, graphs: Mapping[str, PortableGraph], arrays: Mapping[str, Array]
 ) -> None:
-    """Write the graphs; large tensors of the model that both read are in one file."""
+    """Write the graphs; a model that exceeds the size of a message has its tensors in a separate file."""
     outside: dict[str, tuple[int, int]] = {}
     if sum(array.nbytes for array in arrays.values()) > model_file.HUGE:
         with open(folder / FROZEN, "wb") as out:
@@ -220,8 +220,8 @@ def _foreign(folder: Path, partial: bool) -> str | None:
     except FileNotFoundError:
         return None
     if others := sorted(names - set(FILES)):
-        rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        return f"that folder holds {others[0]!r}{rest}, which is not part of a portable step"
+        further = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return f"that folder holds {others[0]!r}{further}, which is not part of a portable step"
     if names and not partial and manifests.NAME not in names:
         return f"that folder has no {manifests.NAME}, so it is not a portable step"
     return None

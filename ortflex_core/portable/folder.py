@@ -14,7 +14,7 @@ from ortflex_core.errors import CheckpointError, suggest
 from ortflex_core.files import no_file
 from ortflex_core.portable import manifest as manifests
 from ortflex_core.portable import state_file
-from ortflex_core.portable.manifest import Item, Manifest
+from ortflex_core.portable.manifest import Manifest
 from ortflex_core.portable.state_file import State
 from ortflex_core.types import shape_text
 
@@ -99,7 +99,7 @@ def check_state(state: State, manifest: Manifest) -> None:
         if (array.dtype.name, tuple(array.shape)) != (item.dtype, item.shape):
             raise CheckpointError(
                 f"{state.label!r}: {name!r} is {array.dtype}{list(array.shape)}, but the step "
-                f"expects {_text(item)}"
+                f"expects {item.dtype}{shape_text(item.shape)}"
             )
     if missing := [name for name in wanted if name not in state.arrays]:
         raise CheckpointError(
@@ -108,7 +108,3 @@ def check_state(state: State, manifest: Manifest) -> None:
         )
     if state.model != manifest.model:
         raise CheckpointError(f"{state.label!r} belongs to a different model than the manifest")
-
-
-def _text(item: Item) -> str:
-    return f"{item.dtype}{shape_text(item.shape)}"

@@ -30,12 +30,12 @@ class Item:
     """An entry of the manifest.
 
     Attributes:
-        name: of the input, ``in`` in the file; None for an output alone.
-        new: the name of the output, ``out`` in the file; None for an input alone.
-        role: what it is for: data, label, sample_weight, parameter, slot, average, buffer, counter,
+        name: the name of the input, ``in`` in the file; None if the entry is only an output.
+        new: the name of the output, ``out`` in the file; None if the entry is only an input.
+        role: the purpose: data, label, sample_weight, parameter, slot, average, buffer, counter,
             rate, hyperparameter, loss, penalty or output.
         of: the column of the data, the parameter or the hyperparameter that it belongs to.
-        slot: which of several, for example the name of an optimizer's slot.
+        slot: the name among several tensors of that role, such as an optimizer's slot.
         batch: the number of its batch in the run, from 0; None if it is not a column of the data.
         dtype: the element type, as numpy names it.
         shape: the sizes; a string if any size is possible.
@@ -81,7 +81,7 @@ def _in_json(entry: Entry) -> float | str | tuple[float | str, ...] | None:
 
 @attrs.frozen(kw_only=True)
 class Missing:
-    """A part of the training that the step does not have: its kind, its name, the reason, and advice."""
+    """A part of training that the step does not have: its kind, its name, the reason, and advice."""
 
     what: str
     name: str
@@ -96,15 +96,15 @@ class Manifest:
     Attributes:
         format: 1.
         ortflex: the version that wrote it.
-        model: a hash of what the model computes, without its weights.
+        model: a hash of the computation of the model, without its weights.
         rows: the rows of every batch; None for any number.
         steps_per_run: the steps of one run of ``step.onnx``.
         batches_per_run: the batches of one run.
         step: the inputs and outputs of ``step.onnx``.
-        predict: those of ``predict.onnx``; its inputs of state have the names that they have in the step.
+        predict: the inputs and outputs of ``predict.onnx``, with the same names of state as in the step.
         classes: the names of classes; their positions in this list are the labels of the graph.
-        schedule: of the training in Python, as its settings; the rate is an input of the step.
-        not_portable: parts of the training that the step does not have.
+        schedule: the settings of the schedule of the Trainer; the rate is an input of the step.
+        not_portable: parts of training that the step does not have.
     """
 
     format: Literal[1]
@@ -133,8 +133,8 @@ class Manifest:
 
 
 def _renamed(item: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {k: v for k, v in item.items() if k not in ("name", "new", "default")}
-    table = {"in": item["name"], "out": item["new"], **rest}
+    others = {k: v for k, v in item.items() if k not in ("name", "new", "default")}
+    table = {"in": item["name"], "out": item["new"], **others}
     return table if item["default"] is None else {**table, "default": item["default"]}
 
 

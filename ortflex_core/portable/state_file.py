@@ -1,7 +1,7 @@
 """``state.safetensors``: the tensors that a step replaces, under the names of its inputs.
 
-The metadata in the header describe each tensor, so the file alone can be applied to a model; a
-runner that writes the header back unchanged keeps them.
+The metadata in the header describes each tensor, so the file alone can be applied to a model; a
+runner that writes the header back unchanged keeps it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 
+from ortflex_core.checkpoints.array_file import read_arrays, write_arrays
 from ortflex_core.errors import CheckpointError
 from ortflex_core.files import no_file
 from ortflex_core.types import Array
@@ -37,11 +37,11 @@ class State:
 
     Attributes:
         label: the file, for messages.
-        model: a hash of what the model computes; None if the file does not have it.
+        model: a hash of the computation of the model; None if the file does not have it.
         tensors: the roles of the tensors, by their names.
         arrays: the values.
         adapters: the settings of the adapters whose tensors are in the state.
-        seed: of the training.
+        seed: the seed of the run.
     """
 
     label: str
@@ -63,21 +63,13 @@ def write(
     """Write a state file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    import safetensors
-    from safetensors.numpy import save_file
-
     table = {name: attrs.asdict(tensor) for name, tensor in tensors.items()}
     content: dict[str, Any] = {"model": model, "tensors": table}
     if adapters:
         content |= {"adapters": [dict(adapter) for adapter in adapters], "seed": seed}
-    metadata = {_KEY: json.dumps(content, sort_keys=True)}
-    try:
-        contiguous = {n: np.asarray(a, order="C") for n, a in arrays.items()}
-        save_file(contiguous, path, metadata=metadata)
-    except safetensors.SafetensorError as error:  # also on a full disk
-        raise OSError(str(error)) from error
+    write_arrays(path, arrays, {_KEY: json.dumps(content, sort_keys=True)})
 
 
 def read(path: Path) -> State:
@@ -87,18 +79,9 @@ def read(path: Path) -> State:
         CheckpointError: the file is missing or damaged, or its header does not describe its
             tensors.
     """
-    from safetensors import safe_open
-
     if not path.is_file():
         raise CheckpointError(no_file(path))
-    arrays: dict[str, Array] = {}
-    try:
-        with safe_open(path, framework="numpy") as file:  # type: ignore[no-untyped-call]
-            metadata = file.metadata() or {}
-            for name in file.keys():  # noqa: SIM118  # not a mapping
-                arrays[name] = file.get_tensor(name)
-    except Exception as error:  # SafetensorError, OSError, KeyError for types numpy lacks
-        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
+    arrays, metadata = read_arrays(path)
     try:
         table: dict[str, Any] = json.loads(metadata[_KEY])
         tensors = {str(n): Tensor(**given) for n, given in table["tensors"].items()}

@@ -1,7 +1,7 @@
-"""The graphs of a portable step: those of the fused backend, without computations on the host.
+"""The graphs of a portable step: the graphs of the fused backend, without computations on the host.
 
-The tensors of a step are those of :func:`~ortflex_core.programs.step_program`, or, for a step of
-several batches, of the three programs that the fused backend runs one after the other. Here the
+The tensors are computed by :func:`~ortflex_core.programs.step_program`, or, if a step has several
+batches, by the three programs that the fused backend runs one after the other. Here the
 graph also computes or reads the values that the host computes there: denominators, the number of
 the step, the rate and the hyperparameters.
 """
@@ -51,9 +51,9 @@ def step_graph(
     """The graph of ``steps`` training steps.
 
     Args:
-        problem: what is trained.
+        problem: the training problem.
         rate: the default of the learning rate.
-        rows: of every batch; None for any number.
+        rows: the rows of every batch; None for any number.
         steps: the number of steps.
         optional: whether the graph has defaults of the rate and the hyperparameters.
     """
@@ -67,7 +67,7 @@ def predict_graph(
 ) -> PortableGraph:
     """The model in inference mode, with the tensors of the state that it reads as inputs.
 
-    These have the names that they have in the step: ``state``.
+    ``state`` has the names of these tensors in the step.
     """
     graph = _Graph(problem, "predict", None)
     program = stages.prediction_program(problem, outputs)
@@ -80,12 +80,12 @@ def predict_graph(
                 entry.port, known.name, known.dtype, known.shape or ()
             )
     results = graph.run(program, given)
-    made = []
+    entries = []
     for key, spec in program.gives.items():
         assert isinstance(key, Port)
         name = graph.assembly.output(results[key], spec.dtype, spec.shape, key.role)
-        made.append(Entry(port=key, name="", new=name, spec=spec))
-    return graph.finished(made)
+        entries.append(Entry(port=key, name="", new=name, spec=spec))
+    return graph.finished(entries)
 
 
 class _Graph:
@@ -102,23 +102,26 @@ class _Graph:
         self._scalars: dict[tuple[int, int], Scalars] = {}
 
     def run(
-        self, program: Program, given: Mapping[Key, str] | None = None, at: tuple[int, int] = (0, 0)
+        self,
+        program: Program,
+        given: Mapping[Key, str] | None = None,
+        place: tuple[int, int] = (0, 0),
     ) -> dict[Key, str]:
-        """Add a program, whose data are those of the step and batch ``at``; returns its outputs."""
+        """Add a program, whose data belong to the step and batch ``place``; returns its outputs."""
         given = given or {}
         names = {}
         for key, spec in program.takes.items():
-            names[spec.name] = given.get(key) or self._tensor(key, spec, at)
+            names[spec.name] = given.get(key) or self._tensor(key, spec, place)
         for host in program.hosts:
-            names[host.spec.name] = self.scalars(at).cast(host.expression, host.spec.dtype)
+            names[host.spec.name] = self.scalars(place).cast(host.expression, host.spec.dtype)
         results = self.assembly.add(program, names)
         self.shapes |= {results[spec.name]: spec.shape for spec in program.outputs}
         return {key: results[spec.name] for key, spec in program.gives.items()}
 
-    def _tensor(self, key: Key, spec: TensorSpec, at: tuple[int, int]) -> str:
+    def _tensor(self, key: Key, spec: TensorSpec, place: tuple[int, int]) -> str:
         assert isinstance(key, Port), key
         if key.role in COLUMNS:
-            moved = attrs.evolve(key, step=key.step + at[0], batch=key.batch + at[1])
+            moved = attrs.evolve(key, step=key.step + place[0], batch=key.batch + place[1])
             return self.column(moved, spec)
         if key.role == "frozen":
             name = str(key.of)
@@ -149,27 +152,27 @@ class _Graph:
         shape: Shape = tuple(f"{d}{place}" if isinstance(d, str) else d for d in spec.shape or ())
         return self.assembly.input(port, port.label, spec.dtype, shape)
 
-    def scalars(self, at: tuple[int, int]) -> Scalars:
-        """Host expressions of the step and batch ``at``."""
-        if at not in self._scalars:
-            self._scalars[at] = Scalars(self.assembly, partial(self.symbol, at))
-        return self._scalars[at]
+    def scalars(self, place: tuple[int, int]) -> Scalars:
+        """Host expressions of the step and batch ``place``."""
+        if place not in self._scalars:
+            self._scalars[place] = Scalars(self.assembly, partial(self.symbol, place))
+        return self._scalars[place]
 
-    def symbol(self, at: tuple[int, int], name: str) -> str:
+    def symbol(self, place: tuple[int, int], name: str) -> str:
         """The value of a hyperparameter."""
         port = Port("hyperparameter", of=name)
         self.defaults[port] = float(self._constants[name])
         return self.assembly.input(port, name, DOUBLE, ())
 
-    def finished(self, made: Sequence[Entry]) -> PortableGraph:
-        """The graph; ``made`` are its outputs."""
-        new = {entry.port: entry.new for entry in made}
+    def finished(self, outputs: Sequence[Entry]) -> PortableGraph:
+        """The graph with these outputs."""
+        new = {entry.port: entry.new for entry in outputs}
         entries = [
             Entry(port=p, name=s.name, spec=s, new=new.pop(p, None), default=self.defaults.get(p))
             for p, s in self.assembly.inputs.items()
         ]
         entries.sort(key=lambda entry: _ORDER.index(entry.port.role))
-        entries += [entry for entry in made if entry.port in new]
+        entries += [entry for entry in outputs if entry.port in new]
         return PortableGraph(
             model=self.assembly.model(
                 [e.name for e in entries if e.name],
@@ -217,7 +220,7 @@ class _StepGraph(_Graph):
                 for k in range(self._steps)
             ]
         specs = {p: s for p, s in self.assembly.inputs.items() if p.role in STATE}
-        made = []
+        outputs = []
         for port, spec in specs.items():
             new = results.get(port)
             if new is not None:
@@ -225,14 +228,14 @@ class _StepGraph(_Graph):
                     new = self._reshaped(new, spec.shape)
                 wanted = f"new/{spec.name}"
                 out = self.assembly.output(new, spec.dtype, spec.shape, port.role, wanted)
-                made.append(Entry(port=port, name=spec.name, new=out, spec=spec))
-        made.append(self._counted())
-        made.append(self._stacked(LOSS, losses))
+                outputs.append(Entry(port=port, name=spec.name, new=out, spec=spec))
+        outputs.append(self._counted())
+        outputs.append(self._stacked(LOSS, losses))
         penalties = [results.get(attrs.evolve(PENALTY, step=k)) for k in range(self._steps)]
         if penalties[0] is not None:
             cast = [self._wide(str(penalty)) for penalty in penalties]
-            made.append(self._stacked(PENALTY, cast))
-        return self.finished(made)
+            outputs.append(self._stacked(PENALTY, cast))
+        return self.finished(outputs)
 
     def _accumulated(self) -> tuple[dict[Key, str], list[str]]:
         """One step of several batches: gradients one after the other, then the update."""
@@ -273,14 +276,15 @@ class _StepGraph(_Graph):
         return self.assembly.node("Cast", cost, to=DOUBLE)
 
     def _added(self, scalars: Sequence[str]) -> str:
-        total, *rest = scalars
-        for scalar in rest:
+        total, *others = scalars
+        for scalar in others:
             total = self.assembly.node("Add", total, scalar)
         return total
 
     def _stacked(self, port: Port, scalars: Sequence[str]) -> Entry:
         """An output with one number a step."""
-        name, shape = scalars[0], self._per_step
+        name = scalars[0]
+        shape = self._per_step
         if shape:
             one = self.assembly.constant([1], "int64")
             each = [self.assembly.node("Reshape", s, one) for s in scalars]
@@ -300,20 +304,21 @@ class _StepGraph(_Graph):
         out = self.assembly.output(after, INT64, (), COUNTER.role, f"new/{before}")
         return Entry(port=COUNTER, name=before, new=out, spec=TensorSpec(before, INT64, ()))
 
-    def symbol(self, at: tuple[int, int], name: str) -> str:
-        """The value of any host symbol, in a program whose first step and batch are those of ``at``."""
+    def symbol(self, place: tuple[int, int], name: str) -> str:
+        """The value of any host symbol, in a program that begins at the step and batch ``place``."""
         if name in self._terms:
             return self._scale(*self._terms[name])
         if name not in self._places:
-            return super().symbol(at, name)
+            return super().symbol(place, name)
         role, k, j = self._places[name]
-        k, j = k + at[0], j + at[1]
+        k, j = k + place[0], j + place[1]
         if role == "rate":
             rate = self.assembly.input(RATE, "learning_rate", DOUBLE, self._per_step)
             if not self._per_step:
                 return rate
             return self.assembly.node("Gather", rate, self.assembly.constant(k, "int64"), axis=0)
-        number, offset = self._counter(), k + 1
+        number = self._counter()
+        offset = k + 1
         if role == "draw":
             if self._count > 1:
                 count = self.assembly.constant(self._count, "int64")
@@ -362,7 +367,7 @@ class _StepGraph(_Graph):
         node = self.assembly.node
         mask = self._masks[term.index]
         if mask is not None:
-            return node("ReduceSum", self.run(mask, at=(k, j))["rows"], keepdims=0)
+            return node("ReduceSum", self.run(mask, place=(k, j))["rows"], keepdims=0)
         moved = term.at(k, j, self.rows)
         label = self.column(moved.label_port, moved.label)
         elements = self._elements(term, label)

@@ -38,8 +38,8 @@ def apply_state(
         state: the ``state.safetensors`` that a runner wrote, or the folder of a portable step,
             whose other files are checked, too.
         path: where the model is written to, completely or not at all; by default nowhere.
-        strict: refuse a model that computes something else than the exported one.
-        plugins: the plugins with the adapters of the training; by default the installed ones.
+        strict: refuse a model that computes something different from the exported one.
+        plugins: the plugins with the adapters; by default the installed ones.
 
     Raises:
         CheckpointError: the state is damaged, or belongs to a different model; names the tensor.
@@ -50,16 +50,16 @@ def apply_state(
         >>> apply_state("model.onnx", "state.safetensors", "trained.onnx")  # doctest: +SKIP
     """
     given = Path(state)
-    found = open_step(given).state if given.is_dir() else state_file.read(given)
+    content = open_step(given).state if given.is_dir() else state_file.read(given)
     target = model if isinstance(model, Model) else Model(model)
-    if found.adapters:
+    if content.adapters:
         known = plugins or Plugins.discover()
-        made = [known.component("adapters", table, "adapters") for table in found.adapters]
-        target = adapt(target, made, found.seed)
-    weights = _weights(target, found)
-    if strict and found.model != model_file.structure(target.proto):
+        adapters = [known.component("adapters", table, "adapters") for table in content.adapters]
+        target = adapt(target, adapters, content.seed)
+    weights = _weights(target, content)
+    if strict and content.model != model_file.structure(target.proto):
         raise CheckpointError(
-            f"{found.label!r} was exported from a different model than {target.label}: the names "
+            f"{content.label!r} was exported from a different model than {target.label}: the names "
             f"and shapes of its {len(weights)} tensors fit, but the graphs differ. Give the model "
             f"that `ortflex export-step` read ({manifest.NAME} has its hash), or strict=False "
             "(--no-strict) if you know that both compute the same"
@@ -68,7 +68,7 @@ def apply_state(
 
 
 def _spec(model: Model, name: str) -> TensorSpec | None:
-    """Type and shape of an initializer, or of a copy of one, which an export makes its own."""
+    """Type and shape of an initializer, or of a copy of one, which an export makes an initializer."""
     origin, copied = name, model.producers.get(name)
     while copied is not None and copied.op_type == "Identity":
         origin = copied.input[0]

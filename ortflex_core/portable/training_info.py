@@ -1,6 +1,6 @@
 """The same step as ONNX's own ``TrainingInfoProto``: a model that contains its training step.
 
-By the standard, a training step is the graph of the model and the graph ``algorithm`` taken together;
+In the standard, a training step is the graph of the model together with the graph ``algorithm``;
 ``update_binding`` says which output replaces which initializer. So the algorithm shares the data and the
 weights with the model, and all of its other values have names that the model does not use.
 """
@@ -89,8 +89,8 @@ def _fill(
 
 def _own_names(graph: GraphProto) -> set[str]:
     """The names of the values and inputs of a graph."""
-    made = {output for node in graph.node for output in node.output if output}
-    return made | {t.name for t in graph.initializer} | {v.name for v in graph.input}
+    computed = {output for node in graph.node for output in node.output if output}
+    return computed | {t.name for t in graph.initializer} | {v.name for v in graph.input}
 
 
 def _names(graph: GraphProto) -> set[str]:

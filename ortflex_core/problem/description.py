@@ -1,7 +1,8 @@
-"""Lines that say which parameters a training changes, and which tensors its losses read."""
+"""Lines that say which parameters are trained, and which tensors the losses read."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -40,7 +41,7 @@ def describe(problem: Problem, requests: Sequence[LossRequest]) -> str:
 def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:
     """How much is trained and how much is not, and how to change it, in one short line."""
     trained = problem.parameters
-    numbers = sum(problem.model.initializer(n).size for n in trained)
+    numbers = sum(math.prod(problem.shape_of(n)) for n in trained)
     text = f"training {_counted(len(trained), 'parameter')}, {_counted(numbers, 'number')}"
     later = sum(len(g.parameters) for g in problem.updating.groups if g.start_epoch)
     if later:
@@ -69,10 +70,10 @@ def _readings(problem: Problem, requests: Sequence[LossRequest]) -> str:
 def shared_parameters(problem: Problem, requests: Sequence[LossRequest]) -> str:
     """The parameters that several nodes before the losses read, in one line; "" without any."""
     outputs = [request.predicted for request in requests]
-    found = selection.shared_in(problem.model, outputs, problem.parameters)
-    several = [f"{n} ({len(nodes)}: {nodes[0]}, {nodes[1]})" for n, nodes in found.items()]
-    more = len(several) - _FEW
-    return ", ".join(several[:_FEW]) + (f", and {more} more" if more > 0 else "")
+    readers = selection.shared_in(problem.model, outputs, problem.parameters)
+    several = [f"{n} ({len(nodes)}: {nodes[0]}, {nodes[1]})" for n, nodes in readers.items()]
+    hidden = len(several) - _FEW
+    return ", ".join(several[:_FEW]) + (f", and {hidden} more" if hidden > 0 else "")
 
 
 def _counted(count: int, noun: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
@@ -12,7 +11,7 @@ from ortflex_core.component import expected_count, is_count, is_number
 from ortflex_core.errors import short_repr, suggest
 from ortflex_core.parameters import selection
 from ortflex_core.parameters.selection import Choice
-from ortflex_core.problem.losses import penalty_terms
+from ortflex_core.problem.losses import components_by_glob, penalty_terms
 from ortflex_core.problem.problem import PenaltyTerm
 from ortflex_core.problem.problems import Problems
 from ortflex_core.problem.updating import ConstraintTerm, Group, TransformTerm
@@ -96,62 +95,63 @@ def read(
         plugins: the plugins with the components.
         penalty: the Trainer's penalty, for parameters whose group has none.
         constraint: one for all parameters, or ``{parameter glob: constraint}``.
-        averaging: the mean of the weights during the training.
+        averaging: the mean of the weights during training.
 
     Raises:
         ConfigError, ModelError: all errors at once; a glob that matches no parameter.
     """
-    found = Problems()
+    problems = Problems()
+    get = plugins.component
     tables = [dict(t) for t in given]
     names = [c.name for c in choices if c.trained]
-    owner = _owners(tables, names, found)
+    owner = _owners(tables, names, problems)
     frozen = {n for n, k in owner.items() if tables[k].get("frozen")}
     trained = [n for n in names if n not in frozen]
     if names and not trained:
-        found.extend(["groups: every parameter is frozen, so nothing is left to train"])
+        problems.extend(["groups: every parameter is frozen, so nothing is left to train"])
     first = min((_start(tables[owner[n]]) if n in owner else 0 for n in trained), default=0)
     if first:
         line = f"groups: no parameter is trained before epoch {first + 1}"
-        found.extend([f"{line}; the smallest start_epoch must be 0, which is the default"])
-    apart = {
+        problems.extend([f"{line}; the smallest start_epoch must be 0, which is the default"])
+    reasons = {
         n: f"has the penalty of groups[{k}]" for n, k in owner.items() if "penalty" in tables[k]
     }
-    apart |= {n: f"is frozen by groups[{owner[n]}]" for n in frozen}
+    reasons |= {n: f"is frozen by groups[{owner[n]}]" for n in frozen}
+    others = [n for n in trained if n not in reasons]
     terms: list[PenaltyTerm] = []
-    rest = [n for n in trained if n not in apart]
-    terms += found.collect(lambda: penalty_terms(penalty, rest, plugins, apart)) or ()
+    terms += problems.collect(penalty_terms, penalty, others, plugins, reasons) or ()
     groups = []
     for k, table in enumerate(tables):
         own = tuple(n for n in trained if owner.get(n) == k)
         if "penalty" in table:
-            where = f"groups[{k}].penalty"
-            read_penalty = partial(penalty_terms, table["penalty"], own, plugins, path=where)
-            terms += found.collect(read_penalty) or ()
-        mine = None
+            path = f"groups[{k}].penalty"
+            given_penalty = table["penalty"]
+            terms += problems.collect(penalty_terms, given_penalty, own, plugins, path=path) or ()
+        own_optimizer, optimizer_name = None, None
         if "optimizer" in table:
             path = f"groups[{k}].optimizer"
-            mine = found.collect(partial(plugins.component, "optimizers", table["optimizer"], path))
+            own_optimizer = problems.collect(get, "optimizers", table["optimizer"], path)
+        if own_optimizer is not None:
+            optimizer_name = plugins["optimizers"].known_as(own_optimizer)
         if own:
             groups.append(
                 Group(
                     index=k,
                     parameters=own,
-                    optimizer=mine or optimizer,
-                    optimizer_name=plugins["optimizers"].known_as(mine) if mine else None,
+                    optimizer=own_optimizer or optimizer,
+                    optimizer_name=optimizer_name,
                     rate=float(table.get("rate", 1.0)),
                     start_epoch=_start(table),
                 )
             )
-    constraints = found.collect(lambda: _constraints(constraint, trained, plugins)) or ()
+    constraints = problems.collect(_constraints, constraint, trained, plugins) or ()
     average = None
     if averaging is not None:
-        average = found.collect(lambda: plugins.component("averages", averaging, "averaging"))
-    found.raise_all()
+        average = problems.collect(get, "averages", averaging, "averaging")
+    problems.raise_all()
     return Grouped(
         choices=tuple(
-            attrs.evolve(c, trained=False, reason="frozen by its group", sort="by groups=")
-            if c.name in frozen
-            else c
+            c.left_out("frozen by its group", "by groups=") if c.name in frozen else c
             for c in choices
         ),
         penalties=tuple(attrs.evolve(term, index=k) for k, term in enumerate(terms)),
@@ -164,22 +164,24 @@ def read(
 def read_transforms(
     short: Mapping[str, float | None], given: Sequence[Any], plugins: Plugins
 ) -> tuple[TransformTerm, ...]:
-    """Build the transforms: those with a bound among ``short``, by name, then those of the list.
+    """Build the transforms: the short forms that have a bound, by name, then the list.
 
     Raises:
         ConfigError, PluginError: everything that is wrong.
     """
-    found = Problems()
+    problems = Problems()
     specs: dict[str, Any] = {
         name: {"name": name, "bound": float(bound)}
         for name, bound in short.items()
         if bound is not None
     }
     specs |= {f"transforms[{k}]": spec for k, spec in enumerate(given)}
-    get = partial(plugins.component, "transforms")
-    made = [found.collect(partial(get, spec, where)) for where, spec in specs.items()]
-    found.raise_all()
-    return tuple(TransformTerm(index=k, transform=one) for k, one in enumerate(made))
+    transforms = [
+        problems.collect(plugins.component, "transforms", spec, path)
+        for path, spec in specs.items()
+    ]
+    problems.raise_all()
+    return tuple(TransformTerm(index=k, transform=one) for k, one in enumerate(transforms))
 
 
 def _start(table: Mapping[str, Any]) -> int:
@@ -187,18 +189,18 @@ def _start(table: Mapping[str, Any]) -> int:
 
 
 def _owners(
-    tables: Sequence[Mapping[str, Any]], names: Sequence[str], found: Problems
+    tables: Sequence[Mapping[str, Any]], names: Sequence[str], problems: Problems
 ) -> dict[str, int]:
-    """The group of each parameter: the first that matches."""
+    """The number of the group of each parameter: the first group that matches."""
     owner: dict[str, int] = {}
     for k, table in enumerate(tables):
         patterns = dict.fromkeys(_patterns(table))
-        hits = found.collect(partial(selection.matching, patterns, names, f"groups[{k}].params"))
+        hits = problems.collect(selection.matching, patterns, names, f"groups[{k}].params")
         for name in hits or ():
             owner.setdefault(name, k)
         if hits and k not in owner.values():
             line = f"groups[{k}].params: an earlier group already has {', '.join(hits)}"
-            found.extend([f"{line}; a parameter belongs to the first group that matches it"])
+            problems.extend([f"{line}; a parameter belongs to the first group that matches it"])
     return owner
 
 
@@ -206,15 +208,12 @@ def _constraints(spec: Any, names: Sequence[str], plugins: Plugins) -> tuple[Con
     """Read ``constraint=``: None, one for all parameters, or ``{parameter glob: constraint}``."""
     if spec is None:
         return ()
-    if not isinstance(spec, Mapping) or "name" in spec:
-        made = plugins.component("constraints", spec, "constraint")
-        return (ConstraintTerm(index=0, constraint=made, parameters=tuple(names)),)
-    chosen = selection.matching(spec, names, "constraint")
-    found = Problems()
-    out = []
-    for k, (pattern, inner) in enumerate(spec.items()):
-        get = partial(plugins.component, "constraints", inner, f"constraint.{pattern}")
-        hit = tuple(n for n in names if chosen.get(n) == pattern)
-        out.append(ConstraintTerm(index=k, constraint=found.collect(get), parameters=hit))
-    found.raise_all()
-    return tuple(out)
+    if isinstance(spec, Mapping) and "name" not in spec:
+        chosen = selection.matching(spec, names, "constraint")
+        pairs = components_by_glob("constraints", spec, chosen, plugins, "constraint")
+    else:
+        pairs = [(plugins.component("constraints", spec, "constraint"), tuple(names))]
+    return tuple(
+        ConstraintTerm(index=k, constraint=component, parameters=own)
+        for k, (component, own) in enumerate(pairs)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
@@ -50,12 +49,12 @@ def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest
     items = loss_tables(spec)
     several = len(items) > 1
     problems = Problems()
-    found = [
-        problems.collect(partial(_loss_request, model, o, t, k, several, plugins))
+    requests = [
+        problems.collect(_loss_request, model, o, t, k, several, plugins)
         for k, (o, t) in enumerate(items)
     ]
     problems.raise_all()
-    return [request for request in found if request is not None]
+    return [request for request in requests if request is not None]
 
 
 def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
@@ -64,7 +63,7 @@ def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
     Raises:
         ConfigError: no loss, or a value that is not a loss.
     """
-    items: list[tuple[str | None, dict[str, Any]]] = []
+    items: list[tuple[str | None, dict[str, Any]]]
     if isinstance(spec, Mapping) and "name" not in spec:
         items = [(output, _table(loss)) for output, loss in spec.items()]
     elif isinstance(spec, Sequence) and not isinstance(spec, str):
@@ -144,7 +143,7 @@ def tensor_names(model: Model) -> set[str]:
 
 
 class _Columns:
-    """Columns of the batches for labels and sample weights, next to those of the model's inputs.
+    """The names of columns for labels and sample weights, next to the columns of the model's inputs.
 
     Users give X, y and sample weights separately, so each may use the same name.
     """
@@ -173,7 +172,7 @@ def bind_terms(
     """Determine types and shapes of labels and weights, once data are known.
 
     Raises:
-        DataError: labels are missing, of other names, or do not fit the loss.
+        DataError: labels are missing, have other names, or do not fit the loss.
     """
     wanted = [r.label for r in requests]
     unknown = sorted(set(labels) - set(wanted))
@@ -312,8 +311,8 @@ def penalty_terms(
 ) -> tuple[PenaltyTerm, ...]:
     """Read ``penalty=``: None, one component for all, or one per parameter (globs allowed).
 
-    ``{"by_parameter": {pattern: penalty}}``, or short ``{pattern: penalty}`` while no key is
-    ``name`` or a penalty's name; a penalty may be ``{"l1": 0.1, "l2": 0.01}`` without a name.
+    The table is ``{"by_parameter": {glob: penalty}}``, or for short ``{glob: penalty}`` while no key
+    is ``name`` or a penalty's name; a penalty may be ``{"l1": 0.1, "l2": 0.01}`` without a name.
     ``apart`` has the reasons why other parameters are not among the names; ``path`` is the argument.
     """
     if spec is None:
@@ -330,21 +329,36 @@ def penalty_terms(
         if not isinstance(table, Mapping) or (table is not spec and len(spec) > 1):
             raise ConfigError(f"{path}.by_parameter: expected a table of penalties, got {spec!r}")
         chosen = selection.matching(table, names, path, apart)
-        out = []
-        problems = Problems()
-        for pattern, inner in table.items():
-            hit = tuple(n for n in names if chosen.get(n) == pattern)
-            place = f"{path}.{pattern}" if table is spec else f"{path}.by_parameter.{pattern}"
-            get = partial(plugins.component, "penalties", _named(inner, plugins), place)
-            out.append((problems.collect(get), hit))
-        problems.raise_all()
+        place = path if table is spec else f"{path}.by_parameter"
+        named = {glob: _named(inner, plugins) for glob, inner in table.items()}
+        pairs = components_by_glob("penalties", named, chosen, plugins, place)
     else:
-        out = [(plugins.component("penalties", spec, path), tuple(names))]
+        pairs = [(plugins.component("penalties", spec, path), tuple(names))]
     return tuple(
-        PenaltyTerm(index=k, penalty=penalty, parameters=hit)
-        for k, (penalty, hit) in enumerate(out)
-        if hit
+        PenaltyTerm(index=k, penalty=penalty, parameters=own)
+        for k, (penalty, own) in enumerate(pairs)
+        if own
     )
+
+
+def components_by_glob(
+    kind: str, table: Mapping[str, Any], chosen: Mapping[str, str], plugins: Plugins, path: str
+) -> list[tuple[Any, tuple[str, ...]]]:
+    """The components of a table ``{glob: component}``, each with its parameters.
+
+    ``chosen`` has the glob of each parameter.
+
+    Raises:
+        ConfigError: all components that are wrong, at once.
+    """
+    problems = Problems()
+    out = []
+    for glob, spec in table.items():
+        component = problems.collect(plugins.component, kind, spec, f"{path}.{glob}")
+        own = tuple(name for name, pattern in chosen.items() if pattern == glob)
+        out.append((component, own))
+    problems.raise_all()
+    return out
 
 
 def _named(spec: Any, plugins: Plugins) -> Any:

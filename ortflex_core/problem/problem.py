@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import attrs
 import numpy as np
@@ -31,6 +31,7 @@ from ortflex_core.problem.updating import (
     SKIPPED_STEPS,
     ConstraintTerm,
     Group,
+    Term,
     Updating,
     shared_port,
     slot_port,
@@ -45,7 +46,7 @@ T = TypeVar("T", bound="PenaltyTerm | Group | ConstraintTerm")
 
 
 @attrs.frozen(kw_only=True)
-class LossTerm:
+class LossTerm(Term):
     """One loss on one tensor of the graph.
 
     ``output`` is the tensor that the user named, ``predicted`` the one that the loss reads (for
@@ -54,7 +55,8 @@ class LossTerm:
     broadcasts to the per-sample values, of shape ``samples``, or [batch] if several losses share it.
     """
 
-    index: int
+    kind: ClassVar[str] = "loss"
+
     loss: Loss
     output: str
     predicted: TensorSpec
@@ -69,11 +71,6 @@ class LossTerm:
     """Which of several steps in a graph."""
     batch: int = 0
     """Which of several batches of the step."""
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of this term's host symbols."""
-        return f"loss{self.index}"
 
     @property
     def scale(self) -> Host:
@@ -105,16 +102,16 @@ class LossTerm:
     def at(self, step: int, batch: int, rows: int | None) -> LossTerm:
         """The term for one of several batches in a graph, with a known size if ``rows`` is given."""
 
-        def moved(spec: TensorSpec) -> TensorSpec:
+        def with_rows(spec: TensorSpec) -> TensorSpec:
             return attrs.evolve(spec, shape=sized(spec.shape, rows))
 
         return attrs.evolve(
             self,
             step=step,
             batch=batch,
-            predicted=moved(self.predicted),
-            label=moved(self.label),
-            weight=None if self.weight is None else moved(self.weight),
+            predicted=with_rows(self.predicted),
+            label=with_rows(self.label),
+            weight=None if self.weight is None else with_rows(self.weight),
             samples=sized(self.samples, rows) or (),
         )
 
@@ -127,17 +124,13 @@ def sized(shape: Shape | None, rows: int | None) -> Shape | None:
 
 
 @attrs.frozen(kw_only=True)
-class PenaltyTerm:
+class PenaltyTerm(Term):
     """One penalty and its parameters."""
 
-    index: int
+    kind: ClassVar[str] = "penalty"
+
     penalty: Penalty
     parameters: tuple[str, ...]
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of this term's host symbols."""
-        return f"penalty{self.index}"
 
 
 @attrs.frozen(kw_only=True)
@@ -167,7 +160,7 @@ class Problem:
     recompute: Recompute = False
     """The tensors of the forward pass that the backward pass recomputes."""
     peers: Peers | None = attrs.field(default=None, eq=False, repr=False)
-    """The processes that compute the batches of a step together; batch k is that of rank k mod size."""
+    """The processes that compute the batches of a step together; batch k belongs to rank k mod size."""
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -224,14 +217,14 @@ class Problem:
 
     @cached_property
     def sharing(self) -> tuple[tuple[Group | None, tuple[str, ...]], ...]:
-        """The parameters that share state of an optimizer: those of each group, and the others."""
-        teams: dict[int, list[str]] = {}
+        """The parameters that share state of an optimizer, by group; None stands for no group."""
+        members: dict[int, list[str]] = {}
         groups = {g.index: g for g in self.updating.groups}
         for name in self.parameters:
             if calls.shared_names(self.optimizer_of(name)):
                 group = self.updating.group(name)
-                teams.setdefault(-1 if group is None else group.index, []).append(name)
-        return tuple((groups.get(index), tuple(names)) for index, names in teams.items())
+                members.setdefault(-1 if group is None else group.index, []).append(name)
+        return tuple((groups.get(index), tuple(names)) for index, names in members.items())
 
     @cached_property
     def slot_specs(self) -> dict[Port, TensorSpec]:
@@ -263,9 +256,7 @@ class Problem:
         return attrs.evolve(
             self,
             choices=tuple(
-                attrs.evolve(c, trained=False, reason="its group starts later")
-                if c.name in later
-                else c
+                c.left_out("its group starts later", c.sort) if c.name in later else c
                 for c in self.choices
             ),
             penalties=_without(self.penalties, later),
@@ -277,7 +268,7 @@ class Problem:
         )
 
     def optimizer_of(self, name: str) -> Optimizer:
-        """The optimizer of a parameter: that of its group, else the Trainer's."""
+        """The optimizer of a parameter's group, or else the Trainer's."""
         group = self.updating.group(name)
         return self.optimizer if group is None else group.optimizer
 
@@ -335,7 +326,7 @@ class Problem:
         return out
 
     def constants(self) -> dict[str, float]:
-        """Values of the host symbols that stay the same during a training."""
+        """Values of the host symbols that stay the same during training."""
         values = hypers("optimizer", self.optimizer) | self.updating.constants()
         if self.precision is not None:
             values |= hypers(PRECISION, self.precision)
@@ -347,8 +338,8 @@ class Problem:
 
 
 def _without(terms: tuple[T, ...], names: set[str]) -> tuple[T, ...]:
-    """The terms on the other parameters."""
-    rest = [
+    """The terms without some parameters; those that have no other parameters are left out."""
+    reduced = [
         attrs.evolve(t, parameters=tuple(n for n in t.parameters if n not in names)) for t in terms
     ]
-    return tuple(t for t in rest if t.parameters)
+    return tuple(t for t in reduced if t.parameters)

@@ -1,4 +1,4 @@
-"""The mistakes in the settings of a training, collected so that one error reports them all."""
+"""The mistakes in the settings of a run, collected so that one error reports them all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Problems:
     """Collects errors, so that all of them are reported at once.
 
     >>> problems = Problems()
-    >>> problems.collect(lambda: int("one"))
+    >>> problems.collect(int, "one")
     >>> problems.extend(["epochs: expected an integer >= 1, got 0"])
     >>> len(problems.lines)
     2
@@ -26,10 +26,10 @@ class Problems:
         """Add problems that were found without an exception."""
         self.lines.extend(lines)
 
-    def collect(self, make: Callable[[], Any]) -> Any:
-        """The result of ``make``, or None if it failed; :meth:`raise_all` reports the failure later."""
+    def collect(self, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """The result of a call, or None if it failed; :meth:`raise_all` reports the failure later."""
         try:
-            return make()
+            return make(*args, **options)
         except ConfigError as error:
             self.lines.extend(error.problems)
             self._last = error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import ClassVar
 
 import attrs
 import numpy as np
@@ -15,8 +16,6 @@ from ortflex_core.types import Array
 
 AVERAGE = "average"
 """The slot of an averaged weight."""
-
-
 PRECISION = "precision"
 """The prefix of the host symbols of the precision."""
 LOSS_SCALE, FINITE_STEPS, SKIPPED_STEPS = (
@@ -37,25 +36,34 @@ def shared_port(slot: str, group: Group | None) -> Port:
 
 
 @attrs.frozen(kw_only=True)
-class Group:
+class Term:
+    """A part of a problem that has host symbols, with its position among the parts of its kind."""
+
+    kind: ClassVar[str]
+    index: int
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the host symbols of this term."""
+        return f"{self.kind}{self.index}"
+
+
+@attrs.frozen(kw_only=True)
+class Group(Term):
     """Parameters with the same optimizer and the same factor of the rate.
 
     They are trained from the epoch ``start_epoch`` on (gradual unfreezing), and their optimizer counts
     steps from their first update: ``rested`` is the number of steps before it.
     """
 
-    index: int
+    kind: ClassVar[str] = "group"
+
     parameters: tuple[str, ...]
     optimizer: Optimizer
     optimizer_name: str | None
     rate: float = 1.0
     start_epoch: int = 0
     rested: int = 0
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of this group's host symbols."""
-        return f"group{self.index}"
 
     @property
     def own_step(self) -> str:
@@ -68,16 +76,12 @@ class Group:
 
 
 @attrs.frozen(kw_only=True)
-class TransformTerm:
-    """One transform of the gradients, with its position among the others."""
+class TransformTerm(Term):
+    """One transform of the gradients."""
 
-    index: int
+    kind: ClassVar[str] = "transform"
+
     transform: Transform
-
-    @property
-    def prefix(self) -> str:
-        """The beginning of this term's host symbols."""
-        return f"transform{self.index}"
 
     @property
     def words(self) -> str:
@@ -89,17 +93,13 @@ class TransformTerm:
 
 
 @attrs.frozen(kw_only=True)
-class ConstraintTerm:
+class ConstraintTerm(Term):
     """One constraint and its parameters."""
 
-    index: int
+    kind: ClassVar[str] = "constraint"
+
     constraint: Constraint
     parameters: tuple[str, ...]
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of this term's host symbols."""
-        return f"constraint{self.index}"
 
 
 @attrs.frozen(kw_only=True)
@@ -148,9 +148,9 @@ class Updating:
 
     def continued_from(self, slots: Mapping[str, Array]) -> Updating:
         """These settings for a state in which groups that started later have fewer updates."""
-        made = int(slots.get("step", 0))
+        steps = int(slots.get("step", 0))
         groups = tuple(
-            attrs.evolve(g, rested=made - int(slots.get(g.own_step, 0))) if g.start_epoch else g
+            attrs.evolve(g, rested=steps - int(slots.get(g.own_step, 0))) if g.start_epoch else g
             for g in self.groups
         )
         return attrs.evolve(self, groups=groups)

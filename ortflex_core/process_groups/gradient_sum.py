@@ -21,19 +21,19 @@ _ALIGNED = 64
 class GradientExchange:
     """Sums of gradients over the batches of a step, which several processes compute.
 
-    Batch number k of a step is that of rank k mod size. One packet has a batch's gradients and the
-    costs that belong to it. ``own`` are the arrays that this process writes its gradients to, by
-    parameter; ``costs`` the float64 numbers that are sent with them; both are different arrays
-    after each :meth:`add`. ``sums`` is the result of :meth:`add`; it may be replaced by other
-    arrays of the same shapes. The running statistics of BatchNormalization are exchanged, too:
-    ``shares`` are (1 − momentum) · batch of this process's batch, by the number of the update, and
-    every process updates its ``statistics`` with those of all batches in their order: statistics ←
-    momentum · statistics + share.
+    Batch number k of a step belongs to rank k mod size. One packet has the gradients of a batch and
+    its costs. The process writes its gradients to the arrays in ``own``, by parameter, and float64
+    numbers that are sent with them to ``costs``; both are different arrays after each :meth:`add`.
+    ``sums`` is the result of :meth:`add`; it may be replaced by other arrays of the same shapes.
+    The running statistics of BatchNormalization are exchanged, too: ``shares`` has (1 − momentum) ·
+    statistic of this process's batch, by the number of the update, and every process updates its
+    ``statistics`` with the shares of all batches in their order: statistics ← momentum · statistics
+    + share.
 
     Args:
         peers: the processes.
         like: an array of the shape and type of each gradient.
-        costs: how many numbers are sent with them.
+        costs: the number of costs that are sent with the gradients.
         statistics: the running statistics.
         moves: the statistic and the momentum of each update by a batch, in their order.
     """
@@ -60,7 +60,7 @@ class GradientExchange:
 
     @property
     def mailbox(self) -> Mailbox:
-        """The packets, created at the first step, after the processes have compared their trainings."""
+        """The packets, created at the first step, after the processes have compared their facts."""
         # Not a cached_property: before Python 3.12 all instances share its lock, so that ranks in
         # threads would wait for one another here.
         if self._mailbox is None:
@@ -152,7 +152,7 @@ Places = Mapping[Name, tuple[int, Array]]
 
 
 def places_of(like: Mapping[Name, Array], end: int) -> tuple[Places[Name], int]:
-    """The first byte of each array in a packet, after ``start`` bytes, and the end of the last."""
+    """The first byte of each array in a packet, and the end of the last; they start after ``end``."""
     out: dict[Name, tuple[int, Array]] = {}
     for name, array in like.items():
         start = -(-end // _ALIGNED) * _ALIGNED

@@ -1,4 +1,4 @@
-"""Ctrl-C (SIGINT) ends a training between two steps, never within one, so that its state is complete."""
+"""Ctrl-C (SIGINT) ends training between two steps, never within one, so that the state is complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Interrupts:
         self._before: Any = None
         self._peers = peers
         if peers is not None:
-            peers.wishes, peers.interrupted = (lambda: self.came), False
+            peers.wishes = lambda: self.came
+            peers.interrupted = False
 
     @property
     def due(self) -> bool:

@@ -1,4 +1,4 @@
-"""The process group of a training: the named one, or that of the launcher."""
+"""The process group of a run: the one that the user names, or the one of the launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEMBERS = ("rank", "size", "all_gather", "close")
 
 
 def join(plugins: Plugins, spec: Any) -> Peers | None:
-    """Join the group of a spec; None for a training in one process.
+    """Join the group of a spec; None if one process trains.
 
     Raises:
         ConfigError: no launcher started this process, or it did not set all required variables.
@@ -36,22 +36,23 @@ def join(plugins: Plugins, spec: Any) -> Peers | None:
 
 def _of_launcher(plugins: Plugins) -> ProcessGroup:
     """The group that this process was started in."""
-    found, lines = [], []
+    available, lines = [], []
     for name, cls in plugins["process_groups"].classes():
         reasons = cls.unavailable(os.environ)
         if not reasons:
-            found.append(name)
+            available.append(name)
         lines.append(f"  {name}: {'; '.join(reasons)}. {_command(cls)}")
-    if not found:
+    if not available:
         raise ConfigError(
             "distributed='auto': this process was not started by a launcher of several processes:\n"
             + "\n".join(lines)
         )
-    if len(found) > 1:
+    if len(available) > 1:
         raise ConfigError(
-            f"distributed='auto': several process groups are possible here, {', '.join(found)}; name one"
+            "distributed='auto': several process groups are possible here, "
+            f"{', '.join(available)}; name one"
         )
-    group: ProcessGroup = plugins.component("process_groups", found[0])
+    group: ProcessGroup = plugins.component("process_groups", available[0])
     return group
 
 

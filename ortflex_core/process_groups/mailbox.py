@@ -21,7 +21,7 @@ _FOLDERS = ("/dev/shm",)  # files there are in memory; elsewhere the system may 
 
 
 class Mailbox:
-    """A packet of every process, of the same size each time.
+    """Packets of equal size that the processes exchange.
 
     Where all processes run on one machine, the packets are in a file that all of them map into
     their memory: a message is then only a frame, and nothing is copied. Each process has two
@@ -31,30 +31,31 @@ class Mailbox:
         peers: the processes.
         size: bytes of a packet.
         shared: whether to use shared memory; by default if packets do not fit into a frame.
+
+    Attributes:
+        packets: the two packets of this process.
+        turn: the packet that the next exchange sends.
     """
 
     def __init__(self, peers: Peers, size: int, *, shared: bool | None = None) -> None:
-        self._peers, self.turn = peers, 0
-        self._own: list[Array] = [np.zeros(size, np.uint8)] * 2
+        self._peers = peers
+        self.turn = 0
+        self.packets: list[Array] = [np.zeros(size, np.uint8)] * 2
         self._all: list[list[Array]] = []
         wanted = size > 1000 if shared is None else shared
         if wanted and peers.neighbours == peers.size:
             room = -(-size // _ALIGNED) * _ALIGNED
             memory = _common(peers, 2 * peers.size * room)
             if memory is not None:
-                starts = [[(2 * k + turn) * room for k in range(peers.size)] for turn in (0, 1)]
-                self._all = [[memory[at : at + size] for at in row] for row in starts]
-                self._own = [self._all[turn][peers.rank] for turn in (0, 1)]
+                for turn in (0, 1):
+                    starts = range(turn * room, len(memory), 2 * room)
+                    self._all.append([memory[start : start + size] for start in starts])
+                self.packets = [self._all[turn][peers.rank] for turn in (0, 1)]
 
     @property
     def shared(self) -> bool:
         """Whether the packets are in shared memory."""
         return bool(self._all)
-
-    @property
-    def packets(self) -> list[Array]:
-        """The two packets of this process."""
-        return self._own
 
     def exchange(self, place: str) -> list[Array]:
         """The packets of all processes by rank; this process sends the one at ``turn``.
@@ -64,7 +65,7 @@ class Mailbox:
         """
         turn = self.turn
         if not self._all:
-            return self._peers.gather(place, self._own[turn])
+            return self._peers.gather(place, self.packets[turn])
         self._peers.gather(place, np.zeros(0, np.uint8))
         self.turn = 1 - turn
         return self._all[turn]

@@ -1,4 +1,4 @@
-"""Communication between the processes of a training.
+"""Communication between processes that train together.
 
 Every message begins with a frame of a fixed size, so a failing process can report the failure
 wherever the others wait: it sends such a frame instead of its next message.
@@ -28,17 +28,17 @@ _ROOM = _FRAME - _HEAD.size
 
 
 class RankFailed(OrtflexError):
-    """Another process of the training failed or ended, so this one ends, too."""
+    """Another process failed or ended, so this one ends, too."""
 
 
 class RanksDiffer(OrtflexError):
-    """The processes of a training differ in model, recipe, version or data."""
+    """The processes differ in model, recipe, version or data."""
 
 
 class Peers:
     """The communication of a process with the others of its group.
 
-    Every method is called by all processes at the same point of the training.
+    All processes call the same methods in the same order.
 
     Attributes:
         rank: the number of this process, from 0.
@@ -66,7 +66,7 @@ class Peers:
         """The bytes (uint8, one axis) of each process, by rank; sizes may differ.
 
         Raises:
-            RankFailed: another process failed, ended, or is at another point of the training.
+            RankFailed: another process failed, ended, or sent a message of another place.
         """
         frames = [np.array(f) for f in self._all_gather(_frame(place, payload, self.wishes()))]
         heads = [_HEAD.unpack(bytes(frame[: _HEAD.size])) for frame in frames]
@@ -89,11 +89,11 @@ class Peers:
             )
         if max(sizes) <= _ROOM:
             return inside
-        whole = payload
+        padded = payload
         if len(payload) < max(sizes):
-            whole = np.zeros(max(sizes), np.uint8)
-            whole[: len(payload)] = payload
-        parts = self._all_gather(whole)
+            padded = np.zeros(max(sizes), np.uint8)
+            padded[: len(payload)] = payload
+        parts = self._all_gather(padded)
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def rounds(self, batches: int) -> Iterator[tuple[int, int | None, int]]:

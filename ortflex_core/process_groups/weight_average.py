@@ -11,40 +11,31 @@ from ortflex_core.process_groups.peers import Peers
 from ortflex_core.types import Array
 
 
-class StateAverage:
-    """Means over the processes of a group, with equal bits in all of them.
+def average_state(
+    peers: Peers, state: Mapping[str, Array], costs: Sequence[tuple[float, float]]
+) -> tuple[dict[str, Array], list[list[tuple[float, float]]]]:
+    """Means of arrays over the processes, with equal bits in all of them; and the costs of each process.
 
     The mean of a tensor is ((a₀ + a₁) + a₂) … / N over the N processes in the order of their ranks,
     computed in float64 and rounded once to the tensor's type. Integers and booleans, such as the number
-    of steps, are those of rank 0.
+    of steps, are copied from rank 0.
 
     Args:
         peers: the processes.
+        state: the arrays of this process; names, shapes and types are the same in all processes.
+        costs: pairs of numbers that are sent along; the same number of pairs in all processes.
     """
-
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
-
-    def of(
-        self, state: Mapping[str, Array], costs: Sequence[tuple[float, float]]
-    ) -> tuple[dict[str, Array], list[list[tuple[float, float]]]]:
-        """The means of the arrays, and the costs of every process by rank.
-
-        Args:
-            state: the arrays of this process; in all processes of the same names, shapes and types.
-            costs: pairs of numbers that are sent along; the same number of pairs in all processes.
-        """
-        table = np.asarray(costs, np.float64).reshape(-1, 2)
-        places, end = places_of(state, table.nbytes)
-        packet = np.zeros(end, np.uint8)
-        packet[: table.nbytes].view(np.float64)[:] = table.ravel()
-        for name, array in arrays_in(packet, places).items():
-            np.copyto(array, state[name])
-        parts = self._peers.gather("average", packet)
-        tables = [part[: table.nbytes].view(np.float64).reshape(-1, 2) for part in parts]
-        given = [arrays_in(part, places) for part in parts]
-        means = {name: _mean([arrays[name] for arrays in given]) for name in state}
-        return means, [[(loss, penalty) for loss, penalty in t.tolist()] for t in tables]
+    table = np.asarray(costs, np.float64).reshape(-1, 2)
+    places, end = places_of(state, table.nbytes)
+    packet = np.zeros(end, np.uint8)
+    packet[: table.nbytes].view(np.float64)[:] = table.ravel()
+    for name, array in arrays_in(packet, places).items():
+        np.copyto(array, state[name])
+    parts = peers.gather("average", packet)
+    tables = [part[: table.nbytes].view(np.float64).reshape(-1, 2) for part in parts]
+    states = [arrays_in(part, places) for part in parts]
+    means = {name: _mean([arrays[name] for arrays in states]) for name in state}
+    return means, [[(loss, penalty) for loss, penalty in t.tolist()] for t in tables]
 
 
 def _mean(arrays: Sequence[Array]) -> Array:

@@ -9,21 +9,15 @@ a pattern that makes graphs smaller (:mod:`~ortflex_core.programs.patterns`).
 """
 
 from ortflex_core.programs.cache_key import problem_key
+from ortflex_core.programs.formulas import Formula
 from ortflex_core.programs.rebuild import optimize
-from ortflex_core.programs.stages import (
-    forward_program,
-    loss_program,
-    training_program,
-)
+from ortflex_core.programs.stages import forward_program, loss_program, training_program
 from ortflex_core.programs.step import NORM, gradient_program, step_program, update_program
-from ortflex_core.programs.updates import (
-    adding_program,
-    batch_gradient,
-    global_norm,
-)
+from ortflex_core.programs.updates import adding_program, batch_gradient, global_norm
 
 __all__ = [
     "NORM",
+    "Formula",
     "adding_program",
     "batch_gradient",
     "forward_program",

@@ -26,7 +26,7 @@ def threads(problem: Problem) -> int:
 
 
 def step_flops(problem: Problem) -> float:
-    """Operations of a step's matrix products and convolutions: three times those of the model.
+    """Operations of the matrix products and convolutions of a step, three times the number in the model.
 
     A multiplication and an addition count as two. Operators with sizes that are only known at run
     time are not counted.
@@ -38,10 +38,8 @@ def step_flops(problem: Problem) -> float:
         given |= stages.model_inputs(trace, problem, problem.predicted, rows=problem.batch_size)
         mode = Modes(problem, buffers)
         problem.model.replay(trace, problem.predicted, given, mode, infer=True)
-    except (
-        OrtflexError
-    ):  # for example a batch of another size than the model's, which is reported elsewhere
-        pass
+    except OrtflexError:
+        pass  # for example a batch of another size than the model's, which is reported elsewhere
     return 3.0 * sum(map(_flops, trace.nodes))
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.graph.ops import Tensor, Trace
-from ortflex_core.problem.updating import slot_port
 from ortflex_core.programs import updates
+from ortflex_core.programs.formulas import update_formula
 
 if TYPE_CHECKING:
     from ortflex_core.problem.problem import Problem
@@ -40,11 +40,11 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """The first parameter, whose settings are those of all."""
+        """The first parameter; all have the same settings."""
         return next(iter(self.shapes))
 
-    def joined(self, trace: Trace, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The concatenation of tensors that are given by parameter."""
+    def concat(self, trace: Trace, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector of tensors that are given by parameter."""
         op = trace.op
         parts = [
             tensors[name] if len(shape) == 1 else op.Reshape(tensors[name], [-1])
@@ -52,8 +52,8 @@ class Layout:
         ]
         return op.Concat(*parts, axis=0)
 
-    def parted(self, trace: Trace, vector: Tensor) -> dict[str, Tensor]:
-        """The tensors that a vector is made of."""
+    def split(self, trace: Trace, vector: Tensor) -> dict[str, Tensor]:
+        """The tensors of a vector, by parameter."""
         op = trace.op
         sizes = op.constant([prod(shape) for shape in self.shapes.values()])
         parts = op.Split(vector, sizes, axis=0, outputs=len(self.shapes))
@@ -64,7 +64,7 @@ class Layout:
 
 
 def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
-    """The vector for graphs of so many steps; None if updating parameters one by one is faster.
+    """The vector for graphs of ``steps`` steps; None if updating parameters one by one is faster.
 
     ``scaled``: the gradients already include the rate, which saves a product for each.
     """
@@ -79,24 +79,27 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
         return None
     if not problem.optimizer.elementwise or not _shaped_alike(problem):
         return None
-    formula = _formula(problem, _VECTOR)
+    formula = update_formula(problem, specs[0].name, _VECTOR, _ELEMENTWISE)
     if formula is None:
         return None
-    nodes = len(formula) - 1
+    nodes = len(formula.lines)
     # Per parameter: its update, and what transforms do to its gradient.
     nodes += (_transform_nodes(problem) if updating.flat else 0) - scaled
-    folded = scaled and nodes == 1  # into the product that makes the gradient
+    folded = scaled and nodes == 1  # the update is part of the product that makes the gradient
     tensors = 1 + len(problem.slots_of(problem.parameters[0]))
     reshaped = sum(len(spec.shape or ()) != 1 for spec in specs)
     moves = 2 * (reshaped + 1) * (1 + tensors / steps)
     saved = 0 if folded else (len(specs) - 1) * nodes - moves
-    shapes = {s.name: problem.model.initializer(s.name).shape for s in specs}
+    shapes = {s.name: problem.shape_of(s.name) for s in specs}
     elements = sum(prod(shape) for shape in shapes.values())
     if elements * (1 + tensors / steps) >= _COPIED * saved:
         return None
     # A formula may depend on a weight's shape (biases without decay), but the vector has another
     # shape.
-    alike = all(_formula(problem, shape) == formula for shape in set(shapes.values()))
+    alike = all(
+        update_formula(problem, specs[0].name, shape, _ELEMENTWISE) == formula
+        for shape in set(shapes.values())
+    )
     return Layout(shapes=shapes) if alike else None
 
 
@@ -122,32 +125,3 @@ def _transform_nodes(problem: Problem) -> int:
         updates.apply_transforms(trace, problem, gradients, weights)
         counts.append(len(trace.nodes))
     return counts[1] - counts[0]
-
-
-def _formula(problem: Problem, shape: tuple[int, ...]) -> list[Any] | None:
-    """The formula of the update of a parameter of a shape; None unless it is elementwise."""
-    trace = problem.trace()
-    name = problem.parameters[0]
-    dtype = problem.model.initializers[name].dtype
-    weight, gradient = (trace.input(n, dtype, shape) for n in ("weight", "gradient"))
-    slots = {s: trace.input(slot_port(s, name), dtype, shape) for s in problem.slots_of(name)}
-    made = updates.apply_update(trace, problem, name, weight, gradient, slots, {})
-    places: dict[Tensor, Any] = {tensor: n for n, tensor in trace.inputs.items()}
-    lines: list[Any] = []
-    for node in trace.nodes:
-        (out,) = node.outputs
-        if node.op_type not in _ELEMENTWISE or node.domain or out.shape not in ((), shape):
-            return None
-        attributes = sorted(a.SerializeToString() for a in node.attributes.values())
-        lines.append((node.op_type, attributes, [_place(places, t) for t in node.arguments]))
-        places[out] = len(lines)
-    return [*lines, {port: _place(places, t) for port, t in made.items()}]
-
-
-def _place(places: Mapping[Tensor, Any], tensor: Tensor) -> Any:
-    """The role of a tensor in a formula: an input, a line, a host scalar or a number."""
-    if tensor.host is not None:
-        return tensor.host
-    if tensor.constant is not None:
-        return tensor.constant.shape, tensor.constant.tobytes()
-    return places[tensor]

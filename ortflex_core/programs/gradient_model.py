@@ -53,7 +53,7 @@ def gradient_model(
         the same there; the ``doc_string`` then says so.
 
     Raises:
-        ModelError: a name is unknown, given twice or not that of a float tensor.
+        ModelError: a name is unknown, is given twice, or does not belong to a float tensor.
         NoGradientRule: an operator on the path has no gradient rule.
         NotDifferentiable: every path from one of ``wrt`` ends at an operator without a gradient.
         GraphError: one of ``wrt`` reaches none of ``outputs``.
@@ -83,7 +83,7 @@ def gradient_model(
     _check(source, roots, floats, "outputs", "an output")
     taken = {i.name for i in source.inputs} | set(source.initializers) | set(source.producers)
     seeds = {name: fresh_name(f"cotangent/{name}", taken) for name in roots}
-    slopes = [fresh_name(f"gradient/{name}", taken) for name in asked]
+    derivative_names = [fresh_name(f"gradient/{name}", taken) for name in asked]
     trace = Trace(source.opsets)
     given = {n: trace.input(n, s.dtype, s.shape) for n, s in _inputs(source, asked).items()}
     with trace.part("forward"):
@@ -93,9 +93,8 @@ def gradient_model(
         y = values[name]
         pairs.append((y, trace.input(seeds[name], y.dtype, y.shape)))
     with shape_probe.explain_unknown(source), trace.part("backward"):
-        found = gradients(pairs, [given[name] for name in asked], table)
-    named = {name: values[name] for name in values}
-    named |= dict(zip(slopes, found, strict=True))
+        derivatives = gradients(pairs, [given[name] for name in asked], table)
+    named = {**values, **dict(zip(derivative_names, derivatives, strict=True))}
     trace, named = rebuild.optimize(trace, named)
     proto = build(trace, named, name="gradient").proto()
     _complete(proto, source, asked, pairs, list(seeds.values()))

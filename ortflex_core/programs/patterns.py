@@ -25,6 +25,7 @@ Pattern = Callable[["Rebuild", Node, Sequence[Tensor | None]], Tensor | None]
 # Up to this number of elements, starting a kernel takes longer than its work.
 _SMALL = 4096
 _BINARY = frozenset({"Add", "Div", "Mul", "Sub"})
+_GEMM_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE)
 # The largest number of elements of a constant of ones, since a file may claim any size.
 _MOST_ROWS = 2**20
 
@@ -43,6 +44,11 @@ def summed_rows(node: Node) -> Tensor | None:
     return x if static and along and keep is not None and not keep.i else None
 
 
+def required(inputs: Sequence[Tensor | None]) -> list[Tensor]:
+    """The inputs of a node of an operator without optional inputs."""
+    return [tensor for tensor in inputs if tensor is not None]
+
+
 def _small(shape: Shape | None) -> bool:
     return shape is not None and all(isinstance(d, int) for d in shape) and _size(shape) <= _SMALL
 
@@ -59,23 +65,23 @@ def _product(
     build: Rebuild, tensor: Tensor | None, addend: Tensor, sign: float = 1.0
 ) -> Tensor | None:
     """One Gemm for addend + sign · α·A′B′, if ``tensor`` is that product and has no other reader."""
-    made = build.source(tensor, "Gemm", "MatMul")
-    if made is None or tensor is None or not build.only_use(tensor) or len(made.inputs) > 2:
+    producer = build.source(tensor, "Gemm", "MatMul")
+    if producer is None or tensor is None or not build.only_use(tensor) or len(producer.inputs) > 2:
         return None
-    product = made.outputs[0]
-    if product.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+    product = producer.outputs[0]
+    if product.dtype not in _GEMM_TYPES:
         return None
-    a, b = made.inputs
-    if a is None or b is None or (made.op_type == "MatMul" and not a.rank == b.rank == 2):
+    a, b = producer.inputs
+    if a is None or b is None or (producer.op_type == "MatMul" and not a.rank == b.rank == 2):
         return None
     if not (same_shape(addend.shape, product.shape) or _is_row(addend.shape, product.shape)):
         return None
-    return _gemm_of(build, made, [a, b], addend, product, sign)
+    return _gemm_of(build, producer, [a, b], addend, product, sign)
 
 
 def _gemm_of(
     build: Rebuild,
-    made: Node,
+    producer: Node,
     factors: Sequence[Tensor],
     addend: Tensor | None,
     product: Tensor,
@@ -83,7 +89,7 @@ def _gemm_of(
     beta: float = 1.0,
 ) -> Tensor:
     """A Gemm for alpha · AB + beta · addend; constants that multiply A or B go into alpha."""
-    kept = settings(made)
+    kept = settings(producer)
     bare = []
     for factor in factors:
         scale, tensor = _split_constant(build, factor)
@@ -100,9 +106,9 @@ def _gemm_of(
 
 def _split_constant(build: Rebuild, tensor: Tensor) -> tuple[float, Tensor]:
     """(k, x) of an old tensor that is k·x with a finite constant k; (1, x) of any other."""
-    made = build.source(tensor, "Mul")
-    if made is not None:
-        for scale, other in (made.inputs, made.inputs[::-1]):
+    producer = build.source(tensor, "Mul")
+    if producer is not None:
+        for scale, other in (producer.inputs, producer.inputs[::-1]):
             known = None if scale is None else scale.constant
             if known is not None and known.ndim == 0 and other is not None and np.isfinite(known):
                 return float(known), other
@@ -112,40 +118,34 @@ def _split_constant(build: Rebuild, tensor: Tensor) -> tuple[float, Tensor]:
 def _scale_gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """A Gemm times a constant is one Gemm."""
     scale, product = _split_constant(build, node.outputs[0])
-    made = build.source(product, "Gemm")
-    if made is None or product.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+    producer = build.source(product, "Gemm")
+    if producer is None or product.dtype not in _GEMM_TYPES:
         return None
     if not build.only_use(product) or product is node.outputs[0]:
         return None
-    a, b, c = (*made.inputs, None)[:3]
-    assert a is not None
-    assert b is not None
-    return _gemm_of(
-        build, made, [a, b], None if c is None else build.value(c), node.outputs[0], scale, scale
-    )
+    a, b, c = (*producer.inputs, None)[:3]
+    addend = None if c is None else build.value(c)
+    return _gemm_of(build, producer, required([a, b]), addend, node.outputs[0], scale, scale)
 
 
 def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """Scalars that multiply a factor move into alpha, which costs no multiplication."""
     a, b, c = (*node.inputs, None)[:3]
-    if node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+    factors = required([a, b])
+    if node.outputs[0].dtype not in _GEMM_TYPES:
         return None
-    if (
-        a is None
-        or b is None
-        or (_split_constant(build, a)[1] is a and _split_constant(build, b)[1] is b)
-    ):
+    if all(_split_constant(build, factor)[1] is factor for factor in factors):
         return None
     addend = None if c is None else build.value(c)
-    return _gemm_of(build, node, [a, b], addend, node.outputs[0], 1.0)
+    return _gemm_of(build, node, factors, addend, node.outputs[0], 1.0)
 
 
 def _multiply_by_reciprocal(
     build: Rebuild, node: Node, inputs: Sequence[Tensor | None]
 ) -> Tensor | None:
     """Division by a host scalar is multiplication by its reciprocal, which is faster."""
-    x, divisor = inputs
-    if x is None or divisor is None or divisor.host is None or x.host is not None:
+    x, divisor = required(inputs)
+    if divisor.host is None or x.host is not None:
         return None
     factor = build.trace.bind(1.0 / divisor.host, divisor.dtype)
     return build.make("Mul", [x, factor], x.dtype, node.outputs[0].shape)
@@ -168,10 +168,10 @@ def _subtract(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Te
 
 def _subtract_products(build: Rebuild, taken: Tensor | None, left: Tensor) -> Tensor | None:
     """``left`` minus a product, or minus the products that a sum of them has."""
-    found = _product(build, taken, left, -1.0)
+    gemm = _product(build, taken, left, -1.0)
     added = build.source(taken, "Add")
-    if found is not None or added is None or taken is None or not build.only_use(taken):
-        return found
+    if gemm is not None or added is None or taken is None or not build.only_use(taken):
+        return gemm
     if not same_shape(left.shape, taken.shape):
         return None
     first = _subtract_products(build, added.inputs[0], left)
@@ -180,11 +180,9 @@ def _subtract_products(build: Rebuild, taken: Tensor | None, left: Tensor) -> Te
 
 def _add(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """C + α·A′B′ is one Gemm, on either side; C may be a row."""
-    left, right = inputs
-    assert left is not None
-    assert right is not None
-    found = _product(build, node.inputs[1], left)
-    return found if found is not None else _product(build, node.inputs[0], right)
+    left, right = required(inputs)
+    gemm = _product(build, node.inputs[1], left)
+    return gemm if gemm is not None else _product(build, node.inputs[0], right)
 
 
 def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
@@ -217,8 +215,7 @@ def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
     """
     negated = build.source(node.inputs[0], "Neg")
     if negated is not None and node.inputs[0] is not None and build.only_use(node.inputs[0]):
-        (bare,) = negated.inputs
-        assert bare is not None
+        (bare,) = required(negated.inputs)
         out = node.outputs[0]
         summed = [build.value(bare), *inputs[1:]]
         total = build.trace.node(
@@ -228,9 +225,7 @@ def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
     product = build.source(node.inputs[0], "Mul")
     if product is None:
         return None
-    left, right = product.inputs
-    assert left is not None
-    assert right is not None
+    left, right = required(product.inputs)
     scalar = _dot(build, node, left, right)
     if scalar is not None or left is not right:
         return scalar
@@ -244,10 +239,10 @@ def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
 
 def _dot(build: Rebuild, node: Node, left: Tensor, right: Tensor) -> Tensor | None:
     """The sum of all products of columns or vectors, as a matrix product."""
-    whole = len(node.inputs) == 1 and not settings(node).get("keepdims", 1)
-    if not whole or not same_shape(left.shape, right.shape) or left.dtype != right.dtype:
+    to_scalar = len(node.inputs) == 1 and not settings(node).get("keepdims", 1)
+    if not to_scalar or not same_shape(left.shape, right.shape) or left.dtype != right.dtype:
         return None
-    if left.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE) or left.shape is None:
+    if left.dtype not in _GEMM_TYPES or left.shape is None:
         return None
     a, b = build.value(left), build.value(right)
     if left.rank == 1:
@@ -260,7 +255,7 @@ def _dot(build: Rebuild, node: Node, left: Tensor, right: Tensor) -> Tensor | No
 def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """The sum of a matrix's rows is 1ᵀX, which a matrix product computes several times faster."""
     x = summed_rows(node)
-    if x is None or x.shape is None or x.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+    if x is None or x.shape is None or x.dtype not in _GEMM_TYPES:
         return None
     rows = x.shape[0]
     if not isinstance(rows, int) or not 0 <= rows <= _MOST_ROWS:
@@ -275,20 +270,19 @@ def _sign(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor
 
     They differ for positive values below 1/3e38, which are denormal in float32.
     """
-    (y,) = inputs
-    if y is None or y.node is None or y.node.op_type != "Relu" or y.dtype != TensorProto.FLOAT:
+    (y,) = required(inputs)
+    if y.node is None or y.node.op_type != "Relu" or y.dtype != TensorProto.FLOAT:
         return None
     return build.make("HardSigmoid", [y], y.dtype, y.shape, alpha=3e38, beta=0.0)
 
 
 def _transposed(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """Two transpositions are one, or none."""
-    (x,) = inputs
-    made = None if x is None else x.node
-    outer = settings(node).get("perm")
-    if x is None or made is None or made.op_type != "Transpose" or made.domain or outer is None:
+    (x,) = required(inputs)
+    producer, outer = x.node, settings(node).get("perm")
+    if producer is None or producer.op_type != "Transpose" or producer.domain or outer is None:
         return None
-    inner, source = settings(made).get("perm"), made.inputs[0]
+    inner, source = settings(producer).get("perm"), producer.inputs[0]
     if inner is None or source is None:
         return None
     order = [inner[k] for k in outer]
@@ -299,10 +293,11 @@ def _transposed(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> 
 
 def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """Max(x, 0) is Relu(x)."""
-    if len(inputs) != 2 or node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+    if len(inputs) != 2 or node.outputs[0].dtype not in _GEMM_TYPES:
         return None
-    for x, zero in (inputs, inputs[::-1]):
-        if zero is not None and x is not None and _is_constant(zero, 0.0):
+    left, right = required(inputs)
+    for x, zero in ((left, right), (right, left)):
+        if _is_constant(zero, 0.0):
             return build.make("Relu", [x], x.dtype, x.shape)
     return None
 
@@ -310,34 +305,25 @@ def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
 def _logarithm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """Log(1 + Exp(x)) is Softplus(x), for few elements only: its kernel computes both branches."""
     total = build.source(node.inputs[0], "Add")
-    if (
-        total is None
-        or node.outputs[0].dtype != TensorProto.FLOAT
-        or not _small(total.outputs[0].shape)
-    ):
+    if total is None or node.outputs[0].dtype != TensorProto.FLOAT:
+        return None
+    if not _small(total.outputs[0].shape):
         return None
     for one, other in (total.inputs, total.inputs[::-1]):
         power = build.source(other, "Exp")
         if power is not None and one is not None and _is_constant(one, 1.0):
-            (x,) = power.inputs
-            assert x is not None
+            (x,) = required(power.inputs)
             return build.make("Softplus", [build.value(x)], x.dtype, x.shape)
     return None
 
 
 def _where(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """Where(k, s·Cast(k), 0) is s·Cast(k), which is already 0 there."""
-    chosen, kept, zero = inputs
-    made = build.source(node.inputs[1], "Mul")
-    if (
-        chosen is None
-        or kept is None
-        or zero is None
-        or made is None
-        or not _is_constant(zero, 0.0)
-    ):
+    chosen, kept, zero = required(inputs)
+    producer = build.source(node.inputs[1], "Mul")
+    if producer is None or not _is_constant(zero, 0.0):
         return None
-    for scale, factor in (made.inputs, made.inputs[::-1]):
+    for scale, factor in (producer.inputs, producer.inputs[::-1]):
         cast = build.source(factor, "Cast")
         # A host scalar is finite, so its product with 0 is 0.
         if cast is not None and scale is not None and (scale.host is not None or _finite(scale)):
@@ -350,10 +336,10 @@ def _where(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tenso
 def ranked(
     build: Rebuild, op_type: str, inputs: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """A scalar beside a tensor whose last size is 1 with as many axes as that tensor.
+    """The inputs of a binary operator, a scalar with as many axes as the other tensor if that ends in 1.
 
-    onnxruntime goes through [1280, 320, 1, 1] element by element beside a scalar, 60 times slower than
-    beside [1, 1, 1, 1].
+    With a scalar, onnxruntime computes a tensor such as [1280, 320, 1, 1] element by element, 60 times
+    slower than with a tensor [1, 1, 1, 1].
     """
     if op_type not in _BINARY or len(inputs) != 2:
         return inputs

@@ -108,7 +108,7 @@ class _Lowering:
         same = all(a is b for a, b in zip(typed, node.inputs, strict=True))
         if same and all(captures[n] is t for n, t in node.captures.items()):
             return
-        made = self._trace.node(
+        outputs = self._trace.node(
             node.op_type,
             typed,
             node.attributes,
@@ -121,7 +121,7 @@ class _Lowering:
                 for o in node.outputs
             ],
         )
-        for old, new in zip(node.outputs, made, strict=True):
+        for old, new in zip(node.outputs, outputs, strict=True):
             new.hint = new.hint or old.hint
             self._values[old] = new
 

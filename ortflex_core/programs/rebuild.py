@@ -1,8 +1,8 @@
 """Optimization of graphs: patterns are applied while a graph is traced again.
 
-Optimization comes after differentiation, so no gradient rule has to handle the operators created
-here. Every pattern
-(:mod:`ortflex_core.programs.patterns`) keeps values to float32 rounding, and each is tested for that.
+Optimization comes after differentiation, so no gradient rule has to handle the operators that are
+created here. Every pattern (:mod:`ortflex_core.programs.patterns`) keeps values to float32 rounding,
+and each is tested for that.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def optimize(
     """
     table = {name: pattern for name, pattern in patterns.FIRST.items() if name not in without}
     # The first pass rewrites sums; then the second can see which parameters can be rows.
-    trace, made = Rebuild(trace, outputs, replaced or {}, table, bound=bool(parameters)).run()
+    trace, rewritten = Rebuild(trace, outputs, replaced or {}, table, bound=bool(parameters)).run()
     if not any(node.op_type == "ReduceSum" for node in trace.nodes):
-        return trace, made
-    return Rebuild(trace, made, {}, patterns.SECOND, parameters).run()
+        return trace, rewritten
+    return Rebuild(trace, rewritten, {}, patterns.SECOND, parameters).run()
 
 
 class Rebuild:
@@ -64,7 +64,8 @@ class Rebuild:
     ) -> None:
         self.old, self.outputs, self.replaced, self.table = old, outputs, replaced, table
         self.trace = Trace(old.opsets)
-        self.nodes = self._needed()
+        needed = ancestors(map(self.resolved, outputs.values()), self.resolved)
+        self.nodes = self._sorted([node for node in old.nodes if id(node) in needed])
         self.uses: Counter[Tensor] = Counter(self.resolved(t) for t in outputs.values())
         for node in self.nodes:
             self.uses.update(self.resolved(a) for a in node.arguments)
@@ -76,11 +77,9 @@ class Rebuild:
                 shape = (1, *(tensor.shape or ())) if key in rows else tensor.shape
                 self.values[tensor] = self.trace.input(key, tensor.dtype, shape)
         # Only the host reads totals, so their shape does not matter.
-        self.totals = {
-            t
-            for t in (self.resolved(t) for k, t in outputs.items() if _is_total(k))
-            if bound and self.uses[t] == 1
-        }
+        costs = [t for k, t in outputs.items() if isinstance(k, Port) and k.role == "loss"]
+        totals = {self.resolved(t) for t in costs} if bound else set()
+        self.totals = {t for t in totals if self.uses[t] == 1}
 
     def resolved(self, tensor: Tensor) -> Tensor:
         """The old tensor that replaces an old tensor."""
@@ -92,10 +91,6 @@ class Rebuild:
         """The old node that made an old tensor, if it is one of these standard operators."""
         node = None if tensor is None else self.resolved(tensor).node
         return node if node and node.domain == "" and node.op_type in op_types else None
-
-    def _needed(self) -> list[Node]:
-        needed = ancestors(map(self.resolved, self.outputs.values()), self.resolved)
-        return self._sorted([n for n in self.old.nodes if id(n) in needed])
 
     def _sorted(self, nodes: list[Node]) -> list[Node]:
         """The same nodes in topological order: a replacement may come from a later node."""
@@ -146,11 +141,11 @@ class Rebuild:
             inputs = [None if i is None else self.value(i) for i in node.inputs]
             plain = node.domain == "" and all(o.dtype not in _SHORT for o in node.outputs)
             pattern = self.table.get(node.op_type) if plain else None
-            found = pattern(self, node, inputs) if pattern is not None else None
-            if found is not None:
-                made: Sequence[Tensor] = (found,)
+            replacement = pattern(self, node, inputs) if pattern is not None else None
+            if replacement is not None:
+                outputs: Sequence[Tensor] = (replacement,)
             else:
-                made = self.trace.node(
+                outputs = self.trace.node(
                     node.op_type,
                     patterns.ranked(self, node.op_type, inputs) if plain else inputs,
                     node.attributes,
@@ -160,7 +155,7 @@ class Rebuild:
                     captures={n: self.value(t) for n, t in node.captures.items()},
                     types=[(o.dtype, o.shape) for o in node.outputs],
                 )
-            for old, new in zip(node.outputs, made, strict=True):
+            for old, new in zip(node.outputs, outputs, strict=True):
                 new.hint = new.hint or old.hint
                 self.values[old] = new
         return self.trace, {name: self.value(t) for name, t in self.outputs.items()}
@@ -224,7 +219,3 @@ class Rebuild:
         node = self.source(tensor, "ReduceSum")
         rows = None if node is None else patterns.summed_rows(node)
         return [] if rows is None else [rows]
-
-
-def _is_total(key: Key) -> bool:
-    return isinstance(key, Port) and key.role == "loss"

@@ -1,6 +1,6 @@
 """Rewrites of forward formulas that make a training step faster.
 
-Both are applied while the user's graph is replayed into a step; the values are the same to rounding.
+They are applied while the user's graph is replayed into a step; the values are the same to rounding.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from ortflex_core.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.model.model import Rewrite
+from ortflex_core.programs.patterns import required
 
 
 def first_of(*rewrites: Rewrite) -> Rewrite:
@@ -20,8 +21,8 @@ def first_of(*rewrites: Rewrite) -> Rewrite:
     def rewrite(
         trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
     ) -> Sequence[Tensor] | None:
-        found = (one(trace, node, inputs) for one in rewrites)
-        return next((made for made in found if made is not None), None)
+        results = (one(trace, node, inputs) for one in rewrites)
+        return next((outputs for outputs in results if outputs is not None), None)
 
     return rewrite
 
@@ -37,11 +38,11 @@ def pool_before_relu(
     if node.op_type != "MaxPool" or node.domain not in ("", "ai.onnx") or len(node.output) > 1:
         return None
     x = inputs[0] if inputs else None
-    made = x.node if x is not None else None
-    if made is None or made.domain or made.op_type != "Relu":
+    producer = x.node if x is not None else None
+    if producer is None or producer.domain or producer.op_type != "Relu":
         return None
     settings = {a.name: a for a in node.attribute}
-    (largest,) = trace.node("MaxPool", made.inputs, settings, name=node.name)
+    (largest,) = trace.node("MaxPool", producer.inputs, settings, name=node.name)
     return (trace.op.Relu(largest),)
 
 
@@ -60,9 +61,8 @@ def gelu_by_its_error(
     if node.op_type == "Gelu":
         tanh = any(a.name == "approximate" and a.s == b"tanh" for a in node.attribute)
         return None if tanh else (_gated(trace, inputs[0], math.sqrt(0.5), 0.5),)
-    for gate, other in (inputs, inputs[::-1]):
-        assert gate is not None
-        assert other is not None
+    operands = required(inputs)
+    for gate, other in (operands, operands[::-1]):
         (outer, one_more), (factor, x) = scaled(gate), scaled(other)
         argument = _error_plus_one(one_more)
         inner = None if argument is None else scaled(argument)
@@ -81,8 +81,8 @@ def _error_plus_one(tensor: Tensor) -> Tensor | None:
     """The argument of Erf in Erf(…) + 1."""
     if tensor.node is None or tensor.node.op_type != "Add" or tensor.node.domain:
         return None
-    for error, one in (tensor.node.inputs, tensor.node.inputs[::-1]):
-        assert error is not None
+    addends = required(tensor.node.inputs)
+    for error, one in (addends, addends[::-1]):
         if number(one) == 1.0 and error.node is not None and error.node.op_type == "Erf":
             return error.node.inputs[0]
     return None
@@ -92,9 +92,7 @@ def scaled(tensor: Tensor) -> tuple[float, Tensor]:
     """(k, x) of a tensor that is k·x or x/k, k a constant; (1, x) of any other."""
     node = tensor.node
     if node is not None and not node.domain and node.op_type in ("Mul", "Div"):
-        first, second = node.inputs
-        assert first is not None
-        assert second is not None
+        first, second = required(node.inputs)
         k = number(second)
         if k is not None and not (node.op_type == "Div" and k == 0):
             return (k if node.op_type == "Mul" else 1 / k), first
@@ -103,7 +101,7 @@ def scaled(tensor: Tensor) -> tuple[float, Tensor]:
     return 1.0, tensor
 
 
-def number(tensor: Tensor | None) -> float | None:
-    """The value of a constant with one element that broadcasts to the other operand."""
-    known = None if tensor is None else tensor.constant
+def number(tensor: Tensor) -> float | None:
+    """The value of a constant scalar; None for other tensors."""
+    known = tensor.constant
     return float(known) if known is not None and known.ndim == 0 else None

@@ -126,7 +126,7 @@ class TracedLoss:
         return self.term.scale * self.total
 
     def gradient(self, problem: Problem, factor: Host | Tensor | float = 1.0) -> Tensor:
-        """The gradient of factor · cost by the predicted tensor, of its shape."""
+        """The gradient of factor · cost with respect to the predicted tensor, in its shape."""
         op, dtype = self.predicted.trace.op, self.predicted.dtype
         if isinstance(factor, Tensor):
             scale = op.Cast(factor, to=dtype) * self.term.scale

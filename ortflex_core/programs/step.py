@@ -6,7 +6,7 @@ that the previous one computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Literal
 
@@ -20,13 +20,12 @@ from ortflex_core.graph.ports import Port, Role
 from ortflex_core.graph.program import Program, build
 from ortflex_core.graph.shortcuts import Shortcuts
 from ortflex_core.model.training_mode import Modes, share_port, statistics_moves
-from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import AVERAGE, LOSS_SCALE, slot_port
 from ortflex_core.programs import flat_parameters, precision, rebuild, stages, updates
 from ortflex_core.programs.flat_parameters import Layout
+from ortflex_core.programs.formulas import gradient_factor, product_of
 from ortflex_core.programs.rewrites import first_of, gelu_by_its_error, pool_before_relu
-from ortflex_core.protocols import calls
 
 ReluMask = Literal["HardSigmoid", "Sign"]
 NORM = Port("value", of="norm")
@@ -43,6 +42,7 @@ def step_program(
     plain: bool = False,
     norm: bool = False,
     relu_mask: ReluMask = "HardSigmoid",
+    updated_elsewhere: Collection[str] = (),
 ) -> Program:
     """A graph of ``steps`` training steps in standard operators.
 
@@ -52,7 +52,7 @@ def step_program(
     symbols and costs have the number of their step and batch.
 
     Args:
-        problem: what is trained.
+        problem: the training problem.
         steps: the number of steps.
         rows: the batch size, if it is known and constant; sizes are then constants of the graph.
             None keeps the batch dimension symbolic.
@@ -62,11 +62,14 @@ def step_program(
         relu_mask: how the slope of a Relu, 0 or 1, is computed from its output: ``"HardSigmoid"``
             with a huge slope is the fastest on onnxruntime; for an engine whose HardSigmoid kernel
             is wrong at 0, use ``"Sign"``.
+        updated_elsewhere: parameters whose gradients, penalties and transforms included, are outputs
+            instead of their new values and slots, in a graph of one step.
     """
     trace = problem.trace()
     slots: dict[Port, Tensor] = {}
     for port in problem.slot_specs:
-        slots[port] = stages.state_input(trace, problem, port)
+        if port.of not in updated_elsewhere:
+            slots[port] = stages.state_input(trace, problem, port)
     state = {port: slots.pop(port) for port in precision.STATE if port in slots}
     several = steps > 1 and not plain and not state  # a skipped step does not change the mean
     shares = updates.average_shares(problem, steps) if several else None
@@ -76,17 +79,31 @@ def step_program(
     factor = None if plain or problem.is_lowered else gradient_factor(problem)
     shortcuts = Shortcuts()
     trace.shortcuts = None if rows is None or plain or problem.is_lowered else shortcuts
-    layout = None if plain else flat_parameters.layout(problem, steps, factor is not None)
+    layout = None
+    if not plain and not updated_elsewhere:
+        layout = flat_parameters.layout(problem, steps, factor is not None)
     weights = stages.parameter_inputs(trace, problem)
     if layout is not None:
-        means = {layout.name: layout.joined(trace, means)} if means else {}
-    held = _Held(weights, slots) if layout is None else _joined(trace, layout, weights, slots)
+        means = {layout.name: layout.concat(trace, means)} if means else {}
+    held = _Held(weights, slots) if layout is None else _concat_state(trace, layout, weights, slots)
     now = _Now(weights, held, stages.buffer_inputs(trace, problem), state)
     outputs: dict[Port, Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
     versions = []
-    for at in range(steps):
-        now = _step(trace, problem, now, at, rows, factor, layout, outputs, replaced, norm=norm)
+    for index in range(steps):
+        now = _step(
+            trace,
+            problem,
+            now,
+            index,
+            rows,
+            factor,
+            layout,
+            outputs,
+            replaced,
+            updated_elsewhere,
+            norm=norm,
+        )
         versions.append(now.held.weights)
     # At this point, ``outputs`` has only the costs, which engines read from one array.
     with trace.part("loss"):
@@ -98,14 +115,16 @@ def step_program(
             moved = updates.update_averages(trace, means, versions, shares)
             slots |= {slot_port(AVERAGE, name): tensor for name, tensor in moved.items()}
         if layout is not None:
-            slots = _parted(trace, layout, slots)
-    outputs.update({Port("parameter", of=n): tensor for n, tensor in now.weights.items()})
+            slots = _split_slots(trace, layout, slots)
+    for name, tensor in now.weights.items():
+        role: Role = "gradient" if name in updated_elsewhere else "parameter"
+        outputs[Port(role, of=name)] = tensor
     outputs.update(slots)
     outputs.update(now.scaling)
     outputs.update({Port("buffer", of=n): tensor for n, tensor in now.buffers.items()})
     if plain:
         return build(trace, outputs, name="plain step")
-    rows_of = () if rows is None else [Port("parameter", of=n) for n in problem.parameters]
+    rows_of = () if rows is None else [p for p in outputs if p.role == "parameter"]
     trace, outputs = rebuild.optimize(
         trace, outputs, replaced | shortcuts.instead, rows_of, _kept(relu_mask)
     )
@@ -123,7 +142,7 @@ def gradient_program(
 ) -> Program:
     """The gradient of a single batch, for steps of several batches.
 
-    The inputs are those of :func:`step_program` without slots; host symbols are draw and the
+    The inputs are the inputs of :func:`step_program` without slots; host symbols are draw and the
     scales. The outputs are the Σ w·l of each loss term, gradients and running statistics; in one of
     several processes, instead of the statistics, the contribution of the batch to them.
     :func:`adding_program` adds gradients in a separate graph, because here the sum could be merged
@@ -139,8 +158,8 @@ def gradient_program(
     now = _Now(weights, _Held({}, {}), stages.buffer_inputs(trace, problem), state)
     outputs: dict[Port, Tensor] = {}
     shares: list[Tensor] = []
-    found, buffers = _gradients(trace, problem, now, 0, 0, rows, None, outputs, shares)
-    outputs.update({Port("gradient", of=n): gradient for n, gradient in found.items()})
+    batch_gradients, buffers = _gradients(trace, problem, now, 0, 0, rows, None, outputs, shares)
+    outputs.update({Port("gradient", of=n): gradient for n, gradient in batch_gradients.items()})
     if problem.peers is None:
         outputs.update({Port("buffer", of=n): tensor for n, tensor in buffers.items()})
     else:
@@ -153,11 +172,12 @@ def gradient_program(
     return attrs.evolve(program, recompute=problem.recompute)
 
 
-def update_program(problem: Problem) -> Program:
+def update_program(problem: Problem, updated_elsewhere: Collection[str] = ()) -> Program:
     """The update from the gradients of the losses, in one graph: penalties, transforms, optimizer.
 
     The inputs are parameters, gradients and slots; host symbols are rate and counter. The outputs
-    are the penalty if there is one, parameters and slots.
+    are the penalty if there is one, parameters and slots. Of parameters that are ``updated_elsewhere``
+    the outputs are the gradients, penalties and transforms included.
     """
     trace = problem.trace()
     weights = stages.parameter_inputs(trace, problem)
@@ -171,13 +191,13 @@ def update_program(problem: Problem) -> Program:
         gradient = stages.gradient_input(trace, problem, name)
         totals[name] = _penalized(trace, gradient, penalties.get(name))
     totals = updates.apply_transforms(trace, problem, totals, weights)
+    for name in updated_elsewhere:
+        outputs[Port("gradient", of=name)] = totals.pop(name)
     outputs |= updates.apply_updates(trace, problem, weights, totals)
     if LOSS_SCALE in problem.slot_specs:
-        before = {
-            p: t for p, t in trace.inputs.items() if isinstance(p, Port) and p.role != "gradient"
-        }
-        found = [t for p, t in trace.inputs.items() if isinstance(p, Port) and p.role == "gradient"]
-        finite = precision.are_finite(trace, found)
+        inputs = {p: t for p, t in trace.inputs.items() if isinstance(p, Port)}
+        before = {p: t for p, t in inputs.items() if p.role != "gradient"}
+        finite = precision.are_finite(trace, [t for p, t in inputs.items() if p not in before])
         outputs = precision.keep_unless(trace, finite, outputs, before)
         outputs |= precision.update_loss_scale(trace, problem, finite, before)
     trace, outputs = rebuild.optimize(trace, outputs, {})
@@ -211,27 +231,27 @@ class _Now:
     """The loss scale and its counters, if it is dynamic."""
 
 
-def _joined(
+def _concat_state(
     trace: Trace, layout: Layout, weights: Mapping[str, Tensor], slots: Mapping[Port, Tensor]
 ) -> _Held:
     """Weights and slots as one vector each."""
     of_slot: dict[Port, dict[str, Tensor]] = {}
     for port, tensor in slots.items():
-        whole = attrs.evolve(port, of=layout.name)
-        of_slot.setdefault(whole, {})[str(port.of)] = tensor
+        of_vector = attrs.evolve(port, of=layout.name)
+        of_slot.setdefault(of_vector, {})[str(port.of)] = tensor
     with trace.part("update"):
         return _Held(
-            {layout.name: layout.joined(trace, weights)},
-            {whole: layout.joined(trace, own) for whole, own in of_slot.items()},
+            {layout.name: layout.concat(trace, weights)},
+            {port: layout.concat(trace, own) for port, own in of_slot.items()},
         )
 
 
-def _parted(trace: Trace, layout: Layout, slots: Mapping[Port, Tensor]) -> dict[Port, Tensor]:
+def _split_slots(trace: Trace, layout: Layout, slots: Mapping[Port, Tensor]) -> dict[Port, Tensor]:
     """The slots of every parameter."""
     return {
-        attrs.evolve(whole, of=name): part
-        for whole, vector in slots.items()
-        for name, part in layout.parted(trace, vector).items()
+        attrs.evolve(port, of=name): part
+        for port, vector in slots.items()
+        for name, part in layout.split(trace, vector).items()
     }
 
 
@@ -239,68 +259,75 @@ def _step(
     trace: Trace,
     problem: Problem,
     now: _Now,
-    at: int,
+    index: int,
     rows: int | None,
     factor: Host | None,
     layout: Layout | None,
     outputs: dict[Port, Tensor],
     replaced: dict[Tensor, Tensor],
+    updated_elsewhere: Collection[str],
     *,
     norm: bool,
 ) -> _Now:
-    """Trace one step; add its totals to ``outputs``, the products made by its seeds to ``replaced``."""
-    here = None if factor is None else _at(factor, at)
-    found: dict[str, Tensor] = {}
+    """Trace one step; add its totals to ``outputs``, the products made by its seeds to ``replaced``.
+
+    The new weight of a parameter that is updated elsewhere is its gradient.
+    """
+    scale = None if factor is None else _of_step(factor, index)
+    sums: dict[str, Tensor] = {}
     buffers = now.buffers
     for batch in range(problem.updating.accumulate):
-        moved = attrs.evolve(now, buffers=buffers)
-        more, buffers = _gradients(trace, problem, moved, at, batch, rows, here, outputs)
+        before = attrs.evolve(now, buffers=buffers)
+        addends, buffers = _gradients(trace, problem, before, index, batch, rows, scale, outputs)
         with trace.part("backward"):
-            found = {n: found[n] + g if n in found else g for n, g in more.items()}
+            sums = {n: sums[n] + g if n in sums else g for n, g in addends.items()}
     cost = stages.penalty_cost(trace, problem, now.weights)
     if cost is not None:
-        outputs[attrs.evolve(stages.PENALTY, step=at)] = cost
-    penalties = stages.penalty_gradients(trace, problem, now.weights, here)
-    totals = {n: _penalized(trace, g, penalties.get(n)) for n, g in found.items()}
+        outputs[attrs.evolve(stages.PENALTY, step=index)] = cost
+    penalties = stages.penalty_gradients(trace, problem, now.weights, scale)
+    totals = {n: _penalized(trace, g, penalties.get(n)) for n, g in sums.items()}
     if norm:
         with trace.part("update"):
             outputs[NORM] = updates.global_norm(trace.op, totals)
     held = now.held
-    transform = partial(updates.apply_transforms, trace, problem, scale=here, at=at)
+    transform = partial(updates.apply_transforms, trace, problem, scale=scale, index=index)
     if layout is None or not problem.updating.flat:
         totals = transform(totals, now.weights)
     if layout is not None:
         with trace.part("update"):
-            totals = {layout.name: layout.joined(trace, totals)}
+            totals = {layout.name: layout.concat(trace, totals)}
         if problem.updating.flat:
             totals = transform(totals, held.weights)
     weights: dict[str, Tensor] = {}
-    shared = updates.update_shared(trace, problem, held.weights, totals, held.slots, at)
+    shared = updates.update_shared(trace, problem, held.weights, totals, held.slots, index)
     slots = dict(shared)
     for name, total in totals.items():
+        if name in updated_elsewhere:
+            weights[name] = total
+            continue
         weight = held.weights[name]
         ports = {s: slot_port(s, name) for s in problem.slots_of(name)}
         own = {s: held.slots[port] for s, port in ports.items() if port in held.slots}
-        if here is None:
-            after = updates.apply_update(trace, problem, name, weight, total, own, shared, at)
+        if scale is None:
+            after = updates.apply_update(trace, problem, name, weight, total, own, shared, index)
         else:
             # The gradient is already scaled, so it replaces the product in the formula.
-            port = Port("gradient", of=name, step=at)
+            port = Port("gradient", of=name, step=index)
             stand_in = trace.input(port, weight.dtype, weight.shape)
-            after = updates.apply_update(trace, problem, name, weight, stand_in, own, shared, at)
-            replaced[_product(trace, stand_in)] = total
+            after = updates.apply_update(trace, problem, name, weight, stand_in, own, shared, index)
+            replaced[product_of(trace, stand_in)] = total
         weights[name] = after[Port("parameter", of=name)]
         slots.update({ports[s]: after[ports[s]] for s in own})
     scaling = now.scaling
     if scaling:
-        finite = precision.are_finite(trace, found.values())
+        finite = precision.are_finite(trace, sums.values())
         weights = precision.keep_unless(trace, finite, weights, held.weights)
         slots = precision.keep_unless(trace, finite, slots, held.slots)
         scaling = precision.update_loss_scale(trace, problem, finite, scaling)
     held = _Held(weights, slots)
     if layout is not None:
         with trace.part("update"):
-            weights = layout.parted(trace, weights[layout.name])
+            weights = layout.split(trace, weights[layout.name])
     return _Now(weights, held, buffers, scaling)
 
 
@@ -325,7 +352,8 @@ def _gradients(
     given |= stages.model_inputs(
         trace, problem, problem.predicted, step=step, batch=batch, rows=rows
     )
-    rewrite, known = first_of(mode, pool_before_relu, gelu_by_its_error), rows is not None
+    rewrite = first_of(mode, pool_before_relu, gelu_by_its_error)
+    known = rows is not None
     with trace.part("forward"):
         values = problem.model.replay(trace, problem.predicted, given, rewrite, infer=known)
     with trace.part("loss"):
@@ -339,7 +367,7 @@ def _gradients(
         seeds = [(t.predicted, t.gradient(local, factor)) for t in losses]
     try:
         with trace.part("backward"):
-            found = gradients(seeds, list(now.weights.values()), problem.rules)
+            slopes = gradients(seeds, list(now.weights.values()), problem.rules)
     except NotDifferentiable as error:
         raise NotDifferentiable(
             f"{error}. Do not train such parameters: params=['*', '!name']"
@@ -347,74 +375,36 @@ def _gradients(
     buffers = {n: mode.updates.get(n, b) for n, b in now.buffers.items()}
     own = list(mode.shares) if shares is not None else []
     if problem.is_lowered:
-        wanted = [*totals.values(), *found, *buffers.values(), *own]
+        wanted = [*totals.values(), *slopes, *buffers.values(), *own]
         new = precision.lower(trace, problem, wanted, now.weights.values(), now.buffers.values())
         totals = {port: new[t] for port, t in totals.items()}
         buffers = {n: new[t] for n, t in buffers.items()}
         own = [new[t] for t in own]
-        found = [new[t] for t in found]
+        slopes = [new[t] for t in slopes]
     if loss_scale is not None:
         with trace.part("backward"):
-            found = precision.unscaled(found, loss_scale)
+            slopes = precision.unscaled(slopes, loss_scale)
     if now.scaling:
-        finite = precision.are_finite(trace, found)
+        finite = precision.are_finite(trace, slopes)
         buffers = precision.keep_unless(trace, finite, buffers, now.buffers)
         own = [trace.op.Where(finite, t, trace.op.Sub(t, t)) for t in own]
     outputs.update(totals)
     if shares is not None:
         shares += own
-    return dict(zip(now.weights, found, strict=True)), buffers
+    return dict(zip(now.weights, slopes, strict=True)), buffers
 
 
-def gradient_factor(problem: Problem) -> Host | None:
-    """The host scalar by which the update multiplies its gradient, if both have no other use.
-
-    Plain gradient descent uses only the product rate · gradient. Then the rate can be the seed of
-    the reverse walk, and no tensor of a weight's size has to be multiplied by it.
-    """
-    updating = problem.updating
-    if not updating.uniform or not updating.scaled or problem.sharing:
-        return None
-    specs = [problem.model.initializers[name] for name in problem.parameters]
-    kinds = {(spec.dtype, problem.shape_of(spec.name)) for spec in specs}
-    # A formula may depend on a weight's shape (biases without decay).
-    found = {_factor(problem, *of) for of in kinds}
-    return found.pop() if len(found) == 1 else None
-
-
-def _factor(problem: Problem, dtype: int, shape: tuple[int, ...]) -> Host | None:
-    """The factor of parameters of one type and shape."""
-    trace = problem.trace()
-    weight, gradient = (trace.input(n, dtype, shape) for n in ("weight", "gradient"))
-    sizes = calls.slot_shapes(problem.optimizer, shape)
-    slots = {s: trace.input(slot_port(s, ""), dtype, size) for s, size in sizes.items()}
-    twin = symbolic(problem.optimizer, "optimizer")
-    rate, step = Host.symbol(Port("rate").label), updates.counter(0)
-    calls.update(twin, trace.op, weight, gradient, rate, step, slots)
-    users = [n for n in trace.nodes if gradient in n.arguments]
-    if len(users) != 1 or users[0].op_type != "Mul":
-        return None
-    (scalar,) = [a for a in users[0].arguments if a is not gradient] or [gradient]
-    if scalar.host is None or sum(scalar in n.arguments for n in trace.nodes) != 1:
-        return None
-    return scalar.host
-
-
-def _product(trace: Trace, stand_in: Tensor) -> Tensor:
-    return next(n.outputs[0] for n in reversed(trace.nodes) if stand_in in n.arguments)
-
-
-def _at(expression: Host, at: int) -> Host:
+def _of_step(expression: Host, index: int) -> Host:
     """The expression of a first step with the symbols of another one."""
-    moved = {
-        Host.symbol(Port(role).label): Host.symbol(Port(role, step=at).label)
+    symbols = {
+        Host.symbol(Port(role).label): Host.symbol(Port(role, step=index).label)
         for role in _OF_EVERY_STEP
     }
 
-    def replaced(part: Host) -> Host:
+    def replace(part: Host) -> Host:
         if part.op == "symbol":
-            return moved.get(part, part)
-        args = [replaced(a) if isinstance(a, Host) else a for a in part.args]
+            return symbols.get(part, part)
+        args = [replace(a) if isinstance(a, Host) else a for a in part.args]
         return Host.apply(part.op, *args)
 
-    return replaced(expression) if at else expression
+    return replace(expression) if index else expression

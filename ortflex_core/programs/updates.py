@@ -31,14 +31,14 @@ def apply_transforms(
     weights: Mapping[str, Tensor],
     *,
     scale: Host | None = None,
-    at: int = 0,
+    index: int = 0,
 ) -> dict[str, Tensor]:
-    """The gradients after the transforms, in step ``at`` of a graph; they already include ``scale``."""
+    """The gradients after the transforms, in step ``index`` of a graph; they already include ``scale``."""
     out = dict(gradients)
     if not problem.updating.transforms:
         return out
     context = TransformContext(
-        weights=weights, step=counter(at), seed=problem.seed, output_axes=problem.output_axes
+        weights=weights, step=counter(index), seed=problem.seed, output_axes=problem.output_axes
     )
     if scale is not None:
         context = attrs.evolve(context, scale=scale)
@@ -81,8 +81,12 @@ def batch_gradient(name: str) -> Port:
 def apply_updates(
     trace: Trace, problem: Problem, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[Port, Tensor]:
-    """All parameters and their slots after a step; the slots are inputs of the graph."""
-    slots = {port: stages.state_input(trace, problem, port) for port in problem.slot_specs}
+    """The parameters with gradients, and their slots, after a step; the slots are inputs of the graph."""
+    slots = {
+        port: stages.state_input(trace, problem, port)
+        for port in problem.slot_specs
+        if port.of is None or port.of in gradients
+    }
     shared = update_shared(trace, problem, weights, gradients, slots)
     outputs = dict(shared)
     for name, gradient in gradients.items():
@@ -97,12 +101,12 @@ def update_shared(
     weights: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
     slots: Mapping[Port, Tensor],
-    at: int = 0,
+    index: int = 0,
 ) -> dict[Port, Tensor]:
-    """The shared state of parameters after step ``at`` of a graph, from the state before it."""
+    """The shared state of parameters after step ``index`` of a graph, from the state before it."""
     out: dict[Port, Tensor] = {}
     for group, names in problem.sharing:
-        twin, rate, step = _bind_optimizer(problem, group, at)
+        twin, rate, step = _bind_optimizer(problem, group, index)
         ports = {s: shared_port(s, group) for s in twin.shared}
         dtype = slots[ports[twin.shared[0]]].dtype
         own = [
@@ -123,9 +127,11 @@ def _cast(tensor: Tensor, dtype: int) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.trace.op.Cast(tensor, to=dtype)
 
 
-def _bind_optimizer(problem: Problem, group: Group | None, at: int) -> tuple[Optimizer, Host, Host]:
+def _bind_optimizer(
+    problem: Problem, group: Group | None, index: int
+) -> tuple[Optimizer, Host, Host]:
     """The optimizer of a group with symbolic hyperparameters, its rate and its step."""
-    rate, step = Host.symbol(Port("rate", step=at).label), counter(at)
+    rate, step = Host.symbol(Port("rate", step=index).label), counter(index)
     if group is None:
         return symbolic(problem.optimizer, "optimizer"), rate, step
     if group.rate != 1.0:
@@ -143,9 +149,9 @@ def apply_update(
     gradient: Tensor,
     slots: Mapping[str, Tensor],
     shared: Mapping[Port, Tensor],
-    at: int = 0,
+    index: int = 0,
 ) -> dict[Port, Tensor]:
-    """One parameter and its slots after optimizer, constraint and average, in step ``at`` of a graph.
+    """One parameter and its slots after optimizer, constraint and average, in step ``index`` of a graph.
 
     ``shared`` is the result of :func:`update_shared`. Without a slot for the average,
     :func:`update_averages` computes the average.
@@ -153,7 +159,7 @@ def apply_update(
     with trace.part("update"):
         updating = problem.updating
         group = updating.group(name)
-        twin, rate, step = _bind_optimizer(problem, group, at)
+        twin, rate, step = _bind_optimizer(problem, group, index)
         own = {s: t for s, t in slots.items() if s != AVERAGE}
         common = {s: _cast(shared[shared_port(s, group)], weight.dtype) for s in twin.shared}
         new, after = calls.update(twin, trace.op, weight, gradient, rate, step, own, common)
@@ -164,14 +170,14 @@ def apply_update(
                 new = calls.constrained(constraint, trace.op, new)
         if updating.average is not None and AVERAGE in slots:
             average = symbolic(updating.average, AVERAGE)
-            mean = calls.averaged(average, trace.op, slots[AVERAGE], new, counter(at))
+            mean = calls.averaged(average, trace.op, slots[AVERAGE], new, counter(index))
             moved[slot_port(AVERAGE, name)] = mean
         return {Port("parameter", of=name): new, **moved}
 
 
-def counter(at: int) -> Host:
-    """The number of the update in step ``at`` of a graph."""
-    return Host.symbol(Port("counter", step=at).label)
+def counter(index: int) -> Host:
+    """The number of the update in step ``index`` of a graph."""
+    return Host.symbol(Port("counter", step=index).label)
 
 
 def average_shares(problem: Problem, steps: int) -> list[Any] | None:
@@ -181,8 +187,8 @@ def average_shares(problem: Problem, steps: int) -> list[Any] | None:
     average = symbolic(problem.updating.average, AVERAGE)
     op = problem.trace().op
     with calls.calling(average, "share"):
-        found = [average.share(op, counter(at)) for at in range(steps)]
-    return found if all(isinstance(s, Host | float | int) for s in found) else None
+        shares = [average.share(op, counter(index)) for index in range(steps)]
+    return shares if all(isinstance(s, Host | float | int) for s in shares) else None
 
 
 def update_averages(
@@ -198,15 +204,15 @@ def update_averages(
     per step.
     """
     op = trace.op
-    rest: Any = 1.0
+    # The factors of the mean before the steps, and of the weights after each step.
+    of_mean: Any = 1.0
     factors: list[Any] = []
     for share in reversed(shares):
-        factors.insert(0, share * rest)
-        rest = (1 - share) * rest
+        factors.insert(0, share * of_mean)
+        of_mean = (1 - share) * of_mean
+    factors.insert(0, of_mean)
     row = {
-        dtype: op.Concat(
-            *(op.Reshape(trace.bind(n, dtype), [1, 1]) for n in (rest, *factors)), axis=1
-        )
+        dtype: op.Concat(*(op.Reshape(trace.bind(n, dtype), [1, 1]) for n in factors), axis=1)
         for dtype in {tensor.dtype for tensor in before.values()}
     }
     out = {}
@@ -220,6 +226,6 @@ def update_averages(
             versions = versions if len(shape) else [op.Reshape(v, [1]) for v in versions]
             stack = op.Reshape(op.Concat(*versions, axis=0), [len(weights), -1])
             new = op.Slice(row[tensor.dtype], [1], [len(weights) + 1], [1])
-            mean = rest * tensor + op.MatMul(new, stack)
+            mean = of_mean * tensor + op.MatMul(new, stack)
         out[name] = op.Reshape(mean, shape)
     return out

@@ -77,11 +77,11 @@ def match_products(
             raise ModelError(
                 f"{where}: {pattern!r} matches no product of the model; {suggest(pattern, known)}"
             )
-    found = [p for p in products if not wanted or any(p.matches(w) for w in wanted)]
-    found = [p for p in found if not any(p.matches(u) for u in unwanted)]
-    if not found:
+    matching = [p for p in products if not wanted or any(p.matches(w) for w in wanted)]
+    matching = [p for p in matching if not any(p.matches(u) for u in unwanted)]
+    if not matching:
         raise ModelError(f"{where}: {list(patterns)!r} leaves no product of the model")
-    return found
+    return matching
 
 
 @attrs.frozen(kw_only=True)

@@ -22,8 +22,7 @@ class Average(Component, abc.ABC):
         """The fraction of the weight in a running mean: ``a ← a + share · (w − a)``.
 
         ``step`` is a host scalar, 1 at the first update. The result must also be a host scalar, from
-        0 to 1.
-        None (the default): the average is not a running mean, and overrides :meth:`update`.
+        0 to 1. None (the default): the average is not a running mean, and overrides :meth:`update`.
         """
         return None
 

@@ -13,7 +13,7 @@ from ortflex_core.protocols.device import Device, Value
 from ortflex_core.types import Array
 
 if TYPE_CHECKING:
-    from ortflex_core.data.columns import Batch
+    from ortflex_core.data.batches import Batch
     from ortflex_core.graph.program import Program
     from ortflex_core.model.model import Model, Rewrite
     from ortflex_core.problem.problem import Problem
@@ -76,8 +76,12 @@ class Engine(Protocol):
 class Backend(Component, abc.ABC):
     """A way to run a training step."""
 
-    priority: ClassVar[int] = 0
-    """``backend="auto"`` tries backends from the highest priority to the lowest."""
+    priority: ClassVar[float] = 0
+    """``backend="auto"`` tries backends from the highest priority to the lowest.
+
+    A backend with the priority ``-math.inf`` is used only if it is named.
+    """
+
     exchanges: ClassVar[bool] = False
     """Whether it adds the gradients of several processes (``Problem.peers``)."""
 

@@ -2,7 +2,7 @@
 
 A formula is code of a plugin. Any exception that it raises, and any result that is not a tensor of
 the right shape, becomes an error that names the plugin, its distribution and what was expected. This
-happens while graphs are built; only schedules and metrics are called during a training.
+happens while graphs are built; only schedules and metrics are called during training.
 """
 
 from __future__ import annotations
@@ -36,25 +36,22 @@ from ortflex_core.protocols import (
     TransformContext,
 )
 from ortflex_core.protocols.deferred_division import Signs, condense
-from ortflex_core.registry import KINDS, Plugins
+from ortflex_core.registry import Plugins, kind_of
 from ortflex_core.types import Array, Progress, Shape, TensorSpec, shape_text
 
 
-def entry_of(component: object) -> tuple[str, Entry | None]:
-    """The kind of a component and its entry point; only needed for error messages."""
-    plugins = Plugins.discover()
-    kinds = [k for k, base in KINDS.items() if base is not object and isinstance(component, base)]
-    kind = kinds[0] if kinds else "callbacks"
-    return kind, plugins[kind].entry_of(component)
+def _entry_of(component: object) -> Entry | None:
+    """The entry point of a component, which only error messages need."""
+    return Plugins.discover()[kind_of(component)].entry_of(component)
 
 
 def whose(component: object) -> str:
     """The name of a component in error messages: ``the loss 'cubed' (cube:Cubed, from cube 1.0)``."""
-    kind, entry = entry_of(component)
+    entry = _entry_of(component)
     if entry is not None:
         return entry.described
     cls = type(component)
-    return f"the {singular(kind)} {cls.__module__}.{cls.__qualname__}"
+    return f"the {singular(kind_of(component))} {cls.__module__}.{cls.__qualname__}"
 
 
 @contextmanager
@@ -70,7 +67,7 @@ def calling(component: object, method: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except OrtflexError as error:
-        entry = entry_of(component)[1]
+        entry = _entry_of(component)
         if type(error) is not GraphError or (entry is not None and entry.owner == OURS):
             raise
         raise GraphError(f"{whose(component)} fails in {method}: {error}") from error
@@ -80,8 +77,18 @@ def calling(component: object, method: str) -> Iterator[None]:
         ) from error
 
 
+def _call(component: object, method: str, *arguments: object) -> Any:
+    """The result of a method of a component.
+
+    Raises:
+        BrokenPlugin, GraphError: as :func:`calling`.
+    """
+    with calling(component, method):
+        return getattr(component, method)(*arguments)
+
+
 def wrong(component: object, method: str, given: object, expected: str) -> BrokenPlugin:
-    """The error about a result."""
+    """The error about a result that is not the expected one."""
     if isinstance(given, Tensor):
         what = f"a tensor of shape {shape_text(given.shape)}"
     elif isinstance(given, np.ndarray):
@@ -140,8 +147,7 @@ def _fits(given: Shape | None, wanted: Shape | None, *, exactly: bool) -> bool:
 
 def label(loss: Loss, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
     """The result of :meth:`Loss.label`."""
-    with calling(loss, "label"):
-        spec = loss.label(predicted, given)
+    spec = _call(loss, "label", predicted, given)
     if not isinstance(spec, TensorSpec):
         raise wrong(loss, "label", spec, "a TensorSpec")
     return spec
@@ -149,15 +155,13 @@ def label(loss: Loss, predicted: TensorSpec, given: TensorSpec | None) -> Tensor
 
 def check_labels(loss: Loss, predicted: TensorSpec, labels: Any) -> None:
     """Call :meth:`Loss.check_labels`."""
-    with calling(loss, "check_labels"):
-        loss.check_labels(predicted, labels)
+    _call(loss, "check_labels", predicted, labels)
 
 
 def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
     """The values of a loss: float, [batch, …]."""
     wanted = "a float tensor with at least one value per sample, [batch, …]"
-    with calling(loss, "per_sample"):
-        given = loss.per_sample(op, predicted, expected)
+    given = _call(loss, "per_sample", op, predicted, expected)
     values = _tensor(loss, "per_sample", given, predicted.trace, wanted)
     first = values.shape[0] if values.shape else None
     others = (predicted.shape or ())[1:]
@@ -170,15 +174,13 @@ def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor) -> Tens
 
 def mask(loss: Loss, op: Ops, expected: Tensor) -> Tensor | None:
     """The result of :meth:`Loss.mask`."""
-    with calling(loss, "mask"):
-        given = loss.mask(op, expected)
+    given = _call(loss, "mask", op, expected)
     return None if given is None else _tensor(loss, "mask", given, expected.trace, _FACTORS)
 
 
 def counts(loss: Loss, op: Ops, expected: Tensor) -> Tensor | None:
     """The result of :meth:`Loss.counts`."""
-    with calling(loss, "counts"):
-        given = loss.counts(op, expected)
+    given = _call(loss, "counts", op, expected)
     return None if given is None else _tensor(loss, "counts", given, expected.trace, _FACTORS)
 
 
@@ -189,28 +191,21 @@ def loss_gradient(
     loss: Loss, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
 ) -> Tensor | None:
     """The gradient that a loss defines."""
-    with calling(loss, "gradient"):
-        given = loss.gradient(op, predicted, expected, cotangent)
-    if given is None:
-        return None
+    given = _call(loss, "gradient", op, predicted, expected, cotangent)
     wanted = "None or a tensor that broadcasts to the predicted one"
-    return _like(loss, "gradient", given, predicted, wanted, all_=False)
+    return None if given is None else _like(loss, "gradient", given, predicted, wanted, all_=False)
 
 
 def per_element(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
     """The cost of every element of a weight."""
-    with calling(penalty, "per_element"):
-        given = penalty.per_element(op, weight)
-    if given is None:
-        return None
+    given = _call(penalty, "per_element", op, weight)
     wanted = "None or a tensor of the weight's type and shape"
-    return _like(penalty, "per_element", given, weight, wanted)
+    return None if given is None else _like(penalty, "per_element", given, weight, wanted)
 
 
 def per_tensor(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
     """The cost of a weight as a whole."""
-    with calling(penalty, "per_tensor"):
-        given = penalty.per_tensor(op, weight)
+    given = _call(penalty, "per_tensor", op, weight)
     if given is None:
         return None
     wanted = "None or a tensor of the weight's type"
@@ -222,12 +217,9 @@ def per_tensor(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
 
 def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
     """The gradient that a penalty defines."""
-    with calling(penalty, "gradient"):
-        given = penalty.gradient(op, weight)
-    if given is None:
-        return None
+    given = _call(penalty, "gradient", op, weight)
     wanted = "None or a tensor that broadcasts to the weight"
-    return _like(penalty, "gradient", given, weight, wanted, all_=False)
+    return None if given is None else _like(penalty, "gradient", given, weight, wanted, all_=False)
 
 
 # Updates -----------------------------------------------------------------------------------------
@@ -235,8 +227,7 @@ def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None
 
 def place(precision: Precision, op_type: str) -> Place:
     """The place (type) in which an operator computes."""
-    with calling(precision, "place"):
-        given: Any = precision.place(op_type)
+    given = _call(precision, "place", op_type)
     if not isinstance(given, str) or given not in get_args(Place):
         raise wrong(precision, "place", given, " or ".join(map(repr, get_args(Place))))
     return cast("Place", given)
@@ -257,8 +248,7 @@ def loss_scale(precision: Precision) -> tuple[Any, Growth | None]:
 
 def slot_shapes(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """The slots of a weight with a given shape, in the order of their declaration."""
-    with calling(optimizer, "slot_shapes"):
-        given: Any = optimizer.slot_shapes(shape)
+    given = _call(optimizer, "slot_shapes", shape)
     known = isinstance(given, Mapping) and set(given) <= set(optimizer.slots)
     if not known or not all(
         isinstance(sizes, tuple) and all(type(d) is int and d >= 0 for d in sizes)
@@ -276,8 +266,7 @@ def first_values(
     adapter: Adapter, product: Product, generator: np.random.Generator
 ) -> dict[str, Array]:
     """The initial values of an adapter's tensors at a product."""
-    with calling(adapter, "initial"):
-        given: Any = adapter.initial(product, generator)
+    given = _call(adapter, "initial", product, generator)
     if not isinstance(given, Mapping) or not given:
         raise wrong(adapter, "initial", given, "a mapping with an array for each tensor")
     for array in given.values():
@@ -295,8 +284,7 @@ def adapted(
     product: Product,
 ) -> Tensor:
     """The value of a product with an adapter, with unchanged type and shape."""
-    with calling(adapter, "apply"):
-        given = adapter.apply(op, x, y, tensors, product)
+    given = _call(adapter, "apply", op, x, y, tensors, product)
     return _like(adapter, "apply", given, y, "a tensor of the type and shape of y")
 
 
@@ -304,8 +292,7 @@ def merged(
     adapter: Adapter, matrix: Array, tensors: Mapping[str, Array], product: Product
 ) -> Array:
     """The matrix with the adapter merged into it."""
-    with calling(adapter, "merge"):
-        given: Any = adapter.merge(matrix, tensors, product)
+    given = _call(adapter, "merge", matrix, tensors, product)
     if not isinstance(given, np.ndarray) or given.shape != matrix.shape:
         raise wrong(adapter, "merge", given, f"a matrix of shape {list(matrix.shape)}")
     return given
@@ -316,8 +303,7 @@ def transformed(
 ) -> dict[str, Tensor]:
     """The gradients after a transform, with unchanged types and shapes."""
     wanted = f"a mapping with a gradient for each of {', '.join(map(repr, gradients))}"
-    with calling(transform, "apply"):
-        given: Any = transform.apply(op, gradients, context)
+    given = _call(transform, "apply", op, gradients, context)
     if not isinstance(given, Mapping):
         raise wrong(transform, "apply", given, wanted)
     if set(given) != set(gradients):
@@ -344,9 +330,8 @@ def update(
     names = ", ".join(sorted(slots)) or "none"
     wanted = f"(weight, slots) with their types and shapes unchanged, where the slots are {names}"
     start = weight.trace.mark()
-    with calling(optimizer, "update"):
-        known = {**slots, **(shared or {})}
-        given: Any = optimizer.update(op, weight, gradient, rate, step, known)
+    known = {**slots, **(shared or {})}
+    given = _call(optimizer, "update", op, weight, gradient, rate, step, known)
     if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
         raise wrong(optimizer, "update", given, wanted)
     new, after = given
@@ -356,10 +341,10 @@ def update(
     _like(optimizer, "update", new, weight, f"{wanted}; the weight")
     for name, before in slots.items():
         _like(optimizer, "update", after[name], before, f"{wanted}; the slot {name!r}")
-    found = condense(
+    results = condense(
         weight.trace, start, gradient, [new, *after.values()], Signs.of(optimizer, step)
     )
-    return found[0], dict(zip(after, found[1:], strict=True))
+    return results[0], dict(zip(after, results[1:], strict=True))
 
 
 def shared_names(optimizer: Optimizer) -> tuple[str, ...]:
@@ -383,8 +368,7 @@ def update_shared(
 ) -> dict[str, Tensor]:
     """The new shared state, with unchanged types."""
     wanted = f"tensors of shape [] by name, where the names are {', '.join(shared)}"
-    with calling(optimizer, "update_shared"):
-        given: Any = optimizer.update_shared(op, weights, gradients, rate, step, slots, shared)
+    given = _call(optimizer, "update_shared", op, weights, gradients, rate, step, slots, shared)
     if not isinstance(given, Mapping) or set(given) != set(shared):
         raise wrong(optimizer, "update_shared", given, wanted)
     return {
@@ -395,19 +379,17 @@ def update_shared(
 
 def constrained(constraint: Constraint, op: Ops, weight: Tensor) -> Tensor:
     """The allowed weight."""
-    with calling(constraint, "apply"):
-        given = constraint.apply(op, weight)
+    given = _call(constraint, "apply", op, weight)
     return _like(constraint, "apply", given, weight, "a tensor of the weight's type and shape")
 
 
 def averaged(average: Average, op: Ops, before: Tensor, weight: Tensor, step: Host) -> Tensor:
     """The average after a step."""
-    with calling(average, "update"):
-        given = average.update(op, before, weight, step)
+    given = _call(average, "update", op, before, weight, step)
     return _like(average, "update", given, weight, "a tensor of the weight's type and shape")
 
 
-# Called during a training ------------------------------------------------------------------------
+# Called during training --------------------------------------------------------------------------
 
 
 def rate(schedule: Schedule, base: float, progress: Progress) -> float:

@@ -44,11 +44,11 @@ class Signs:
         for field in attrs.fields(type(twin)):
             value, bounds = getattr(twin, field.name), field.validator
             if isinstance(value, Host) and isinstance(bounds, Bounds):
-                above = -1 if bounds.gt is None else bounds.gt
-                least = -1 if bounds.ge is None else bounds.ge
-                if above >= 0 or least > 0:
+                exclusive = -1 if bounds.gt is None else bounds.gt
+                inclusive = -1 if bounds.ge is None else bounds.ge
+                if exclusive >= 0 or inclusive > 0:
                     positive.add(value)
-                if max(above, least) >= 0 and bounds.lt is not None and bounds.lt <= 1:
+                if max(exclusive, inclusive) >= 0 and bounds.lt is not None and bounds.lt <= 1:
                     fractions.add(value)
         return cls(frozenset(positive), frozenset(fractions))
 
@@ -57,8 +57,8 @@ class Signs:
         if not isinstance(value, Host):
             return value > 0
         if value.op == "Sub":
-            whole, part = value.args
-            return not isinstance(whole, Host) and whole >= 1 and self._fraction(part)
+            number, part = value.args
+            return not isinstance(number, Host) and number >= 1 and self._fraction(part)
         known = value.op in ("Add", "Mul", "Div", "Sqrt") and all(map(self.above_zero, value.args))
         return known or value in self.positive
 
@@ -72,20 +72,20 @@ class Signs:
 
 @attrs.frozen
 class _Quotient:
-    """``above / below · tensor``, not computed yet; None is 1."""
+    """``scale / divisor · tensor``, not computed yet; None is 1."""
 
     tensor: Tensor
-    above: _Scalar | None = None
-    below: _Scalar | None = None
+    scale: _Scalar | None = None
+    divisor: _Scalar | None = None
 
-    def made(self) -> Tensor:
+    def computed(self) -> Tensor:
         """The tensor."""
         op = self.tensor.trace.op
-        if self.above is None and self.below is None:
+        if self.scale is None and self.divisor is None:
             return self.tensor
-        if self.above is None:
-            return op.Div(self.tensor, _number(self.tensor, self.below))
-        size = self.above if self.below is None else Host.apply("Div", self.above, self.below)
+        if self.scale is None:
+            return op.Div(self.tensor, _number(self.tensor, self.divisor))
+        size = self.scale if self.divisor is None else Host.apply("Div", self.scale, self.divisor)
         return op.Mul(_number(self.tensor, size), self.tensor)
 
 
@@ -201,12 +201,12 @@ class _Formula:
         rule = _RULES.get(node.op_type) if node.domain == "" and len(node.outputs) == 1 else None
         if rule is not None:
             arguments = [self._value(i) for i in node.inputs if i is not None]
-            found = rule(self, arguments)
-            if found is not None:
+            quotient = rule(self, arguments)
+            if quotient is not None:
                 [out] = node.outputs
-                self.values[out] = found if self._waits(out) else found.made()
+                self.values[out] = quotient if self._waits(out) else quotient.computed()
                 return
-        made = self.trace.node(
+        tensors = self.trace.node(
             node.op_type,
             [None if i is None else self._tensor(i) for i in node.inputs],
             node.attributes,
@@ -215,7 +215,7 @@ class _Formula:
             name=node.name,
             captures={name: self._tensor(t) for name, t in node.captures.items()},
         )
-        self.values.update(zip(node.outputs, made, strict=True))
+        self.values.update(zip(node.outputs, tensors, strict=True))
 
     def _value(self, tensor: Tensor) -> _Value:
         """The current value of a tensor of the formula."""
@@ -225,7 +225,7 @@ class _Formula:
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         value = self._value(tensor)
-        return value.made() if isinstance(value, _Quotient) else value
+        return value.computed() if isinstance(value, _Quotient) else value
 
     def _waits(self, tensor: Tensor) -> bool:
         """Whether all uses of a tensor accept a deferred quotient."""
@@ -254,12 +254,12 @@ def _divided(formula: _Formula, arguments: Sequence[_Value]) -> _Quotient | None
     left, right = map(_parts, arguments)
     by = _factor(arguments[1])
     if isinstance(by, Host) and _factor(arguments[0]) is None:
-        return attrs.evolve(left, below=_times(left.below, by))
+        return attrs.evolve(left, divisor=_times(left.divisor, by))
     if not any(isinstance(a, _Quotient) for a in arguments):
         return None
     tensor = formula.trace.op.Div(left.tensor, right.tensor)
-    above, below = _times(left.above, right.below), _times(left.below, right.above)
-    return _Quotient(tensor, above, below)
+    scale, divisor = _times(left.scale, right.divisor), _times(left.divisor, right.scale)
+    return _Quotient(tensor, scale, divisor)
 
 
 def _multiplied(formula: _Formula, arguments: Sequence[_Value]) -> _Quotient | None:
@@ -269,29 +269,29 @@ def _multiplied(formula: _Formula, arguments: Sequence[_Value]) -> _Quotient | N
     for size, other in ((arguments[0], right), (arguments[1], left)):
         by = _factor(size)
         if by is not None:
-            return attrs.evolve(other, above=_times(by, other.above))
+            return attrs.evolve(other, scale=_times(by, other.scale))
     tensor = formula.trace.op.Mul(left.tensor, right.tensor)
-    return _Quotient(tensor, _times(left.above, right.above), _times(left.below, right.below))
+    return _Quotient(tensor, _times(left.scale, right.scale), _times(left.divisor, right.divisor))
 
 
 def _rooted(formula: _Formula, arguments: Sequence[_Value]) -> _Quotient | None:
     [value] = arguments
     if not isinstance(value, _Quotient):
         return None
-    scales = (value.above, value.below)
+    scales = (value.scale, value.divisor)
     if not all(s is None or formula.signs.above_zero(s) for s in scales):
         return None
-    above, below = (None if s is None else Host.apply("Sqrt", s) for s in scales)
-    return _Quotient(formula.trace.op.Sqrt(value.tensor), above, below)
+    scale, divisor = (None if s is None else Host.apply("Sqrt", s) for s in scales)
+    return _Quotient(formula.trace.op.Sqrt(value.tensor), scale, divisor)
 
 
 def _added(formula: _Formula, arguments: Sequence[_Value]) -> _Quotient | None:
     """``x / b + e`` is ``(x + e·b) / b``."""
     for k, value in enumerate(arguments):
         number = _factor(arguments[1 - k])
-        if isinstance(value, _Quotient) and value.above is None and number is not None:
-            more = _number(value.tensor, _times(number, value.below))
-            pair = (value.tensor, more) if k == 0 else (more, value.tensor)
+        if isinstance(value, _Quotient) and value.scale is None and number is not None:
+            addend = _number(value.tensor, _times(number, value.divisor))
+            pair = (value.tensor, addend) if k == 0 else (addend, value.tensor)
             return attrs.evolve(value, tensor=formula.trace.op.Add(*pair))
     return None
 

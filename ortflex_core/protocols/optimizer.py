@@ -23,8 +23,8 @@ class Optimizer(Component, abc.ABC):
     """The rule that updates a weight from its gradient.
 
     ``slots`` is the state of each weight: tensors of the weight's shape, unless :meth:`slot_shapes`
-    defines others. ``shared`` is the state that all weights share, or, with groups of parameters,
-    those of a group: numbers. All of it is zero at the start.
+    defines others. ``shared`` is the state that all weights share (with groups of parameters, all weights
+    of a group): tensors of shape []. All state is zero at the start.
     """
 
     default_rate: ClassVar[float] = 1e-3

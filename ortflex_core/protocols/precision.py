@@ -16,46 +16,14 @@ Place = Literal["short", "same", "wide"]
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
 """Operators that benefit from a short type: their kernels compute sums in float32."""
 FOLLOWERS = frozenset(
-    {
-        "Abs",
-        "Add",
-        "Clip",
-        "Concat",
-        "DepthToSpace",
-        "Div",
-        "Elu",
-        "Equal",
-        "Erf",
-        "Expand",
-        "Flatten",
-    }
-    | {"Gather", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity"}
-    | {
-        "LeakyRelu",
-        "Less",
-        "LessOrEqual",
-        "Max",
-        "MaxPool",
-        "Min",
-        "Mish",
-        "Mul",
-        "Neg",
-        "Not",
-        "PRelu",
-    }
-    | {
-        "Pad",
-        "Relu",
-        "Reshape",
-        "Selu",
-        "Shape",
-        "Sigmoid",
-        "Sign",
-        "Size",
-        "Slice",
-        "SpaceToDepth",
-    }
-    | {"Split", "Squeeze", "Sub", "Tanh", "Tile", "Transpose", "Unsqueeze", "Where"}
+    (
+        *("Abs", "Add", "Clip", "Concat", "DepthToSpace", "Div", "Elu", "Equal", "Erf"),
+        *("Expand", "Flatten", "Gather", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid"),
+        *("HardSwish", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Max", "MaxPool", "Min"),
+        *("Mish", "Mul", "Neg", "Not", "PRelu", "Pad", "Relu", "Reshape", "Selu", "Shape"),
+        *("Sigmoid", "Sign", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub"),
+        *("Tanh", "Tile", "Transpose", "Unsqueeze", "Where"),
+    )
 )
 """Operators that work element by element, or only move elements: they keep the type of their inputs."""
 
@@ -76,8 +44,8 @@ class Growth:
 class Precision(Component, abc.ABC):
     """The types in which the forward and the backward pass of a step compute.
 
-    Weights, slots, losses, penalties, transforms and updates are those of the file, float32 or
-    float64, and so are evaluations and predictions. A float32 tensor is cast where an operator of
+    Weights, slots, losses, penalties, transforms and updates have the types of the file, float32 or
+    float64, and so have evaluations and predictions. A float32 tensor is cast where an operator of
     another place reads it; a weight is cast where it enters the forward pass. float64 is never
     changed.
     """

@@ -1,4 +1,4 @@
-"""Process groups: several processes that run one training."""
+"""Process groups: several processes that train one model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Communicator(Protocol):
 
 @attrs.frozen(kw_only=True)
 class ProcessGroup(Component, abc.ABC):
-    """A communication library through which the processes of one training exchange data."""
+    """A communication library through which the processes of one run exchange data."""
 
     launch: ClassVar[str] = ""
     """The first part of a command that starts four processes, for messages."""

@@ -46,7 +46,7 @@ class Schedule(Component, abc.ABC):
         return totals[self.by]
 
     def bind(self, context: ScheduleContext) -> Schedule:
-        """The schedule for one training; ``context`` has the compiled loss."""
+        """The schedule of one run; ``context`` has the compiled loss."""
         return self
 
     @abc.abstractmethod

@@ -26,7 +26,7 @@ class TransformContext:
     seed: int = 0
     """The seed of the training, for random numbers (``ortflex_core.graph.normal``)."""
     output_axes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
-    """The axes of outputs of the weights of matrix products, convolutions and recurrent layers."""
+    """The output axes of the weights of matrix products, convolutions and recurrent layers, by name."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""The divergence of two trainings: errors of one step, and the first tensor that differs, with its node."""
+"""Where two trainings differ: errors of one step, and the first tensor that differs, with its node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.problem.problem import Problem
 from ortflex_core.types import Array
 
-# The error that float32 explains: ‖a − b‖ ≤ share · ‖b‖ + floor · (the largest of its kind).
+# The error that float32 explains: ‖a − b‖ ≤ share · ‖b‖ + floor · (the largest norm of its kind).
 _LOSS, _GRADIENT, _FLOOR = 1e-5, 1e-4, 1e-6
 _STEP, _ROUNDING = 1e-3, 4e-7
 _NUMBERS = "fiub"
@@ -34,7 +34,7 @@ class Step:
 
 @attrs.frozen
 class Found:
-    """The results of a step: loss + penalty, the gradients of their sum, the state after the step."""
+    """The results of a step: loss plus penalty, its gradients, and the state after the step."""
 
     cost: float
     gradients: Mapping[str, Array]
@@ -53,7 +53,7 @@ class Errors:
 
     ``loss`` is |a − b| / max(1, |b|); ``gradients`` ‖a − b‖ / ‖b‖ per parameter; ``weights`` the
     same for the step, new weight − old weight (without elements whose gradient is rounding noise,
-    which an optimizer that divides by the gradient's size turns into large steps).
+    which becomes a large step if the optimizer divides by the size of the gradient).
     """
 
     loss: float
@@ -87,37 +87,32 @@ class Difference:
     reference: str
     kind: Kind
     name: str
-    node: str
-    operator: str
+    node: str = ""
+    operator: str = ""
     error: float
     suspects: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = f"{self.backend} differs from {self.reference} at step {self.step}: "
         by = f"{self.operator} node {self.node!r}"
+        off, suspects = f"is off by {self.error:.1e}", ", ".join(self.suspects)
         if self.kind == "tensor":
-            return (
-                head + f"the tensor {self.name!r}, which {by} computes, is off by {self.error:.1e}"
-            )
+            return f"{head}the tensor {self.name!r}, which {by} computes, {off}"
         if self.kind == "loss":
-            text = f"the loss is off by {self.error:.1e}, while every tensor before it agrees in "
-            text += f"inference mode; look at the {self.name} loss"
-            return head + text + (f" and at {', '.join(self.suspects)}" if self.suspects else "")
+            text = f"the loss {off}, while every tensor before it agrees in inference mode; look at the "
+            return f"{head}{text}{self.name} loss" + (f" and at {suspects}" if suspects else "")
         if self.kind == "gradient":
-            text = f"the gradient of {self.name!r}, which {by} reads, is off by {self.error:.1e}; "
-            return (
-                head
-                + text
-                + f"closer to the loss they agree, so look at {', '.join(self.suspects)}"
+            text = (
+                f"the gradient of {self.name!r}, which {by} reads, {off}; closer to the loss they "
             )
+            return f"{head}{text}agree, so look at {suspects}"
         if self.kind == "kept":
-            text = f"{self.name!r} (a slot, an average or a running statistic) is off by "
-            return head + text + f"{self.error:.1e} while all weights agree"
+            what = f"{self.name!r} (a slot, an average or a running statistic)"
+            return f"{head}{what} {off} while all weights agree"
         if self.kind != "weight":
-            text = f"from the same state, the {self.kind} of {self.name!r} is off by "
-            return head.replace("parts", "differs") + text + f"{self.error:.1e}"
-        text = f"the step of {self.name!r} is off by {self.error:.1e} while all gradients agree; "
-        return head + text + f"look at the optimizer {self.operator}"
+            return f"{head}from the same state, the {self.kind} of {self.name!r} {off}"
+        text = f"the step of {self.name!r} {off} while all gradients agree; look at the optimizer "
+        return f"{head}{text}{self.operator}"
 
 
 def errors(start: Step, mine: Found, true: Found) -> Errors:
@@ -224,14 +219,7 @@ def locate(
         modes = ("Dropout", "BatchNormalization")
         trained = tuple(_label(model, n) for n in nodes if n.op_type in modes)
         losses = "/".join(t.loss.name for t in problem.terms)
-        return at(
-            kind="loss",
-            name=losses,
-            node="",
-            operator="",
-            error=found.loss,
-            suspects=trained,
-        )
+        return at(kind="loss", name=losses, error=found.loss, suspects=trained)
     wrong = [p for p in backwards if ("gradient", p) in found.bad]
     if wrong:
         first = wrong[0]
@@ -248,14 +236,9 @@ def locate(
     first = next((p for p in backwards if ("weight", p) in found.bad), "")
     if not first:
         first = next(n for n in found.kept if ("kept", n) in found.bad)
-        return at(kind="kept", name=first, node="", operator="", error=found.kept[first])
-    return at(
-        kind="weight",
-        name=first,
-        node="",
-        operator=problem.optimizer.name,
-        error=found.weights[first],
-    )
+        return at(kind="kept", name=first, error=found.kept[first])
+    name, error = problem.optimizer.name, found.weights[first]
+    return at(kind="weight", name=first, operator=name, error=error)
 
 
 def _first_tensor(
@@ -295,8 +278,8 @@ def _nodes_between(
         if not reached & set(reads(node)):
             continue
         suspects.append(_label(model, node))
-        # Nodes after this one have the right gradient; otherwise that parameter's gradient would be
-        # wrong.
+        # Nodes after a proven one have the right gradient; otherwise the gradient of its parameter
+        # would be wrong.
         if k not in proven or first in reads(node):
             reached |= set(node.output)
     return tuple(suspects)

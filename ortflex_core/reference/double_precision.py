@@ -1,4 +1,4 @@
-"""Programs in float64: the same graph with every float32 widened, as a reference."""
+"""Programs in float64 as a reference: graphs in which float64 takes the place of float32."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from ortflex_core.errors import MissingKernel
 from ortflex_core.graph.ports import Key
 from ortflex_core.graph.program import HostInput, Program
+from ortflex_core.graph.protos import opsets_of, plain_domain
 from ortflex_core.graph.schemas import ELEMENT_TYPES, Schema, schema
 from ortflex_core.protocols import Device
 from ortflex_core.runtime.session import run_once
@@ -36,7 +37,7 @@ def widened(program: Program) -> Program:
         GraphError: (when it is run) onnxruntime has no kernel for an operator in float64.
     """
     model = program.proto()
-    _graph(model.graph, _opsets(model), {})
+    _graph(model.graph, opsets_of(model), {})
     for value in (*model.graph.input, *model.graph.output):
         # Batches of one graph may have different numbers of rows, although the dimension has one name.
         for dimension in value.type.tensor_type.shape.dim:
@@ -76,10 +77,6 @@ def run_widened(
     return dict(zip(program.gives, map(np.asarray, results), strict=True))
 
 
-def _opsets(model: ModelProto) -> dict[str, int]:
-    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
-
-
 def _spec(spec: TensorSpec) -> TensorSpec:
     return attrs.evolve(spec, dtype=_wide(spec.dtype))
 
@@ -108,7 +105,7 @@ def _graph(
     for node in graph.node:
         for attribute in node.attribute:
             _attribute(attribute, opsets, types)
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = plain_domain(node.domain)
         declared = schema(node.op_type, opsets.get(domain, 1), domain)
         before, after = _casts(node, declared, types)
         nodes += [*before, node, *after]
@@ -225,5 +222,5 @@ def widened_model(model: ModelProto) -> ModelProto:
     """
     copy = ModelProto()
     copy.CopyFrom(model)
-    _graph(copy.graph, _opsets(copy), {})
+    _graph(copy.graph, opsets_of(copy), {})
     return copy

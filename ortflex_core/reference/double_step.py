@@ -27,7 +27,8 @@ from ortflex_core.types import Array
 class Double:
     """The fused step in float64, from arrays to arrays.
 
-    ``probe`` is the problem with plain gradient descent, from which :meth:`step` computes gradients.
+    ``probe`` is the problem with plain gradient descent; :meth:`step` computes the gradients from the
+    weights that it changes.
     """
 
     name = "float64"
@@ -37,9 +38,9 @@ class Double:
         self._programs: dict[tuple[bool, int], Program] = {}
 
     def step(self, start: Step, batches: Sequence[Batch], rate: float) -> Found:
-        """One step from the given state; the weights of the next one are float32 again."""
-        moved = self._moved(True, start, batches, 1.0)
-        gradients = {n: a - moved[Port("parameter", of=n)] for n, a in start.weights.items()}
+        """One step from a state; the weights after the step are float32 again."""
+        outputs = self._outputs(True, start, batches, 1.0)
+        gradients = {n: a - outputs[Port("parameter", of=n)] for n, a in start.weights.items()}
         loss, penalty, after = self.advance(start, batches, rate)
         return Found(loss + penalty, gradients, after)
 
@@ -48,7 +49,7 @@ class Double:
     ) -> tuple[float, float, Step]:
         """Loss, penalty and the next state, in float32 again, without the gradients."""
         problem = self._problem
-        results = self._moved(False, start, batches, rate)
+        results = self._outputs(False, start, batches, rate)
         factors = _factors(problem, batches)
         penalty = np.sum(results.get(PENALTY, 0.0)).item()
         loss = sum(
@@ -71,7 +72,7 @@ class Double:
         return loss, penalty, Step(weights, slots, buffers)
 
     def tensors(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
-        """Tensors of the graph from the weights that the step starts with."""
+        """Tensors of the graph, computed with the weights at the start of the step."""
         program = widened(prediction_program(self._problem, names))
         columns = _columns(self._problem, [batch])
         return by_name(self._run(program, start, columns, self._problem.constants()))
@@ -79,7 +80,7 @@ class Double:
     def served(
         self, start: Step, batch: Batch, names: Sequence[str], export: export_check.Export
     ) -> export_check.Served:
-        """The results of the state of a step in inference mode; the export has the same state."""
+        """The results of a state in inference mode; the exported model has the same state."""
         totals, tensors = self.evaluate(start, batch, names)
         exported = export({**self._averaged(start).weights, **start.buffers}, batch)
         return export_check.Served(tensors, totals, exported)
@@ -102,7 +103,7 @@ class Double:
         weights = self._problem.averaged(step.weights, step.slots)
         return attrs.evolve(step, weights=weights)
 
-    def _moved(
+    def _outputs(
         self, probing: bool, start: Step, batches: Sequence[Batch], rate: float
     ) -> dict[Key, Array]:
         """The outputs of the step's graph; with ``probing``, of plain gradient descent."""
@@ -160,9 +161,9 @@ def _parts(problem: Problem, batches: Sequence[Batch]) -> list[LossTerm]:
 
 def _factors(problem: Problem, batches: Sequence[Batch]) -> dict[str, float]:
     """The factors of the totals of every batch of a step."""
-    below = [sum(d) for d in zip(*(b.denominators for b in batches), strict=True)]
+    denominators = [sum(d) for d in zip(*(b.denominators for b in batches), strict=True)]
     out: dict[str, float] = {}
     for k in range(len(batches)):
         local = attrs.evolve(problem, terms=tuple(t.at(0, k, None) for t in problem.terms))
-        out |= local.scales(below)
+        out |= local.scales(denominators)
     return out

@@ -1,4 +1,4 @@
-"""The results of a training's state in inference mode: predictions, losses, the exported model."""
+"""The results of a trained state in inference mode: predictions, losses, the exported model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import onnx
 
 from ortflex_core.data.batches import Batch
 from ortflex_core.model.model import Model
-from ortflex_core.onnx_files.model_file import HUGE, size_of
+from ortflex_core.onnx_files.model_file import HUGE
+from ortflex_core.onnx_files.vetting import bytes_of
 from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Engine
 from ortflex_core.reference.divergence import Kind, distance
-from ortflex_core.runtime.session import session_options
+from ortflex_core.runtime.session import cpu_session
 from ortflex_core.types import Array
 
 # The error that float32 explains, relative to the largest output.
@@ -45,10 +46,11 @@ def serve(
 def exporter(model: Model, names: Sequence[str]) -> Export:
     """A function that runs the exported model.
 
-    A model too large for one buffer is not run, nor one of float16 or bfloat16, which rounds to that.
+    It returns nothing for a model that is too large for one buffer, and for a model of float16 or
+    bfloat16, whose export rounds the weights.
     """
     inputs = [spec.name for spec in model.inputs]
-    too_large = sum(map(size_of, model.proto.graph.initializer)) > HUGE
+    too_large = sum(map(bytes_of, model.proto.graph.initializer)) > HUGE
 
     def export(state: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
         if too_large or model.half:
@@ -62,12 +64,7 @@ def exporter(model: Model, names: Sequence[str]) -> Export:
 def _run(
     model: onnx.ModelProto, feeds: Mapping[str, Array], names: Sequence[str]
 ) -> dict[str, Array]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
-    )
-    arrays = session.run(list(names), dict(feeds))
+    arrays = cpu_session(model).run(list(names), dict(feeds))
     return dict(zip(names, arrays, strict=True))
 
 

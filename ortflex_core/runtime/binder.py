@@ -152,10 +152,7 @@ class Binder:
     def hosts(self, vector: HostVector) -> None:
         """Bind the scalar inputs to their places in a vector of host scalars."""
         for name, dtype, pointer in vector.places():
-            spec = TensorSpec(name, dtype, ())
-            self._at(
-                self._inputs, self._binding.bind_input, spec, vector, vector.ort_device, pointer
-            )
+            self.input_at(TensorSpec(name, dtype, ()), vector, vector.ort_device, pointer)
 
     def forget(self, name: str | None = None) -> None:
         """Forget the binding of a name, so that it is bound again; without a name, of all inputs."""
@@ -212,10 +209,10 @@ def _run_options(graph: int) -> Any:
 
 def binding_counts(binders: Iterable[Binder]) -> dict[str, int]:
     """The counters of an engine's bindings: ``bindings_made`` and ``bindings_reused``."""
-    known = list(binders)
+    all_binders = list(binders)
     return {
-        "bindings_made": sum(b.made for b in known),
-        "bindings_reused": sum(b.reused for b in known),
+        "bindings_made": sum(b.made for b in all_binders),
+        "bindings_reused": sum(b.reused for b in all_binders),
     }
 
 

@@ -6,12 +6,14 @@ memory that the caller binds, inputs and constants exist anyway, so these are no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 from onnx import NodeProto
 
 from ortflex_core.graph.subgraphs import all_nodes
+from ortflex_core.types import TensorSpec
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose output is the memory of their first input."""
@@ -36,6 +38,10 @@ _IN_PLACE = frozenset(
 """Operators whose output may overwrite an input of the same size that is not read later."""
 
 
+_EITHER = frozenset({"Add", "Div", "Mul", "Sub"})
+"""Of these, the operators that may overwrite the second input, too."""
+
+
 @attrs.frozen
 class Peak:
     """The largest sum of the sizes of tensors alive at one time, and these tensors.
@@ -58,6 +64,23 @@ def reads(node: NodeProto) -> set[str]:
     return {name for inner in all_nodes([node]) for name in inner.input if name}
 
 
+def bytes_of(spec: TensorSpec) -> int:
+    """The bytes of a tensor all of whose sizes are known."""
+    return math.prod(d for d in spec.shape or () if isinstance(d, int)) * spec.numpy.itemsize
+
+
+def is_view(node: NodeProto) -> bool:
+    """Whether the output of a node is the memory of its first input."""
+    return node.op_type in VIEWS and not node.domain
+
+
+def overwritable(node: NodeProto) -> list[str]:
+    """The inputs that the output of a node may overwrite, if it has their size."""
+    if node.domain or node.op_type not in _IN_PLACE - {"Sum"} | {"Identity"}:
+        return []
+    return list(node.input[: 2 if node.op_type in _EITHER else 1])
+
+
 def peak(nodes: Sequence[NodeProto], sizes: Mapping[str, int], bound: Collection[str]) -> Peak:
     """The peak of some nodes in their order.
 
@@ -67,10 +90,7 @@ def peak(nodes: Sequence[NodeProto], sizes: Mapping[str, int], bound: Collection
         bound: the outputs of the graph, whose memory belongs to the caller.
     """
     owners = storage(nodes, bound)
-    last: dict[str, int] = {}
-    read = [reads(node) for node in nodes]
-    for k, names in enumerate(read):
-        last.update((owners[n], k) for n in names if n in owners)
+    last = last_readers(nodes, owners)
     ends: dict[int, list[str]] = {}
     for name, k in last.items():
         ends.setdefault(k, []).append(name)
@@ -113,11 +133,19 @@ def _find_alive(
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+def last_readers(nodes: Iterable[NodeProto], owners: Mapping[str, str]) -> dict[str, int]:
+    """The position of the last node that reads the memory of each owner."""
+    last: dict[str, int] = {}
+    for k, node in enumerate(nodes):
+        last.update((owners[name], k) for name in reads(node) if name in owners)
+    return last
+
+
 def storage(nodes: Iterable[NodeProto], bound: Collection[str]) -> dict[str, str]:
     """The tensor whose memory the output of each node uses: the output itself, or the input of a view."""
     owners: dict[str, str] = {}
     for node in nodes:
-        view = node.op_type in VIEWS and not node.domain
+        view = is_view(node)
         for name in node.output:
             source = node.input[0] if view else ""
             owners[name] = owners[source] if source in owners and name not in bound else name

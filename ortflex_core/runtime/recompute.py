@@ -25,7 +25,7 @@ from onnx import ModelProto, NodeProto
 
 from ortflex_core.errors import GraphError, suggest
 from ortflex_core.graph.ops import RANDOM
-from ortflex_core.graph.program import Recompute
+from ortflex_core.graph.program import Program, Recompute
 from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.runtime import liveness
 
@@ -35,7 +35,8 @@ _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """The numbers of segments that are tried."""
 _GAIN = 0.97
 """A plan replaces another one if its peak is at most this fraction of the other's."""
-_AGAIN = "/again"
+AGAIN = "/again"
+"""The end of the names of copies."""
 
 
 @attrs.frozen
@@ -92,6 +93,31 @@ class Forward:
         return names | set(self.fixed)
 
 
+def is_copy(node: NodeProto) -> bool:
+    """Whether a node computes tensors of the forward pass a second time."""
+    return node.name.endswith(AGAIN)
+
+
+def repeat_forward(program: Program) -> ModelProto:
+    """The graph of a program, with the copies of nodes that ``program.recompute`` asks for.
+
+    For compilers that optimize the graph afterwards: they must not merge the copies with the first
+    nodes.
+
+    Raises:
+        GraphError: a tensor to keep is not in the graph.
+    """
+    model = program.proto()
+    if program.recompute is not False:
+        apply(model, costs_of(program), program.sizes, program.recompute)
+    return model
+
+
+def costs_of(program: Program) -> list[str]:
+    """The names of the outputs that are costs."""
+    return [s.name for key, s in program.gives.items() if getattr(key, "role", "") == "loss"]
+
+
 def apply(
     model: ModelProto,
     losses: Collection[str],
@@ -125,8 +151,8 @@ def apply(
 
 def with_copies(sizes: Mapping[str, int], nodes: Sequence[NodeProto]) -> dict[str, int]:
     """The sizes of tensors and of their copies."""
-    names = (o for node in nodes for o in node.output if o.endswith(_AGAIN))
-    return dict(sizes) | {n: sizes.get(n.removesuffix(_AGAIN), 0) for n in names}
+    names = (o for node in nodes for o in node.output if o.endswith(AGAIN))
+    return dict(sizes) | {n: sizes.get(n.removesuffix(AGAIN), 0) for n in names}
 
 
 def _split_forward(
@@ -218,7 +244,7 @@ def _insert_copies(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
         twin.CopyFrom(node)
         for k, name in enumerate(twin.input):
             if again(name):
-                twin.input[k] = name + _AGAIN
+                twin.input[k] = name + AGAIN
         return twin
 
     for node in forward.others:
@@ -233,9 +259,9 @@ def _insert_copies(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
                 if k not in copied:
                     copied.add(k)
                     twin = copy(source)
-                    twin.name += _AGAIN
+                    twin.name += AGAIN
                     for at, name in enumerate(twin.output):
-                        twin.output[at] = name + _AGAIN if name else ""
+                        twin.output[at] = name + AGAIN if name else ""
                     out.append(twin)
                 continue
             pending += missing

@@ -2,8 +2,8 @@
 
 The cache of programs and sessions is the only process-wide state of ortflex, apart from the list of
 libraries that sessions load. It is bounded and locked, its entries are immutable (weights and
-bindings belong to engines), and a forked child starts with an empty cache, because a session's
-threads do not survive a fork.
+bindings belong to engines), and a forked child makes new sessions, because the threads of a session
+do not survive a fork.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import onnx
 from ortflex_core.errors import GraphError, MissingKernel, OrtflexError, PluginError
 from ortflex_core.graph.program import Program
 from ortflex_core.protocols import Device
-from ortflex_core.runtime import recompute
+from ortflex_core.runtime import liveness, recompute
 from ortflex_core.runtime.installation import version_tuple
-from ortflex_core.types import Array
+from ortflex_core.runtime.memory_plan import Schedule, plan_memory
+from ortflex_core.types import Array, TensorSpec
 
 _LIMIT = 128
 # Above these numbers of nodes, onnxruntime's fusions, or also its simplifications, are disabled,
@@ -35,6 +36,8 @@ _NO_FUSION = 5000
 _NO_BASICS = 6000
 # Above this number of bytes of all tensors, memory matters more than the time to allocate it.
 _LARGE = 2**26
+_TENSOR = re.compile(r"tensor\((?!string)(\w+)\)")
+"""The types of onnxruntime that can be bound to memory."""
 _BOUND_REACHED = re.compile(r"more than \d+ iterations of the Loop '[^']*'")
 """The node that fails when a loop reaches the bound of ``ortflex_core.onnx_files.loop_bounds``."""
 _RUNNING = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
@@ -112,6 +115,16 @@ def session_options(threads: int) -> Any:
     return options
 
 
+def cpu_session(model: onnx.ModelProto | bytes, options: Any = None) -> Any:
+    """A new session of a model on the CPU, with one thread unless there are ``options``."""
+    import onnxruntime
+
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    return onnxruntime.InferenceSession(
+        content, options or session_options(1), providers=["CPUExecutionProvider"]
+    )
+
+
 @functools.lru_cache(maxsize=1)
 def _reuses_too_early(version: str) -> bool:
     """Whether the runtime may overwrite values before their last reader: training builds of 1.16 do.
@@ -132,34 +145,36 @@ def get_program(key: Hashable, make: Callable[[], T]) -> T:
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
-            found: T = _cache[key]
-            return found
-    return _remember(key, make())
-
-
-def _remember(key: Hashable, made: T) -> T:
+            cached: T = _cache[key]
+            return cached
+    program = make()
     with _lock:
-        _cache[key] = made
+        _cache[key] = program
         while len(_cache) > _LIMIT:
             _cache.popitem(last=False)
-    return made
+    return program
 
 
-def get_session(program: Program, device: Device, threads: int = 1, optimize: bool = True) -> Any:
+def get_session(
+    program: Program,
+    device: Device,
+    threads: int = 1,
+    optimize: bool = True,
+    stop_spinning: bool = False,
+) -> Any:
     """The session of a program on a device, from the cache if possible.
 
-    With ``optimize=False`` the graph runs unchanged.
+    With ``optimize=False`` the graph runs unchanged. ``stop_spinning`` frees the processors at the end
+    of each run, for threads of the caller; otherwise onnxruntime's threads wait for the next run.
 
     Raises:
         MissingKernel: the runtime lacks an operator; names it, the node, the opset and ways out.
         GraphError: onnxruntime refuses the graph; the message has its reason without the C++ trace.
     """
-    key = (os.getpid(), program.key, program.recompute, device, threads, optimize)
-    with _lock:
-        if key in _cache:
-            _cache.move_to_end(key)
-            return _cache[key]
-    return _remember(key, new_session(program, device, threads, optimize))
+    key = (os.getpid(), program.key, program.recompute, device, threads, optimize, stop_spinning)
+    return get_program(
+        key, lambda: new_session(program, device, threads, optimize, stop_spinning=stop_spinning)
+    )
 
 
 def new_session(
@@ -168,6 +183,7 @@ def new_session(
     threads: int = 1,
     optimize: bool = True,
     providers: list[Any] | None = None,
+    stop_spinning: bool = False,
 ) -> Any:
     """A session of a program that is not shared; ``providers`` replaces those of the device.
 
@@ -179,16 +195,18 @@ def new_session(
     from onnxruntime.capi._pybind_state import ExecutionOrder
 
     options = session_options(threads)
+    if stop_spinning:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     options.graph_optimization_level = _choose_level(program, optimize)
     options.enable_mem_pattern = takes_pattern(program)
     if not options.enable_mem_pattern:
-        # onnxruntime plans which tensor gets the memory of which. What a tensor leaves to another one is
-        # not free between the two, for example from the forward pass to its repetition.
+        # onnxruntime plans which tensors share memory. It does not free such memory between their lives,
+        # for example between the forward pass and its repetition.
         options.enable_mem_reuse = False
     try:
         model = program.model
         if program.recompute is not False:
-            model = bytes(planned(program, device, threads).SerializeToString())
+            model = bytes(schedule_of(program, device, threads).model.SerializeToString())
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = ExecutionOrder.PRIORITY_BASED  # the order of the file
         return open_session(model, options, device, providers)
@@ -220,28 +238,73 @@ def _choose_level(program: Program, optimize: bool = True) -> Any:
     return levels.ORT_ENABLE_BASIC if program.nodes > _NO_FUSION else levels.ORT_ENABLE_ALL
 
 
-def planned(program: Program, device: Device, threads: int = 1) -> onnx.ModelProto:
-    """The graph as onnxruntime optimizes it, with recomputed tensors, in the order of execution.
+def plans_memory(device: Device) -> bool:
+    """Whether the order of nodes on a device is known: other devices than the CPU add copy nodes."""
+    return device.providers() == ["CPUExecutionProvider"]
+
+
+def schedule_of(program: Program, device: Device, threads: int = 1) -> Schedule:
+    """The order and the memory of a program with recomputed tensors, from the cache if possible.
 
     Raises:
         GraphError: a tensor to keep is not in the optimized graph.
         Exception: any that onnxruntime raises.
     """
-    losses = [
-        spec.name for key, spec in program.gives.items() if getattr(key, "role", "") == "loss"
-    ]
+    key = (os.getpid(), "schedule", program.key, program.recompute, device, threads)
+    return get_program(key, lambda: make_schedule(program, device, threads))
+
+
+def make_schedule(program: Program, device: Device, threads: int = 1) -> Schedule:
+    """The graph as onnxruntime optimizes it, with recomputed tensors, and the memory of its tensors.
+
+    Raises:
+        GraphError: a tensor to keep is not in the optimized graph.
+        Exception: any that onnxruntime raises.
+    """
     options = session_options(threads)
     options.graph_optimization_level = _choose_level(program)
-    if device.providers() != ["CPUExecutionProvider"]:  # such devices add copy nodes to graphs
-        model = program.proto()
-    else:
+    specs: dict[str, TensorSpec] = {}
+    if plans_memory(device):
         with tempfile.TemporaryDirectory() as folder:
             options.optimized_model_filepath = os.path.join(folder, "step.onnx")
             open_session(program.model, options, device)
             model = onnx.load(options.optimized_model_filepath)
-    if program.recompute is not False:
-        recompute.apply(model, losses, program.sizes, program.recompute)
-    return model
+        specs = _read_specs(model, session_options(threads), device)
+    else:
+        model = program.proto()
+    sizes = dict(program.sizes) | {name: liveness.bytes_of(spec) for name, spec in specs.items()}
+    if program.recompute is False:
+        return Schedule(model, sizes)
+    recompute.apply(model, recompute.costs_of(program), sizes, program.recompute)
+    state = {
+        spec.name: program.gives[key].name
+        for key, spec in program.takes.items()
+        if key in program.gives
+    }
+    if not plans_memory(device):
+        return Schedule(model, sizes)
+    return plan_memory(model, sizes, specs, state, recompute.SMALL)
+
+
+def _read_specs(model: onnx.ModelProto, options: Any, device: Device) -> dict[str, TensorSpec]:
+    """Types and shapes of the tensors that nodes compute, as onnxruntime infers them, where known."""
+    import onnxruntime
+
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    known = {o.name for o in probe.graph.output}
+    names = {name for node in probe.graph.node for name in node.output if name} - known
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = open_session(probe.SerializeToString(), options, device)
+    specs = {}
+    for output in session.get_outputs():
+        kind = _TENSOR.fullmatch(output.type)
+        # A tensor of unknown rank has the same shape as a scalar, [].
+        if kind is not None and output.shape and all(isinstance(d, int) for d in output.shape):
+            dtype = onnx.TensorProto.DataType.Value(kind[1].upper())
+            specs[output.name] = TensorSpec(output.name, dtype, tuple(output.shape))
+    return specs
 
 
 def open_session(
@@ -292,14 +355,12 @@ def missing_kernel(
     import onnxruntime
 
     text = str(error)
-    match = _NO_KERNEL.search(text)
-    if match is None:
-        unknown = _UNREGISTERED.search(text)
-        if unknown is None:
-            return None
-        operator, label = unknown[1].rpartition(":")[2], ""
-    else:
+    if match := _NO_KERNEL.search(text):
         operator, label = match[1], match[2]
+    elif match := _UNREGISTERED.search(text):
+        operator, label = match[1].rpartition(":")[2], ""
+    else:
+        return None
     graph = model.graph
     node = next((n for n in graph.node if label and n.name == label), None)
     node = node or next((n for n in graph.node if n.op_type == operator), None)
@@ -351,6 +412,6 @@ def run_arrays(
     runner = get_session(program, device, optimize=optimize)
     try:
         results = runner.run(names, feeds)
-    except Exception as error:  # as above
+    except Exception as error:  # onnxruntime has its own exception classes, made in C++
         raise GraphError(f"the {program.name} graph failed: {error_reason(error)}") from error
     return dict(zip(names, results, strict=True))

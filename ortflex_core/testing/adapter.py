@@ -15,7 +15,7 @@ from ortflex_core.graph.program import Program
 from ortflex_core.protocols import Adapter, Product, calls
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.component import FormulaKit
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array
@@ -30,22 +30,17 @@ PRODUCTS = (
 )
 
 
-class AdapterKit(ComponentKit):
+class AdapterKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
-    ``reference(x, matrix, tensors)`` is the product x·M with the adapter in it, in numpy and float64;
-    x is [rows, inputs]. Give the component without dropout, and without targets.
+    ``reference(x, matrix, tensors)`` is the product x·M with the adapter, in numpy and float64; x is
+    [rows, inputs]. The component must have no dropout and no targets.
     """
 
     kind: ClassVar[str] = "adapters"
 
-    @pytest.fixture
-    def reference(self) -> Reference:
-        """The formula a second time, in numpy: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
-
     def test_value(self, component: Adapter, reference: Reference) -> None:
-        """``apply`` is the reference's value, before any product and with x of any rank."""
+        """``apply`` gives the reference's value for every kind of product and x of any rank."""
         for product in PRODUCTS:
             x, matrix, tensors = given(component, product)
             flat = np.moveaxis(x, 1, -1) if product.axes else x
@@ -55,7 +50,7 @@ class AdapterKit(ComponentKit):
             close(applied(component, product, x, matrix, tensors), wanted, 1e-9, product.module)
 
     def test_start(self, component: Adapter) -> None:
-        """The first values change nothing, and are those of their generator."""
+        """The first values do not change the product, and one generator always gives the same values."""
         for product in PRODUCTS:
             x, matrix, _ = given(component, product)
             start = first(component, product)
@@ -64,7 +59,7 @@ class AdapterKit(ComponentKit):
             running.same_bits(start, first(component, product), "the first values of one seed")
 
     def test_merge(self, component: Adapter) -> None:
-        """``merge`` gives the matrix whose product is that of ``apply``."""
+        """``merge`` gives a matrix whose product equals the result of ``apply``."""
         for product in PRODUCTS:
             x, matrix, tensors = given(component, product)
             merged = calls.merged(component, matrix, tensors, product)
@@ -106,7 +101,14 @@ class AdapterKit(ComponentKit):
             predicted = reference(x.astype(np.float64), weights["coef"], tensors)
             return float(((predicted + weights["intercept"] - y) ** 2).mean())
 
-        slopes = {name: _slope(loss, start, name) for name in start}
+        wide = {n: a.astype(np.float64) for n, a in start.items()}
+
+        def slope(name: str) -> Array:
+            return running.differences(
+                lambda moved: np.asarray(loss({**wide, name: moved})), wide[name], np.ones(()), 1e-5
+            )
+
+        slopes = {name: slope(name) for name in start}
 
         def train(backend: str) -> None:
             made = _trainer(model, component, backend=backend)
@@ -130,7 +132,7 @@ class AdapterKit(ComponentKit):
         close(merged, made.predict(x), 1e-5, "predictions of the exported model")
 
     def test_resume(self, component: Adapter) -> None:
-        """A training that continues from a state ends in the bits of one that did not stop."""
+        """A run that continues from a state ends in the bits of one that did not stop."""
         x, y = running.regression(rows=16)
 
         def steps(made: Trainer, first: int, last: int) -> Trainer:
@@ -139,12 +141,13 @@ class AdapterKit(ComponentKit):
             return made
 
         model = running.network_model()
-        whole = steps(_trainer(model, component), 0, 4)
+        complete = steps(_trainer(model, component), 0, 4)
         half = steps(_trainer(model, component), 0, 2)
-        rest = steps(_trainer(model, component, seed=1), 0, 1)
-        rest.set_state(half.get_state())
-        steps(rest, 2, 4)
-        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name}, continued")
+        continued = steps(_trainer(model, component, seed=1), 0, 1)
+        continued.set_state(half.get_state())
+        steps(continued, 2, 4)
+        what = f"{component.name}, continued"
+        running.same_bits(complete.get_state(), continued.get_state(), what)
 
     def test_run_time(self, component: Adapter, tmp_path: Path) -> None:
         """A base that takes the adapter at run time has the predictions of the Trainer."""
@@ -211,7 +214,7 @@ def applied(adapter: Adapter, product: Product, x: Array, matrix: Array, tensors
 
 
 def moved(made: Trainer) -> dict[str, Array]:
-    """Values of the trained tensors at which none is 0."""
+    """Values of the trained tensors, none of which is 0."""
     rng = np.random.default_rng(13)
     drawn = {n: np.asarray(rng.normal(size=a.shape)) for n, a in made.get_state().items()}
     return {n: a + drawn[n].astype(a.dtype) for n, a in made.get_state().items()}
@@ -220,17 +223,3 @@ def moved(made: Trainer) -> dict[str, Array]:
 def _trainer(model: Any, adapter: Adapter, **options: Any) -> Trainer:
     given = {"adapters": [adapter], "optimizer": "sgd", "learning_rate": RATE, **options}
     return running.trainer(model, **given)
-
-
-def _slope(loss: Callable[[Arrays], float], start: Arrays, name: str) -> Array:
-    """The slope of a loss by central differences."""
-    slope = np.zeros(start[name].shape)
-    wide = {n: a.astype(np.float64) for n, a in start.items()}
-    for place in np.ndindex(slope.shape):
-        ends = []
-        for size in (1e-5, -1e-5):
-            other = {**wide, name: wide[name].copy()}
-            other[name][place] += size
-            ends.append(loss(other))
-        slope[place] = (ends[0] - ends[1]) / 2e-5
-    return slope

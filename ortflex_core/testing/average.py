@@ -11,6 +11,7 @@ import pytest
 
 from ortflex_core.graph.host_scalars import OPERATORS, Host, HostProgram
 from ortflex_core.graph.program import Program
+from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.protocols import Average
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
@@ -23,8 +24,8 @@ Reference = Callable[[Array, Array, int], Array]
 class AverageKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
-    ``reference(average, weight, step)`` is the average after a step, in numpy and float64; None leaves out
-    the comparison with it.
+    ``reference(average, weight, step)`` is the average after a step, in numpy and float64. Without a
+    reference (None), the averages are not compared.
     """
 
     kind: ClassVar[str] = "averages"
@@ -40,7 +41,7 @@ class AverageKit(FormulaKit):
             close(average, wanted, 1e-9, f"the average after step {step}")
 
     def test_it_is_a_mean(self, component: Average) -> None:
-        """It lies between the average before and the weight; of equal weights it is their value."""
+        """It is between the average before and the weight; the average of equal weights is their value."""
         average = weights()[0]
         for step, weight in enumerate(weights()[1:], start=1):
             after = run(component, average, weight, step)
@@ -76,7 +77,8 @@ class AverageKit(FormulaKit):
 
     def test_share(self, component: Average) -> None:
         """A share, if there is one, is between 0 and 1, and ``update`` computes the same."""
-        share = running.hosted(component).share(_HostOps(), Host.symbol("step"))
+        twin: Any = symbolic(component)
+        share = twin.share(_HostOps(), Host.symbol("step"))
         if share is None:
             return
         number = HostProgram([share])
@@ -89,7 +91,7 @@ class AverageKit(FormulaKit):
             close(got, wanted, 1e-9, f"update and share at step {step}")
 
     def test_backends(self, component: Average) -> None:
-        """On every backend that supports it, the average is that of the weights of the training."""
+        """Every backend that supports the average computes it from the weights of the training."""
         x, y = running.regression(rows=20)
         model, rate = running.linear_model(), 0.05
         now = wanted = running.weights_of(model)
@@ -138,7 +140,7 @@ class _HostOps:
 
 def program(average: Average, weight: Array) -> Program:
     """One step of the average as a graph; the step is a symbol."""
-    twin = running.hosted(average)
+    twin = symbolic(average)
     return running.traced(
         lambda op, average, weight: {"new": twin.update(op, average, weight, Host.symbol("step"))},
         {"average": weight, "weight": weight},

@@ -13,6 +13,7 @@ from ortflex_core.comparison.comparison import compare
 from ortflex_core.errors import Unsupported
 from ortflex_core.protocols import Backend
 from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.runtime.session import cpu_session
 from ortflex_core.testing import compositions, running, step_programs
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.reference import Reference
@@ -28,7 +29,7 @@ class BackendKit(ComponentKit):
     kind: ClassVar[str] = "backends"
     has_formula: ClassVar[bool] = False
     draws: ClassVar[int] = 1
-    """The number of recipes drawn for each feature of a training."""
+    """The number of recipes drawn for each feature of a run."""
     programs: ClassVar[int] = 6
     """The number of (network, optimizer, loss) drawn; with the most, 17, each optimizer comes up."""
 
@@ -46,15 +47,15 @@ class BackendKit(ComponentKit):
 
     @pytest.mark.parametrize("reduction", ["mean", "sum"])
     def test_step(self, here: Backend, reduction: str) -> None:
-        """Loss and new weights of single steps are those of float64, for a network with weights."""
+        """Loss and new weights of single steps equal float64, with sample weights."""
         x, y = running.regression(rows=10)
         weight = np.linspace(0.5, 2, 10).astype(np.float32)
         model = running.network_model()
         trainer = running.trainer(model, backend=here, learning_rate=RATE, reduction=reduction)
         for rows in (slice(0, 4), slice(4, 8), slice(8, 10)):
             before = {n: a.astype(np.float64) for n, a in trainer.get_state().items()}
-            below = weight[rows].sum() if reduction == "mean" else 1.0
-            scale = weight[rows, None] / below
+            denominator = weight[rows].sum() if reduction == "mean" else 1.0
+            scale = weight[rows, None] / denominator
 
             def cost(w: Mapping[str, Array], rows: slice = rows, s: Array = scale) -> Array:
                 return np.asarray(s * np.square(running.network(w, x[rows]) - y[rows]))
@@ -63,10 +64,10 @@ class BackendKit(ComponentKit):
             close(got, cost(before).sum(), 1e-4, "the loss of a step")
             for name, after in trainer.get_state().items():
 
-                def along(moved: Array, n: str = name, w: Mapping[str, Array] = before) -> Array:
+                def cost_of(moved: Array, n: str = name, w: Mapping[str, Array] = before) -> Array:
                     return cost({**w, n: moved})
 
-                slope = running.differences(along, before[name], np.ones(()))
+                slope = running.differences(cost_of, before[name], np.ones(()))
                 close(after, before[name] - RATE * slope, 1e-4, f"{name} after a step")
 
     def test_penalty(self, here: Backend) -> None:
@@ -84,7 +85,7 @@ class BackendKit(ComponentKit):
             close(after, wanted, 1e-4, f"{name} after a step with a penalty")
 
     def test_adam(self, here: Backend) -> None:
-        """Three steps of Adam, which depend on step number and slots, are those of float64."""
+        """Three steps of Adam, which depend on step number and slots, equal float64."""
         x, y = running.regression(rows=10)
         model = running.linear_model()
         trainer = running.trainer(model, backend=here, optimizer="adam", learning_rate=RATE)
@@ -93,17 +94,17 @@ class BackendKit(ComponentKit):
         m = {n: np.zeros_like(w) for n, w in weights.items()}
         v = {n: np.zeros_like(w) for n, w in weights.items()}
         for step in range(1, 4):
-            at = slice(4 * step - 4, 4 * step)
-            for name, g in running.linear_gradients(weights, x[at], y[at]).items():
+            rows = slice(4 * step - 4, 4 * step)
+            for name, g in running.linear_gradients(weights, x[rows], y[rows]).items():
                 m[name] = 0.9 * m[name] + 0.1 * g
                 v[name] = 0.999 * v[name] + 0.001 * g * g
-                up, down = m[name] / (1 - 0.9**step), np.sqrt(v[name] / (1 - 0.999**step))
-                weights[name] = weights[name] - RATE * up / (down + 1e-8)
+                mean, root = m[name] / (1 - 0.9**step), np.sqrt(v[name] / (1 - 0.999**step))
+                weights[name] = weights[name] - RATE * mean / (root + 1e-8)
         for name, array in trainer.get_state().items():
             close(array, weights[name], 1e-3, f"{name} after three steps of Adam")
 
     def test_evaluation_changes_nothing(self, here: Backend) -> None:
-        """Predictions and losses are those of the exported model in onnxruntime; the state stays."""
+        """Predictions and losses equal the exported model in onnxruntime; the state does not change."""
         x, y = running.regression(rows=7)
         trainer = running.trainer(running.network_model(), backend=here, optimizer="adam")
         trainer.step((x[:4], y[:4]))
@@ -131,19 +132,19 @@ class BackendKit(ComponentKit):
         close(trainer.predict(x), _inference(trainer.export(), x), 1e-5, "predictions after load")
 
     def test_slots(self, here: Backend) -> None:
-        """A training continues from weights and slots as if it had never stopped."""
+        """A run continues from weights and slots as if it had never stopped."""
         x, y = running.regression(rows=12)
         options: dict[str, Any] = {"backend": here, "optimizer": "adam", "learning_rate": RATE}
-        whole = running.trainer(running.linear_model(), **options)
-        rest = running.trainer(running.linear_model(), **options)
-        rest.step((x[8:], y[8:]))
+        complete = running.trainer(running.linear_model(), **options)
+        continued = running.trainer(running.linear_model(), **options)
+        continued.step((x[8:], y[8:]))
         for step in range(3):
             if step == 2:
-                rest.engine.load(whole.engine.state())
-                rest.engine.load_slots(whole.engine.slots())
-                rest.step((x[8:], y[8:]))
-            whole.step((x[4 * step : 4 * step + 4], y[4 * step : 4 * step + 4]))
-        running.same_bits(whole.get_state(), rest.get_state(), "a training that continues")
+                continued.engine.load(complete.engine.state())
+                continued.engine.load_slots(complete.engine.slots())
+                continued.step((x[8:], y[8:]))
+            complete.step((x[4 * step : 4 * step + 4], y[4 * step : 4 * step + 4]))
+        running.same_bits(complete.get_state(), continued.get_state(), "a run that continues")
 
     def test_determinism(self, here: Backend) -> None:
         """The same training ends in the same bits."""
@@ -186,10 +187,11 @@ class BackendKit(ComponentKit):
 
     @pytest.mark.parametrize("feature", list(compositions.FEATURES))
     def test_composition(self, here: Backend, feature: str) -> None:
-        """Random combinations of the features of a training equal float64, or are refused.
+        """Random combinations of the features of a run equal float64, or are refused.
 
-        Every step by itself: loss, gradients, weights, slots, averages, running statistics; and whole
-        trainings: weights, predictions, losses and the export. ``draws`` says how many are drawn.
+        Compared are, for every step separately, loss, gradients, weights, slots, averages and running
+        statistics; for whole trainings, weights, predictions, losses and the export. ``draws`` is the
+        number of combinations.
         """
         for seed in range(self.draws):
             try:
@@ -201,16 +203,16 @@ class BackendKit(ComponentKit):
                     pytest.skip(str(error))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Ask for as many step programs as ``programs`` says."""
+        """Request the number ``programs`` of step programs."""
         if "program" in metafunc.fixturenames:
             drawn = step_programs.sample(17)[: self.programs]
             metafunc.parametrize("program", drawn, ids="-".join)
 
     def test_step_program(self, here: Backend, program: tuple[str, str, str]) -> None:
-        """Steps of the kinds of networks that people train, with every optimizer and loss, equal float64.
+        """Steps of common kinds of networks, with every optimizer and loss, equal float64.
 
-        Networks have Relus that get exact zeros. ``ortflex_core.testing.step_programs.every()`` has all
-        combinations, and :func:`check_program` checks one.
+        The networks have Relus with inputs of exactly 0. ``ortflex_core.testing.step_programs.every()``
+        has all combinations, and :func:`check_program` checks one.
         """
         try:
             check_program(here, *program)
@@ -257,7 +259,7 @@ def _check_composition(backend: Backend, made: compositions.Composition) -> None
     history = trainer.fit(*data)
     exact = running.trainer(made.model, backend=Reference(), **options)
     wanted = exact.fit(*data)
-    where = f"after a training with {made.describe()}"
+    where = f"after a run with {made.describe()}"
     close(history.losses, wanted.losses, 1e-3, f"losses {where}")
     for name, array in exact.get_state(buffers=True).items():
         close(trainer.get_state(buffers=True)[name], array, 2e-3, f"{name} {where}")
@@ -280,11 +282,4 @@ def _squares(weights: Mapping[str, Array]) -> float:
 
 
 def _inference(model: onnx.ModelProto, x: Array, output: str = "Y") -> Array:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return np.asarray(session.run([output], {"X": x})[0])
+    return np.asarray(cpu_session(model).run([output], {"X": x})[0])

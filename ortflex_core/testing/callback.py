@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import attrs
 import pytest
@@ -26,7 +26,7 @@ Effect = Callable[[Any, Trainer, History], None]
 class CallbackKit(ComponentKit):
     """Override ``component`` and ``effect``.
 
-    ``effect(component, trainer, history)`` asserts what the callback has done in a training of up to four
+    ``effect(component, trainer, history)`` asserts what the callback has done in a run of up to four
     epochs of three steps each, with validation data; ``trainer.folder`` is where files go.
     """
 
@@ -37,7 +37,7 @@ class CallbackKit(ComponentKit):
 
     @pytest.fixture
     def effect(self) -> Effect:
-        """What the callback has done after a training: override it."""
+        """The assertion about the effect of the callback: override it."""
         raise NotImplementedError(f"{type(self).__name__}: override the fixture 'effect'")
 
     def test_is_frozen(self, component: Any) -> None:
@@ -59,7 +59,7 @@ class CallbackKit(ComponentKit):
         running.trainer(running.linear_model(), callbacks=[component])  # requests all of them
 
     def test_effect(self, component: Any, effect: Effect, tmp_path: Path) -> None:
-        """A training has the effect of the callback, given as an object and as a table in a file."""
+        """A run has the effect of the callback, given as an object and as a table in a file."""
         trainer = make(component, tmp_path / "object")
         effect(component, trainer, fit(trainer))
         name = running.plugins()["callbacks"].name_of(component)
@@ -71,7 +71,7 @@ class CallbackKit(ComponentKit):
             effect(fresh, trainer, fit(trainer))
 
     def test_a_second_training(self, component: Any, effect: Effect, tmp_path: Path) -> None:
-        """A second training has the same result as the first."""
+        """A second run has the same result as the first."""
         first = make(component, tmp_path / "first")
         before = fit(first)
         again = make(component, tmp_path / "second")
@@ -84,7 +84,7 @@ class CallbackKit(ComponentKit):
         )
 
     def test_watching(self, component: Any, tmp_path: Path) -> None:
-        """A callback that only watches changes nothing: the losses and weights are those without it."""
+        """A callback that only watches changes neither losses nor weights."""
         if not self.watches:
             pytest.skip("the callback changes the training")
 
@@ -99,9 +99,9 @@ class CallbackKit(ComponentKit):
         running.on_every_backend(train, "the callback")
 
     def test_resume(self, component: Any, effect: Effect, tmp_path: Path) -> None:
-        """A training resumed from a checkpoint ends like one without interruption, including the effect."""
+        """A run resumed from a checkpoint ends like one without interruption, including the effect."""
         fresh = copy.deepcopy(component)
-        saver = _SaveOnce(tmp_path / "checkpoint", epoch=2)
+        saver = _SaveOnce(tmp_path / "checkpoint", "epoch", 2)
         whole = make(component, tmp_path / "whole", callbacks=[component, saver])
         history = fit(whole)
         if not saver.saved:
@@ -121,8 +121,8 @@ class CallbackKit(ComponentKit):
         effect(fresh, rest, again)
 
     def test_resume_in_mid_epoch(self, component: Any, tmp_path: Path) -> None:
-        """What a callback counts is in the checkpoint: saved at a step that no small number divides."""
-        fresh, saver = copy.deepcopy(component), _SaveAtStep(tmp_path / "checkpoint", step=11)
+        """The counters of a callback are in the checkpoint, also of a step that no small number divides."""
+        fresh, saver = copy.deepcopy(component), _SaveAtStep(tmp_path / "checkpoint", "step", 11)
         whole = make(component, tmp_path / "whole", callbacks=[component, saver])
         history = fit(whole, rows=28)
         if not saver.saved:
@@ -139,7 +139,7 @@ class CallbackKit(ComponentKit):
             again.losses == history.losses,
             f"resumed after step 11: losses {again.losses}, undisturbed {history.losses}",
         )
-        what = "the weights of a training that was resumed after step 11"
+        what = "the weights of a run that was resumed after step 11"
         running.same_bits(whole.get_state(), rest.get_state(), what)
 
     def test_steps_per_run(self, component: Any, tmp_path: Path) -> None:
@@ -164,39 +164,28 @@ class CallbackKit(ComponentKit):
 
 
 @attrs.define
-class _SaveAtStep:
-    """Saves the training after a step; every step is then a separate run, in all trainings."""
+class _SaveOnce:
+    """Saves the training after a number of steps or epochs, the ``unit``."""
 
     place: Path
-    step: int
+    unit: Literal["step", "epoch"]
+    count: int
     saved: bool = False
+
+    @hook
+    def settled(self, trainer: Trainer, progress: Any) -> None:
+        """Write the checkpoint."""
+        if getattr(progress, self.unit) == self.count and not self.saved:
+            self.saved = True
+            trainer.save(self.place)
+
+
+class _SaveAtStep(_SaveOnce):
+    """Saves the training after a number of steps; because of its hook, every step is a separate run."""
 
     @hook
     def step_end(self, trainer: Trainer) -> None:
-        """Ask for steps one by one."""
-
-    @hook
-    def settled(self, trainer: Trainer, progress: Any) -> None:
-        """Write the checkpoint."""
-        if progress.step == self.step and not self.saved:
-            self.saved = True
-            trainer.save(self.place)
-
-
-@attrs.define
-class _SaveOnce:
-    """Saves the training after a number of epochs."""
-
-    place: Path
-    epoch: int
-    saved: bool = False
-
-    @hook
-    def settled(self, trainer: Trainer, progress: Any) -> None:
-        """Write the checkpoint."""
-        if progress.epoch == self.epoch and not self.saved:
-            trainer.save(self.place)
-            self.saved = True
+        """Request single steps."""
 
 
 def _parameters(component: Any) -> dict[str, Any]:
@@ -206,7 +195,7 @@ def _parameters(component: Any) -> dict[str, Any]:
 
 
 def make(component: Any, folder: Path, **options: Any) -> Trainer:
-    """A Trainer of four epochs that writes into a separate folder."""
+    """A Trainer of four epochs that writes into its own folder."""
     folder.mkdir(parents=True, exist_ok=True)
     given = {"epochs": EPOCHS, "callbacks": [component], "learning_rate": 0.05} | options
     trainer = running.trainer(running.linear_model(), **given)

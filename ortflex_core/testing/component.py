@@ -1,11 +1,11 @@
-"""What every component must fulfil: found by name, written to a file and read back, documented."""
+"""The requirements on every component: found by name, written to a file and read back, documented."""
 
 from __future__ import annotations
 
 import doctest
 import inspect
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -57,7 +57,7 @@ class ComponentKit:
             )
 
     def test_config_round_trip(self, component: Any) -> None:
-        """Written to a TOML file and read back it is the same component."""
+        """A component that is written to a TOML file and read back is equal."""
         cls = type(component)
         require(attrs.has(cls), f"{cls.__name__} must be an attrs class: recipes name its fields")
         try:
@@ -70,7 +70,7 @@ class ComponentKit:
         require(again == component, f"{text}\nis read as {again!r}, expected {component!r}")
 
     def test_is_frozen(self, component: Any) -> None:
-        """Equal and hashable by its fields, and immutable: graphs are cached by it."""
+        """It is equal and hashable by its fields, and immutable: it is a key of cached graphs."""
         twin = attrs.evolve(component)
         require(
             twin == component,
@@ -99,8 +99,41 @@ class ComponentKit:
             structure(cls, {**to_plain(good), "no_such_field": 1}, singular(self.kind), plugins())
 
     def test_docstring(self, component: Any) -> None:
-        """One line of summary, the formula, and an example that runs."""
+        """It has one line of summary, the formula, and an example that runs."""
         check_docstring(type(component), formula=self.has_formula)
+
+
+class FamilyKit:
+    """The checks of kinds whose plugins are families of operators; inherit the kit of a kind."""
+
+    kind: ClassVar[str]
+    """The kind as the registry calls it."""
+    attribute: ClassVar[str]
+    """The usual name of the family in its module."""
+
+    @pytest.fixture
+    def component(self) -> Any:
+        """The family to test: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'component'")
+
+    @pytest.fixture
+    def cases(self) -> Sequence[Any]:
+        """Calls of its operators: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'cases'")
+
+    def test_entry_point(self, component: Any) -> None:
+        """It is registered, and no other family has the same operators."""
+        require(
+            [e.name for e in plugins()[self.kind] if e.load() is component],
+            "the family is not registered; pyproject.toml needs, under "
+            f'[project.entry-points."ortflex.{self.kind}"]: '
+            f'my_family = "my_package.my_module:{self.attribute}"',
+        )
+        self.check_unique(component)
+
+    def check_unique(self, component: Any) -> None:
+        """Fail if another family has one of the operators."""
+        raise NotImplementedError
 
 
 class FormulaKit(ComponentKit):

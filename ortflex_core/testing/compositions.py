@@ -1,4 +1,4 @@
-"""Recipes that combine features of a training, drawn at random, for the kit of backends."""
+"""Recipes that combine features of a run, drawn at random, for the kit of backends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortflex_core.testing import running
 from ortflex_core.types import Array
 
 ROWS, BATCH = 26, 4
-"""Of the data: whole batches of four rows, and a last one of two."""
+"""The rows of the data and of a batch; the last batch has two rows."""
 
 
 @attrs.define(kw_only=True)
@@ -28,12 +28,12 @@ class Composition:
     weight: Array | None
 
     def describe(self) -> str:
-        """What is combined, for messages."""
+        """The combined features, for messages."""
         return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
 
 
 def draw(feature: str, seed: int, alone: bool = False) -> Composition:
-    """A recipe with the given feature and, unless it is ``alone``, randomly drawn others."""
+    """A recipe with a feature and, unless ``alone``, other features that are drawn at random."""
     rng = random.Random(f"{feature} {seed}")
     chosen = {feature} | {f for f in FEATURES if rng.random() < 0.3 and not alone}
     x, y = running.regression(rows=ROWS)
@@ -55,13 +55,13 @@ def draw(feature: str, seed: int, alone: bool = False) -> Composition:
     for name, apply in FEATURES.items():
         if name in chosen:
             apply(made, rng)
-    # Of two features that need another model or other labels, the wanted one comes last.
+    # If two features replace the model or the labels, the requested one is applied last.
     FEATURES[feature](made, rng)
     return made
 
 
 def _numbers(made: Composition) -> None:
-    """The regression again, after a feature that had asked for classes."""
+    """Restore the regression after a feature that needs classes."""
     made.x, made.y = running.regression(rows=ROWS)
     made.options.pop("loss", None)
 
@@ -146,7 +146,7 @@ FEATURES: Mapping[str, Callable[[Composition, random.Random], None]] = {
     "group_frozen": _set(groups=[({"params": "b*", "frozen": True},)]),
     "group_start_epoch": _set(groups=[({"params": "*1", "start_epoch": 1},)]),
 }
-"""The features of a training; each adds itself to a recipe."""
+"""The features of a run; each adds itself to a recipe."""
 
 
 # Models ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.graph.program import Program
+from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.protocols import Constraint
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
@@ -21,8 +22,8 @@ RATE = 0.1
 class ConstraintKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
-    ``reference(weight)`` is the allowed weight, in numpy and float64; None leaves out the comparison
-    with it.
+    ``reference(weight)`` is the allowed weight, in numpy and float64. Without a reference (None), the
+    weights are not compared.
     """
 
     kind: ClassVar[str] = "constraints"
@@ -111,7 +112,7 @@ class ConstraintKit(FormulaKit):
 
 def program(constraint: Constraint, weight: Array) -> Program:
     """The constraint as a graph."""
-    twin = running.hosted(constraint)
+    twin = symbolic(constraint)
     return running.traced(
         lambda op, weight: {"allowed": twin.apply(op, weight)}, {"weight": weight}
     )

@@ -17,10 +17,11 @@ from ortflex_core.model.model import Model
 from ortflex_core.opsets import decompositions
 from ortflex_core.programs.gradient_model import gradient_model
 from ortflex_core.protocols.decomposition import MICROSOFT, Decompositions
-from ortflex_core.runtime.session import session_options
+from ortflex_core.runtime.session import cpu_session, session_options
 from ortflex_core.testing import running
+from ortflex_core.testing.component import FamilyKit
 from ortflex_core.testing.running import close, require
-from ortflex_core.types import Array
+from ortflex_core.types import Array, TensorSpec, onnx_dtype
 
 _STEP = 3e-3
 _DIRECTIONS = 3
@@ -30,9 +31,9 @@ _DIRECTIONS = 3
 class DecompositionCase:
     """One call of an operator.
 
-    The oracle is the kernel of the installed onnxruntime; without one it is ``reference``, which takes
-    the inputs and returns an array, or a tuple of them for several outputs. Inputs of float32 are
-    differentiated by, if the operator is smooth at them.
+    The oracle is ``reference``, which takes the inputs and returns an array, or a tuple of arrays for
+    several outputs; without a reference, it is the kernel of the installed onnxruntime. If the operator
+    is smooth at the inputs, the gradient is by its inputs of float32.
     """
 
     op_type: str
@@ -45,9 +46,9 @@ class DecompositionCase:
     """The inputs that are initializers of the file."""
     reference: Callable[..., Any] | None = None
     smooth: bool = True
-    """Whether the first output has a gradient by every input of float32 that is no constant."""
+    """Whether the first output has a gradient by every input of float32 that is not a constant."""
     opset: int = running.OPSET
-    """Of the standard's operators in the file."""
+    """The opset of the standard's operators in the file."""
     tolerance: float = 1e-5
 
     def __str__(self) -> str:
@@ -56,30 +57,14 @@ class DecompositionCase:
         return f"{self.op_type} {dict(self.attributes)} of {shapes}"
 
 
-class DecompositionKit:
-    """Override ``component``, the ``Decompositions``, and ``cases``: one call at least of each operator."""
+class DecompositionKit(FamilyKit):
+    """Override ``component``, the ``Decompositions``, and ``cases``: a call or more of every operator."""
 
     kind: ClassVar[str] = "decompositions"
+    attribute: ClassVar[str] = "DECOMPOSITIONS"
 
-    @pytest.fixture
-    def component(self) -> Decompositions:
-        """The family under test: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'component'")
-
-    @pytest.fixture
-    def cases(self) -> Sequence[DecompositionCase]:
-        """Calls of its operators: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'cases'")
-
-    def test_entry_point(self, component: Decompositions) -> None:
-        """It is registered, and no other family has the same operators."""
-        registry = running.plugins()["decompositions"]
-        require(
-            [e.name for e in registry if e.load() is component],
-            "the family is not registered; pyproject.toml needs, under "
-            '[project.entry-points."ortflex.decompositions"]: '
-            'my_family = "my_package.my_module:DECOMPOSITIONS"',
-        )
+    def check_unique(self, component: Decompositions) -> None:
+        """Fail if another family decomposes the same operators."""
         found = decompositions.load(running.plugins())
         twice = [key for key in component.table if len(found[key]) > 1]
         require(not twice, f"another installed family decomposes {twice}")
@@ -87,13 +72,13 @@ class DecompositionKit:
     def test_every_operator_has_a_case(
         self, component: Decompositions, cases: Sequence[DecompositionCase]
     ) -> None:
-        """Every operator of the family is called at least once here."""
+        """Every operator of the family has at least one case."""
         tried = {(c.domain, c.op_type) for c in cases}
         missing = sorted(op for _, op in set(component.table) - tried)
         require(not missing, f"no case calls {', '.join(missing)}")
 
     def test_values(self, component: Decompositions, cases: Sequence[DecompositionCase]) -> None:
-        """The standard operators compute what the kernel or the reference does."""
+        """The standard operators compute the outputs of the kernel or the reference."""
         for case in cases:
             wanted = _wanted(case)
             for symbolic in (False, True):
@@ -133,33 +118,29 @@ def _floats(case: DecompositionCase) -> list[int]:
 
 
 def _model(case: DecompositionCase, outputs: Sequence[Array], symbolic: bool) -> ModelProto:
-    """A file of one node; if ``symbolic``, the first two sizes of inputs, but not the last, are names."""
+    """A file of one node; if ``symbolic``, the first two sizes of inputs are names, but not the last."""
     names = ["" if a is None else f"i{k}" for k, a in enumerate(case.inputs)]
     results = [f"o{k}" if wanted else "" for k, wanted in enumerate(case.outputs)]
     node = helper.make_node(
         case.op_type, names, results, name="node", domain=case.domain, **case.attributes
     )
 
-    def value(name: str, array: Array, vague: bool) -> onnx.ValueInfoProto:
-        free = min(2, array.ndim - 1) if vague else 0
-        sizes: list[Any] = [f"{name}_{j}" if j < free else d for j, d in enumerate(array.shape)]
-        return helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(array.dtype), sizes
-        )
-
-    def output(name: str, array: Array) -> onnx.ValueInfoProto:
-        sizes = [f"{name}_{j}" for j in range(array.ndim)]
-        return helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(array.dtype), sizes
-        )
+    def value(name: str, array: Array, free: int) -> onnx.ValueInfoProto:
+        """``array`` as an input or output whose first ``free`` sizes are names."""
+        sizes = [f"{name}_{j}" if j < free else d for j, d in enumerate(array.shape)]
+        return TensorSpec(name, onnx_dtype(array.dtype), tuple(sizes)).to_proto()
 
     given = {f"i{k}": a for k, a in enumerate(case.inputs) if a is not None}
     fixed = {f"i{k}" for k in case.constants}
     graph = helper.make_graph(
         [node],
         "case",
-        [value(n, a, symbolic) for n, a in given.items() if n not in fixed],
-        [output(n, a) for n, a in zip(filter(None, results), outputs, strict=True)],
+        [
+            value(n, a, min(2, a.ndim - 1) if symbolic else 0)
+            for n, a in given.items()
+            if n not in fixed
+        ],
+        [value(n, a, a.ndim) for n, a in zip(filter(None, results), outputs, strict=True)],
         [onnx.numpy_helper.from_array(given[n], n) for n in sorted(fixed & set(given))],
     )
     imports = {"": case.opset, case.domain: case.opset if not case.domain else 1}
@@ -176,11 +157,7 @@ def _run(model: ModelProto, case: DecompositionCase) -> list[Array]:
 
     options = session_options(1)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return [np.asarray(y) for y in session.run(None, _feeds(case))]
+    return [np.asarray(y) for y in cpu_session(model, options).run(None, _feeds(case))]
 
 
 def _feeds(case: DecompositionCase) -> dict[str, Array]:
@@ -230,11 +207,7 @@ def _check_gradient(component: Decompositions, case: DecompositionCase) -> None:
     rng = np.random.default_rng(11)
     seed = running.signed(rng, wanted[0].shape).astype(np.float32)
     feeds = {**_feeds(case), "cotangent/o0": seed}
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(
-        made.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
-    )
+    session = cpu_session(made)
     asked = [i.name for i in session.get_inputs()]
     slopes = session.run(
         [f"gradient/{n}" for n in names], {n: feeds[n] for n in asked if n in feeds}

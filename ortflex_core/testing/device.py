@@ -40,7 +40,7 @@ class DeviceKit(ComponentKit):
         return component
 
     def test_available(self, component: Device) -> None:
-        """The reasons against are sentences, and no device is needed to get them."""
+        """The reasons are sentences, and no device is needed to get them."""
         reasons = type(component).available(require_runtime())
         check_reasons(reasons)
 
@@ -58,7 +58,7 @@ class DeviceKit(ComponentKit):
         same(here.read(value), array, f"read after put of {what}")
 
     def test_put_is_a_copy(self, here: Device) -> None:
-        """Later changes of one side do not change the other."""
+        """Later changes of the array do not change the value, and vice versa."""
         array = np.zeros(4, np.float32)
         value = here.put(array)
         array[:] = 1
@@ -67,7 +67,7 @@ class DeviceKit(ComponentKit):
         same(here.read(value), np.zeros(4, np.float32), "an array that was read and changed")
 
     def test_write(self, here: Device) -> None:
-        """The new content is at the same address."""
+        """``write`` puts the new content at the same address."""
         value = here.empty((2, 3), np.float32)
         address = value.data_ptr()
         for number in (1.0, 2.0):
@@ -79,7 +79,7 @@ class DeviceKit(ComponentKit):
         )
 
     def test_view(self, here: Device) -> None:
-        """The tensor's own memory, or None where the host cannot reach it."""
+        """A view is the tensor's memory, or None if the host cannot read it."""
         value = here.put(np.arange(3, dtype=np.float32))
         view = here.view(value)
         if view is None:
@@ -88,7 +88,7 @@ class DeviceKit(ComponentKit):
         same(here.read(value), np.array([7, 1, 2], np.float32), "read after a change by view")
 
     def test_session(self, here: Device) -> None:
-        """A session takes its providers, and computes there what it computes on the processor."""
+        """A session with its providers computes the same values as on the processor."""
         formula = running.traced(
             lambda op, x: {"y": op.Tanh(x) * 2.0}, {"x": np.ones((2, 3), np.float32)}
         )
@@ -100,7 +100,7 @@ class DeviceKit(ComponentKit):
         require(here.ort_device() is not None, "ort_device returns nothing")
 
     def test_backends(self, here: Device) -> None:
-        """Every backend that takes the device trains there as on the processor."""
+        """Every backend that supports the device trains as on the processor."""
         x, y = running.regression()
         model = running.network_model()
         plain: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.1}

@@ -1,7 +1,7 @@
 """A backend that rounds every tensor to its type: onnx's reference evaluator.
 
-onnxruntime has no bfloat16 arithmetic on a CPU, and there it removes Casts around float16, so that neither
-rounding nor overflow shows. This one shows both, slowly.
+onnxruntime has no bfloat16 arithmetic on a CPU, and on a CPU it removes Casts around float16, so neither
+rounding nor overflow is visible. With this backend, which is slow, both are visible.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ortflex_core.types import Array
 
 
 class MatMul(OpRun):
-    """A product whose sum is made in float32 and rounded once, as kernels do it."""
+    """A product that is summed in float32 and rounded once, as in kernels."""
 
     def _run(self, a: Array, b: Array) -> tuple[Array]:
         return (np.matmul(_wide(a), _wide(b)).astype(a.dtype),)
 
 
 class Gemm(OpRun):
-    """The same with two factors and a third matrix."""
+    """A product with two factors and a third matrix, which is rounded once, too."""
 
     def _run(self, a: Array, b: Array, c: Any = None, **settings: Any) -> tuple[Array]:
         left = _wide(a).T if settings.get("transA") else _wide(a)
@@ -43,7 +43,7 @@ class Gemm(OpRun):
 
 
 def _wide(array: Array) -> Array:
-    """Half types in float32."""
+    """An array of a half type in float32; other arrays unchanged."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
@@ -57,7 +57,7 @@ def execute(program: Program, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 @attrs.frozen(kw_only=True)
 class Emulated(Backend):
-    """Steps by the reference evaluator: for tests, not for training.
+    """Steps in the reference evaluator, for tests only.
 
     >>> Emulated().describe()
     {'name': 'emulated'}
@@ -67,13 +67,13 @@ class Emulated(Backend):
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
-        """Everywhere."""
+        """Return no reasons: every runtime is supported."""
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
-        """Whatever has gradient rules."""
+        """Return the operators without gradient rules."""
         return HostEngine.reasons(problem)
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> HostEngine:
-        """Make the graphs."""
+        """Return an engine with the graphs."""
         return HostEngine(problem, execute)

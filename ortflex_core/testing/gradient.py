@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 import onnx
-import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -17,8 +16,9 @@ from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.program import build
 from ortflex_core.graph.schemas import schema
-from ortflex_core.runtime.session import session_options
+from ortflex_core.runtime.session import cpu_session
 from ortflex_core.testing import running
+from ortflex_core.testing.component import FamilyKit
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array, Shape, onnx_dtype
 
@@ -27,8 +27,8 @@ from ortflex_core.types import Array, Shape, onnx_dtype
 class GradientCase:
     """One call of an operator: its inputs, and its result in numpy and float64.
 
-    Inputs of float64 are differentiated by; others are passed on as they are. ``reference`` takes the
-    inputs and returns an array, or a tuple of them for several outputs.
+    The gradient is by the inputs of float64; the kit does not change other inputs. ``reference`` takes
+    the inputs and returns an array, or a tuple of arrays for several outputs.
     """
 
     op_type: str
@@ -37,37 +37,21 @@ class GradientCase:
     attributes: Mapping[str, Any] = attrs.field(factory=dict)
     domain: str = ""
     opset: int = running.OPSET
-    """Of the operator's own domain."""
+    """The opset of the operator's domain."""
 
 
-class GradientKit:
-    """Override ``component``, the ``Rules``, and ``cases``: one call at least of every operator."""
+class GradientKit(FamilyKit):
+    """Override ``component``, the ``Rules``, and ``cases``: at least one call of every operator."""
 
     kind: ClassVar[str] = "gradients"
+    attribute: ClassVar[str] = "RULES"
 
-    @pytest.fixture
-    def component(self) -> Rules:
-        """The family under test: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'component'")
-
-    @pytest.fixture
-    def cases(self) -> Sequence[GradientCase]:
-        """Calls of its operators: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'cases'")
-
-    def test_entry_point(self, component: Rules) -> None:
-        """It is registered, and no other family has a rule for the same operators."""
-        registry = running.plugins()["gradients"]
-        found = [e.name for e in registry if e.load() is component]
-        require(
-            found,
-            "the family is not registered; pyproject.toml needs, under "
-            '[project.entry-points."ortflex.gradients"]: my_family = "my_package.my_module:RULES"',
-        )
-        load_rules(running.plugins())  # raises where two families have one operator
+    def check_unique(self, component: Rules) -> None:
+        """Fail if another family has a rule for the same operators."""
+        load_rules(running.plugins())  # raises if two families have one operator
 
     def test_every_rule_has_a_case(self, component: Rules, cases: Sequence[GradientCase]) -> None:
-        """Every operator with a rule is called at least once here."""
+        """Every operator with a rule has at least one case."""
         tried = {(c.domain, c.op_type) for c in cases}
         ruled = {key for key, rules in component.table.items() if any(r for _, r in rules)}
         missing = sorted(f"{domain}:{op}" if domain else op for domain, op in ruled - tried)
@@ -84,13 +68,13 @@ class GradientKit:
     def test_small_cotangent(self, component: Rules, cases: Sequence[GradientCase]) -> None:
         """A cotangent may be smaller than the output, if it broadcasts to it."""
         for case in cases:
-            small = [np.full((1,) * y.ndim, 0.7) for y in _outputs(case)]
-            whole = [np.full(y.shape, 0.7) for y in _outputs(case)]
-            few, many = (computed(component, case, seeds) for seeds in (small, whole))
-            for k, wanted in many.items():
+            one = [np.full((1,) * y.ndim, 0.7) for y in _outputs(case)]
+            full = [np.full(y.shape, 0.7) for y in _outputs(case)]
+            small, large = (computed(component, case, seeds) for seeds in (one, full))
+            for k, wanted in large.items():
                 what = f"the gradient of {case.op_type} by input {k}, of a cotangent of one element"
-                require(few[k].shape == wanted.shape, f"{what}, has the shape {few[k].shape}")
-                close(few[k], wanted, 1e-9, what)
+                require(small[k].shape == wanted.shape, f"{what}, has the shape {small[k].shape}")
+                close(small[k], wanted, 1e-9, what)
 
     def test_unknown_sizes(self, component: Rules, cases: Sequence[GradientCase]) -> None:
         """The gradient is the same if the batch size is symbolic or unknown."""
@@ -155,7 +139,7 @@ def computed(
     known: str = "sizes",
     dtype: Any = np.float64,
 ) -> dict[int, Array]:
-    """The gradients that the rule makes, by the number of the input."""
+    """The gradients that the rule computes, by the number of the input."""
     trace = Trace({"": running.OPSET, case.domain: case.opset})
     arrays = [a.astype(dtype) if a.dtype == np.float64 else a for a in case.inputs]
     inputs = [trace.input(f"x{k}", a.dtype, _shape(a, known)) for k, a in enumerate(arrays)]
@@ -186,7 +170,7 @@ def _families(rules: Rules) -> dict[str, Rules]:
 def _call(
     trace: Trace, case: GradientCase, inputs: Sequence[Tensor], known: str
 ) -> tuple[Tensor, ...]:
-    """The node; the reference gives the types of its outputs if there is no schema."""
+    """The outputs of the node; without a schema, the reference defines their types."""
     protos = {k: onnx.helper.make_attribute(k, v) for k, v in case.attributes.items()}
     ys = _outputs(case)
     types: list[tuple[int, Shape | None]] | None = None
@@ -201,27 +185,22 @@ def _call(
 
 
 def _shape(array: Array, known: str) -> Shape | None:
-    """The shape as a graph's author knows it: the first axis is the batch."""
+    """The shape that is known while the graph is built; the first axis is the batch."""
     if known == "sizes" or not array.ndim:
         return tuple(array.shape)
     return ("N" if known == "name" else None, *array.shape[1:])
 
 
 def _session(model: onnx.ModelProto) -> Any:
-    """A session of onnxruntime, or None where it has no kernel for what the gradient needs."""
-    import onnxruntime
-
-    options = session_options(1)
+    """A session of onnxruntime, or None if it has no kernel for an operator of the gradient."""
     try:
-        return onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        return cpu_session(model)
     except Exception:  # onnxruntime has its own exception classes, made in C++
         return None
 
 
 def _operator(case: GradientCase) -> type[OpRun]:
-    """The operator for onnx's reference, which then needs no kernel of a runtime."""
+    """The operator for onnx's reference evaluator, which needs no kernel of a runtime."""
 
     def run(_operator: Any, *inputs: Array, **_attributes: Any) -> tuple[Array, ...]:
         made = case.reference(*inputs)

@@ -1,7 +1,7 @@
 """Starts processes as torchrun does, without torch: ``python -m ortflex_core.testing.launch 2 -m module``.
 
-Every process has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in its environment. One that
-ends does not end the others: they must notice it themselves.
+Every process has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in its environment. If a process
+ends, the launcher does not end the others, which have to notice it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def launch(size: int, arguments: list[str]) -> int:
-    """Run ``size`` processes of Python with these arguments; the first exit code that is not 0."""
+    """Run ``size`` processes of Python with the arguments; returns the first exit code that is not 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

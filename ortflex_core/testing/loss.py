@@ -14,6 +14,7 @@ from ortflex_core.autodiff.reverse import gradients
 from ortflex_core.data.columns import spec_of
 from ortflex_core.errors import DataError, OrtflexError
 from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.protocols import Loss
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
@@ -27,8 +28,8 @@ RATE = 0.1
 class LossKit(FormulaKit):
     """Override ``component`` and ``reference``; if no default labels fit, ``labels``.
 
-    ``reference(predicted, expected)`` is the value of every sample, in numpy and float64; None leaves
-    out the comparison with it.
+    ``reference(predicted, expected)`` is the value of every sample, in numpy and float64. Without a
+    reference (None), the values are not compared.
     """
 
     kind: ClassVar[str] = "losses"
@@ -40,7 +41,7 @@ class LossKit(FormulaKit):
 
     @pytest.fixture
     def labels(self, component: Loss, predicted: Array) -> Array:
-        """The first of numbers, fractions, 0 or 1, −1 or 1, and class numbers that the loss accepts."""
+        """The first labels that the loss accepts of: numbers, fractions, 0 or 1, −1 or 1, class numbers."""
         for candidate in _candidates(predicted.shape):
             if not _refused(component, predicted, candidate):
                 return candidate
@@ -58,13 +59,13 @@ class LossKit(FormulaKit):
         close(got, reference(predicted, labels), 1e-9, "per_sample compared with the reference")
 
     def test_gradient(self, component: Loss, predicted: Array, labels: Array) -> None:
-        """The gradient, its own or derived, is the value's slope, whatever the cotangent."""
+        """The gradient, given or derived, is the slope of the value, for every cotangent."""
         check_gradient(component, predicted, labels, seed=None)
 
     def test_scores_of_0_and_100(
         self, component: Loss, reference: Reference | None, predicted: Array, labels: Array
     ) -> None:
-        """Value and gradient are finite and right at 0 and ±100, in float32, too."""
+        """Value and gradient are finite and right at 0 and ±100, also in float32."""
         for score in (0.0, 100.0, -100.0):
             scores = np.full(predicted.shape, score)
             exact = Run(component, scores, labels)()
@@ -78,16 +79,16 @@ class LossKit(FormulaKit):
                     f"{what} at a score of {score:g} is {array.ravel()[0]} in float64",
                 )
                 # Values beyond the range of float32 are not compared.
-                held = np.abs(array) < 1e38
+                in_range = np.abs(array) < 1e38
                 close(
-                    np.where(held, single[what], 0),
-                    np.where(held, array, 0),
+                    np.where(in_range, single[what], 0),
+                    np.where(in_range, array, 0),
                     1e-4,
                     f"{what} at a score of {score:g} in float32",
                 )
 
     def test_dynamic_batch(self, component: Loss, predicted: Array, labels: Array) -> None:
-        """One graph for batches of any size; values are [B, …], and a row's does not depend on others."""
+        """One graph computes batches of any size; the values are [B, …], and rows are independent."""
         run = Run(component, predicted, labels)
         shape = run.program.outputs[0].shape
         require(
@@ -132,7 +133,7 @@ class LossKit(FormulaKit):
         )
 
     def test_sample_weights(self, component: Loss, predicted: Array, labels: Array) -> None:
-        """A weight multiplies value and gradient of its row; Σ w·l / Σ w is what a Trainer reports."""
+        """A weight multiplies value and gradient of its row, and a Trainer reports Σ w·l / Σ w."""
         weight = np.resize([0.0, 2.0, 1.0, 0.5, 3.0, 0.25], len(predicted))
         check_gradient(component, predicted, labels, seed=weight)
         model = running.shifted_model(predicted.shape[1:])
@@ -173,7 +174,7 @@ class LossKit(FormulaKit):
         check_hyperparameters(component, lambda c: Run(c, predicted, labels).program)
 
     def test_wrong_labels_are_refused(self, component: Loss, predicted: Array) -> None:
-        """Labels of another number of columns are an error, never a broadcast."""
+        """Labels with another number of columns are an error; they are never broadcast."""
         trainer = running.trainer(
             running.shifted_model(predicted.shape[1:]), loss=component, params=["shift"]
         )
@@ -190,7 +191,7 @@ class Run:
         self, loss: Loss, predicted: Array, labels: Array, seed: Array | None = None
     ) -> None:
         wanted = loss.label(_spec(predicted), spec_of("y", labels))
-        twin, rules = running.hosted(loss), load_rules(running.plugins())
+        twin, rules = symbolic(loss), load_rules(running.plugins())
         arrays = {"predicted": predicted, "expected": labels.astype(wanted.numpy)}
         self._values = loss.hyper_values()
 
@@ -199,9 +200,9 @@ class Run:
 
         alone = running.traced(value, arrays, batch="N")
         self.shape = running.run(alone, arrays, self._values)["value"].shape
-        """Of the values."""
+        """The shape of the values."""
         drawn = running.signed(np.random.default_rng(2), self.shape)
-        self.seed = drawn if seed is None else self.beside(seed) if seed.ndim == 1 else seed
+        self.seed = drawn if seed is None else self.by_row(seed) if seed.ndim == 1 else seed
         self._arrays = {**arrays, "seed": self.seed.astype(predicted.dtype)}
 
         def formula(
@@ -212,9 +213,9 @@ class Run:
             if own is None:
                 own = gradients([(made, seed)], [predicted], rules)[0]
             ones = op.constant(np.ones(1, self._arrays["seed"].dtype))
-            said = {"mask": twin.mask(op, expected), "counts": twin.counts(op, expected)}
+            given = {"mask": twin.mask(op, expected), "counts": twin.counts(op, expected)}
             factors = {
-                n: ones if f is None else op.Cast(f, to=predicted.dtype) for n, f in said.items()
+                n: ones if f is None else op.Cast(f, to=predicted.dtype) for n, f in given.items()
             }
             return {"value": made, "gradient": full(op, own, predicted), **factors}
 
@@ -227,8 +228,8 @@ class Run:
         given = self._arrays if predicted is None else {**self._arrays, "predicted": predicted}
         return running.run(self.program, {n: a[rows] for n, a in given.items()}, self._values)
 
-    def beside(self, weight: Array) -> Array:
-        """One weight a row, to be multiplied by values."""
+    def by_row(self, weight: Array) -> Array:
+        """One weight per row, in a shape that broadcasts with the values."""
         return weight.reshape(-1, *[1] * (len(self.shape) - 1))
 
 
@@ -242,11 +243,11 @@ def check_gradient(loss: Loss, predicted: Array, labels: Array, seed: Array | No
 
 
 def weighted(loss: Loss, predicted: Array, labels: Array, weight: Array) -> tuple[float, Array]:
-    """Σ w·l / Σ w and its gradient, what the loss masks and counts included."""
+    """Σ w·l / Σ w and its gradient, with the mask and the counts of the loss."""
     run = Run(loss, predicted, labels)
-    found, w = run(), run.beside(weight)
-    below = np.broadcast_to(w * found["counts"], run.shape).sum()
-    factors = np.broadcast_to(w * found["mask"], run.shape) / below
+    found, w = run(), run.by_row(weight)
+    denominator = np.broadcast_to(w * found["counts"], run.shape).sum()
+    factors = np.broadcast_to(w * found["mask"], run.shape) / denominator
     slopes = Run(loss, predicted, labels, factors)()["gradient"]
     return float((factors * found["value"]).sum()), slopes
 

@@ -22,8 +22,8 @@ Reference = Callable[[Array, Array, Array], float]
 class MetricKit(FormulaKit):
     """Override ``component`` and ``reference``; for classes, ``expected``, ``predicted``, ``perfect``.
 
-    ``reference(expected, predicted, weight)`` is the metric of all rows, in numpy; None leaves out the
-    comparison with it.
+    ``reference(expected, predicted, weight)`` is the metric of all rows, in numpy. Without a reference
+    (None), the metrics are not compared.
     """
 
     kind: ClassVar[str] = "metrics"
@@ -37,12 +37,12 @@ class MetricKit(FormulaKit):
 
     @pytest.fixture
     def predicted(self, expected: Array) -> Array:
-        """Predictions for them."""
+        """Predictions for these labels."""
         return expected + np.random.default_rng(2).normal(size=expected.shape) / 2
 
     @pytest.fixture
     def perfect(self, expected: Array) -> Array:
-        """Predictions that are right everywhere."""
+        """Predictions that are all right."""
         return expected
 
     def test_value(
@@ -60,7 +60,7 @@ class MetricKit(FormulaKit):
             close(got, reference(expected, predicted, weight), 1e-6, "the weighted metric")
 
     def test_batches(self, component: Metric, expected: Array, predicted: Array) -> None:
-        """Batch by batch, in any order, is all rows at once."""
+        """The result is the same for batches in any order as for all rows at once."""
         whole = result(component, expected, predicted, None)
         for order in ((0, 5, 6, 12), (0, 1, 12)):
             state = component.start()
@@ -69,7 +69,7 @@ class MetricKit(FormulaKit):
             close(state.result(), whole, 1e-9, "batch by batch compared with all rows at once")
 
     def test_sample_weights(self, component: Metric, expected: Array, predicted: Array) -> None:
-        """Weights of 1 change nothing, a row of weight 2 counts as two rows, one of weight 0 not at all."""
+        """A row of weight 1 counts once, a row of weight 2 twice, and a row of weight 0 does not count."""
         if not self.weighted:
             pytest.skip("the metric ignores weights")
         count = len(expected)
@@ -94,10 +94,7 @@ class MetricKit(FormulaKit):
         good = best > worse if component.better == "higher" else best < worse
         require(
             good,
-            (
-                f"better is {component.better!r}, but correct predictions have {best} and wrong ones "
-                f"{worse}"
-            ),
+            f"better is {component.better!r}, but correct predictions have {best} and wrong ones {worse}",
         )
 
     def test_fresh_start(self, component: Metric, expected: Array, predicted: Array) -> None:
@@ -109,7 +106,7 @@ class MetricKit(FormulaKit):
         close(second.result(), alone, 0, "an accumulator while another one is used")
 
     def test_result_is_a_number(self, component: Metric, expected: Array, predicted: Array) -> None:
-        """A Python float, the same at every call; float32 predictions are accepted."""
+        """The result is a Python float and the same in every call; float32 predictions are accepted."""
         state = component.start()
         state.update(expected, np.asarray(predicted, np.float32), None)
         first, second = state.result(), state.result()
@@ -119,7 +116,7 @@ class MetricKit(FormulaKit):
     def test_a_trainer_reports_it(
         self, component: Metric, expected: Array, predicted: Array
     ) -> None:
-        """``evaluate`` reports it under its name, for predictions as a model makes them."""
+        """``evaluate`` reports it under its name, for the predictions of a model."""
         scores = np.asarray(predicted, np.float32)
         same = expected.shape == scores.shape
         trainer = running.trainer(

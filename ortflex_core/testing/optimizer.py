@@ -12,6 +12,7 @@ import pytest
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
+from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.protocols import Optimizer, calls
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
@@ -26,8 +27,8 @@ STEPS = 5
 class OptimizerKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
-    ``reference(weight, gradient, rate, step, slots)`` gives the new weight and the new slots, in numpy and
-    float64; None leaves out the comparison with it.
+    ``reference(weight, gradient, rate, step, slots)`` returns the new weight and the new slots, in numpy
+    and float64. Without a reference (None), they are not compared.
     """
 
     kind: ClassVar[str] = "optimizers"
@@ -46,7 +47,7 @@ class OptimizerKit(FormulaKit):
                     close(state[name], slot, 1e-9, f"the slot {name!r} after step {step}")
 
     def test_slots(self, component: Optimizer) -> None:
-        """The slots it declares are those it gives back, each of its shape and type."""
+        """It returns the slots that it declares, each with its shape."""
         names = tuple(component.slots)
         require(len(set(names)) == len(names), f"two slots of one name: {names}")
         for weight in (np.full((), 0.5), *running.of_every_rank(start())):
@@ -62,7 +63,7 @@ class OptimizerKit(FormulaKit):
                 )
 
     def test_gradients_of_0_and_100(self, component: Optimizer) -> None:
-        """Weights stay finite under gradients of 0 and ±100, from fresh slots, in float32, too."""
+        """From fresh slots, gradients of 0 and ±100 leave weights finite, also in float32."""
         for dtype in (np.float64, np.float32):
             for number in (0.0, 100.0, -100.0):
                 states = walk(
@@ -135,8 +136,8 @@ class OptimizerKit(FormulaKit):
         made, values = program_of(component, wanted), component.hyper_values()
         state = _feeds(component, wanted)
         for step in range(1, 4):
-            at = slice(4 * step - 4, 4 * step)
-            slopes = running.linear_gradients(wanted, x[at], y[at])
+            rows = slice(4 * step - 4, 4 * step)
+            slopes = running.linear_gradients(wanted, x[rows], y[rows])
             state |= {_key("gradient", n): slope for n, slope in slopes.items()}
             found = running.run(made, state, {**values, "rate": rate, "step": step})
             state |= {name.removeprefix("new/"): array for name, array in found.items()}
@@ -154,23 +155,11 @@ class OptimizerKit(FormulaKit):
 
         running.on_every_backend(train, f"the optimizer {component.name}")
 
-    def test_resume(self, component: Optimizer, tmp_path: Any) -> None:
-        """A training that is saved and continued ends with the same bits as one that was not."""
-        x, y = running.regression(rows=12)
-        whole = running.trainer(running.linear_model(), optimizer=component)
-        for step in range(4):
-            whole.step((x[step : step + 4], y[step : step + 4]))
-        half = running.trainer(running.linear_model(), optimizer=component)
-        for step in range(2):
-            half.step((x[step : step + 4], y[step : step + 4]))
-        state, slots = half.get_state(), half.engine.slots()
-        rest = running.trainer(running.linear_model(), optimizer=component)
-        rest.step((x[:4], y[:4]))
-        rest.engine.load(state)
-        rest.engine.load_slots(slots)
-        for step in range(2, 4):
-            rest.step((x[step : step + 4], y[step : step + 4]))
-        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name}, continued")
+    def test_resume(self, component: Optimizer) -> None:
+        """A run that is saved and continued ends with the same bits as one that was not."""
+        running.check_continued(
+            lambda: running.trainer(running.linear_model(), optimizer=component), component.name
+        )
 
     def test_determinism(self, component: Optimizer) -> None:
         """The same gradients give the same bits, and the same formula the same graph."""
@@ -186,7 +175,7 @@ class OptimizerKit(FormulaKit):
 
 
 def start() -> Array:
-    """The weight that a walk starts at."""
+    """The weight at the start of a walk."""
     return np.random.default_rng(8).normal(size=(4, 3))
 
 
@@ -195,20 +184,20 @@ def _constant(number: float, weight: Array, step: int) -> Array:
 
 
 def gradient_at(weight: Array, step: int) -> Array:
-    """Of a bowl that wobbles from step to step."""
+    """The gradient of a bowl that moves a little in each step."""
     wobble = np.random.default_rng(step).normal(size=weight.shape)
     return np.asarray(weight + 0.5 * wobble, weight.dtype)
 
 
 def fresh(optimizer: Optimizer, weight: Array) -> dict[str, Array]:
-    """The slots of a weight before the first step, and what weights share."""
+    """The slots of a weight before the first step, and the state that all weights share."""
     shapes = calls.slot_shapes(optimizer, weight.shape)
     shapes |= dict.fromkeys(calls.shared_names(optimizer), ())
     return {name: np.zeros(shape, weight.dtype) for name, shape in shapes.items()}
 
 
 def _key(what: str, of: str) -> str:
-    """The name of something that belongs to a weight; a single one has no name."""
+    """The name of a tensor that belongs to a weight; a single weight has no name."""
     return f"{what}/{of}" if of else what
 
 
@@ -224,7 +213,7 @@ def _feeds(optimizer: Optimizer, weights: Mapping[str, Array]) -> dict[str, Arra
 def _update(
     twin: Any, op: Ops, tensors: dict[str, Tensor], slots: Mapping[str, tuple[str, ...]]
 ) -> dict[str, Tensor]:
-    """Update weights; ``slots`` are the names of those that each has."""
+    """Update weights; ``slots`` are the names of the slots of each weight."""
     rate, step = Host.symbol("rate"), Host.symbol("step")
     weights, gradients = (
         {n: tensors[_key(what, n)] for n in slots} for what in ("weight", "gradient")
@@ -258,7 +247,7 @@ def program(optimizer: Optimizer, weight: Array) -> Program:
 
 def program_of(optimizer: Optimizer, weights: Mapping[str, Array]) -> Program:
     """One update of some weights as a graph; rate and step are symbols."""
-    twin = running.hosted(optimizer)
+    twin = symbolic(optimizer)
     names = {n: tuple(calls.slot_shapes(optimizer, w.shape)) for n, w in weights.items()}
     taken = {"weight", "gradient"} & {*optimizer.slots, *optimizer.shared}
     require(not taken, "a slot cannot be called 'weight' or 'gradient'")

@@ -13,6 +13,7 @@ from ortflex_core.autodiff.families import load_rules
 from ortflex_core.autodiff.reverse import gradients
 from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
+from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.protocols import Penalty
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
@@ -25,8 +26,9 @@ RATE = 0.1
 class PenaltyKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
-    ``reference(weight)`` is the cost of every element, in numpy and float64 (with ``per_tensor``: the costs
-    of a weight in any shape, which are added up); None leaves out the comparison with it.
+    ``reference(weight)`` is the cost of every element, in numpy and float64; with ``per_tensor`` it has the
+    costs of a weight in any shape, and the kit adds them. Without a reference (None), the costs are not
+    compared.
     """
 
     kind: ClassVar[str] = "penalties"
@@ -50,7 +52,7 @@ class PenaltyKit(FormulaKit):
             close(run(component, shaped)["value"], wanted, 1e-9, name)
 
     def test_gradient(self, component: Penalty, weight: Array) -> None:
-        """The gradient, its own or derived, is the value's slope."""
+        """The gradient, given or derived, is the slope of the value."""
         slopes = running.differences(
             lambda moved: run(component, moved)["value"], weight, np.ones(())
         )
@@ -74,7 +76,7 @@ class PenaltyKit(FormulaKit):
                 close(single[what], array, 1e-4, f"{what} at a weight of {number:g} in float32")
 
     def test_shape(self, component: Penalty, weight: Array) -> None:
-        """One cost for every element, or none at all; ``per_tensor`` may give any shape."""
+        """It returns a cost for every element, or nothing; ``per_tensor`` may return any shape."""
         if is_whole(component):
             pytest.skip("it returns the cost of whole weights")
         for shaped in running.of_every_rank(weight):
@@ -127,19 +129,19 @@ class PenaltyKit(FormulaKit):
 
 
 def is_whole(penalty: Penalty) -> bool:
-    """Whether what an element costs depends on others."""
+    """Whether the cost of an element may depend on other elements."""
     return type(penalty).per_tensor is not Penalty.per_tensor
 
 
 def program(penalty: Penalty, weight: Array) -> Program:
     """The cost of every element (with ``per_tensor``: of the weight) and its gradient as a graph."""
-    twin, rules = running.hosted(penalty), load_rules(running.plugins())
+    twin, rules = symbolic(penalty), load_rules(running.plugins())
 
     def formula(op: Ops, weight: Tensor) -> Mapping[str, Tensor]:
         costs = [
             c for c in (twin.per_element(op, weight), twin.per_tensor(op, weight)) if c is not None
         ]
-        if not costs:  # it costs nothing
+        if not costs:  # the penalty is 0
             costs = [weight * 0.0]
             own: Tensor | None = costs[0]
         else:

@@ -23,14 +23,14 @@ WIDE = (
     *("GroupNormalization", "RMSNormalization", "ReduceSum", "ReduceMean", "ReduceSumSquare"),
     *("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceProd", "CumSum", "Exp", "Log", "Pow"),
 )
-"""Operators that must not be computed in a short type: their sums or values leave its range."""
+"""Operators that must not be computed in a short type: their sums or values exceed its range."""
 RATE = 0.5
 
 
 class PrecisionKit(ComponentKit):
     """Override ``component``.
 
-    Steps are run by onnx's reference evaluator, which rounds every tensor to its type, and on every backend
+    Steps run in onnx's reference evaluator, which rounds every tensor to its type, and on every backend
     that supports the precision.
     """
 
@@ -61,7 +61,7 @@ class PrecisionKit(ComponentKit):
             require(not narrow, f"{narrow[:1]} is not wide: its sums leave the range of the type")
 
     def test_loss_scale(self, component: Precision) -> None:
-        """A positive number, or None; one that grows has a start, and counts steps."""
+        """The scale is None or a positive number; a scale that grows has a start, and counts steps."""
         scale, growth = component.scale, component.growth
         good = scale is None or (isinstance(scale, int | float) and 0 < scale < np.inf)
         require(good, f"scale is {scale!r}, expected None or a positive number")
@@ -73,7 +73,7 @@ class PrecisionKit(ComponentKit):
             require(growth.steps >= 1, f"growth.steps is {growth.steps}, expected >= 1")
 
     def test_step(self, component: Precision) -> None:
-        """The gradients of a step are those of float32, up to the rounding of the type."""
+        """The gradients of a step equal float32 up to the rounding of the type."""
         exact = gradients(None, Emulated())
         mine = gradients(component, Emulated())
         allowed = 24 * eps(component) + 1e-5
@@ -107,7 +107,7 @@ class PrecisionKit(ComponentKit):
             require(1.5e-6 < far < 4.5e-6, f"{name!r} moved by {far:.2g} in 3 steps of 1e-6")
 
     def test_float64(self, component: Precision) -> None:
-        """A model of float64 is not touched."""
+        """A model of float64 is not changed."""
         model = doubled(running.network_model())
         ends = [
             running.trainer(model, backend=Emulated(), precision=p, learning_rate=RATE)
@@ -138,7 +138,7 @@ class PrecisionKit(ComponentKit):
 
 
 def eps(component: Precision) -> float:
-    """The distance of the type's neighbouring numbers at 1."""
+    """The distance from 1 to the next larger number of the type."""
     one = np.ones((), numpy_dtype(component.dtype))
     step = 1.0
     while (one + np.asarray(step / 2, one.dtype)).astype(one.dtype) > one:
@@ -147,7 +147,7 @@ def eps(component: Precision) -> float:
 
 
 def gradients(component: Precision | None, backend: Any) -> dict[str, Array]:
-    """The gradients of a step of plain gradient descent, from the weights that it moves."""
+    """The gradients of a step of plain gradient descent, computed from the change of the weights."""
     model = running.network_model()
     before = running.weights_of(model)
     trainer = running.trainer(

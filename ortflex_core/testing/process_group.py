@@ -35,12 +35,12 @@ class ProcessGroupKit(ComponentKit):
 
     @pytest.fixture
     def launcher(self) -> Callable[[int], Sequence[str]]:
-        """The beginning of a command that starts a number of processes of Python; ``-m module`` follows."""
+        """The start of a command that runs a number of Python processes; ``-m module`` follows."""
         return lambda size: [sys.executable, "-m", "ortflex_core.testing.launch", str(size)]
 
     @pytest.fixture
     def environ(self) -> Mapping[str, str]:
-        """What the launcher sets in the first of two processes; by default what torchrun sets."""
+        """The variables that the launcher sets in the first of two processes; by default torchrun's."""
         return _environment(2)
 
     @pytest.fixture
@@ -51,7 +51,7 @@ class ProcessGroupKit(ComponentKit):
         environ: Mapping[str, str],
         tmp_path: Path,
     ) -> Members:
-        """Runs a job in a number of processes; what it returned in each, None where it did not end."""
+        """A function that runs a job in processes and returns each result, None for unfinished jobs."""
         if reasons := type(component).unavailable(environ):
             pytest.skip("; ".join(reasons))
 
@@ -78,7 +78,7 @@ class ProcessGroupKit(ComponentKit):
         require(reasons, "unavailable({}) returns no reason, but no launcher started this process")
 
     def test_messages(self, members: Members) -> None:
-        """Three processes get the arrays of all in the order of their ranks: any size, early or late."""
+        """Three processes get the arrays of all processes by rank, for any sizes and delays."""
         require(
             members(3, "talk") == [{"rank": k, "size": 3, "wrong": []} for k in range(3)],
             "the messages of three processes are not what was sent",
@@ -91,7 +91,7 @@ class ProcessGroupKit(ComponentKit):
         require(digests[0] == _sum_of(3), "the sum is not that of numpy in the order of the ranks")
 
     def test_a_process_that_ends(self, members: Members) -> None:
-        """The others end, too: with an error, or by their launcher."""
+        """If a process ends, the others end, too: with an error, or by their launcher."""
         start = time.monotonic()
         found = members(2, "end")
         require(found[0] in (None, "RankFailed"), f"the other process ended with {found[0]}")
@@ -99,7 +99,7 @@ class ProcessGroupKit(ComponentKit):
 
 
 def _environment(size: int) -> dict[str, str]:
-    """What torchrun would set in the first of some processes."""
+    """The variables that torchrun would set in the first process."""
     own = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     return {**os.environ, **own}
 
@@ -165,14 +165,14 @@ _JOBS: Mapping[str, Callable[[Communicator], Any]] = {"talk": _talk, "add": _add
 
 
 def _work(job: str, spec: str, folder: str) -> None:
-    """What a process does that the launcher started."""
+    """Run a job in a process that the launcher has started."""
     communicator = plugins().component("process_groups", json.loads(spec)).join()
     path = Path(folder) / f"{job}-{communicator.rank}.json"
     result = json.dumps(_JOBS[job](communicator))
     path.with_suffix(".part").write_text(result, "utf-8")
     path.with_suffix(".part").rename(path)
     if job == "end":
-        os._exit(0)  # what a library does at its exit may wait for the process that is gone
+        os._exit(0)  # at its exit, a library may wait for the process that has ended
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from ortflex_core.types import Array
 
 
 class ReferenceEngine:
-    """Steps by ``ortflex_core.reference.double_step.Double``; the state between two steps is float32."""
+    """Steps of ``ortflex_core.reference.double_step.Double``; the state between two steps is float32."""
 
     steps_per_run = 1
 
@@ -33,7 +33,7 @@ class ReferenceEngine:
         self._now = Step(weights, slots, buffers)
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
-        """Train one step a rate, on as many batches as a step has."""
+        """Train one step for each rate; each step has ``accumulate`` batches."""
         count, pairs = self._problem.updating.accumulate, []
         for k, rate in enumerate(rates):
             part = batches[k * count : (k + 1) * count]
@@ -44,19 +44,19 @@ class ReferenceEngine:
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
-        """Σ w·l of each loss term, and outputs."""
+        """Return Σ w·l of each loss term, and outputs of the model."""
         return self._double.evaluate(self._now, batch, outputs)
 
     def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        """Outputs."""
+        """Return outputs of the model."""
         return self._double.predict(self._now, batch, outputs)
 
     def state(self) -> dict[str, Array]:
-        """Copies of the weights."""
+        """Return copies of the weights."""
         return {n: np.array(a) for n, a in self._now.weights.items()}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Other weights, which their averages then start from."""
+        """Set the weights; their averages start from these values."""
         keys = self._problem.average_keys
         averages = {keys[n]: np.array(a) for n, a in state.items() if n in keys}
         slots = {**self._now.slots, **averages}
@@ -64,48 +64,48 @@ class ReferenceEngine:
         self._now = attrs.evolve(self._now, weights=weights, slots=slots)
 
     def buffers(self) -> dict[str, Array]:
-        """Copies of the running statistics."""
+        """Return copies of the running statistics."""
         return {n: np.array(a) for n, a in self._now.buffers.items()}
 
     def load_buffers(self, buffers: Mapping[str, Array]) -> None:
-        """Other running statistics."""
+        """Set the running statistics."""
         self._now = attrs.evolve(self._now, buffers={**self._now.buffers, **buffers})
 
     def slots(self) -> dict[str, Array]:
-        """Copies of the optimizer's state."""
+        """Return copies of the optimizer's state."""
         return {n: np.array(a) for n, a in self._now.slots.items()}
 
     def load_slots(self, slots: Mapping[str, Array]) -> None:
-        """Another state of the optimizer."""
+        """Set the optimizer's state."""
         self._now = attrs.evolve(self._now, slots={**self._now.slots, **slots})
 
     def programs(self) -> dict[str, Program | bytes]:
-        """No graph that others could use."""
+        """Return nothing: there is no graph that other programs could use."""
         return {}
 
     def counters(self) -> dict[str, int]:
-        """Steps."""
+        """Return the number of steps."""
         return {"steps": int(self._now.slots["step"])}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 @attrs.frozen(kw_only=True)
 class Reference(Backend):
-    """Trains what has gradient rules and float64 kernels, slowly."""
+    """Trains, slowly, every model whose operators have gradient rules and float64 kernels."""
 
     name: ClassVar[str] = "float64"
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
-        """On every runtime."""
+        """Return no reasons: every runtime is supported."""
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
-        """Everything, or an error of the graph."""
+        """Return no reasons: an unsupported problem is an error when its graph is built."""
         return []
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> ReferenceEngine:
-        """Make the engine."""
+        """Return the engine."""
         return ReferenceEngine(problem, device)

@@ -1,9 +1,9 @@
-"""Helpers of the kits: formulas run from arrays to arrays, differences, small trainings."""
+"""Helpers of the kits: formulas computed on arrays, numeric differences, small trainings."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import onnx
 from ortflex_core.errors import MissingKernel, Unsupported
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.program import Program, build
-from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.protocols import Device
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
@@ -21,20 +20,20 @@ from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array
 
 OPSET = 17
-"""Of the graphs that kits make: every runtime reads it."""
+"""The opset of the graphs of the kits; every runtime reads it."""
 
 Formula = Callable[..., Mapping[str, Tensor]]
 
 
 @functools.cache
 def plugins() -> Plugins:
-    """Everything installed, looked for once."""
+    """The installed plugins, which are searched for once."""
     return Plugins.discover()
 
 
 @functools.cache
 def cpu() -> Device:
-    """The device that formulas run on."""
+    """The device on which formulas are computed."""
     return plugins().component("devices", "cpu")  # type: ignore[no-any-return]
 
 
@@ -45,7 +44,7 @@ def signed(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def of_every_rank(weight: Array) -> list[Array]:
-    """Weights of ranks 1 to 5, made of one: layers have vectors, matrices and kernels of 1 to 3 axes."""
+    """Weights of ranks 1 to 5 from one weight: layers have vectors, matrices, kernels of 1 to 3 axes."""
     vector = weight.reshape(-1)[: max(1, weight.shape[-1] if weight.ndim else 1)]
     matrix = weight if weight.ndim == 2 else np.stack([vector, 0.5 - vector])
     out = [vector, matrix]
@@ -55,22 +54,17 @@ def of_every_rank(weight: Array) -> list[Array]:
 
 
 def require(condition: object, text: str) -> None:
-    """Fail with a sentence."""
+    """Fail with a sentence unless the condition holds."""
     if not condition:
         raise AssertionError(text)
 
 
 def close(got: Any, wanted: Any, rtol: float, what: str) -> None:
-    """Fail unless two arrays are equal to ``rtol`` of the values and of the largest of them."""
+    """Fail unless two arrays are equal up to ``rtol`` times their values and their largest value."""
     wanted = np.asarray(wanted)
     finite = np.abs(wanted[np.isfinite(wanted)])
     scale = max(1.0, float(finite.max(initial=0.0)))
     np.testing.assert_allclose(got, wanted, rtol=rtol, atol=rtol * scale, err_msg=what)
-
-
-def hosted(component: Any) -> Any:
-    """A component as a compiler sees it: every hyperparameter a symbol."""
-    return symbolic(component)
 
 
 def traced(formula: Formula, arrays: Mapping[str, Array], *, batch: str | None = None) -> Program:
@@ -86,7 +80,7 @@ def traced(formula: Formula, arrays: Mapping[str, Array], *, batch: str | None =
 def run(
     program: Program, arrays: Mapping[str, Array], values: Mapping[str, float] | None = None
 ) -> dict[str, Array]:
-    """Outputs by name, from the installed runtime or, where that has no kernel, from onnx's reference."""
+    """Outputs by name, from the installed runtime or, if it has no kernel, from onnx's evaluator."""
     try:
         return run_once(program, dict(arrays), dict(values or {}), cpu())
     except MissingKernel:
@@ -114,7 +108,7 @@ def differences(
 
 
 def same_bits(first: Mapping[str, Array], second: Mapping[str, Array], what: str) -> None:
-    """Fail unless the two have the same arrays, bit for bit."""
+    """Fail unless both have the same arrays, bit for bit."""
     require(sorted(first) == sorted(second), f"{what}: {sorted(first)} and {sorted(second)}")
     for name, array in first.items():
         require(
@@ -131,7 +125,7 @@ FEATURES = 3
 def linear_model(outputs: int = 1) -> onnx.ModelProto:
     """``Y = X @ coef + intercept`` in float32, X [N, 3]."""
     rng = np.random.default_rng(3)
-    return _model(
+    return model_of(
         [
             onnx.helper.make_node("MatMul", ["X", "coef"], ["product"]),
             onnx.helper.make_node("Add", ["product", "intercept"], ["Y"]),
@@ -148,7 +142,7 @@ def linear_model(outputs: int = 1) -> onnx.ModelProto:
 def network_model(operator: str = "Tanh") -> onnx.ModelProto:
     """``Y = tanh(X @ W1 + b1) @ W2 + b2`` in float32, X [N, 3], four hidden units."""
     rng = np.random.default_rng(4)
-    return _model(
+    return model_of(
         [
             onnx.helper.make_node("MatMul", ["X", "W1"], ["m1"]),
             onnx.helper.make_node("Add", ["m1", "b1"], ["s1"]),
@@ -168,24 +162,26 @@ def network_model(operator: str = "Tanh") -> onnx.ModelProto:
 
 
 def shifted_model(shape: tuple[int, ...]) -> onnx.ModelProto:
-    """``Y = X + shift`` in float32 with rows of ``shape``: its gradient is that of the loss itself."""
+    """``Y = X + shift`` in float32 with rows of ``shape``: the gradient by shift is the loss's own."""
     nodes = [onnx.helper.make_node("Add", ["X", "shift"], ["Y"])]
-    return _model(nodes, shape, shape, {"shift": np.zeros(shape)})
+    return model_of(nodes, shape, shape, {"shift": np.zeros(shape)})
 
 
-def _model(
-    nodes: list[onnx.NodeProto],
-    given: tuple[int, ...],
-    made: tuple[int, ...],
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    row: tuple[int, ...],
+    result: tuple[int, ...],
     weights: Mapping[str, Array],
 ) -> onnx.ModelProto:
+    """A model with the input ``X`` [N, *row] and the output ``Y`` [N, *result]; float64 becomes float32."""
     kind = onnx.TensorProto.FLOAT
+    narrow = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in weights.items()}
     graph = onnx.helper.make_graph(
-        nodes,
+        list(nodes),
         "conformance",
-        [onnx.helper.make_tensor_value_info("X", kind, ["N", *given])],
-        [onnx.helper.make_tensor_value_info("Y", kind, ["N", *made])],
-        [onnx.numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()],
+        [onnx.helper.make_tensor_value_info("X", kind, ["N", *row])],
+        [onnx.helper.make_tensor_value_info("Y", kind, ["N", *result])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in narrow.items()],
     )
     opsets = [onnx.helper.make_opsetid("", OPSET)]
     return onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
@@ -206,7 +202,7 @@ def regression(rows: int = 12, outputs: int = 1) -> tuple[Array, Array]:
 
 
 def network(w: Mapping[str, Array], x: Array) -> Array:
-    """What :func:`network_model` computes, in numpy."""
+    """The output of :func:`network_model`, in numpy."""
     return np.asarray(np.tanh(x @ w["W1"] + w["b1"]) @ w["W2"] + w["b2"])
 
 
@@ -253,7 +249,24 @@ def on_every_backend(train: Callable[[str], None], what: str) -> list[str]:
     return done
 
 
+def check_continued(make: Callable[[], Trainer], name: str) -> None:
+    """Fail unless a run that continues from a state ends with the bits of one that did not stop."""
+    x, y = regression(rows=12)
+
+    def steps(first: int, last: int, trainer: Trainer | None = None) -> Trainer:
+        trainer = trainer or make()
+        for step in range(first, last):
+            trainer.step((x[step : step + 4], y[step : step + 4]))
+        return trainer
+
+    complete, half, continued = steps(0, 4), steps(0, 2), steps(5, 6)
+    continued.engine.load(half.get_state())
+    continued.engine.load_slots(half.engine.slots())
+    steps(2, 4, continued)
+    same_bits(complete.get_state(), continued.get_state(), f"{name}, continued")
+
+
 def check_reasons(given: Any) -> None:
-    """Fail unless this is a list of sentences, empty where nothing speaks against it."""
+    """Fail unless this is a list of sentences, which may be empty."""
     good = isinstance(given, list) and all(isinstance(r, str) and r for r in given)
     require(good, f"available returns {given!r}, expected a list of reasons")

@@ -18,7 +18,7 @@ from ortflex_core.testing.running import close, require
 from ortflex_core.types import Progress
 
 EPOCHS, STEPS, ROWS = 3, 4, 10
-"""The training that kits ask about: three epochs of four steps of ten rows."""
+"""The training of the kit: three epochs of four steps with ten rows each."""
 TOTAL = {"step": EPOCHS * STEPS, "epoch": EPOCHS, "rows": EPOCHS * STEPS * ROWS}
 BASE = 0.1
 
@@ -26,8 +26,8 @@ BASE = 0.1
 class ScheduleKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
-    ``reference(base, time, total)`` is the rate at a time in the schedule's unit, ``total`` that of the
-    whole training; None leaves out the comparison with it.
+    ``reference(base, time, total)`` is the rate at a time in the schedule's unit; ``total`` is the end of
+    the training in this unit. Without a reference (None), the rates are not compared.
     """
 
     kind: ClassVar[str] = "schedules"
@@ -35,7 +35,7 @@ class ScheduleKit(FormulaKit):
     def test_value(
         self, component: Schedule, reference: Callable[[float, int, int], float] | None
     ) -> None:
-        """The rate of every step of a training is the reference's."""
+        """The rate of every step of a run is the reference's."""
         if reference is None:
             pytest.skip("no reference was given")
         bound = component.bind(context())
@@ -45,7 +45,7 @@ class ScheduleKit(FormulaKit):
             close(bound.rate(BASE, now), wanted, 1e-12, f"the rate of step {step}")
 
     def test_rates_are_numbers_from_0_on(self, component: Schedule) -> None:
-        """Finite Python numbers, none negative, during the training and after it."""
+        """Rates are finite, non-negative Python numbers, during the training and after it."""
         bound = component.bind(context())
         for step in (*range(EPOCHS * STEPS), EPOCHS * STEPS, 1000):
             rate = bound.rate(BASE, progress(step))
@@ -54,7 +54,7 @@ class ScheduleKit(FormulaKit):
             require(good, f"the rate of step {step} is {rate!r}")
 
     def test_it_is_pure(self, component: Schedule) -> None:
-        """The rate of a step depends on the progress alone, not on what was asked before."""
+        """The rate of a step depends on the progress alone, not on earlier calls."""
         bound = component.bind(context())
         forwards = [bound.rate(BASE, progress(step)) for step in range(8)]
         backwards = [bound.rate(BASE, progress(step)) for step in reversed(range(8))]
@@ -63,7 +63,7 @@ class ScheduleKit(FormulaKit):
         )
 
     def test_units(self, component: Schedule) -> None:
-        """By epochs, every step of an epoch has one rate; an unknown unit is refused."""
+        """By epochs, all steps of an epoch have the same rate; an unknown unit is refused."""
         by_epoch = _counting(component, "epoch").bind(context())
         for epoch in range(EPOCHS):
             rates = {by_epoch.rate(BASE, progress(epoch * STEPS + k)) for k in range(STEPS)}
@@ -72,7 +72,7 @@ class ScheduleKit(FormulaKit):
             attrs.evolve(component, by="minutes")  # type: ignore[arg-type]
 
     def test_an_endless_training(self, component: Schedule) -> None:
-        """If the length is unknown, there is a rate or a ConfigError that says what to give."""
+        """Without a known length, there is a rate, or a ConfigError that names the missing argument."""
         bound = component.bind(context())
         try:
             rate = bound.rate(BASE, Progress(step=5, epoch=0, rows=50))
@@ -82,7 +82,7 @@ class ScheduleKit(FormulaKit):
             require(math.isfinite(rate) and rate >= 0, f"the rate of an endless training is {rate}")
 
     def test_backends(self, component: Schedule) -> None:
-        """Every backend trains with just these rates."""
+        """Every backend trains with exactly these rates."""
         x, y = running.regression(rows=16)
         bound = component.bind(context())
 
@@ -115,12 +115,12 @@ class _Rates:
 
 
 def context() -> ScheduleContext:
-    """What a schedule may ask: the slope of the squared error."""
+    """The context of a schedule, with the slope of the squared error."""
     return ScheduleContext(slope=lambda score, label: 2 * (score - label))
 
 
 def progress(step: int, epochs: int = EPOCHS, rows: int = ROWS) -> Progress:
-    """Where a training of four steps an epoch stands before a step."""
+    """The progress of a run with four steps per epoch before a step."""
     return Progress(
         step=step,
         epoch=step // STEPS,
@@ -132,7 +132,7 @@ def progress(step: int, epochs: int = EPOCHS, rows: int = ROWS) -> Progress:
 
 
 def _counting(schedule: Schedule, by: Unit) -> Schedule:
-    """The schedule, and those inside it, in another unit."""
+    """The schedule, and the schedules inside it, in another unit."""
     inner: dict[str, Any] = {}
     for field in attrs.fields(type(schedule)):
         value = getattr(schedule, field.name)

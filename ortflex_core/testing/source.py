@@ -18,13 +18,13 @@ from ortflex_core.testing.running import require
 from ortflex_core.types import Array
 
 STARTS = 40
-"""How many rows of a piece it is read from."""
+"""The number of rows of a piece from which the kit starts to read."""
 
 
 class DataSourceKit(ComponentKit):
     """Override ``component`` and ``reference``.
 
-    ``reference`` are the arrays that the source must give, inputs, labels and weights by their names.
+    ``reference`` are the arrays that the source must return: inputs, labels and weights, by their names.
     """
 
     kind: ClassVar[str] = "data"
@@ -32,11 +32,11 @@ class DataSourceKit(ComponentKit):
 
     @pytest.fixture
     def reference(self) -> Mapping[str, Array]:
-        """What is in the source: override it."""
+        """The arrays of the source: override it."""
         raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     def test_columns(self, component: DataSource, reference: Mapping[str, Array]) -> None:
-        """The arrays under their names, each one a row a row."""
+        """The columns have the reference's names, shapes and values."""
         columns = _columns(component)
         got = dict(columns)
         require(
@@ -62,7 +62,7 @@ class DataSourceKit(ComponentKit):
             np.testing.assert_array_equal(taken[name], np.asarray(array)[rows], err_msg=name)
 
     def test_pieces(self, component: DataSource) -> None:
-        """A piece can be read from any row on: a training that is resumed enters it there."""
+        """A piece can be read from any row on, at which a resumed training continues."""
         loaded = component.load()
         if not isinstance(loaded, Pieces):
             pytest.skip("all rows are read at once")
@@ -82,7 +82,7 @@ class DataSourceKit(ComponentKit):
                     )
 
     def test_determinism(self, component: DataSource) -> None:
-        """Opened twice it has the same rows in the same order: a resumed training relies on it."""
+        """A source that is opened twice has the same rows in the same order, for resumed trainings."""
         first, second = dict(_columns(component)), dict(_columns(component))
         for name, array in first.items():
             require(
@@ -91,7 +91,7 @@ class DataSourceKit(ComponentKit):
             )
 
     def test_missing_file(self, component: DataSource) -> None:
-        """A path that leads nowhere is a DataError that names it."""
+        """A path that does not exist is a DataError that names the path."""
         if "path" not in {f.name for f in attrs.fields(type(component))}:
             pytest.skip("the source has no path")
         with pytest.raises(DataError, match="no-such-place"):
@@ -99,7 +99,7 @@ class DataSourceKit(ComponentKit):
 
 
 def _columns(source: DataSource) -> Columns:
-    """All rows of a source, of one that is read in pieces, too."""
+    """All rows of a source, also if it is read in pieces."""
     loaded = source.load()
     if isinstance(loaded, Pieces):
         return head(loaded, rows_of(loaded))

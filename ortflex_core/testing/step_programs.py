@@ -1,8 +1,9 @@
 """Step programs for the kit of backends: every optimizer, loss and kind of network, with random features.
 
-:mod:`~ortflex_core.testing.compositions` combines features on one smooth network. Here networks are the
-kinds that people train, small, and their data have what kernels differ at: rows of zeros meet biases of
-zero, so that a Relu gets exact zeros, and a mask that is not 0 there shows in the gradients.
+:mod:`~ortflex_core.testing.compositions` combines features on one smooth network. The networks of this
+module are small ones of common kinds, and their data have values for which kernels differ: with rows of
+zeros and biases of zero, the input of a Relu is exactly 0, and a mask that is not 0 there changes the
+gradients.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 import attrs
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from ortflex_core.testing.compositions import FEATURES, ROWS, Composition
-from ortflex_core.testing.running import OPSET
+from ortflex_core.testing.running import model_of
 from ortflex_core.types import Array
 
 OPTIMIZERS: Mapping[str, float] = {
@@ -49,23 +50,9 @@ LOSSES: Mapping[str, str] = {
 }
 """Every loss with one tensor, and the labels that it takes."""
 _WITH = (
-    *(
-        "sample_weight",
-        "schedule",
-        "penalty",
-        "clip_norm",
-        "clip_value",
-        "transforms",
-        "accumulate",
-    ),
-    *(
-        "averaging",
-        "constraint",
-        "group_rate",
-        "group_penalty",
-        "group_frozen",
-        "batch_without_weight",
-    ),
+    *("sample_weight", "schedule", "penalty", "clip_norm", "clip_value", "transforms"),
+    *("accumulate", "averaging", "constraint", "group_rate", "group_penalty", "group_frozen"),
+    "batch_without_weight",
 )
 _CLASSES = 3
 
@@ -80,15 +67,7 @@ class Network:
 
     def model(self) -> onnx.ModelProto:
         """The network as a file."""
-        graph = helper.make_graph(
-            list(self.nodes),
-            "step program",
-            [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", *self.row])],
-            [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", _CLASSES])],
-            [numpy_helper.from_array(a, n) for n, a in self.weights.items()],
-        )
-        opsets = [helper.make_opsetid("", OPSET)]
-        return helper.make_model(graph, ir_version=8, opset_imports=opsets)
+        return model_of(self.nodes, self.row, (_CLASSES,), self.weights)
 
 
 def _normal(rng: np.random.Generator, *shape: int) -> Array:
@@ -101,14 +80,14 @@ def _zeros(size: int) -> Array:
 
 
 def _linear() -> Network:
-    """W5 and W6: one product."""
+    """One product, as in the workloads W5 and W6."""
     rng = np.random.default_rng(1)
     nodes = (helper.make_node("Gemm", ["X", "W1", "b2"], ["Y"]),)
     return Network(nodes, {"W1": _normal(rng, 5, _CLASSES), "b2": _zeros(_CLASSES)}, (5,))
 
 
 def _mlp(between: Callable[[dict[str, Array]], list[onnx.NodeProto]] | None = None) -> Network:
-    """W1 to W4: products with Relu."""
+    """Products with Relu, as in the workloads W1 to W4."""
     rng = np.random.default_rng(2)
     weights = {"W1": _normal(rng, 5, 6), "b1": _zeros(6)}
     weights |= {"W2": _normal(rng, 6, _CLASSES), "b2": _zeros(_CLASSES)}
@@ -137,7 +116,7 @@ def _dropping(weights: dict[str, Array]) -> list[onnx.NodeProto]:
 
 
 def _lenet() -> Network:
-    """W7: a convolution, Relu, a pool, a product."""
+    """A convolution, Relu, a pool and a product, as in the workload W7."""
     rng = np.random.default_rng(3)
     weights = {"W1": _normal(rng, 3, 1, 3, 3), "b1": _zeros(3)}
     weights |= {"W2": _normal(rng, 12, _CLASSES), "b2": _zeros(_CLASSES)}
@@ -152,7 +131,7 @@ def _lenet() -> Network:
 
 
 def _transformer() -> Network:
-    """W8: attention, normalization, gelu, a mean over positions."""
+    """Attention, normalization, gelu and a mean over positions, as in the workload W8."""
     rng, width = np.random.default_rng(4), 4
     weights = {n: _normal(rng, width, width) for n in ("Wq", "Wk", "Wv", "W1")}
     weights |= {"W2": _normal(rng, width, _CLASSES), "b1": _zeros(width), "b2": _zeros(_CLASSES)}
@@ -189,11 +168,11 @@ NETWORKS: Mapping[str, Callable[[], Network]] = {
     "lenet": _lenet,
     "transformer": _transformer,
 }
-"""The kinds of networks of the workloads W1 to W8, as small as can be."""
+"""The kinds of networks of the workloads W1 to W8, as small as possible."""
 
 
 def labels(kind: str, rng: np.random.Generator) -> Array:
-    """Labels of a kind that :data:`LOSSES` names, for networks of three outputs."""
+    """Labels of one of the kinds in :data:`LOSSES`, for networks with three outputs."""
     if kind == "classes":
         return rng.integers(0, _CLASSES, ROWS)
     if kind == "numbers":
@@ -206,12 +185,12 @@ def labels(kind: str, rng: np.random.Generator) -> Array:
 
 
 def every() -> Iterator[tuple[str, str, str]]:
-    """Every (network, optimizer, loss)."""
+    """All combinations (network, optimizer, loss)."""
     yield from itertools.product(NETWORKS, OPTIMIZERS, LOSSES)
 
 
 def sample(count: int, seed: int = 0) -> list[tuple[str, str, str]]:
-    """Some of them, so that every network, optimizer and loss comes up as soon as it can."""
+    """Some combinations; every network, optimizer and loss occurs in as few of them as possible."""
     rng = random.Random(f"step programs {seed}")
     turns = []
     for names in (NETWORKS, OPTIMIZERS, LOSSES):
@@ -223,12 +202,12 @@ def sample(count: int, seed: int = 0) -> list[tuple[str, str, str]]:
 
 
 def draw(network: str, optimizer: str, loss: str, *, alone: bool = False) -> Composition:
-    """A training of this network with this optimizer and loss, and random features unless ``alone``."""
+    """A network with an optimizer, a loss and, unless ``alone``, random features."""
     rng = random.Random(f"{network} {optimizer} {loss}")
     numbers = np.random.default_rng(rng.randrange(10**6))
     made = NETWORKS[network]()
     x = numbers.standard_normal((ROWS, *made.row)).astype(np.float32)
-    # The first batch has a row of zeros, and products of it are exact zeros.
+    # The first batch has a row of zeros, whose products are exactly 0.
     x[1] = 0
     composition = Composition(
         model=made.model(),

@@ -1,4 +1,4 @@
-"""A process group of threads, for tests: all of a training in several processes but the processes."""
+"""A process group of threads, for tests of trainings in several processes without processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class _Seat:
-    """A thread's place at the table (see :class:`ortflex_core.protocols.Communicator`)."""
+    """The communicator of a thread (see :class:`ortflex_core.protocols.Communicator`)."""
 
     def __init__(self, rank: int, given: list[Array], barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(given)
@@ -26,7 +26,7 @@ class _Seat:
         self._given[self.rank] = array.copy()
         self._barrier.wait()
         received = list(self._given)
-        self._barrier.wait()  # before another message takes the places
+        self._barrier.wait()  # before the next message replaces the arrays
         return received
 
     def close(self) -> None:
@@ -35,7 +35,7 @@ class _Seat:
 
 @attrs.frozen(kw_only=True)
 class ThreadGroup(ProcessGroup):
-    """One thread of a group; :func:`run_ranks` makes them.
+    """One thread of a group; :func:`run_ranks` starts the threads.
 
     >>> ThreadGroup().join().size
     1
@@ -47,11 +47,11 @@ class ThreadGroup(ProcessGroup):
 
     @classmethod
     def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
-        """Threads need no launcher."""
+        """Return no reasons: threads need no launcher."""
         return []
 
     def join(self) -> Any:
-        """The thread's place."""
+        """Return the communicator of the thread."""
         return self.seat
 
     def __deepcopy__(self, memo: Any) -> ThreadGroup:
@@ -61,10 +61,10 @@ class ThreadGroup(ProcessGroup):
 def run_ranks(
     size: int, job: Callable[[ThreadGroup], T], *, seconds: float = 60.0
 ) -> list[T | BaseException]:
-    """Run ``job`` in ``size`` threads at once, each with its place in one group.
+    """Run ``job`` in ``size`` threads at the same time, each with its rank in one group.
 
-    What each thread returns, or the error that ended it, by rank. ``seconds`` is how long a thread waits
-    for the others at most.
+    Returns the result of each thread, or the error that ended it, by rank. A thread waits for the others
+    for at most ``seconds``.
 
     >>> run_ranks(2, lambda group: (group.join().rank, group.join().size))
     [(0, 2), (1, 2)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
+from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.protocols import Transform, TransformContext, calls
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
@@ -25,7 +26,7 @@ STEPS = (1, 2, 1000)
 
 @attrs.frozen(kw_only=True)
 class Given:
-    """What a reference may use besides the gradients: a TransformContext in numbers."""
+    """The values that a reference may use in addition to the gradients: a TransformContext in numbers."""
 
     weights: Arrays
     step: int = 1
@@ -39,9 +40,9 @@ Reference = Callable[[Arrays, Given], Arrays]
 class TransformKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
-    ``reference(gradients, given)`` has the gradients by name that the optimizer sees, in numpy and
-    float64; ``given`` has ``weights``, ``step``, ``seed`` and ``output_axes``, as the formula's context.
-    None leaves out the comparison with it.
+    ``reference(gradients, given)`` returns the gradients for the optimizer by name, in numpy and float64;
+    ``given`` has ``weights``, ``step``, ``seed`` and ``output_axes``, like the context of the formula.
+    Without a reference (None), the values are not compared.
     """
 
     kind: ClassVar[str] = "transforms"
@@ -58,7 +59,7 @@ class TransformKit(FormulaKit):
                     close(array, wanted[name], 1e-9, f"{name!r} in step {step}")
 
     def test_shape(self, component: Transform) -> None:
-        """A gradient for each of the names, of the same shape; one parameter alone will do, too."""
+        """It returns a gradient of the same shape for each name, also for a single parameter."""
         for names in (tuple(gradients()), ("kernel",)):
             slopes = {n: g for n, g in gradients().items() if n in names}
             for name, array in run(component, slopes, start()).items():
@@ -94,7 +95,7 @@ class TransformKit(FormulaKit):
             require(not same or constant, "float64 is computed with the accuracy of float32")
 
     def test_scale(self, component: Transform) -> None:
-        """Where it says that it reads the scale, gradients times s become the result times s."""
+        """If it declares that it reads the scale, gradients times s give the result times s."""
         if not component.scaled:
             pytest.skip("it uses gradients unscaled")
         plain = run(component, gradients(), start())
@@ -104,7 +105,7 @@ class TransformKit(FormulaKit):
                 close(array, scale * plain[name], 1e-9, f"{name!r} of gradients times {scale:g}")
 
     def test_flat(self, component: Transform) -> None:
-        """Where it says that one vector will do, the vector becomes that of the gradients."""
+        """If it declares that it can transform one vector, the result is the vector of the results."""
         if not component.flat:
             pytest.skip("it uses every gradient separately")
         one = run(
@@ -113,15 +114,15 @@ class TransformKit(FormulaKit):
         close(one["all"], vector(run(component, gradients(), start())), 1e-9, "one vector for all")
 
     def test_backends(self, component: Transform) -> None:
-        """On every backend that takes the transform, steps are those of its formula."""
+        """On every backend that supports the transform, steps follow its formula."""
         x, y = running.regression(rows=12)
         model = running.linear_model(outputs=2)
         y = np.concatenate([y, 2 - y], axis=1)
         wanted = running.weights_of(model)
         for step in range(1, 4):
-            at = slice(4 * step - 4, 4 * step)
+            rows = slice(4 * step - 4, 4 * step)
             given = Given(weights=wanted, step=step, output_axes={"coef": (1,)})
-            slopes = run(component, running.linear_gradients(wanted, x[at], y[at]), given)
+            slopes = run(component, running.linear_gradients(wanted, x[rows], y[rows]), given)
             wanted = {n: w - RATE * slopes[n] for n, w in wanted.items()}
 
         def train(backend: str) -> None:
@@ -135,22 +136,10 @@ class TransformKit(FormulaKit):
         running.on_every_backend(train, f"the transform {component.name}")
 
     def test_resume(self, component: Transform) -> None:
-        """A training that is saved and goes on ends in the bits of one that was not."""
-        x, y = running.regression(rows=12)
-
-        def trainer() -> Any:
-            return running.trainer(running.network_model(), transforms=[component])
-
-        def steps(trainer: Any, first: int, last: int) -> Any:
-            for step in range(first, last):
-                trainer.step((x[step : step + 4], y[step : step + 4]))
-            return trainer
-
-        whole, half, rest = steps(trainer(), 0, 4), steps(trainer(), 0, 2), steps(trainer(), 5, 6)
-        rest.engine.load(half.get_state())
-        rest.engine.load_slots(half.engine.slots())
-        steps(rest, 2, 4)
-        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name}, continued")
+        """A run that is saved and continued ends with the same bits as one that was not."""
+        running.check_continued(
+            lambda: running.trainer(running.network_model(), transforms=[component]), component.name
+        )
 
     def test_determinism(self, component: Transform) -> None:
         """The same gradients give the same bits, and the same formula the same graph."""
@@ -165,7 +154,7 @@ class TransformKit(FormulaKit):
 
 
 def gradients(size: float = 1.0) -> dict[str, Array]:
-    """Of a kernel, a matrix and a bias."""
+    """Gradients of a kernel, a matrix and a bias."""
     rng = np.random.default_rng(9)
     shapes = {"kernel": (2, 3, 2, 2), "matrix": (4, 3), "bias": (3,)}
     drawn = {n: np.asarray(rng.normal(size=shape)) for n, shape in shapes.items()}
@@ -179,7 +168,7 @@ def weights() -> dict[str, Array]:
 
 
 def start(step: int = 1) -> Given:
-    """What the formula knows in a step."""
+    """The context of the formula in a step."""
     axes = {"kernel": (0,), "matrix": (1,)}
     return Given(weights=weights(), step=step, seed=3, output_axes=axes)
 
@@ -195,8 +184,8 @@ def vector(arrays: Arrays) -> Array:
 
 
 def program(transform: Transform, slopes: Arrays, given: Given) -> Program:
-    """The transform as a graph; the step and, where it is read, the scale are symbols."""
-    twin = running.hosted(transform)
+    """The transform as a graph; the step and, if the transform reads it, the scale are symbols."""
+    twin = symbolic(transform)
 
     def formula(op: Ops, **tensors: Tensor) -> Mapping[str, Tensor]:
         context = TransformContext(
@@ -214,13 +203,13 @@ def program(transform: Transform, slopes: Arrays, given: Given) -> Program:
 
 
 def _feeds(slopes: Arrays, given: Given) -> dict[str, Array]:
-    """Gradients, and weights in their precision."""
+    """The gradients, and the weights in the precision of the gradients."""
     own = {f"weight_{n}": given.weights[n].astype(g.dtype) for n, g in slopes.items()}
     return {**slopes, **own}
 
 
 def run(transform: Transform, slopes: Arrays, given: Given, scale: float = 1.0) -> dict[str, Array]:
-    """The gradients that the optimizer sees."""
+    """The gradients that the optimizer gets."""
     made = program(transform, slopes, given)
     known = _feeds(slopes, given)
     feeds = {spec.name: known[spec.name] for spec in made.inputs if spec.name in known}

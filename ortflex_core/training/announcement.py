@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from ortflex_core.problem.description import headline
 from ortflex_core.problem.updating import LOSS_SCALE, SKIPPED_STEPS
 from ortflex_core.training.internals import internals_of
 from ortflex_core.types import dtype_name, shape_text
-from ortflex_core.views.progress import tell
+from ortflex_core.views.progress import say
 from ortflex_core.views.summary import Summary
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def announce(trainer: Trainer) -> None:
     A script that configures no logging then sees the line, as it sees a progress bar.
     """
     inner = internals_of(trainer)
-    tell(trainer.progress, headline(inner.setup.problem, inner.setup.requests))
+    say(headline(inner.setup.problem, inner.setup.requests), trainer.progress)
     _log.debug("%s", trainer.describe())
     _log.info("backend %s on %s, %s", trainer.backend_, trainer.device.name, inner.runtime)
     if inner.hooks.installed:
@@ -37,13 +38,15 @@ def announce_skipped(trainer: Trainer) -> None:
     if SKIPPED_STEPS not in problem.slot_specs or problem.precision is None:
         return
     slots = trainer.engine.slots()
-    skipped, made = (int(slots[n]) for n in (SKIPPED_STEPS.label, "step"))
+    skipped, steps = (int(slots[n]) for n in (SKIPPED_STEPS.label, "step"))
     if skipped:
-        text = (
-            f"{problem.precision.name}: {skipped} of {made} steps were skipped, because a "
-            f"gradient was not finite; the loss scale is {float(slots[LOSS_SCALE.label]):g}"
+        _log.info(
+            "%s: %d of %d steps were skipped, because a gradient was not finite; the loss scale is %g",
+            problem.precision.name,
+            skipped,
+            steps,
+            float(slots[LOSS_SCALE.label]),
         )
-        _log.info("%s", text)
 
 
 def summary(trainer: Trainer) -> Summary:
@@ -51,7 +54,7 @@ def summary(trainer: Trainer) -> Summary:
     inner = internals_of(trainer)
     model, problem = trainer.model, inner.problem
     trained = problem.parameters
-    numbers = {c.name: model.initializer(c.name).size for c in problem.choices}
+    numbers = {c.name: math.prod(problem.shape_of(c.name)) for c in problem.choices}
     rows = []
     for choice in sorted(problem.choices, key=lambda c: not c.trained):
         spec = model.initializers[choice.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +14,7 @@ import attrs
 from ortflex_core import class_paths
 from ortflex_core.adapters import frozen_values, with_values
 from ortflex_core.checkpoints import checkpoint
-from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
+from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Written
 from ortflex_core.checkpoints.record import Position
 from ortflex_core.engines.buffers import check_state
 from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
@@ -22,8 +23,8 @@ from ortflex_core.process_groups import joining
 from ortflex_core.registry import Plugins
 from ortflex_core.training import differences, fingerprint
 from ortflex_core.training.fingerprint import Identity
-from ortflex_core.training.internals import internals_of
-from ortflex_core.types import Array, Progress
+from ortflex_core.training.internals import call_hook, internals_of
+from ortflex_core.types import Array, Progress, Size
 
 if TYPE_CHECKING:
     from ortflex_core.data.batches import Source
@@ -38,12 +39,12 @@ _TRIES = 10
 class Standing:
     """The progress of a Trainer between two calls.
 
-    ``position`` belongs to an unfinished training, which the next fit continues. ``last`` belongs
-    to a fit that was interrupted in this process: its checkpoints can be resumed, but the next fit
-    starts a new training. ``slots`` and ``buffers`` are kept for the next engine, ``written`` is
-    the checkpoint of this model that was written or read last, ``identity`` is common to all of
-    them, and ``size`` and ``epoch`` are those the engine was built for. ``backend`` is the choice
-    of ``fastest``. Without ``strict``, different data are accepted.
+    ``position`` belongs to an unfinished run, which the next fit continues. ``last`` belongs to a
+    fit that was interrupted in this process: its checkpoints can be resumed, but the next fit
+    starts a new run. ``slots`` and ``buffers`` are kept for the next engine. ``written`` is the
+    checkpoint of this model that was written or read last, ``identity`` is common to all
+    checkpoints. The engine was built for ``size`` and ``epoch``. ``backend`` is the choice of
+    ``fastest``. Without ``strict``, different data are accepted.
     """
 
     fits: int = 0
@@ -75,9 +76,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
     now = standing.manual if inner.loop is None else inner.loop.progress
     identity = standing.identity = standing.identity or Identity.of(trainer)
     saved = Saved()
-    tell = inner.hooks.callables(trainer).get("checkpoint_saving")
-    if tell is not None:
-        tell(progress=now, saved=saved)
+    call_hook(trainer, "checkpoint_saving", progress=now, saved=saved)
     record = Record(
         format=checkpoint.FORMAT,
         structure=identity.structure,
@@ -98,15 +97,10 @@ def save(trainer: Trainer, folder: Path) -> Path:
         "buffer": live.buffers(),
         "adapter": frozen_values(trainer.model),
     }
+    # The model as it was read, without merged adapters.
+    export = partial(Model.export, trainer.model, {})
     standing.written = checkpoint.write(
-        folder,
-        record,
-        parts,
-        saved,
-        lambda path: Model.export(
-            trainer.model, {}, path
-        ),  # the model as read, without merged adapters
-        before=standing.written,
+        folder, record, parts, saved, export, before=standing.written
     )
     return folder
 
@@ -152,9 +146,9 @@ def _resumed(
     with contextlib.suppress(ModelError):
         trainer = _made(cls, found, model, plugins, arguments)
     trained = list(found.part("parameter"))
-    if trainer is None or (trained and "params" not in changes and not _trains(trainer, trained)):
-        # The default choice of parameters may differ between versions.
-        params = {"params": trained} if trained and "params" not in changes else {}
+    # The default choice of parameters may differ between versions.
+    params = {"params": trained} if trained and "params" not in changes else {}
+    if trainer is None or (params and {*internals_of(trainer).problem.parameters} != {*trained}):
         trainer = _made(cls, found, model, plugins, {**arguments, **params})
     _take(trainer, found, strict, chosen=changes)
     return trainer
@@ -187,10 +181,6 @@ def _made(
         raise CheckpointError(f"the checkpoint {str(found.folder)!r} is broken: {error}") from error
 
 
-def _trains(trainer: Trainer, names: Iterable[str]) -> bool:
-    return set(internals_of(trainer).setup.problem.parameters) == set(names)
-
-
 def restore(trainer: Trainer, folder: Path, strict: bool) -> None:
     """Put a Trainer into the state of a checkpoint."""
     _take(trainer, checkpoint.read(folder), strict)
@@ -201,12 +191,13 @@ def _take(
 ) -> None:
     """Load a checkpoint's state; ``chosen`` are the arguments that the user changed."""
     inner = internals_of(trainer)
-    record, label = found.record, str(found.folder)
+    record = found.record
+    label = str(found.folder)
     identity = inner.live.standing.identity or Identity.of(trainer)
     frozen = _compare(trainer, found, identity, strict, chosen)
     state = found.part("parameter")
-    whole = inner.setup.problem
-    wanted = whole.parameters
+    problem = inner.setup.problem
+    wanted = problem.parameters
     if set(state) != set(wanted):
         raise CheckpointError(
             f"the checkpoint {label!r} has the trained parameters "
@@ -218,16 +209,16 @@ def _take(
     further = chosen is not None and "epochs" in chosen
     if position is not None and (further or trainer.epochs > (position.progress.epochs or 0)):
         position = attrs.evolve(position, stopped=False)
-    most = set(whole.slot_ports) | {g.own_step for g in whole.updating.groups}
+    most = set(problem.slot_ports) | {g.own_step for g in problem.updating.groups}
     # At the end of an epoch, parameters that are trained from the next epoch on have no state yet.
     epoch = 0 if position is None else position.progress.epoch - (position.steps == 0)
-    least = set(whole.phase(max(epoch, 0)).slot_ports)
+    least = set(problem.phase(max(epoch, 0)).slot_ports)
     if slots and not least <= set(slots) - {"step"} <= most:
         raise CheckpointError(
             f"the checkpoint {label!r} was written with another optimizer: its state is "
             f"{', '.join(sorted(slots)[:4])}, …; use the same optimizer"
         )
-    shapes = {spec.name: spec.shape or () for spec in whole.slot_specs.values()}
+    shapes = {spec.name: spec.shape or () for spec in problem.slot_specs.values()}
     try:
         own = {name: array for name, array in slots.items() if name in shapes}
         check_state(own, shapes, "optimizer slot")  # type: ignore[arg-type]
@@ -236,6 +227,8 @@ def _take(
     live = inner.live
     live.forget()
     before, standing = live.state(), live.standing
+    # The choice of backend="fastest" belongs to the run.
+    keeps_backend = inner.setup.fastest and (chosen is None or "backend" not in chosen)
     try:
         live.replace(state)
         live.standing = Standing(
@@ -250,12 +243,10 @@ def _take(
             size=record.size,
             epoch=record.manual.epoch,
             identity=identity,
-            backend=record.backend if _goes_on(trainer, chosen) else None,
+            backend=record.backend if keeps_backend else None,
             strict=strict,
         )
-        tell = inner.hooks.callables(trainer).get("checkpoint_loading")
-        if tell is not None:
-            tell(saved=found.saved())
+        call_hook(trainer, "checkpoint_loading", saved=found.saved())
     except BaseException as error:
         live.replace(before)
         live.standing = standing
@@ -272,11 +263,6 @@ def _take(
         )
 
 
-def _goes_on(trainer: Trainer, chosen: Collection[str] | None) -> bool:
-    """Whether a training on the fastest backend keeps the backend recorded in the checkpoint."""
-    return internals_of(trainer).setup.fastest and (chosen is None or "backend" not in chosen)
-
-
 def _compare(
     trainer: Trainer,
     found: Checkpoint,
@@ -287,9 +273,10 @@ def _compare(
     """Refuse a different model, plugins or arguments; returns the frozen weights that differ.
 
     Raises:
-        CheckpointError: the difference, unless it is allowed without ``strict``.
+        CheckpointError: the first difference that is not allowed; without ``strict`` only the model.
     """
-    record, label = found.record, str(found.folder)
+    record = found.record
+    label = str(found.folder)
     if record.structure != identity.structure:
         raise CheckpointError(
             f"the checkpoint {label!r} belongs to a different model: its structure is "
@@ -297,23 +284,23 @@ def _compare(
             "Trainer.resume(folder) uses the model in the checkpoint"
         )
     differ = []
-    here = identity.versions | fingerprint.of_backends(trainer)
-    if other := differences.versions(record, here):
+    versions = identity.versions | fingerprint.of_backends(trainer)
+    if other := differences.versions(record, versions):
         differ.append(f"with other plugins: {'; '.join(other)}. Install those")
     changed = differences.arguments(record, trainer, identity)
     if chosen is not None and changed:
-        # All other arguments are those of the checkpoint.
+        # All other arguments come from the checkpoint.
         _log.info("the training continues with other arguments: %s", "; ".join(changed.values()))
     elif changed:
         differ.append(
-            f"by a training with other arguments: {'; '.join(changed.values())}. Restore them, or "
+            f"with other arguments: {'; '.join(changed.values())}. Restore them, or "
             "use Trainer.resume(folder), which reads them from the checkpoint"
         )
     frozen = differences.frozen(record, identity, found.part("buffer"))
     if frozen:
-        more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
+        further = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
         differ.append(
-            f"with other values of weights that are not trained: {', '.join(frozen[:3])}{more}. "
+            f"with other values of weights that are not trained: {', '.join(frozen[:3])}{further}. "
             "Use that model; Trainer.resume(folder) reads it from the checkpoint"
         )
     for difference in differ:
@@ -328,10 +315,10 @@ def _compare(
 
 
 def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -> None:
-    """Move a source to the position where a training was interrupted; different data are refused.
+    """Move a source to the position where a run was interrupted; different data are refused.
 
     Raises:
-        DataError: the numbers of rows or steps differ from those of the interrupted training, the
+        DataError: the numbers of rows or steps differ from the interrupted run, the
             source describes other data, or, with ``strict``, the values differ.
     """
     was = start.progress

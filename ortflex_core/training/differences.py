@@ -1,4 +1,4 @@
-"""Differences between a Trainer and the Trainer of a checkpoint that change the training.
+"""Differences between a Trainer and the Trainer of a checkpoint that change the result of training.
 
 Every argument of the Trainer is compared, except those in :data:`FREE`. Arguments are first
 compared in their written form; if they differ, their resolved values are compared.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FREE: Mapping[str, str] = {
     "params": "the trained tensors themselves are compared",
-    "epochs": "a training may be extended",
+    "epochs": "training may be extended",
     "backend": "every backend computes the same, to rounding",
     "recompute": "tensors that are recomputed have the same bits",
     "device": "every device computes the same, to rounding",
@@ -35,7 +35,7 @@ FREE: Mapping[str, str] = {
     "distributed": "accumulate has the batches of all processes",
     "progress": "it only changes what is displayed",
 }
-"""Arguments that may differ, and the reason why the training does not change."""
+"""Arguments that may differ, and the reason why the result of training does not change."""
 
 GO_ON = ("0.1.0",)
 """Versions whose checkpoints resume here to the same bits (tests/core/test_saved_by_0_1_0.py)."""
@@ -77,15 +77,15 @@ def frozen(record: Record, identity: Identity, buffers: Collection[str]) -> list
     return [n for n in names if n not in buffers and record.frozen.get(n) != identity.frozen.get(n)]
 
 
-def versions(record: Record, here: Mapping[str, str]) -> list[str]:
+def versions(record: Record, now: Mapping[str, str]) -> list[str]:
     """The distributions whose plugins were used and that now have another version or are not used.
 
     ortflex itself may be newer than the checkpoint if that was written by a version in :data:`GO_ON`.
     """
     return [
-        f"{name} was {old}, " + (f"is {here[name]}" if name in here else "is not used")
+        f"{name} was {old}, " + (f"is {now[name]}" if name in now else "is not used")
         for name, old in record.versions.items()
-        if here.get(name) != old and not (name == OURS and old in GO_ON)
+        if now.get(name) != old and not (name == OURS and old in GO_ON)
     ]
 
 
@@ -156,11 +156,8 @@ def _changes(name: str, old: Any, new: Any) -> Iterator[str]:
 
 def _shown(value: Any, other: Any) -> str:
     if value is _NOTHING:
-        return (
-            "not given"
-            if not isinstance(other, str)
-            else "an object that cannot be written to a file"
-        )
+        unnamed = isinstance(other, str)
+        return "an object that cannot be written to a file" if unnamed else "not given"
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         mine = value["name"]
         if not isinstance(other, Mapping) or other.get("name") != mine:

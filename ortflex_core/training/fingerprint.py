@@ -59,10 +59,10 @@ def argument(trainer: Trainer, name: str, value: Any) -> Any:
 def of_backends(trainer: Trainer, only: str | None = "") -> dict[str, str]:
     """The distribution and version of the backend of that name, or of all backends that may be used."""
     registry = trainer.plugins["backends"]
-    found = [
+    entries = [
         registry.entry_of(b) for b in internals_of(trainer).setup.backends if only in ("", b.name)
     ]
-    return {entry.distribution: entry.version for entry in found if entry is not None}
+    return {entry.distribution: entry.version for entry in entries if entry is not None}
 
 
 def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:

@@ -1,4 +1,4 @@
-"""Running the loop of a Trainer: the plan of a training, and its results."""
+"""Runs of a Trainer: their plan, the loop, and their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.checkpoints.record import Position
 from ortflex_core.data.batches import Source
 from ortflex_core.data.iterable_position import item_of
@@ -28,6 +27,7 @@ from ortflex_core.training.internals import internals_of
 from ortflex_core.training.loop import Loop, beginning
 from ortflex_core.training.plan import TrainingPlan
 from ortflex_core.training.setup import Setup
+from ortflex_core.types import Size
 from ortflex_core.views.history import History, risen
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def fit(
 ) -> History:
     """Train on the data of a user (see :meth:`ortflex_core.Trainer.fit`)."""
     internals = internals_of(trainer)
-    peers, validation = internals.setup.problem.peers, None
+    peers = internals.setup.problem.peers
+    validation = None
     feed = feed_of(*data, limit=steps_per_epoch, peers=peers)
     if peers is not None:
         ranks.check_source(feed.given)
@@ -108,7 +109,7 @@ def train(
     validate: Callable[[], Mapping[str, float]] | None,
     alter: Callable[[Source, tuple[int, ...]], Source],
 ) -> History:
-    """Train on a source, or continue the training that was resumed."""
+    """Train on a source, or continue the run that was resumed."""
     internals = internals_of(trainer)
     live, standing = internals.live, internals.live.standing
     start = standing.position
@@ -121,11 +122,12 @@ def train(
         ranks.check_rows(peers, source)
     plan = _plan(trainer, source, validate, alter, start)
     loop = Loop(plan)
-    # Everything is checked: a training that is refused leaves a resumed position where it is.
+    # Everything is checked: a run that is refused leaves a resumed position where it is.
     standing.position = standing.last = None
     if start is None:
         standing.fits += 1
-    internals.loop, live.in_training = loop, True
+    internals.loop = loop
+    live.in_training = True
     try:
         history = loop.run()
         if peers is not None:
@@ -146,20 +148,21 @@ def train(
     except GraphError as error:
         batch = source.sample()
         raise failures.explained(error, live.problem, trainer.engine, batch) from error
-    except OSError as error:  # from a hook that writes: the disk is full, a folder is missing
+    except OSError as error:  # a hook cannot write: the disk is full, a folder is missing
         standing.last = loop.position() if loop.left_alone and loop.settled else None
         if loop.progress.step:
             error.add_note(_STILL_THERE)
         raise
     finally:
         standing.manual = loop.progress
-        internals.loop, live.in_training = None, False
+        internals.loop = None
+        live.in_training = False
         trainer.history_ = loop.history()
     return history
 
 
 def _warn(setup: Setup, *, validated: bool, first: bool) -> None:
-    """Warn of metrics without validation data, and before the first training of shared parameters."""
+    """Warn of metrics without validation data, and before the first run of shared parameters."""
     if setup.metrics and not validated:
         _log.warning(
             "metrics (%s) are computed on validation data, but there are none: pass "
@@ -215,7 +218,8 @@ def step(trainer: Trainer, batch: Any) -> float:
     if peers is not None and internals.setup.sync_every is not None:
         raise Unsupported("step: sync_every averages after several steps; use fit")
     X, y, weight = item_of(batch, 0)
-    live, columns = internals.live, internals.setup.open(X, y, weight)
+    live = internals.live
+    columns = internals.setup.open(X, y, weight)
     first = live.engine is None
     prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
     batches = [prepared]
@@ -230,5 +234,6 @@ def step(trainer: Trainer, batch: Any) -> float:
     except GraphError as error:
         raise failures.explained(error, live.problem, trainer.engine, prepared) from error
     moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + sum(b.size for b in batches))
-    live.standing.manual, live.standing.last = moved, None
+    live.standing.manual = moved
+    live.standing.last = None
     return loss + penalty

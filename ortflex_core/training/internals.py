@@ -31,7 +31,7 @@ class Internals:
         setup: the resolved and checked arguments.
         hooks: the callbacks and hook plugins.
         live: the weights, and the engine that holds them after the first data.
-        loop: the training in progress, if there is one.
+        loop: the loop that runs now, if there is one.
     """
 
     arguments: dict[str, Any]
@@ -68,12 +68,12 @@ class Internals:
 
     @property
     def rank(self) -> int:
-        """The number of this process in a training of several; of a training in one process, 0."""
+        """The number of this process if several processes train, otherwise 0."""
         peers = self.setup.problem.peers
         return 0 if peers is None else peers.rank
 
     def sharing_errors(self) -> AbstractContextManager[None]:
-        """Send an error that is raised here to the other processes of a training, so that they end, too."""
+        """Send an error that is raised here to the other processes, so that they end, too."""
         peers = self.setup.problem.peers
         return nullcontext() if peers is None else peers.sharing_errors()
 
@@ -108,12 +108,19 @@ def moved_attribute(trainer: Trainer, name: str) -> Any:
 
 
 def internals_of(trainer: Trainer) -> Internals:
-    """The internals of a Trainer: problem, state, hooks, and the loop of the training in progress.
+    """The internals of a Trainer: problem, state, hooks, and the loop that runs now.
 
     Raises:
-        TypeError: it is not a Trainer.
+        TypeError: the argument is not a Trainer.
     """
     inner = getattr(trainer, "_internals", None)
     if not isinstance(inner, Internals):
         raise TypeError(f"expected a Trainer, got {short_repr(trainer)}")
     return inner
+
+
+def call_hook(trainer: Trainer, name: str, **values: Any) -> None:
+    """Call a hook of a Trainer's callbacks, if any of them implements it."""
+    hook = internals_of(trainer).hooks.callables(trainer).get(name)
+    if hook is not None:
+        hook(**values)

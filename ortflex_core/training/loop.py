@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.checkpoints.record import Position
-from ortflex_core.data.batches import Batch, Source, rows_of_steps, runs_of, whole_steps
+from ortflex_core.data.batches import Batch, Epoch, Source, rows_of_steps, runs_of, whole_steps
 from ortflex_core.engines.last_good import Good, same
 from ortflex_core.engines.sums import Sums
 from ortflex_core.errors import TrainingDiverged, Unsupported
@@ -31,7 +31,7 @@ from ortflex_core.views.progress import Display
 
 _log = logging.getLogger("ortflex")
 
-# Losses are read at least once in this number of steps, which detects a diverged training.
+# Losses are read at least once in this number of steps, so that divergence is detected.
 _BLOCK = 256
 # The number of rows in the first batch from which its loss counts as the initial loss.
 _REPRESENTATIVE_ROWS = 8
@@ -46,14 +46,16 @@ _OTHER_SIZE = (
 
 
 class Loop:
-    """One training, from its first step to its History."""
+    """One run, from its first step to its History."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
         self.engine = plan.engine
         self._progress = beginning(plan.source, plan.accumulate, plan.epochs)
         self._at: Callable[..., Progress] = Progress
-        self._moved: tuple[int, int] | None = None  # steps and rows that are not in it yet
+        self._moved: tuple[int, int] | None = (
+            None  # steps and rows that are not in the progress yet
+        )
         self._records: list[dict[str, float]] = []
         self._interrupted = False
         self._good = Good()
@@ -61,11 +63,11 @@ class Loop:
         self.first_loss: float | None = None
         """The loss of the first step in this process."""
         self._stop = False
-        self._halted = False  # stopped by a step; a resumed training may continue
+        self._halted = False  # stopped by a step; a resumed run may continue
         self.in_observer = False
         """Between runs of steps, whose length the backend decides, hooks may not change weights."""
         self.left_alone = False  # unfinished, and hooks at the end changed no weights
-        self.settled = False  # the state was final when the training ended or failed
+        self.settled = False  # the state was final when training ended or failed
         self._interrupts = Interrupts(plan.peers)
         self._needs_every_step = self._any_process("step_end" in plan.hooks)
         if self._needs_every_step and plan.sync_every is not None:
@@ -80,7 +82,7 @@ class Loop:
 
     @property
     def progress(self) -> Progress:
-        """The progress of the training, computed on demand."""
+        """The progress, computed on demand."""
         if self._moved is not None:
             self.progress = self._at(step=self._moved[0], rows=self._moved[1])
         return self._progress
@@ -90,7 +92,7 @@ class Loop:
         self._progress, self._moved = value, None
 
     def _any_process(self, flag: bool) -> bool:
-        """Whether the flag is true here, or in any process of the training."""
+        """Whether the flag is true here, or in any other process."""
         return flag if self.plan.peers is None else self.plan.peers.any("decision", flag)
 
     @property
@@ -122,14 +124,14 @@ class Loop:
         # A new engine may start at the beginning of an epoch.
         if start.at_once != self._at_once and (start.steps or self.plan.engine_for_epoch is None):
             _log.warning(
-                "the checkpoint was written by a training with %d steps per run, but this one "
-                "has %d: the weights are equal up to float32 rounding, but not bit for bit",
+                "the checkpoint was written by a run with %d steps per call of the engine, but this "
+                "one has %d: the weights are equal up to float32 rounding, but not bit for bit",
                 start.at_once,
                 self._at_once,
             )
 
     def position(self) -> Position:
-        """The position of the training, after a complete run of steps; it can be resumed from there."""
+        """The position after a complete run of steps, from which training can be resumed."""
         sums = self._sums
         self._drain()
         return Position(
@@ -150,7 +152,7 @@ class Loop:
 
     @property
     def ended(self) -> bool:
-        """Whether the training has ended."""
+        """Whether training has ended."""
         return self._stop or self.progress.epoch >= self.plan.epochs
 
     def run(self) -> History:
@@ -160,7 +162,9 @@ class Loop:
             TrainingDiverged: a loss or a weight is not finite; the engine has the last good state.
             ConfigError: the schedule gave a negative or non-finite rate.
         """
-        plan, interrupts, failed = self.plan, self._interrupts, False
+        plan = self.plan
+        interrupts = self._interrupts
+        failed = False
         shown = Display(self.progress.total_steps, plan.progress, plan.lines)
         with interrupts, shown as display:
             try:
@@ -190,7 +194,7 @@ class Loop:
         return self.history()
 
     def _end(self, failed: bool) -> None:
-        """Call the hooks at the end, and note whether they left the state of a training to resume."""
+        """Call the hooks at the end, and note whether they left the state from which to resume."""
         state = None
         # An engine that failed may have no state; the error to see is the first one.
         with suppress(Exception) if failed else nullcontext():
@@ -207,9 +211,9 @@ class Loop:
         return None if hook is None else hook(**values)
 
     def _call_settled(self, within: bool = False) -> None:
-        """Call the hooks that save; after a hook that fails, the training can be resumed from here."""
+        """Call the hooks that save; after a hook that fails, training can be resumed from here."""
         self.settled = True
-        if within:  # an epoch, after a run of steps
+        if within:  # called within an epoch, after a run of steps
             self._call_observer("settled")
         else:
             self._call("settled")
@@ -246,9 +250,9 @@ class Loop:
             self._call("epoch_start")
         self._started = time.perf_counter()
         done = sums.steps * plan.accumulate
-        more = partial(self._rng, epoch + 1) if epoch + 1 < plan.epochs else None
+        following = partial(self._rng, epoch + 1) if epoch + 1 < plan.epochs else None
         at_once = self._at_once * plan.accumulate
-        drawn = plan.source.epoch(self._rng(epoch), at_once, done, epoch, more)
+        drawn = plan.source.batches(Epoch(self._rng(epoch), at_once, done, epoch, following))
         try:
             with closing(drawn):  # type: ignore[type-var]  # generators, all of them
                 steps = whole_steps(drawn, plan.accumulate)
@@ -262,7 +266,7 @@ class Loop:
         record.update({f"validation_{k}": v for k, v in (scores or {}).items()})
         display.end_epoch(self.progress.step, record)
         if self._halted and sums.steps != self.progress.steps_per_epoch:
-            return  # the epoch has not ended: a training resumed from here ends it
+            return  # the epoch has not ended: a run that is resumed from here ends it
         self._sums, self._before = Sums(), 0.0
         self.progress = attrs.evolve(self.progress, epoch=epoch + 1, history=tuple(self._records))
         if scores is not None:
@@ -305,14 +309,16 @@ class Loop:
 
     def _steps(self, groups: Iterable[Sequence[Batch]], display: Display) -> None:
         """Train the steps of an epoch, in the runs that the engine takes."""
-        hooks, start = self.plan.hooks, self.progress
+        hooks = self.plan.hooks
+        start = self.progress
         settles, observed = "settled" in hooks, "steps_end" in hooks
         # All processes get the same answer at the same step.
         block = _BLOCK if self.plan.peers is None else 1
         rates_of = self._rates_of(start)
         step, rows, unread = start.step, start.rows, 0
         pending, interrupts = self._pending, self._interrupts
-        run, accumulate = self.engine.run, self.plan.accumulate
+        run = self.engine.run
+        accumulate = self.plan.accumulate
         try:
             for batches in groups:
                 sizes = rows_of_steps(batches, accumulate)
@@ -385,7 +391,7 @@ class Loop:
         self._halted = self._any_process(self._halted or any(answers or ()))
 
     def _drain(self) -> list[tuple[float, float]]:
-        """Read the pending losses; a non-finite one ends the training."""
+        """Read the pending losses; a non-finite one ends training."""
         if not (pending := self._pending):
             return []
         costs: list[tuple[float, float]] = []
@@ -417,6 +423,6 @@ class Loop:
 
 
 def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
-    """The progress at the start of a training."""
+    """The progress at the start of a run."""
     steps = None if source.steps is None else -(-source.steps // accumulate)
     return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)

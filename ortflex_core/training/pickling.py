@@ -1,7 +1,7 @@
 """Pickles and copies of Trainers, which have the model's bytes, the arguments and the state.
 
 This is for workers of joblib and multiprocessing, whose pickles come from the same program. Loading
-a pickle can execute any code, so use checkpoints, not pickles, to share a training.
+a pickle can execute any code, so share checkpoints, not pickles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ortflex_core.adapters import frozen_values, with_values
 from ortflex_core.checkpoints.checkpoint import Saved
 from ortflex_core.model.model import Model
 from ortflex_core.training.checkpointing import Standing
-from ortflex_core.training.internals import internals_of
+from ortflex_core.training.internals import call_hook, internals_of
 from ortflex_core.types import Array
 
 if TYPE_CHECKING:
@@ -41,12 +41,11 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
         ValueError: the model has more than 2 GB, which a pickle of a ModelProto cannot hold.
     """
     inner = internals_of(trainer)
-    live, saved = inner.live, Saved()
+    live = inner.live
+    saved = Saved()
     standing = live.standing
-    tell = inner.hooks.callables(trainer).get("checkpoint_saving")
     now = standing.manual if inner.loop is None else inner.loop.progress
-    if tell is not None:
-        tell(progress=now, saved=saved)
+    call_hook(trainer, "checkpoint_saving", progress=now, saved=saved)
     packed = Packed(
         model=Model.export(trainer.model, {}).SerializeToString(),
         arguments=inner.arguments,
@@ -69,11 +68,10 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
 
 def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
     """The Trainer of a pickle; it compiles at its first use."""
-    made = cls(with_values(packed.model, packed.arguments, packed.weights), **packed.arguments)
-    inner = internals_of(made)
+    trainer = cls(with_values(packed.model, packed.arguments, packed.weights), **packed.arguments)
+    inner = internals_of(trainer)
     inner.live.replace({name: packed.weights[name] for name in inner.live.state()})
-    inner.live.standing, made.history_ = packed.standing, packed.history
-    tell = inner.hooks.callables(made).get("checkpoint_loading")
-    if tell is not None:
-        tell(saved=packed.saved)
-    return made
+    inner.live.standing = packed.standing
+    trainer.history_ = packed.history
+    call_hook(trainer, "checkpoint_loading", saved=packed.saved)
+    return trainer

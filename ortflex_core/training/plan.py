@@ -1,4 +1,4 @@
-"""The inputs of one training."""
+"""The inputs of a training loop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ortflex_core.protocols import Engine, Schedule
 
 @attrs.frozen(kw_only=True)
 class TrainingPlan:
-    """The inputs of one training.
+    """The inputs of a training loop.
 
-    ``hooks`` maps hook names to callables and has only hooks with an implementation; ``validate``
-    returns scores of the validation data, or is None; ``engine_for_epoch`` is called at the start of every
-    epoch and returns another engine if other parameters are trained from there on; ``lines`` says
-    whether epochs are printed without a bar; ``start`` is the position where an earlier training of
-    the same plan stopped; ``broken`` names the weight that is not finite at the start, if any;
-    ``sync_every`` is the number of separate steps of the processes.
+    ``hooks`` maps hook names to callables and has only hooks with an implementation. ``validate``
+    returns scores of the validation data. ``engine_for_epoch`` is called at the start of every
+    epoch and returns another engine if other parameters are trained from there on. ``lines`` says
+    whether a line is printed per epoch if there is no bar. ``start`` is the position where an
+    earlier run of the same plan stopped. ``broken`` names the weight that is not finite at the
+    start, if any. ``sync_every`` is the number of separate steps of the processes.
     """
 
     engine: Engine

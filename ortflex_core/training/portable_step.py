@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -12,6 +11,7 @@ from ortflex_core.errors import ConfigError
 from ortflex_core.graph.ports import Port
 from ortflex_core.portable.export import Content, export_step
 from ortflex_core.portable.manifest import Missing
+from ortflex_core.portable.schedule_probe import probe_schedule
 from ortflex_core.protocols import Schedule, calls
 from ortflex_core.training.internals import internals_of
 from ortflex_core.types import Array, Progress
@@ -41,13 +41,15 @@ def export(
             "are known; pass some rows, export_step(folder, X, y), or call it after fit or step"
         )
     # One process makes the steps, with the batches of all.
-    problem, slots = attrs.evolve(live.problem, peers=None), live.slots()
+    problem = attrs.evolve(live.problem, peers=None)
+    slots = live.slots()
     weights = live.state()
     arrays: dict[Port, Array] = {Port("parameter", of=n): weights[n] for n in problem.parameters}
     arrays |= {Port("buffer", of=n): array for n, array in live.buffers().items()}
     arrays |= {port: slots[name] for name, port in problem.slot_ports.items()}
     resting = {n: array for n, array in weights.items() if n not in problem.parameters}
-    schedule, now = live.bound(trainer.schedule), live.standing.manual
+    schedule = live.bound(trainer.schedule)
+    now = live.standing.manual
     if now.epochs is None and feed is not None and feed.size.epoch_steps is not None:
         count = feed.size.epoch_steps
         now = attrs.evolve(
@@ -58,7 +60,7 @@ def export(
         )
     try:
         rate = calls.rate(schedule, trainer.learning_rate, now)
-    except ConfigError:  # the length of the training is not known
+    except ConfigError:  # the length of the run is not known
         rate = trainer.learning_rate
     content = Content(
         problem=problem,
@@ -75,44 +77,12 @@ def export(
     )
 
 
-class _Lines(Sequence[Mapping[str, float]]):
-    """The lines of a History, which record whether they were read."""
-
-    def __init__(self) -> None:
-        self.seen = False
-
-    def __len__(self) -> int:
-        self.seen = True
-        return 0
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):  # schedules made of others pass on a part of it
-            return self
-        self.seen = True
-        raise IndexError(at)
-
-
-def _varying(schedule: Schedule, base: float, now: Progress) -> tuple[bool, bool]:
-    """Whether a schedule changes the rate, and whether it needs the History for that."""
-    lines = _Lines()
-    rates = set()
-    for count in (0, 1, 2, 5, 10, 100, 1000):
-        later = attrs.evolve(
-            now, step=count, epoch=count, rows=count, history=cast("Any", lines), epochs=1000
-        )
-        try:
-            rates.add(schedule.rate(base, later))
-        except Exception:  # a plugin may need something that does not exist here
-            return True, lines.seen
-    return len(rates) > 1 or lines.seen, lines.seen
-
-
 def _missing(trainer: Trainer, schedule: Schedule, now: Progress) -> list[Missing]:
-    """The parts of a training that a portable step cannot have."""
+    """The parts of training that a portable step cannot have."""
     inner = internals_of(trainer)
     out = []
     live, setup = inner.live, inner.setup
-    varies, watches = _varying(schedule, trainer.learning_rate, now)
+    varies, watches = probe_schedule(schedule, trainer.learning_rate, now)
     if varies:
         why = "the rate is an input, whose default is the rate of the next step"
         out.append(

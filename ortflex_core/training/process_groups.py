@@ -1,4 +1,4 @@
-"""The facts that the processes of a training must have in common."""
+"""The facts that all processes must have in common."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def facts(trainer: Trainer, source: Source | None = None) -> dict[str, str]:
     out |= {f"the version of {name}": version for name, version in identity.versions.items()}
     for name, value in identity.arguments.items():
         if name not in _OWN:
-            text, whole = short_repr(value), repr(value)
-            digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
-            out[f"the argument {name}"] = text if text == whole else f"{text}… ({digest})"
+            text, full_text = short_repr(value), repr(value)
+            digest = hashlib.sha256(full_text.encode()).hexdigest()[:12]
+            out[f"the argument {name}"] = text if text == full_text else f"{text}… ({digest})"
     out |= {f"the frozen weight {name}": digest[:12] for name, digest in identity.frozen.items()}
     out |= {
         f"the {kind} {spec.name}": f"{spec}"

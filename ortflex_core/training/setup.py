@@ -1,9 +1,8 @@
-"""Resolution of a Trainer's arguments to its parts; all errors are reported at once."""
+"""The resolution of a Trainer's arguments to its parts; all errors are reported at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import attrs
@@ -41,7 +40,7 @@ from ortflex_core.types import Array
 
 @attrs.frozen(kw_only=True)
 class Setup:
-    """The parts of a training; ``problem`` has no loss terms yet, which depend on the data."""
+    """The resolved arguments of a Trainer; ``problem`` has no loss terms, which depend on the data."""
 
     runtime: Runtime
     plugins: Plugins
@@ -70,9 +69,8 @@ class Setup:
         """
         peers = candidate.peers if self.sync_every is not None else None
         alone = candidate if peers is None else local_steps.of_one_process(candidate, peers)
-        backend, engine = backend_choice.choose_and_build(
-            self.plugins, backends or self.backends, alone, self.device, self.runtime
-        )
+        setting = backend_choice.Setting(alone, self.device, self.runtime)
+        backend, engine = setting.build_first(backends or self.backends)
         if peers is None:
             return backend, engine
         return backend, cast("Engine", local_steps.LocalSteps(engine, candidate, peers))
@@ -114,7 +112,8 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     check_precision(model, [c.name for c in grouped.choices if c.trained])
     backend_choice.check_available(resolver.plugins, components["device"], runtime)
     peers = joining.join(resolver.plugins, arguments.distributed)
-    precision, optimizer = components.pop("precision"), components["optimizer"]
+    precision = components.pop("precision")
+    optimizer = components["optimizer"]
     problem = Problem(
         model=model,
         terms=(),
@@ -157,20 +156,17 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
 
 
 class _Resolver:
-    """Makes what the arguments name, and collects their errors; what failed is None."""
+    """Builds the components that the arguments name, and collects errors; a failure gives None."""
 
     def __init__(self, plugins: Plugins, arguments: Arguments) -> None:
         self.arguments = arguments
         self.errors = Problems()
+        self.collect = self.errors.collect
         self.wrong = arguments.problems()
         self.errors.extend(line for lines in self.wrong.values() for line in lines)
         self.plugins = plugins
         if "prefer" not in self.wrong:
             self.plugins = self.collect(plugins.preferring, arguments.prefer) or plugins
-
-    def collect(self, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """What a call returns, or None if it fails."""
-        return self.errors.collect(partial(make, *args, **options))
 
     def component(self, kind: str, spec: Any, where: str = "") -> Any:
         """One component."""
@@ -199,7 +195,7 @@ class _Resolver:
     def components(self) -> dict[str, Any]:
         """The components that depend on no other argument, by their arguments."""
         arguments, get = self.arguments, self.plugins.component
-        found = {
+        components = {
             "optimizer": self.component("optimizers", arguments.optimizer),
             "schedule": self.component("schedules", arguments.schedule),
             "precision": self.component("precisions", arguments.precision),
@@ -213,7 +209,7 @@ class _Resolver:
         if alone and arguments.sync_every is not None:
             self.errors.extend(["sync_every: needs distributed, which is not set"])
         backends = self.collect(backend_choice.load_candidates, self.plugins, arguments.backend)
-        return {**found, "backends": tuple(backends or ())}
+        return {**components, "backends": tuple(backends or ())}
 
     def choices(self, model: Model, requests: Sequence[LossRequest]) -> list[Choice]:
         """The decision about each initializer."""

@@ -10,7 +10,6 @@ from typing import Literal
 import attrs
 import numpy as np
 
-from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.data import columns as data
 from ortflex_core.data.batches import Source
 from ortflex_core.data.columns import Columns
@@ -19,7 +18,7 @@ from ortflex_core.engines import scores as scoring
 from ortflex_core.engines.evaluator import Evaluator
 from ortflex_core.engines.last_good import same
 from ortflex_core.engines.scores import Scores
-from ortflex_core.engines.timing import Setting, Trial
+from ortflex_core.engines.timing import Trial
 from ortflex_core.errors import DataError, OrtflexError, suggest
 from ortflex_core.feed.feed import Feed, check_batch
 from ortflex_core.feed.preparation import Preparation
@@ -33,8 +32,7 @@ from ortflex_core.programs import cost
 from ortflex_core.protocols import Backend, Engine, Schedule, ScheduleContext, Value, calls
 from ortflex_core.training.checkpointing import Standing
 from ortflex_core.training.setup import Setup
-from ortflex_core.types import Array
-from ortflex_core.views.tables import text_table
+from ortflex_core.types import Array, Size
 
 _log = logging.getLogger("ortflex")
 
@@ -47,12 +45,11 @@ class Live:
     the optimizer's state and the statistics move to the new engine.
 
     Args:
-        setup: the parts of the training.
+        setup: the resolved arguments of the Trainer.
         weights: the tensors to train, by initializer name.
         threads: as for the Trainer.
         check_finite: as for the Trainer.
-        graph_built: returns the hook that is called for every graph, or None.
-        step_end: returns the hook that is called after every step, or None.
+        hook: returns the hook of a name, or None if no callback implements it.
         tell: shows a line to the user.
     """
 
@@ -63,8 +60,7 @@ class Live:
         *,
         threads: int | Literal["auto"],
         check_finite: bool,
-        graph_built: Callable[[], HookCall | None],
-        step_end: Callable[[], HookCall | None],
+        hook: Callable[[str], HookCall | None],
         tell: Callable[[str], None],
     ) -> None:
         self.setup, self.problem = setup, setup.problem
@@ -75,8 +71,8 @@ class Live:
         self.standing = Standing()
         self.evaluator = Evaluator(self.problem, self.device)
         self._weights = dict(weights)
-        self._threads, self._check_finite, self._graph_built = threads, check_finite, graph_built
-        self._step_end, self._tell = step_end, tell
+        self._threads, self._check_finite = threads, check_finite
+        self._hook, self._tell = hook, tell
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
 
     def terms(self, columns: Columns) -> tuple[LossTerm, ...]:
@@ -97,7 +93,7 @@ class Live:
     ) -> Preparation:
         """Compile for the types of these labels and weights, unless this is already done.
 
-        ``source`` has the batches of the training, with which backends may be measured.
+        ``source`` opens all batches, with which backends may be measured.
         """
         check_batch(self.model, size.rows)
         terms = self.terms(columns)
@@ -136,7 +132,8 @@ class Live:
         batch: Columns | None = None,
         source: Callable[[Preparation], Source] | None = None,
     ) -> Engine:
-        before, slots = self.engine, self.slots()
+        before = self.engine
+        slots = self.slots()
         state = self._weights | (before.state() if before is not None else {})
         problem = self.problem_for(terms, size, epoch, state, slots)
         if before is not None:
@@ -153,14 +150,18 @@ class Live:
         taken = {"step", *problem.slot_ports}
         if before is not None:
             before.close()
-        self._weights, self.problem = state, problem
-        self.engine, self.backend = engine, backend.name
+        # The engine has the values of the tensors that it trains.
+        trained = {n: _without_values(state[n]) for n in problem.parameters}
+        self._weights = state | trained
+        self.problem = problem
+        self.engine = engine
+        self.backend = backend.name
         self.standing.built(size, taken)
-        # The large tensors that it put on the device for predictions are in the engine now.
+        # The large tensors that the old one put on the device for predictions are in the engine now.
         self.evaluator = Evaluator(self.inference(terms), self.device)
-        tell = self._graph_built()
-        for name, program in engine.programs().items() if tell is not None else ():
-            tell(name=name, program=program)  # type: ignore[misc]
+        if (graph_built := self._hook("graph_built")) is not None:
+            for name, program in engine.programs().items():
+                graph_built(name=name, program=program)
         return engine
 
     def problem_for(
@@ -185,7 +186,7 @@ class Live:
         )
         if self._threads == "auto":
             problem = attrs.evolve(problem, threads=cost.threads(problem))
-            if problem.peers is not None:  # those on this machine share its processors
+            if problem.peers is not None:  # the processes on this machine share its processors
                 own = max(1, problem.threads // problem.peers.neighbours)
                 problem = attrs.evolve(problem, threads=own)
         return problem
@@ -211,11 +212,11 @@ class Live:
             return setup.build_engine(problem)
         backends = backend_choice.by_name(setup.plugins, setup.backends)
         name, engine = fastest.choose(
-            Setting(setup.plugins, problem, self.device, setup.runtime),
+            backend_choice.Setting(problem, self.device, setup.runtime),
             backends,
             self.standing.backend,
             None if batch is None else self.trial(problem, batch, source),
-            self._show,
+            self._tell,
             alone=setup.sync_every is not None,
         )
         if engine is None:
@@ -223,10 +224,6 @@ class Live:
             name = next(n for n, b in backends.items() if b is backend)
         self.standing.backend = name
         return backends[str(name)], engine
-
-    def _show(self, rows: list[list[str]]) -> None:
-        for line in text_table(rows):
-            self._tell(line)
 
     def trial(
         self,
@@ -242,21 +239,21 @@ class Live:
             first=preparing.batch(columns),
             source=opened,
             rate=self.setup.learning_rate,
-            one_by_one=self._step_end() is not None,
+            one_by_one=self._hook("step_end") is not None,
         )
 
     def forget(self) -> None:
         """Discard the engine, keep its state; the next step builds another one.
 
         Raises:
-            OrtflexError: a training runs, which holds the engine.
+            OrtflexError: ``fit`` is running, which holds the engine.
         """
         if self.engine is None:
             return
         if self.in_training:
             raise OrtflexError(
                 "this needs another engine, for example because a parameter that is trained from a later "
-                "epoch on is a constant of this one, and a training runs; do it before or after fit"
+                "epoch on is a constant of this one, and fit is running; do it before or after fit"
             )
         self._weights, slots, buffers = self.state(), self.slots(), self.buffers()
         self.standing.slots, self.standing.buffers = slots, buffers
@@ -293,28 +290,28 @@ class Live:
             predict = self.engine.predict
         else:
             predict = partial(self.evaluator.predict, self._weights_now())
-        whole = scoring.join_batches([(batch.size, predict(batch, names)) for batch in batches])
+        arrays = scoring.join_batches([(batch.size, predict(batch, names)) for batch in batches])
         proto, half = self.model.proto, self.model.half
-        return {n: in_file_type(proto, half, n, array) for n, array in whole.items()}
+        return {n: in_file_type(proto, half, n, array) for n, array in arrays.items()}
 
     def scorer(self, feed: Feed, peers: Peers | None = None) -> Callable[[], dict[str, float]]:
         """A function that scores labelled data with the weights at the time of its call.
 
-        It never rebuilds the engine, which may be running a training: data whose labels or sample
-        weights have other types than the training's are scored by a separate evaluator. With
-        ``peers`` each process evaluates its share of the batches, when all of them call it.
+        It never rebuilds the engine, which may be training: if the labels or sample weights have
+        other types than in the engine, a separate evaluator scores them. With ``peers`` each
+        process evaluates its share of the batches, when all of them call it.
         """
-        judged = self.inference(self.terms(feed.first))
-        batches = feed.labelled(self.preparing(judged))
-        scores = Scores(judged, self.setup.metrics, batches, peers)
-        evaluator = Evaluator(judged, self.device)
+        problem = self.inference(self.terms(feed.first))
+        batches = feed.labelled(self.preparing(problem))
+        scores = Scores(problem, self.setup.metrics, batches, peers)
+        evaluator = Evaluator(problem, self.device)
 
-        def of_now() -> dict[str, float]:
-            if self.engine is not None and judged.terms == self.problem.terms:
+        def score() -> dict[str, float]:
+            if self.engine is not None and problem.terms == self.problem.terms:
                 return scores(self.engine.evaluate)
             return scores(partial(evaluator.evaluate, self._weights_now()))
 
-        return of_now
+        return score
 
     def per_sample(self, columns: Columns) -> dict[str, Array]:
         """The values of every loss before weights and reduction, by the name of the predicted tensor."""
@@ -356,7 +353,7 @@ class Live:
 
         Raises:
             DataError: an unknown name, another shape, or values that are not numbers.
-            OrtflexError: other values, during a training, of a parameter that is trained later.
+            OrtflexError: other values, while ``fit`` runs, of a parameter that is trained later.
         """
         if not isinstance(state, Mapping):
             raise DataError(
@@ -385,3 +382,8 @@ class Live:
             self._weights |= clean
             return
         self.engine.load({n: a for n, a in clean.items() if n in trained})
+
+
+def _without_values(array: Array) -> Array:
+    """An array of the same shape and type that takes no memory."""
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)

@@ -23,7 +23,7 @@ from ortflex_core.errors import ConfigError, OrtflexError
 from ortflex_core.feed.feed import Feed
 from ortflex_core.hooks import HookManager, weak_hook
 from ortflex_core.hub.sharing import SharesModels
-from ortflex_core.model.inference_mode import in_training
+from ortflex_core.model.inference_mode import training_nodes
 from ortflex_core.model.model import Model, as_model
 from ortflex_core.parameters.initialize import reinitialize as draw
 from ortflex_core.problem.description import describe
@@ -36,7 +36,7 @@ from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
 from ortflex_core.types import Array
 from ortflex_core.views.history import History
-from ortflex_core.views.progress import tell
+from ortflex_core.views.progress import say
 from ortflex_core.views.summary import Summary
 from ortflex_core.views.tracebacks import short_tracebacks
 
@@ -62,7 +62,7 @@ class Trainer(SharesModels):
         penalty: the cost of the weights: one penalty for all parameters, or ``{parameter glob:
             penalty}``.
         optimizer: the rule that updates the weights.
-        learning_rate: the base learning rate; by default that of the optimizer.
+        learning_rate: the base learning rate; by default the optimizer's default.
         schedule: the learning rate over time.
         groups: groups of parameters (``params``: names, globs) with a separate ``rate`` (a factor),
             ``optimizer`` or ``penalty``, that are ``frozen``, or that are trained from
@@ -76,8 +76,8 @@ class Trainer(SharesModels):
             large batch.
         constraint: the constraint on the weights after each step: one for all parameters, or
             ``{parameter glob: constraint}``.
-        averaging: a mean of the weights during the training, which predictions, evaluations and
-            exports use.
+        averaging: a mean of the weights during training, which predictions, evaluations and exports
+            use.
         precision: the types in which the forward and backward pass compute; weights, losses and
             updates keep the types of the file, with float32 instead of float16 and bfloat16.
         recompute: computes tensors of the forward pass again in the backward pass instead of
@@ -86,7 +86,7 @@ class Trainer(SharesModels):
         device: the device on which the training runs; ``name:1`` is the second device of its kind.
         backend: the backend that runs the steps; ``auto`` chooses the first one that supports the
             problem, ``fastest`` measures all that support it and uses the fastest one.
-        distributed: the process group of a training in several processes, which compute the
+        distributed: the process group for training in several processes, which compute the
             gradients of different batches; ``auto`` uses the group of the launcher; by default one
             process trains.
         sync_every: with ``distributed``: the number of steps that each process makes alone before
@@ -176,11 +176,12 @@ class Trainer(SharesModels):
     ) -> None:
         # The first statement: locals() has the arguments only.
         arguments = Arguments(**{k: v for k, v in locals().items() if k not in _NOT_RECORDED})
-        found = plugins or Plugins.discover()
-        setup = resolve(require_runtime(), found, as_model(model, free_batch, found), arguments)
+        available = plugins or Plugins.discover()
+        setup = resolve(
+            require_runtime(), available, as_model(model, free_batch, available), arguments
+        )
         hooks = HookManager(setup.plugins, setup.callbacks)
         weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
-        hook_of = partial(weak_hook, weakref.ref(self), hooks)
         peers = setup.problem.peers
         self._internals = Internals(
             arguments=attrs.asdict(arguments, recurse=False),
@@ -191,9 +192,8 @@ class Trainer(SharesModels):
                 weights | draw(setup.model, setup.problem.choices, arguments.reinitialize, seed),
                 threads=threads,
                 check_finite=check_finite,
-                graph_built=partial(hook_of, "graph_built"),
-                step_end=partial(hook_of, "step_end"),
-                tell=partial(tell, False if peers is not None and peers.rank else progress),
+                hook=partial(weak_hook, weakref.ref(self), hooks),
+                tell=partial(say, progress=False if peers is not None and peers.rank else progress),
             ),
         )
         if self.rank:
@@ -263,7 +263,7 @@ class Trainer(SharesModels):
 
     @property
     def rank(self) -> int:
-        """The number of this process in a training of several; of a training in one process, 0."""
+        """The number of this process if several processes train, otherwise 0."""
         return self._internals.rank
 
     @property
@@ -330,8 +330,8 @@ class Trainer(SharesModels):
     def step(self, batch: Any) -> float:
         """Train one step on one batch, ``(X, y)`` or ``(X, y, sample_weight)``; returns its cost.
 
-        The rate is that of the schedule after the steps made so far. In several processes, each
-        passes its own batch, and all return the cost of the step over the batches of all processes.
+        The schedule gives the rate after the steps so far. In several processes, each passes its own
+        batch, and all return the cost of the step over the batches of all processes.
         """
         with self._internals.sharing_errors():
             return fit.step(self, batch)
@@ -357,8 +357,8 @@ class Trainer(SharesModels):
             wanted = names("outputs", outputs)
             if not wanted:
                 raise ConfigError("outputs: expected at least one name, got none")
-        whole = self._internals.live.predictions(self._feed(X, labelled=False), wanted)
-        return whole[wanted[0]] if len(wanted) == 1 else whole
+        predictions = self._internals.live.predictions(self._feed(X, labelled=False), wanted)
+        return predictions[wanted[0]] if len(wanted) == 1 else predictions
 
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
         """Loss and metrics on labelled data, with the current weights, in inference mode.
@@ -417,7 +417,7 @@ class Trainer(SharesModels):
             ModelError: ``free_batch``, but it was not freed for the training.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
-        if not inference and (still := in_training(self.model.proto)):
+        if not inference and (still := training_nodes(self.model.proto)):
             _log.warning(
                 "%s is in training mode (%s), so the export is in training mode, too; "
                 "export(inference=True) exports it in inference mode",
@@ -481,7 +481,7 @@ class Trainer(SharesModels):
 
         Args:
             path: the file, or the folder.
-            format: by default that of the path's ending.
+            format: the format; by default the ending of the path decides.
             label: selects one of several adapters; by default the trained one.
 
         Raises:
@@ -502,7 +502,7 @@ class Trainer(SharesModels):
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.
 
-        This works between calls and during a training (from a hook). A checkpoint of that name is replaced
+        This works between calls and while ``fit`` runs (from a hook). A checkpoint of that name is replaced
         when the new one is complete, even if other processes save there. Symbolic links are followed.
 
         Raises:
@@ -525,7 +525,7 @@ class Trainer(SharesModels):
             folder: what :meth:`save` or the checkpoint callback wrote.
             plugins: the plugins with the components.
             strict: refuse plugins of other versions, other weights that are not trained and, in the
-                next ``fit``, data that differ from those of the checkpoint; otherwise warn.
+                next ``fit``, data that differ from the data of the checkpoint; otherwise warn.
             changes: arguments that replace the recorded ones (``epochs=50``), and those whose
                 objects cannot be written to a file (such as callbacks).
 

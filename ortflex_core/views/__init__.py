@@ -1,4 +1,4 @@
-"""The display of a training: its progress, its History, a summary, and its errors.
+"""The display of training: its progress, its History, a summary, and its errors.
 
 Owns: bars, lines, tables in terminals and notebooks, short tracebacks. It does not affect the
 training.

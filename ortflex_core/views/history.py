@@ -1,4 +1,4 @@
-"""The History of a training: one entry per epoch, as columns, a table, a frame, a plot or a file."""
+"""The History of a run: one entry per epoch, as columns, a table, a frame, a plot or a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.errors import ConfigError
+from ortflex_core.errors import ConfigError, suggest
 from ortflex_core.files import write_bytes
 from ortflex_core.views.tables import html_table
 
@@ -23,7 +23,7 @@ _SHOWN = 60
 
 @attrs.frozen(repr=False)
 class History:
-    """The results of a training, one entry per epoch.
+    """The results of a run, one entry per epoch.
 
     Columns: ``epoch`` (from 1), ``loss``, ``penalty``, ``rate``, ``rows``, ``seconds`` and, if
     there are validation data, ``validation_loss`` and one column ``validation_<metric>`` per
@@ -56,8 +56,6 @@ class History:
         return iter(self.epochs)
 
     def _require(self, column: str) -> None:
-        from ortflex_core.errors import suggest
-
         if self.epochs and column not in self.columns:
             raise ConfigError(
                 f"the History has no column {column!r}; {suggest(column, self.columns)}"

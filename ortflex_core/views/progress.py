@@ -1,4 +1,4 @@
-"""The display of progress during a training: a bar in terminals and notebooks, lines elsewhere."""
+"""The display of progress during training: a bar in terminals and notebooks, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from html import escape
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from ortflex_core.views.notebook import in_notebook
 
@@ -17,31 +17,16 @@ _EVERY = 0.1
 """Seconds between two updates."""
 
 
-def say(line: str) -> None:
-    """Log a line, or print it if logging is not configured to show it.
+def say(line: str, progress: bool | None = None) -> None:
+    """Log a line, or print it if logging is not configured to show it and ``progress`` is not False.
 
-    It goes to stderr; in notebooks, which show stderr as if it were an error, to the output of the cell.
+    It is printed to stderr; in notebooks, which show stderr as if it were an error, to the output of
+    the cell.
     """
-    if _log.isEnabledFor(logging.INFO):
+    if progress is False or _log.isEnabledFor(logging.INFO):
         _log.info("%s", line)
     else:
         print(line, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
-
-
-def tell(progress: bool | None, line: str) -> None:
-    """Log a line; print it if logging is not configured, unless progress is off."""
-    if progress is not False:
-        say(line)
-    else:
-        _log.info("%s", line)
-
-
-class _View(Protocol):
-    """A progress display."""
-
-    def update(self, step: int, epoch: int, fields: Mapping[str, str]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Display:
@@ -56,7 +41,7 @@ class Display:
 
     def __init__(self, total: int | None, wanted: bool | None, lines: bool = True) -> None:
         self._total, self._wanted, self._lines = total, wanted, lines and wanted is None
-        self._view: _View | None = None
+        self._view: _Bar | _NotebookBar | None = None
         self._scores = ""
         self._started = self._shown = time.perf_counter()
 
@@ -91,8 +76,8 @@ class Display:
     ) -> None:
         speed = work["rows"] / max(work["seconds"], 1e-9)
         scores = {"": self._scores} if self._scores else {}
-        rest = {"rate": f"{rate:.3g}", "rows/s": f"{speed:,.0f}"}
-        fields = {"loss": f"{loss:.4g}", **scores, **rest}
+        speeds = {"rate": f"{rate:.3g}", "rows/s": f"{speed:,.0f}"}
+        fields = {"loss": f"{loss:.4g}", **scores, **speeds}
         if self._view is not None:
             self._view.update(step, epoch, fields)
 
@@ -121,14 +106,14 @@ class _Bar:
         from rich.table import Column
 
         # In a narrow terminal the text is cut, not the bar and the numbers.
-        whole = partial(Column, no_wrap=True)
+        column = partial(Column, no_wrap=True)
         width = len(f"{total}/{total}") if total is not None else 8
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}", table_column=whole(min_width=9)),
-            BarColumn(bar_width=14, table_column=whole(min_width=10)),
-            MofNCompleteColumn(table_column=whole(min_width=width)),
-            TextColumn("{task.fields[text]}", table_column=whole(overflow="ellipsis", ratio=1)),
-            TimeRemainingColumn(table_column=whole(min_width=7)),
+            TextColumn("epoch {task.fields[epoch]}", table_column=column(min_width=9)),
+            BarColumn(bar_width=14, table_column=column(min_width=10)),
+            MofNCompleteColumn(table_column=column(min_width=width)),
+            TextColumn("{task.fields[text]}", table_column=column(overflow="ellipsis", ratio=1)),
+            TimeRemainingColumn(table_column=column(min_width=7)),
             console=console,
             expand=True,
         )
@@ -160,14 +145,14 @@ class _NotebookBar:
         """Leave the last update in the notebook."""
 
 
-def _terminal(total: int | None, wanted: bool) -> _View | None:
+def _terminal(total: int | None, wanted: bool) -> _Bar | None:
     from rich.console import Console
 
     console = Console(stderr=True)
     return _Bar(console, total) if wanted or console.is_terminal else None
 
 
-def _notebook(total: int | None) -> _View | None:
+def _notebook(total: int | None) -> _NotebookBar | None:
     """A bar, if this process is the kernel of a notebook."""
     if not in_notebook():
         return None

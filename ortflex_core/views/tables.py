@@ -32,8 +32,8 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
 
     def row(cells: Sequence[str], tag: str) -> str:
-        made = (f'<{tag} style="{_STYLE}">{escape(printable(cell))}</{tag}>' for cell in cells)
-        return f"<tr>{''.join(made)}</tr>"
+        elements = (f'<{tag} style="{_STYLE}">{escape(printable(cell))}</{tag}>' for cell in cells)
+        return f"<tr>{''.join(elements)}</tr>"
 
     head = row(columns, "th") if columns else ""
     return f"<table>{head}{''.join(row(cells, 'td') for cells in rows)}</table>"

@@ -83,9 +83,9 @@ def short_tracebacks(cls: _CLASS) -> _CLASS:
 
 
 def _shortens(error: OrtflexError) -> bool:
-    wanted = os.environ.get("ORTFLEX_DEBUG", "") not in ("", "0")
-    whole = wanted or _log.isEnabledFor(logging.DEBUG)
-    return not (whole or isinstance(error, BrokenPlugin))
+    debugging = os.environ.get("ORTFLEX_DEBUG", "") not in ("", "0")
+    is_full = debugging or _log.isEnabledFor(logging.DEBUG)
+    return not (is_full or isinstance(error, BrokenPlugin))
 
 
 def _shorten(error: BaseException) -> None:

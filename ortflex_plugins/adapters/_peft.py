@@ -28,7 +28,7 @@ _OTHERS = ("use_dora", "use_qalora", "lora_bias", "modules_to_save", "layer_repl
 
 @attrs.frozen
 class Config:
-    """What adapter_config.json says."""
+    """The entries of adapter_config.json."""
 
     folder: Path
     entries: Mapping[str, Any]
@@ -43,10 +43,10 @@ class Config:
         }
 
     def check(self, lora: Lora, where: str) -> None:
-        """Refuse fields of other values, which the folder's tensors do not have.
+        """Refuse an adapter whose fields differ from those of the folder's tensors.
 
         Raises:
-            ConfigError: what differs.
+            ConfigError: the message has the fields that differ.
         """
         wanted = {n: v for n, v in self.fields().items() if n != "dropout"}
         differ = {n: v for n, v in wanted.items() if getattr(lora, n) != v}
@@ -62,7 +62,7 @@ def read_config(folder: Path) -> Config:
     """The configuration of an adapter that PEFT wrote.
 
     Raises:
-        ConfigError: the folder lacks it, or it is of an adapter that is not A·B alone.
+        ConfigError: the folder has no configuration, or the adapter is more than A·B.
     """
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():
@@ -71,12 +71,12 @@ def read_config(folder: Path) -> Config:
                 hint = "; it has adapter_model.bin: save it again with safe_serialization=True"
             raise ConfigError(
                 f"{str(folder)!r} is not a PEFT folder: it has no {name}{hint}. "
-                "Trainer.resume(checkpoint) continues a training without this folder"
+                "Trainer.resume(checkpoint) continues a run without this folder"
             )
     try:
         entries = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind, found = entries["peft_type"], Config(folder, entries)
-        found.fields()
+        kind, config = entries["peft_type"], Config(folder, entries)
+        config.fields()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{str(folder / CONFIG)!r} is not the configuration of a LoRA adapter: "
@@ -92,14 +92,14 @@ def read_config(folder: Path) -> Config:
             f"{str(folder)!r} has an adapter that is more than A·B: {beyond[0]} is "
             f"{entries[beyond[0]]!r}; merge it with PEFT (merge_and_unload) and export that model"
         )
-    return found
+    return config
 
 
 def _keys(folder: Path) -> dict[str, dict[str, str]]:
     """The keys of A and B of every module.
 
     Raises:
-        ConfigError: the file is damaged, or has other tensors.
+        ConfigError: the file is damaged, or has tensors that are neither A nor B.
     """
     import safetensors
 
@@ -111,14 +111,14 @@ def _keys(folder: Path) -> dict[str, dict[str, str]]:
     except (OSError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
     for name in names:
-        found = _KEY.fullmatch(name)
-        if found is None:
+        match = _KEY.fullmatch(name)
+        if match is None:
             raise ConfigError(
                 f"{str(path)!r} has the tensor {name!r}, which is neither A nor B of a linear "
                 "layer or convolution; merge the adapter with PEFT (merge_and_unload) and export "
                 "that model"
             )
-        out.setdefault(found[1], {})[found[2]] = name
+        out.setdefault(match[1], {})[match[2]] = name
     half = [module for module, pair in out.items() if len(pair) < 2]
     if half or not out:
         what = f"only {next(iter(out[half[0]]))} of {half[0]!r}" if half else "no tensor"
@@ -127,7 +127,7 @@ def _keys(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _same_module(module: str, names: Sequence[str]) -> str | None:
-    """The one name that means a module: the same, or one with more or fewer parts before it."""
+    """The name of a module among ``names``: the same, or one with more or fewer parts before it."""
     if module in names:
         return module
     ends = [n for n in names if module.endswith(f".{n}") or n.endswith(f".{module}")]
@@ -135,10 +135,10 @@ def _same_module(module: str, names: Sequence[str]) -> str | None:
 
 
 def match_modules(folder: Path, products: Sequence[Product], where: str) -> list[Product]:
-    """The products that an adapter's modules are; paths may differ by a prefix.
+    """The products of an adapter's modules, whose paths may differ by a prefix.
 
     Raises:
-        ModelError: the adapter is of another base.
+        ModelError: the adapter belongs to another base model.
     """
     by_module = {p.module: p for p in products}
     out: dict[str, str] = {}
@@ -157,7 +157,7 @@ def read_pair(folder: Path, product: Product) -> tuple[Array, Array]:
     """A [inputs, rank] and B [rank, outputs] of a product; B has the factor of an ``alpha_pattern``.
 
     Raises:
-        ModelError: their shapes are not those of the model.
+        ModelError: the shapes are not those of the model.
     """
     import safetensors
 

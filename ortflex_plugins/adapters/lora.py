@@ -70,7 +70,7 @@ class Lora(Adapter):
             changes: other fields, such as ``frozen=True`` or ``label="style"``.
 
         Raises:
-            ConfigError: the folder is no adapter of PEFT, or of a kind that is not low-rank alone.
+            ConfigError: the folder is no adapter of PEFT, or the adapter is more than A·B.
         """
         config = read_config(Path(folder))
         return cls(**{**config.fields(), "source": str(folder), **changes})
@@ -81,14 +81,14 @@ class Lora(Adapter):
         return self.scale_of(self.rank)
 
     def scale_of(self, rank: int) -> float:
-        """The factor of a branch of another rank, as a file may have for some modules."""
+        """The factor of a branch of another rank, which a file may have for some modules."""
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def select(self, products: Sequence[Product], where: str) -> Sequence[Product]:
-        """The products that targets mean; with ``source`` those that the folder has.
+        """The products that match the targets; with ``source``, those of the modules in the folder.
 
         Raises:
-            ModelError: a target or a module of the folder means nothing.
+            ModelError: a target or a module of the folder matches no product.
             ConfigError: the folder was written with another rank or factor.
         """
         if not self.source:
@@ -152,13 +152,13 @@ class Lora(Adapter):
         """Write the folder that PEFT reads: adapter_model.safetensors and adapter_config.json.
 
         Raises:
-            ConfigError: ``prefix`` is not the beginning of every module.
-            OutputError: it cannot be written.
+            ConfigError: the path of a module does not begin with ``prefix``.
+            OutputError: the folder cannot be written.
         """
         write_peft(path, self, tensors)
 
     def warnings(self, product: Product) -> Iterator[str]:
-        """A rank that a matrix of this size cannot have."""
+        """A warning about a rank that is larger than the matrix."""
         most = min(product.inputs, product.outputs)
         if self.rank > most:
             yield (

@@ -1,1 +1,1 @@
-"""Means of the weights along a training: one a module."""
+"""Averages, one in each module: means of the weights over the steps."""

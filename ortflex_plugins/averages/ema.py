@@ -13,10 +13,10 @@ from ortflex_core.protocols import Average
 
 @attrs.frozen(kw_only=True)
 class Ema(Average):
-    """Exponential moving average: ``a₁ = w₁``, ``aₜ = decay·aₜ₋₁ + (1 − decay)·wₜ``.
+    """Exponential moving average: ``a₁ = w₁``, ``aₜ = decay·aₜ₋₁ + (1 − decay)·wₜ``; t counts the steps.
 
     Raises:
-        ValueError: ``decay`` is not >= 0 and < 1.
+        ValueError: ``decay`` is not in [0, 1).
 
     >>> Ema(decay=0.99).describe()
     {'name': 'ema', 'decay': 0.99}
@@ -34,5 +34,5 @@ class Ema(Average):
     )
 
     def share(self, op: Ops, step: Host) -> Host:
-        """1 at the first step and 1 − decay from then on."""
+        """1 at the first step and 1 − decay afterwards."""
         return 1 - self.decay * op.Min(step - 1, 1.0)

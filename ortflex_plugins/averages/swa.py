@@ -13,11 +13,11 @@ from ortflex_core.protocols import Average
 
 @attrs.frozen(kw_only=True)
 class Swa(Average):
-    """Stochastic weight averaging: the mean of the weights after some of the steps.
+    """Stochastic weight averaging: the mean of the weights after certain steps.
 
-    Those are ``start``, ``start + every``, ``start + 2·every``, …; before them the average is the
-    weight itself. Steps count from 1; with 600 steps an epoch, ``Swa(start=6000, every=600)`` averages the
-    weights at the end of the 10th and of every later epoch.
+    These are the steps ``start``, ``start + every``, ``start + 2·every``, …, counted from 1. Before them,
+    the average is the weight itself. With 600 steps per epoch, ``Swa(start=6000, every=600)`` averages
+    the weights at the end of epoch 10 and of every later epoch.
 
     Raises:
         ValueError: ``start`` or ``every`` is less than 1.
@@ -39,7 +39,7 @@ class Swa(Average):
     )
 
     def share(self, op: Ops, step: Host) -> Host:
-        """1/n at the n-th step that counts, 0 at others, and 1 before the first."""
+        """1/n at the n-th averaged step, 0 at the steps between, and 1 before the first averaged step."""
         past = op.Floor((step - self.start) / self.every)
         counts = past - op.Floor((step - 1 - self.start) / self.every)
         early = op.Min(op.Max(self.start - step, 0.0), 1.0)

@@ -1,13 +1,14 @@
-"""Steps of several batches on the fused backend: gradients are summed, then the weights are updated.
+"""Steps of several batches: gradients are summed, then the weights are updated.
 
-There are three graphs: one computes a batch's gradient, one adds it to the sum, ((g₀ + g₁) + g₂) …,
-and one updates the weights from the sum. The memory is that of one batch; the sums exist in two
-versions that swap, like the weights.
+On the fused backend there are three graphs: one computes a batch's gradient, one adds it to the sum,
+((g₀ + g₁) + g₂) …, and one updates the weights from the sum. The memory is that of one batch; the
+sums exist in two versions that swap, like the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from ortflex_core.programs import (
     update_program,
 )
 from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import Binder, HostVector, get_session
+from ortflex_core.runtime import Binder, HostVector, Workspace, get_session
 from ortflex_core.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ _BATCH = 2
 """The version number of a single batch's gradient, next to the versions 0 and 1 of the sums."""
 
 
-def together(batches: Sequence[Batch]) -> list[float]:
-    """The denominators of several batches as one."""
+def total_denominators(batches: Sequence[Batch]) -> list[float]:
+    """The denominators of a step's losses: the sums over its batches."""
     return [sum(parts) for parts in zip(*(b.denominators for b in batches), strict=True)]
 
 
@@ -48,11 +49,81 @@ def split(batches: Sequence[Batch], steps: int, size: int) -> Iterator[Sequence[
         yield [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))]
 
 
+def bind_program(
+    device: Device,
+    threads: int,
+    frozen: Callable[[Key], Value],
+    program: Program,
+    hosts: HostVector,
+    before: Mapping[Key, Value],
+    after: Mapping[Key, Value],
+) -> Binder:
+    """Bindings of a program to host scalars and, by ports, to its inputs and outputs.
+
+    ``frozen`` returns the value of an input that is not in ``before``.
+    """
+    binder = Binder(get_session(program, device, threads), program.name)
+    for key, spec in program.takes.items():
+        binder.input(spec.name, before.get(key) or frozen(key))
+    binder.hosts(hosts)
+    for key, spec in program.gives.items():
+        binder.output(spec.name, after[key])
+    return binder
+
+
+class GradientSum:
+    """The sum of the gradients of a step's batches, in two versions that swap: ((g₀ + g₁) + g₂) ….
+
+    The gradient of the first batch is written into the current version of ``twins``, each of the
+    others into ``batch``; :meth:`add` adds it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: Device,
+        batch: Mapping[str, Value],
+        bind: Callable[..., Binder],
+    ) -> None:
+        self._device, self.batch, self._bind = device, batch, bind
+        zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in problem.parameters}
+        self.twins = Twins(device, zeros, ports_of("gradient", zeros))
+        self.program = adding_program(problem)
+        self._hosts = HostVector(self.program, device, {})
+        self.binders: dict[int, Binder] = {}
+
+    def add(self) -> None:
+        """Add a batch's gradient to the sum."""
+        old = self.twins.current
+        if old not in self.binders:
+            before = self.twins.at_ports(old)
+            before |= {batch_gradient(n): value for n, value in self.batch.items()}
+            after = self.twins.at_ports(1 - old)
+            self.binders[old] = self._bind(self.program, self._hosts, before, after)
+        self.binders[old].run()
+        self.twins.current = 1 - old
+
+    def share(self, exchange: GradientExchange) -> bool:
+        """Let an exchange add in this memory if the host can read it; returns whether it can."""
+        views = {name: self._device.view(value) for name, value in self.twins.values.items()}
+        readable = {name: view for name, view in views.items() if view is not None}
+        if len(readable) < len(views):
+            return False
+        exchange.sums = readable
+        return True
+
+
+def names_of(values: Iterable[Key]) -> list[str]:
+    """The parameters to which some ports belong."""
+    return [str(port.of) for port in values if isinstance(port, Port)]
+
+
 class Accumulator:
     """Runs steps of several batches on the weights of an engine.
 
     ``states`` (weights, slots) and ``buffers`` (running statistics) belong to the engine, the sums
-    of gradients to this class.
+    of gradients to this class. The engine updates the parameters of which it passes ``gradients``,
+    memory for the gradients with penalties and transforms.
     """
 
     def __init__(
@@ -63,20 +134,18 @@ class Accumulator:
         states: Sequence[Twins],
         buffers: Twins,
         frozen: Callable[[Key], Value],
+        gradients: Mapping[Key, Value],
     ) -> None:
         self._problem, self._device, self._columns = problem, device, columns
-        self._states, self._buffers, self._frozen = states, buffers, frozen
+        self._states, self._buffers = states, buffers
+        self.bind = partial(bind_program, device, problem.threads, frozen)
         weights = {n: problem.model.initializer(n) for n in problem.parameters}
-        zeros = {n: np.zeros_like(a) for n, a in weights.items()}
-        self._sums = Twins(device, zeros, ports_of("gradient", weights))
-        self._batch = {n: device.empty(a.shape, a.dtype) for n, a in weights.items()}
-        self._adding = adding_program(problem)
-        self._adders: dict[int, Binder] = {}
-        self._moving = update_program(problem)
+        batch = {n: device.empty(a.shape, a.dtype) for n, a in weights.items()}
+        self._sum = GradientSum(problem, device, batch, self.bind)
+        self._moving = update_program(problem, names_of(gradients))
         self._hosts = HostVector(self._moving, device, problem.constants())
-        self._none = HostVector(self._adding, device, {})
         self._penalty: Scalar | None = None
-        self._outputs: dict[Key, Value] = {}
+        self._outputs = dict(gradients)
         cost = self._moving.gives.get(_PENALTY)
         if cost is not None:
             self._outputs[_PENALTY] = device.empty([], cost.numpy)
@@ -90,30 +159,25 @@ class Accumulator:
                 share_port(k, name): device.empty(running[name].shape, running[name].dtype)
                 for k, (name, _) in enumerate(moves)
             }
-            # If the host can read the memory of the sums, it computes them.
-            views = {name: device.view(value) for name, value in self._sums.values.items()}
-            seen = {name: view for name, view in views.items() if view is not None}
-            self._direct = len(seen) == len(views)
-            if self._direct:
-                self._exchange.sums = seen
+            self._direct = self._sum.share(self._exchange)
         self._movers: dict[tuple[int, int], Binder] = {}
         self._plans = PlanCache[_BoundGradient]()
-        self.programs: dict[str, Program] = {"update": self._moving, "add": self._adding}
+        self.programs: dict[str, Program] = {"update": self._moving, "add": self._sum.program}
 
     def binders(self) -> list[Binder]:
         """All bindings."""
         plans = (b for p in self._plans for b in p.binders())
-        return [*self._movers.values(), *self._adders.values(), *plans]
+        return [*self._movers.values(), *self._sum.binders.values(), *plans]
 
     def run(self, batches: Sequence[Batch], rate: float, step: int) -> tuple[float, float]:
         """One step, its number counted from 1; returns loss and penalty."""
-        factors = self._problem.scales(together(batches))
+        factors = self._problem.scales(total_denominators(batches))
         first = (step - 1) * self._problem.updating.accumulate + 1
         loss = 0.0
         gather = self._gather if self._exchange is None else self._gather_from_all
         for totals in gather(batches, factors, first):
             loss += sum(t * f for t, f in zip(totals, factors.values(), strict=True))
-        old, at = self._states[0].current, self._sums.current
+        old, at = self._states[0].current, self._sum.twins.current
         if (old, at) not in self._movers:
             self._movers[old, at] = self._mover(old, at)
         self._hosts.update({_RATE: rate, _COUNTER: step})
@@ -127,9 +191,10 @@ class Accumulator:
     ) -> Iterator[list[float]]:
         """Add the batches' gradients, whose draws are numbered from ``first``; returns their totals."""
         for k, batch in enumerate(batches):
-            into = _BATCH if k else 1 - self._sums.current
+            into = _BATCH if k else self._sum.twins.current
             yield self._plan(batch).run(self, batch, factors, into, first + k)
-            self._add(into)
+            if k:
+                self._sum.add()
 
     def _gather_from_all(
         self, batches: Sequence[Batch], factors: Mapping[str, float], first: int
@@ -143,26 +208,13 @@ class Accumulator:
                 batch = batches[own]
                 totals = self._plan(batch).run(self, batch, factors, _BATCH, first + own)
                 exchange.costs[:] = totals
-                read_into(device, self._batch, exchange.own)
+                read_into(device, self._sum.batch, exchange.own)
                 shares = dict(enumerate(self._shares.values()))
                 read_into(device, shares, exchange.shares)
             yield from exchange.add(start, present)
         if not self._direct:
-            self._sums.write(exchange.sums, "sum")
+            self._sum.twins.write(exchange.sums, "sum")
         self._buffers.write(exchange.statistics, "buffer")
-
-    def _add(self, into: int) -> None:
-        """Add a batch's gradient to the sum; that of the first batch is the sum."""
-        old = self._sums.current
-        if into == _BATCH:
-            if old not in self._adders:
-                before = self._sums.at_ports(old)
-                before |= {batch_gradient(n): value for n, value in self._batch.items()}
-                self._adders[old] = self.bind(
-                    self._adding, self._none, before, self._sums.at_ports(1 - old)
-                )
-            self._adders[old].run()
-        self._sums.current = 1 - old
 
     def statistics(self) -> dict[Key, Value]:
         """The memory for the running statistics of a batch's graph, or for its contribution to them."""
@@ -173,8 +225,8 @@ class Accumulator:
     def gradients(self, into: int) -> dict[Key, Value]:
         """The memory for a batch's gradient, by ports."""
         if into == _BATCH:
-            return {Port("gradient", of=n): value for n, value in self._batch.items()}
-        return self._sums.at_ports(into)
+            return {Port("gradient", of=n): value for n, value in self._sum.batch.items()}
+        return self._sum.twins.at_ports(into)
 
     def _plan(self, batch: Batch) -> _BoundGradient:
         key = tuple(batch.shape(s.name) for s in self._columns if s.name in batch.columns)
@@ -190,28 +242,12 @@ class Accumulator:
         return self.programs[name]
 
     def _mover(self, old: int, at: int) -> Binder:
-        before = self._sums.at_ports(at)
+        before = self._sum.twins.at_ports(at)
         after = dict(self._outputs)
         for twins in self._states:
             before |= twins.at_ports(old)
             after |= twins.at_ports(1 - old)
         return self.bind(self._moving, self._hosts, before, after)
-
-    def bind(
-        self,
-        program: Program,
-        hosts: HostVector,
-        before: Mapping[Key, Value],
-        after: Mapping[Key, Value],
-    ) -> Binder:
-        """Bindings of a program's inputs and outputs by their ports."""
-        binder = Binder(get_session(program, self._device, self._problem.threads), program.name)
-        for key, spec in program.takes.items():
-            binder.input(spec.name, before.get(key) or self._frozen(key))
-        binder.hosts(hosts)
-        for key, spec in program.gives.items():
-            binder.output(spec.name, after[key])
-        return binder
 
 
 class _BoundGradient:
@@ -227,6 +263,7 @@ class _BoundGradient:
         totals = {t.total_port: program.gives[t.total_port] for t in problem.terms}
         self._costs: dict[Key, Value] = {k: device.empty([], s.numpy) for k, s in totals.items()}
         self._totals = [Scalar(device, v) for v in self._costs.values()]
+        self._workspace = Workspace(program, device, problem.threads)
         self._binders: dict[tuple[int, ...], Binder] = {}
 
     def run(
@@ -254,4 +291,6 @@ class _BoundGradient:
             before |= twins.at_ports(old)
         before |= owner._buffers.at_ports(owner._buffers.current)
         after = {**self._costs, **owner.gradients(into), **owner.statistics()}
-        return owner.bind(self._program, self._hosts, before, after)
+        binder = owner.bind(self._program, self._hosts, before, after)
+        self._workspace.bind(binder)
+        return binder

@@ -75,7 +75,7 @@ class Agent:
         state = self._new_state()
         try:
             self._agent.run_forward(feeds, fetches, state, self._cache)
-        except Exception as error:  # as above
+        except Exception as error:  # onnxruntime has its own exception classes
             raise GraphError(f"the forward graph failed: {error_reason(error)}") from error
         return state
 
@@ -83,5 +83,5 @@ class Agent:
         """Run from the cotangents of the outputs to the gradients."""
         try:
             self._agent.run_backward(cotangents, fetches, state)
-        except Exception as error:  # as above
+        except Exception as error:  # onnxruntime has its own exception classes
             raise GraphError(f"the backward graph failed: {error_reason(error)}") from error

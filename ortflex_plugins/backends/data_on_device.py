@@ -72,7 +72,6 @@ def _program(targets: Mapping[str, tuple[TensorSpec, Value]]) -> Program:
     rows = trace.input("rows", np.int64, ("taken",))
     taken = {}
     for name, (spec, value) in targets.items():
-        whole = Port("value", of=name)
-        column = trace.input(whole, spec.dtype, ("all", *value.shape()[1:]))
+        column = trace.input(Port("value", of=name), spec.dtype, ("all", *value.shape()[1:]))
         taken[Port("data", of=name)] = trace.op.Gather(column, rows, axis=0)
     return build(trace, taken, name="rows")

@@ -60,12 +60,14 @@ class DeviceGraphs:
             return None
         if program.key not in self._sessions:
             try:
-                made = new_session(program, self._device, self._threads, providers=self._providers)
-                _check(made, self._providers)
+                session = new_session(
+                    program, self._device, self._threads, providers=self._providers
+                )
+                _check(session, self._providers)
             except OrtflexError as error:
                 self.refuse(error)
                 return None
-            self._sessions[program.key] = made
+            self._sessions[program.key] = session
         return self._sessions[program.key]
 
     def number(self) -> int:
@@ -94,8 +96,8 @@ def _check(session: Any, providers: list[Any]) -> None:
     actual = session.get_provider_options()
     for name, options in providers:
         for key, value in options.items():
-            found = str(actual.get(name, {}).get(key))
-            if found != str(value):
+            value_used = str(actual.get(name, {}).get(key))
+            if value_used != str(value):
                 raise GraphError(
-                    f"onnxruntime made the session with {key}={found} instead of {value} on {name}"
+                    f"onnxruntime made the session with {key}={value_used} instead of {value} on {name}"
                 )

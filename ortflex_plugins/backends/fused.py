@@ -3,33 +3,38 @@
 Forward, loss, backward, penalty and update are one graph, which runs once per step. Weights and
 optimizer state exist in two versions; the graph reads one and writes the other, and two prepared
 sets of bindings alternate, so that nothing is bound or copied between steps. If a step is so short
-that the start of a run matters, a graph has several steps.
+that the start of a run matters, a graph has several steps. Long updates of large parameters are
+computed by numpy, in place, from gradients that the graph gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import attrs
+import numpy as np
 
 from ortflex_core.data import Batch, Block
 from ortflex_core.engines import (
+    HostUpdates,
     PlanCache,
     ReadLosses,
     TwinEngine,
     Twins,
+    host_formulas,
     missing_types,
 )
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
-from ortflex_core.graph import Key, Program, ports_of
+from ortflex_core.graph import Key, Port, Program, ports_of
 from ortflex_core.model import buffer_value
 from ortflex_core.problem import Problem
-from ortflex_core.programs import problem_key, step_program
+from ortflex_core.programs import Formula, problem_key, step_program
 from ortflex_core.protocols import Backend, Device, Losses, Value
-from ortflex_core.runtime import Runtime, binding_counts, get_program
+from ortflex_core.runtime import Runtime, binding_counts, get_program, plans_memory
 from ortflex_core.types import Array
-from ortflex_plugins.backends.accumulating import Accumulator, split
+from ortflex_plugins.backends.accumulating import Accumulator, names_of, split
 from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
 from ortflex_plugins.backends.fused_plan import BoundStep
@@ -58,6 +63,9 @@ class FusedBackend(Backend):
     gradient rule (``ortflex.gradients``). ``steps_per_run`` is how many steps one graph holds;
     ``"auto"`` chooses by the size of a step (never by a clock). All values give the same weights up
     to float32 rounding.
+
+    Parameters of 2¹⁸ elements and more are updated by numpy, in place, if the optimizer is elementwise
+    and longer than momentum (Adam and its relatives): their gradients are outputs of the graph.
 
     ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, where the device can: short
     steps are bound by the launches of their kernels otherwise. If a step cannot be recorded (it has
@@ -92,7 +100,8 @@ class FusedBackend(Backend):
                 f"cuda_graph=True needs device='cuda'; the device {device.name} cannot record runs"
             ]
         try:
-            _shared(_of_one_batch(problem), 1, problem.batch_size)
+            formulas = _host_formulas(problem, device, self.steps_per_run)
+            _shared(_of_one_batch(problem), 1, problem.batch_size, formulas)
         except _REFUSALS as error:
             return [str(error)]
         return missing_types(problem, device)
@@ -101,10 +110,27 @@ class FusedBackend(Backend):
         return FusedEngine(problem, device, self.steps_per_run, self.cuda_graph)
 
 
-def _shared(problem: Problem, steps: int = 1, rows: int | None = None) -> Program:
+def _shared(
+    problem: Problem,
+    steps: int = 1,
+    rows: int | None = None,
+    updated_elsewhere: Collection[str] = (),
+) -> Program:
     """The step graph of all problems of this structure; for batches of any size if ``rows`` is None."""
-    key = ("step", problem_key(problem), steps, rows)
-    return get_program(key, lambda: step_program(problem, steps=steps, rows=rows))
+    key = ("step", problem_key(problem), steps, rows, tuple(updated_elsewhere))
+    return get_program(
+        key,
+        lambda: step_program(problem, steps=steps, rows=rows, updated_elsewhere=updated_elsewhere),
+    )
+
+
+def _host_formulas(
+    problem: Problem, device: Device, steps: int | Literal["auto"]
+) -> dict[str, Formula]:
+    """The updates that numpy computes: of large parameters, in memory that the host can access."""
+    if steps not in ("auto", 1) or device.view(device.empty([1], np.float32)) is None:
+        return {}
+    return host_formulas(problem)
 
 
 def _of_one_batch(problem: Problem) -> Problem:
@@ -120,7 +146,7 @@ def steps_per_run(problem: Problem, nodes: int, most_nodes: int = _MOST_NODES) -
     converted to nodes. Among the numbers that are not too large, the one with the fewest runs per
     epoch is chosen. The result only depends on the problem.
     """
-    weights = sum(problem.model.initializer(n).size for n in problem.parameters)
+    weights = sum(math.prod(problem.shape_of(n)) for n in problem.parameters)
     together = problem.updating.accumulate
     nodes *= together
     work = nodes + 6 * weights * problem.batch_size * together / _FLOPS_PER_NODE
@@ -145,19 +171,35 @@ class FusedEngine(TwinEngine):
         super().__init__(problem, device)
         self.graphs = DeviceGraphs(device, cuda_graph, problem.threads)
         model = problem.model
+        formulas = _host_formulas(problem, device, steps)
         state = {n: model.initializer(n) for n in problem.parameters}
         statistics = {n: buffer_value(problem, n) for n in problem.buffers}
-        self._weights = Twins(device, state, ports_of("parameter", state))
-        self._slots = Twins(device, problem.slot_values(), problem.slot_ports)
-        self._buffers = Twins(device, statistics, ports_of("buffer", statistics))
+        # Steps of several batches run graphs whose memory onnxruntime plans.
+        whole = problem.updating.accumulate == 1 and problem.peers is None
+        planned = problem.recompute is not False and whole and plans_memory(device)
+
+        def twins(values: Mapping[str, Array], ports: Mapping[str, Port]) -> Twins:
+            own = {n for n, port in ports.items() if planned or port.of in formulas}
+            return Twins(device, values, ports, own)
+
+        self._weights = twins(state, ports_of("parameter", state))
+        self._slots = twins(problem.slot_values(), problem.slot_ports)
+        self._buffers = twins(statistics, ports_of("buffer", statistics))
         self._twins = (self._weights, self._slots, self._buffers)
+        self._gradients: dict[Key, Value] = {
+            Port("gradient", of=n): device.empty(state[n].shape, state[n].dtype) for n in formulas
+        }
+        """The gradients from which numpy updates parameters."""
+        self.host_updates: HostUpdates | None = None
+        if formulas:
+            self.host_updates = HostUpdates(problem, formulas, self._views())
         self._kept_step = 0
         self.columns = problem.columns
         self.resident = Resident(device, self.columns)
         self._programs: dict[tuple[int, int | None], Program] = {}
         self._plans = PlanCache[BoundStep]()
         self._last: tuple[Any, int, int, BoundStep] | None = None
-        if problem.peers is not None or problem.recompute is not False:
+        if problem.peers is not None or problem.recompute is not False or formulas:
             steps = 1
         if steps == "auto":
             if problem.updating.accumulate == 1:
@@ -175,8 +217,14 @@ class FusedEngine(TwinEngine):
     def _program(self, steps: int, rows: int | None) -> Program:
         key = (steps, rows)
         if key not in self._programs:
-            self._programs[key] = _shared(self.problem, steps, rows)
+            self._programs[key] = _shared(self.problem, steps, rows, names_of(self._gradients))
         return self._programs[key]
+
+    def _views(self) -> dict[Port, Array]:
+        """The memory of weights, slots and gradients that numpy reads and writes, by their ports."""
+        values = {**self._weights.at_ports(0), **self._slots.at_ports(0), **self._gradients}
+        views = {port: self.device.view(value) for port, value in values.items()}
+        return {p: v for p, v in views.items() if isinstance(p, Port) and v is not None}
 
     def _sized(self, steps: int, rows: int) -> Program:
         """The graph for batches of a number of rows.
@@ -192,8 +240,8 @@ class FusedEngine(TwinEngine):
             return self._program(steps, rows)
 
     def versions(self, which: Sequence[int]) -> dict[Key, Value]:
-        """One of the two versions of weights, slots and statistics each."""
-        out: dict[Key, Value] = {}
+        """One of the two versions of weights, slots and statistics each, and the gradients for numpy."""
+        out = dict(self._gradients)
         for twins, version in zip(self._twins, which, strict=True):
             out |= twins.at_ports(version)
         return out
@@ -212,7 +260,15 @@ class FusedEngine(TwinEngine):
 
     def _accumulating(self) -> Accumulator:
         states, frozen = (self._weights, self._slots), self.evaluator.frozen_port
-        return Accumulator(self.problem, self.device, self.columns, states, self._buffers, frozen)
+        return Accumulator(
+            self.problem,
+            self.device,
+            self.columns,
+            states,
+            self._buffers,
+            frozen,
+            self._gradients,
+        )
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
         size = self.problem.updating.accumulate
@@ -223,6 +279,7 @@ class FusedEngine(TwinEngine):
             out = []
             for parts, rate in zip(split(batches, len(rates), size), rates, strict=True):
                 out.append(self._accumulator.run(parts, rate, self._step + 1))
+                self._update_on_host(rate)
                 self._step += 1
             return ReadLosses(out)
         if len(batches) == 1:
@@ -242,10 +299,16 @@ class FusedEngine(TwinEngine):
         plan.set_hosts(self._step, denominators, rates)
         weights, slots, buffers = self._twins
         losses = plan.run(self, (weights.current, slots.current, buffers.current))
+        self._update_on_host(rates[0])
         for twins in self._twins:
             twins.current = 1 - twins.current
         self._step += steps
         return losses
+
+    def _update_on_host(self, rate: float) -> None:
+        """Update the parameters whose gradients the graph gave."""
+        if self.host_updates is not None:
+            self.host_updates.run(rate, self._step + 1)
 
     @property
     def _now(self) -> dict[str, Value]:

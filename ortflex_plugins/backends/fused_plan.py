@@ -11,7 +11,7 @@ from ortflex_core.data import Batch, Block
 from ortflex_core.errors import GraphError
 from ortflex_core.graph import Program
 from ortflex_core.protocols import Device
-from ortflex_core.runtime import Binder, get_session
+from ortflex_core.runtime import Binder, Workspace, get_session
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.data_on_device import Gathering
 from ortflex_plugins.backends.step_plan import RunLosses, StepPlan
@@ -43,6 +43,7 @@ class BoundStep(StepPlan):
         # A recording writes to the same memory in every run, so costs are read after each run.
         self._session = engine.graphs.session(program)
         self.page = self._new_page(device)
+        self._workspace = Workspace(program, device, engine.problem.threads)
         # More bindings exist only if statistics change with every batch and weights do not.
         both: list[tuple[int, ...]] = [(0, 0, 0), (1, 1, 1)]
         self._binders = {now: self._bind(engine, now) for now in both}
@@ -55,9 +56,13 @@ class BoundStep(StepPlan):
 
     def _bind(self, engine: FusedEngine, now: tuple[int, ...]) -> Binder:
         if self._session is None:
-            binder = Binder(
-                get_session(self.program, engine.device, engine.problem.threads), "step"
+            session = get_session(
+                self.program,
+                engine.device,
+                engine.problem.threads,
+                stop_spinning=engine.host_updates is not None,
             )
+            binder = Binder(session, "step")
         else:
             binder = Binder(self._session, "step", graph=self._graphs.number())
         before, after = engine.versions(now), engine.versions(tuple(1 - k for k in now))
@@ -74,6 +79,7 @@ class BoundStep(StepPlan):
         for key, spec in self.program.gives.items():
             if key not in self.costs:
                 binder.output_at(spec, after[key], self.place, after[key].data_ptr())
+        self._workspace.bind(binder)
         self.page.bind(binder, self.place)
         return binder
 

@@ -22,8 +22,17 @@ from ortflex_core.problem import Problem
 from ortflex_core.programs import forward_program
 from ortflex_core.runtime import Runtime
 from ortflex_core.types import TensorSpec, dtype_name
-from ortflex_plugins.backends.ort_gradients_rewrites import RULES, attributes_of
-from ortflex_plugins.backends.ort_gradients_table import DISCRETE, FLAT, FLOATS, TABLE, VIEWS, View
+from ortflex_plugins.backends.ort_gradients_rewrites import RULES
+from ortflex_plugins.backends.ort_gradients_table import (
+    DISCRETE,
+    FLAT,
+    FLOATS,
+    TABLE,
+    VIEWS,
+    Entry,
+    View,
+    attributes_of,
+)
 
 _COUNTED = ("MaxPool", "Split")
 
@@ -135,7 +144,7 @@ def rewrite(problem: Problem) -> Rewrite:
 
 
 def replacing(model: Model, wrt: Iterable[str], outputs: Iterable[str]) -> Rewrite:
-    """The part of :func:`rewrite` that no mode decides: nodes between ``wrt`` and ``outputs``."""
+    """The rewrites that do not depend on modes, of the nodes between ``wrt`` and ``outputs``."""
     reached = set(wrt)
     for node in model.ancestors(outputs):
         if reached.intersection(reads(node)):
@@ -223,9 +232,9 @@ class _Check:
         """The inputs through which a gradient may flow back."""
         if node.domain == "" and node.op_type in DISCRETE:
             return []
-        if node.op_type == "Cast" and _cast_to(node) not in _ALL_FLOATS:
+        if node.op_type == "Cast" and attributes_of(node).get("to") not in _ALL_FLOATS:
             return []
-        entry = TABLE.get((node.domain, node.op_type))
+        entry = _entry(node)
         discrete = entry.discrete if entry is not None else ()
         return [k for k, name in enumerate(node.input) if name and k not in discrete]
 
@@ -246,7 +255,7 @@ class _Check:
                 self._used |= self._flow(node)
         if not updates:
             self._shared.clear()
-        found = []
+        problems = []
         readers: dict[str, list[NodeProto]] = {}
         for node in self._nodes:
             active = self._before.keys() & self._flow(node)
@@ -257,13 +266,13 @@ class _Check:
             text = self._wrong(node)
             if text is not None:
                 before = tuple(self._before[node.output[0]])
-                found.append(Obstacle(f"{describe(node)}: {text}", node, before))
-        return [*found, *_twice(readers), *([] if found else self._unreached())]
+                problems.append(Obstacle(f"{describe(node)}: {text}", node, before))
+        return [*problems, *_twice(readers), *([] if problems else self._unreached())]
 
     def _wrong(self, node: NodeProto) -> str | None:
         active = frozenset(k for k in self._places(node) if node.input[k] in self._before)
         builder = f"the gradient builder of {self._runtime}"
-        entry = TABLE.get((node.domain, node.op_type))
+        entry = _entry(node)
         if node.domain == "" and node.op_type in FLAT:
             return "its derivative is zero almost everywhere, so nothing trains through it"
         if entry is None:
@@ -326,8 +335,8 @@ def _twice(readers: dict[str, list[NodeProto]]) -> list[Obstacle]:
     ]
 
 
+def _entry(node: NodeProto) -> Entry | None:
+    return TABLE.get(node.op_type) if node.domain == "" else None
+
+
 _ALL_FLOATS = (*FLOATS, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-
-def _cast_to(node: NodeProto) -> int:
-    return next((a.i for a in node.attribute if a.name == "to"), 0)

@@ -50,20 +50,20 @@ def _conv(op: Ops, a: Attributes, x: Tensor, w: Tensor, b: Tensor | None = None)
     shape = w.shape
     if shape is None or not known(shape):
         return None
-    line = a.get("group", 1) != 1 and len(shape) == 3
-    if a.get("auto_pad", "NOTSET") == "NOTSET" and not line:
+    grouped_line = a.get("group", 1) != 1 and len(shape) == 3
+    if a.get("auto_pad", "NOTSET") == "NOTSET" and not grouped_line:
         return None
     fixed = _explicit(x, shape[2:], a)
     if fixed is None:
         return None
-    if not line:
+    if not grouped_line:
         return op.Conv(x, w, b, **fixed)
     # The gradient of a grouped convolution is right in two dimensions only.
     flat = {k: [1, *v] for k, v in fixed.items() if k in ("kernel_shape", "strides", "dilations")}
     if "pads" in fixed:
         flat["pads"] = [0, fixed["pads"][0], 0, fixed["pads"][1]]
-    wide = op.Conv(op.Unsqueeze(x, [2]), op.Unsqueeze(w, [2]), b, **{**fixed, **flat})
-    return op.Squeeze(wide, [2])
+    plane = op.Conv(op.Unsqueeze(x, [2]), op.Unsqueeze(w, [2]), b, **{**fixed, **flat})
+    return op.Squeeze(plane, [2])
 
 
 def _max_pool(op: Ops, a: Attributes, x: Tensor, *, count: int) -> Any:

@@ -6,28 +6,23 @@ later check then refuses the node.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from ortflex_core.graph import Ops, Tensor
 from ortflex_core.types import numpy_dtype
 from ortflex_plugins.backends.ort_gradients_pools import POOLS
 from ortflex_plugins.backends.ort_gradients_table import VIEWS, known, same
 
-Made = Tensor | Sequence[Tensor] | None
+Outputs = Tensor | Sequence[Tensor] | None
 Attributes = Mapping[str, Any]
-Rule = Callable[..., Made]
-
-
-def attributes_of(node: NodeProto) -> dict[str, Any]:
-    """A node's attributes as Python values, strings decoded."""
-    values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+Rule = Callable[..., Outputs]
 
 
 def softplus(op: Ops, x: Tensor) -> Tensor:
@@ -36,42 +31,38 @@ def softplus(op: Ops, x: Tensor) -> Tensor:
 
 
 def _exponential(op: Ops, x: Tensor, alpha: float, inner: float = 1.0) -> Tensor:
-    """X above zero, alpha·(exp(x/inner) − 1) below."""
+    """The value x where x > 0, otherwise alpha·(exp(x/inner) − 1)."""
     return op.Max(x, 0.0) + alpha * (op.Exp(op.Min(x, 0.0) / inner) - 1.0)
 
 
-def _selu(op: Ops, a: Attributes, x: Tensor) -> Made:
-    gamma = a.get("gamma", 1.05070102214813232421875)
-    made: Tensor = gamma * _exponential(op, x, a.get("alpha", 1.67326319217681884765625))
-    return made
+def _selu(op: Ops, a: Attributes, x: Tensor) -> Outputs:
+    gamma: float = a.get("gamma", 1.05070102214813232421875)
+    return gamma * _exponential(op, x, a.get("alpha", 1.67326319217681884765625))
 
 
-def _celu(op: Ops, a: Attributes, x: Tensor) -> Made:
+def _celu(op: Ops, a: Attributes, x: Tensor) -> Outputs:
     alpha = a.get("alpha", 1.0)
     return _exponential(op, x, alpha, alpha)
 
 
-def _hard_sigmoid(op: Ops, a: Attributes, x: Tensor) -> Made:
+def _hard_sigmoid(op: Ops, a: Attributes, x: Tensor) -> Outputs:
     return op.Clip(a.get("alpha", 0.2) * x + a.get("beta", 0.5), 0.0, 1.0)
 
 
-def _thresholded(op: Ops, a: Attributes, x: Tensor) -> Made:
+def _thresholded(op: Ops, a: Attributes, x: Tensor) -> Outputs:
     return _select(op, x > a.get("alpha", 1.0), x)
 
 
-def _select(op: Ops, condition: Tensor, x: Tensor) -> Made:
-    """X where the condition holds, else 0."""
+def _select(op: Ops, condition: Tensor, x: Tensor) -> Outputs:
+    """The value of x where the condition holds, otherwise 0."""
     return op.Where(condition, x, op.constant(0.0, x.dtype))
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return functools.reduce(operator.add, terms)
 
 
-def _gelu(op: Ops, a: Attributes, x: Tensor) -> Made:
+def _gelu(op: Ops, a: Attributes, x: Tensor) -> Outputs:
     if a.get("approximate", "none") != "tanh":
         return None
     # The builder uses the derivative of the exact Gelu.
@@ -79,7 +70,7 @@ def _gelu(op: Ops, a: Attributes, x: Tensor) -> Made:
     return 0.5 * x * (1.0 + op.Tanh(inner))
 
 
-def _cast_like(op: Ops, a: Attributes, x: Tensor, like: Tensor) -> Made:
+def _cast_like(op: Ops, a: Attributes, x: Tensor, like: Tensor) -> Outputs:
     return op.Cast(x, to=like.dtype)
 
 
@@ -87,7 +78,7 @@ def _double(x: Tensor) -> bool:
     return x.dtype == TensorProto.DOUBLE
 
 
-def _relu(op: Ops, a: Attributes, x: Tensor) -> Made:
+def _relu(op: Ops, a: Attributes, x: Tensor) -> Outputs:
     return _select(op, x > 0.0, x) if _double(x) else None
 
 
@@ -97,21 +88,21 @@ def _log_softmax(op: Ops, a: Attributes, x: Tensor) -> Tensor | None:
     return x - op.ReduceLogSumExp(x, axes=[a.get("axis", -1)], keepdims=1)
 
 
-def _softmax(op: Ops, a: Attributes, x: Tensor) -> Made:
+def _softmax(op: Ops, a: Attributes, x: Tensor) -> Outputs:
     logarithm = _log_softmax(op, a, x)
     return None if logarithm is None else op.Exp(logarithm)
 
 
-def _mul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+def _mul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Outputs:
     # A parameter that only one node reads, twice, gets two gradients with the same name.
     return op.Pow(x, 2.0) if x is y and x.node is None else None
 
 
-def _add(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+def _add(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Outputs:
     return 2.0 * x if x is y and x.node is None else None
 
 
-def _div(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+def _div(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Outputs:
     root = x
     while root.node is not None and root.node.op_type in VIEWS and root.node.inputs[0] is not None:
         root = root.node.inputs[0]
@@ -119,11 +110,11 @@ def _div(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
     return None if plain else x * op.Reciprocal(y)
 
 
-def _pow(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+def _pow(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Outputs:
     return None if x.dtype == y.dtype or y.constant is None else op.Pow(x, op.Cast(y, to=x.dtype))
 
 
-def _matmul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+def _matmul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Outputs:
     ranks = x.rank, y.rank
     if None in ranks or 1 not in ranks or ranks == (1, 2):
         return None
@@ -133,27 +124,27 @@ def _matmul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
     return op.Squeeze(op.MatMul(left, right), axes)
 
 
-def _gemm(op: Ops, a: Attributes, x: Tensor, y: Tensor, c: Tensor | None = None) -> Made:
+def _gemm(op: Ops, a: Attributes, x: Tensor, y: Tensor, c: Tensor | None = None) -> Outputs:
     if c is None or c.rank != 0:
         return None
     return op.Gemm(x, y, op.Reshape(c, [1]), **a)
 
 
-def _transpose(op: Ops, a: Attributes, x: Tensor) -> Made:
+def _transpose(op: Ops, a: Attributes, x: Tensor) -> Outputs:
     if a.get("perm") or not x.rank:
         return None
     return op.Transpose(x, perm=list(reversed(range(x.rank))))
 
 
-def _where(op: Ops, a: Attributes, condition: Tensor, x: Tensor, y: Tensor) -> Made:
+def _where(op: Ops, a: Attributes, condition: Tensor, x: Tensor, y: Tensor) -> Outputs:
     plain = op.Where(condition, x, y)
     if same(x.shape, plain.shape) and same(y.shape, plain.shape):
         return None
     shape = op.Shape(plain)
-    whole = [t if same(t.shape, plain.shape) else op.Expand(t, shape) for t in (x, y)]
-    for tensor in whole:
+    expanded = [t if same(t.shape, plain.shape) else op.Expand(t, shape) for t in (x, y)]
+    for tensor in expanded:
         tensor.shape = plain.shape
-    return op.Where(condition, *whole)
+    return op.Where(condition, *expanded)
 
 
 def _axes(a: Attributes, inputs: Sequence[Tensor | None]) -> tuple[bool, list[int] | None]:
@@ -167,7 +158,7 @@ def _axes(a: Attributes, inputs: Sequence[Tensor | None]) -> tuple[bool, list[in
 def _reduction(op_type: str, before: str | None = None, after: str | None = None) -> Rule:
     """A reduction with keepdims=1, between two elementwise operators."""
 
-    def rule(op: Ops, a: Attributes, *inputs: Tensor | None) -> Made:
+    def rule(op: Ops, a: Attributes, *inputs: Tensor | None) -> Outputs:
         x = inputs[0]
         assert x is not None
         fixed, axes = _axes(a, inputs)
@@ -186,7 +177,9 @@ def _reduction(op_type: str, before: str | None = None, after: str | None = None
     return rule
 
 
-def _split(op: Ops, a: Attributes, x: Tensor, sizes: Tensor | None = None, *, count: int) -> Made:
+def _split(
+    op: Ops, a: Attributes, x: Tensor, sizes: Tensor | None = None, *, count: int
+) -> Outputs:
     axis = a.get("axis", 0)
     if x.rank is None or x.shape is None:
         return None
@@ -211,17 +204,17 @@ def _pad(
     pads: Tensor,
     value: Tensor | None = None,
     axes: Tensor | None = None,
-) -> Made:
+) -> Outputs:
     if axes is None or axes.constant is None or pads.constant is None or x.rank is None:
         return None
-    whole = np.zeros((2, x.rank), np.int64)
-    whole[:, axes.constant] = pads.constant.reshape(2, -1)
-    return op.Pad(x, whole.reshape(-1), value, **a)
+    all_pads = np.zeros((2, x.rank), np.int64)
+    all_pads[:, axes.constant] = pads.constant.reshape(2, -1)
+    return op.Pad(x, all_pads.reshape(-1), value, **a)
 
 
 def _layer_norm(
     op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tensor | None = None
-) -> Made:
+) -> Outputs:
     if bias is None:
         if scale.shape is None or not known(scale.shape):
             return None
@@ -229,11 +222,11 @@ def _layer_norm(
     return op.LayerNormalization(x, scale, bias, outputs=3, **a)
 
 
-def _cross_entropy(op: Ops, a: Attributes, *inputs: Tensor) -> Made:
+def _cross_entropy(op: Ops, a: Attributes, *inputs: Tensor) -> Outputs:
     return op.SoftmaxCrossEntropyLoss(*inputs, outputs=2, **a)
 
 
-def _instance_norm(op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Made:
+def _instance_norm(op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Outputs:
     if x.rank is None:
         return None
     axes = list(range(2, x.rank))

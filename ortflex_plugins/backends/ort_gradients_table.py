@@ -20,6 +20,12 @@ from ortflex_core.types import Array, Shape, TensorSpec
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """A node's attributes as Python values, strings decoded."""
+    values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+
+
 @attrs.frozen
 class View:
     """One node of a finished graph, with what is known about its values."""
@@ -37,11 +43,7 @@ class View:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute's value; strings are decoded."""
-        for attribute in self.node.attribute:
-            if attribute.name == name:
-                value = onnx.helper.get_attribute_value(attribute)
-                return value.decode() if isinstance(value, bytes) else value
-        return default
+        return attributes_of(self.node).get(name, default)
 
     def has(self, place: int) -> bool:
         """Whether the node has an input there."""
@@ -274,49 +276,53 @@ def _cast(view: View) -> str | None:
     return None if view.attribute("to") in FLOATS else "only casts between floats have a gradient"
 
 
-_ANY = Entry()
-_SINGLE = Entry(float64=False)
-_FIRST = Entry(differentiable=(0,), discrete=(1, 2, 3, 4))
-
-TABLE: Mapping[tuple[str, str], Entry] = {
-    **{("", name): _ANY for name in ("Abs", "Add", "Exp", "Flatten", "Identity", "Log", "Max")},
-    **{("", name): _ANY for name in ("Min", "Mul", "Neg", "Reciprocal", "Sigmoid", "Sqrt")},
-    **{("", name): _ANY for name in ("Sub", "Tanh")},
-    **{("", name): _SINGLE for name in ("Concat", "Cos", "Erf", "GlobalAveragePool")},
-    **{("", name): _SINGLE for name in ("LeakyRelu", "LogSoftmax", "Relu", "Sin", "Softmax")},
-    **{
-        ("", name): _FIRST for name in ("Expand", "Gather", "GatherElements", "GatherND", "Reshape")
-    },
-    **{("", name): _FIRST for name in ("Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze")},
-    ("", "AveragePool"): Entry(float64=False, check=_average_pool),
-    ("", "Cast"): Entry(check=_cast),
-    ("", "Clip"): Entry(differentiable=(0,)),
-    ("", "Conv"): Entry(float64=False, check=_conv),
-    ("", "Div"): Entry(check=_div),
-    ("", "Gelu"): Entry(float64=False, check=_gelu),
-    ("", "Gemm"): Entry(check=_gemm),
-    ("", "LayerNormalization"): Entry(check=_layer_norm),
-    ("", "MatMul"): Entry(check=_matmul),
-    ("", "MaxPool"): Entry(float64=False, check=_max_pool),
-    ("", "Pad"): Entry(differentiable=(0,), discrete=(1, 3), check=_pad),
-    ("", "Pow"): Entry(differentiable=(0,), check=_pow),
-    ("", "ReduceL2"): Entry(differentiable=(0,), discrete=(1,), float64=False, check=_norm),
-    ("", "ReduceLogSumExp"): Entry(differentiable=(0,), discrete=(1,), check=_norm),
-    ("", "ReduceMean"): Entry(differentiable=(0,), discrete=(1,), check=_mean),
-    ("", "ReduceSum"): Entry(differentiable=(0,), discrete=(1,)),
-    ("", "ScatterElements"): Entry(
-        differentiable=(0, 2), discrete=(1,), float64=False, check=_scatter
+TABLE: Mapping[str, Entry] = {
+    **dict.fromkeys(
+        (
+            *("Abs", "Add", "Exp", "Flatten", "Identity", "Log", "Max", "Min", "Mul", "Neg"),
+            *("Reciprocal", "Sigmoid", "Sqrt", "Sub", "Tanh"),
+        ),
+        Entry(),
     ),
-    ("", "ScatterND"): Entry(differentiable=(0, 2), discrete=(1,), float64=False, check=_scatter),
-    ("", "Slice"): Entry(differentiable=(0,), discrete=(1, 2, 3, 4), check=_slice),
-    ("", "SoftmaxCrossEntropyLoss"): Entry(
-        differentiable=(0,), discrete=(1,), check=_cross_entropy
+    **dict.fromkeys(
+        (
+            *("Concat", "Cos", "Erf", "GlobalAveragePool", "LeakyRelu", "LogSoftmax", "Relu"),
+            *("Sin", "Softmax"),
+        ),
+        Entry(float64=False),
     ),
-    ("", "Split"): Entry(differentiable=(0,), discrete=(1,), check=_split),
-    ("", "Transpose"): Entry(check=_transpose),
-    ("", "Where"): Entry(differentiable=(1, 2), discrete=(0,), check=_where),
+    **dict.fromkeys(
+        (
+            *("Expand", "Gather", "GatherElements", "GatherND", "Reshape", "Squeeze", "Tile"),
+            *("TopK", "Trilu", "Unsqueeze"),
+        ),
+        Entry(differentiable=(0,), discrete=(1, 2, 3, 4)),
+    ),
+    "AveragePool": Entry(float64=False, check=_average_pool),
+    "Cast": Entry(check=_cast),
+    "Clip": Entry(differentiable=(0,)),
+    "Conv": Entry(float64=False, check=_conv),
+    "Div": Entry(check=_div),
+    "Gelu": Entry(float64=False, check=_gelu),
+    "Gemm": Entry(check=_gemm),
+    "LayerNormalization": Entry(check=_layer_norm),
+    "MatMul": Entry(check=_matmul),
+    "MaxPool": Entry(float64=False, check=_max_pool),
+    "Pad": Entry(differentiable=(0,), discrete=(1, 3), check=_pad),
+    "Pow": Entry(differentiable=(0,), check=_pow),
+    "ReduceL2": Entry(differentiable=(0,), discrete=(1,), float64=False, check=_norm),
+    "ReduceLogSumExp": Entry(differentiable=(0,), discrete=(1,), check=_norm),
+    "ReduceMean": Entry(differentiable=(0,), discrete=(1,), check=_mean),
+    "ReduceSum": Entry(differentiable=(0,), discrete=(1,)),
+    "ScatterElements": Entry(differentiable=(0, 2), discrete=(1,), float64=False, check=_scatter),
+    "ScatterND": Entry(differentiable=(0, 2), discrete=(1,), float64=False, check=_scatter),
+    "Slice": Entry(differentiable=(0,), discrete=(1, 2, 3, 4), check=_slice),
+    "SoftmaxCrossEntropyLoss": Entry(differentiable=(0,), discrete=(1,), check=_cross_entropy),
+    "Split": Entry(differentiable=(0,), discrete=(1,), check=_split),
+    "Transpose": Entry(check=_transpose),
+    "Where": Entry(differentiable=(1, 2), discrete=(0,), check=_where),
 }
-"""(domain, operator) → what is known about its gradient."""
+"""Operators of the standard, and the cases in which their gradients are correct."""
 
 DISCRETE = frozenset(
     {"And", "ArgMax", "ConstantOfShape", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN"}

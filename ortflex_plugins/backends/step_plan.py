@@ -118,8 +118,8 @@ class StepPlan:
             known = iter(denominators)
             factors = []
             for parts in symbols.scales:
-                together = [sum(d) for d in zip(*(next(known) for _ in parts), strict=True)]
-                of_step = list(self.problem.scales(together).values())
+                of_batches = zip(*(next(known) for _ in parts), strict=True)
+                of_step = list(self.problem.scales(list(map(sum, of_batches))).values())
                 for part in parts:
                     values.update(zip(part, of_step, strict=True))
                 factors.append(of_step * len(parts))

@@ -10,10 +10,10 @@ the predictions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
-import numpy as np
 
 from ortflex_core.data import Batch
 from ortflex_core.engines import (
@@ -32,17 +32,20 @@ from ortflex_core.model import Model, Rewrite
 from ortflex_core.problem import Problem
 from ortflex_core.process_groups import GradientExchange
 from ortflex_core.programs import (
-    adding_program,
-    batch_gradient,
     forward_program,
     loss_program,
     update_program,
 )
 from ortflex_core.protocols import Device, LayerBackend, Value
-from ortflex_core.runtime import Binder, HostVector, Runtime, binding_counts, get_session
+from ortflex_core.runtime import Binder, HostVector, Runtime, binding_counts
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.accumulating import split, together
+from ortflex_plugins.backends.accumulating import (
+    GradientSum,
+    bind_program,
+    split,
+    total_denominators,
+)
 from ortflex_plugins.backends.agent_passes import Agent
 
 _RATE, _COUNTER = (Port(role).label for role in ("rate", "counter"))
@@ -92,16 +95,6 @@ class TrainingAgentBackend(LayerBackend):
         return Agent(program, wrt, device, threads)
 
 
-def _bind(
-    binder: Binder, program: Program, known: Mapping[Key, Value], after: Mapping[Key, Value]
-) -> None:
-    """Bind the inputs and outputs of a program by their ports."""
-    for key, spec in program.takes.items():
-        binder.input(spec.name, known[key])
-    for key, spec in program.gives.items():
-        binder.output(spec.name, after[key])
-
-
 def _of(key: Key) -> str | None:
     """The tensor that a port belongs to."""
     return key.of if isinstance(key, Port) else None
@@ -144,7 +137,6 @@ class _AgentBindings:
         # The runtime accepts no cotangent for an output that depends on no parameter.
         wanted = [engine._made[name] for name in agent.differentiable]
         self.cotangents = agent.pack([cotangents[key] for key in wanted])
-        self.loss = engine._binder(engine._loss)
         hosts = HostVector(engine._loss, engine.device, engine._constants)
         self.scales = Scales(engine.problem, hosts)
         cost = engine.device.empty([], engine._loss.gives[_LOSS].numpy)
@@ -152,35 +144,7 @@ class _AgentBindings:
         slopes: dict[Key, Value] = {
             Port("gradient", of=_of(key)): value for key, value in cotangents.items()
         }
-        _bind(self.loss, engine._loss, {**values, **inputs}, {_LOSS: cost, **slopes})
-        self.loss.hosts(hosts)
-
-
-class _Sum:
-    """The gradients of a step's batches, added up in two versions that swap: ((g₀ + g₁) + g₂) …."""
-
-    def __init__(self, engine: TrainingAgentEngine) -> None:
-        problem, device = engine.problem, engine.device
-        names = problem.parameters
-        zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in names}
-        self.sums = Twins(device, zeros, ports_of("gradient", names))
-        self.program = adding_program(problem)
-        hosts = HostVector(self.program, device, {})
-        self.fetched = [engine.fetched(version) for version in self.sums.versions]
-        """The memory for the gradient of a step's first batch: the sum itself."""
-        self._binders = []
-        for old in (0, 1):
-            binder = engine._binder(self.program)
-            known = self.sums.at_ports(old)
-            known |= {batch_gradient(n): value for n, value in engine._gradients.items()}
-            _bind(binder, self.program, known, self.sums.at_ports(1 - old))
-            binder.hosts(hosts)
-            self._binders.append(binder)
-
-    def add(self) -> None:
-        """Add a batch's gradients to the sum."""
-        self._binders[self.sums.current].run()
-        self.sums.current = 1 - self.sums.current
+        self.loss = engine.bind(engine._loss, hosts, {**values, **inputs}, {_LOSS: cost, **slopes})
 
 
 class TrainingAgentEngine(TwinEngine):
@@ -213,35 +177,31 @@ class TrainingAgentEngine(TwinEngine):
             for n, s in shapes.items()
         }
         self._owners = {name: n for n, name in called.items()}
-        self._fetched = self.fetched(self._gradients)
-        self._binders: list[Binder] = []
-        self._sum = _Sum(self) if problem.updating.accumulate > 1 else None
+        self._fetched = self._fetches(self._gradients)
+        self.bind = partial(bind_program, device, problem.threads, self.evaluator.frozen_port)
+        self._sum: GradientSum | None = None
+        self._first_fetched: list[Any] = []
+        """The memory for the gradient of a step's first batch: the sum itself."""
+        if problem.updating.accumulate > 1:
+            self._sum = GradientSum(problem, device, self._gradients, self.bind)
+            self._first_fetched = list(map(self._fetches, self._sum.twins.versions))
         self._exchange: GradientExchange | None = None
         if problem.peers is not None:
             self._exchange = GradientExchange(problem.peers, state, 1)
             assert self._sum is not None
-            views = {name: device.view(v) for name, v in self._sum.sums.values.items()}
-            seen = {name: view for name, view in views.items() if view is not None}
-            self._direct = len(seen) == len(views)
-            if self._direct:
-                self._exchange.sums = seen
+            self._direct = self._sum.share(self._exchange)
         self._constants = problem.constants()
         self._bind_updates()
         self._plans = PlanCache[_AgentBindings]()
         read = {self._fed[n] for n in self._agent.inputs}
-        # Those that the loss reads, and the model's inputs among those of the agent.
+        # The columns that the loss reads, and the model's inputs that the agent reads.
         unused = {i.name for i in model.inputs if problem.column_ports[i.name] not in read}
         self._columns = {s.name: s for s in problem.columns if s.name not in unused}
         self._last: tuple[Any, int, _AgentBindings] | None = None
 
-    def fetched(self, gradients: Mapping[str, Value]) -> Any:
+    def _fetches(self, gradients: Mapping[str, Value]) -> Any:
         """Memory for the gradients of all parameters, in the form that the backward pass needs."""
         return self._agent.pack([gradients[self._owners[n]] for n in self._agent.gradients])
-
-    def _binder(self, program: Program) -> Binder:
-        binder = Binder(get_session(program, self.device, self.problem.threads), program.name)
-        self._binders.append(binder)
-        return binder
 
     def _bind_updates(self) -> None:
         """Bind the update for both directions: version 0 to 1 and back."""
@@ -257,15 +217,13 @@ class TrainingAgentEngine(TwinEngine):
             known = self._weights.at_ports(old) | self._slots.at_ports(old)
             after = costs | self._weights.at_ports(1 - old) | self._slots.at_ports(1 - old)
             for at, gradients in enumerate(self._gradient_versions()):
-                binder = self._binder(self._update)
-                _bind(binder, self._update, {**known, **gradients}, after)
-                binder.hosts(self._update_hosts)
-                self._updates[old, at] = binder
+                before = {**known, **gradients}
+                self._updates[old, at] = self.bind(self._update, self._update_hosts, before, after)
 
     def _gradient_versions(self) -> Sequence[Mapping[Key, Value]]:
         """The inputs of the update: the gradients, or either version of their sums."""
         if self._sum is not None:
-            return [self._sum.sums.at_ports(version) for version in (0, 1)]
+            return [self._sum.twins.at_ports(version) for version in (0, 1)]
         return [{Port("gradient", of=n): v for n, v in self._gradients.items()}]
 
     def _plan(self, batch: Batch) -> _AgentBindings:
@@ -286,27 +244,28 @@ class TrainingAgentEngine(TwinEngine):
 
     def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, float]:
         now = self._weights.current
-        below = batches[0].denominators if len(batches) == 1 else together(batches)
-        add, exchange = self._sum, self._exchange
+        several, total, exchange = len(batches) > 1, self._sum, self._exchange
+        denominators = total_denominators(batches) if several else batches[0].denominators
         loss = 0.0
-        if exchange is not None and add is not None:
+        if total is None:
+            loss = self._gradient(batches[0], denominators, self._fetched)
+        elif exchange is not None:
             for start, own, present in exchange.peers.rounds(len(batches)):
                 if own is not None:
-                    exchange.costs[0] = self._gradient(batches[own], below, self._fetched)
+                    exchange.costs[0] = self._gradient(batches[own], denominators, self._fetched)
                     read_into(self.device, self._gradients, exchange.own)
                 for (cost,) in exchange.add(start, present):
                     loss += cost
             if not self._direct:
-                add.sums.write(exchange.sums, "sum")
+                total.twins.write(exchange.sums, "sum")
         else:
-            for k, batch in enumerate(batches):
-                first = add is not None and k == 0
-                into = add.fetched[add.sums.current] if add is not None and first else self._fetched
-                loss += self._gradient(batch, below, into)
-                if add is not None and not first:
-                    add.add()
+            first = self._first_fetched[total.twins.current]
+            loss = self._gradient(batches[0], denominators, first)
+            for batch in batches[1:]:
+                loss += self._gradient(batch, denominators, self._fetched)
+                total.add()
         self._update_hosts.update({_RATE: rate, _COUNTER: self._step + 1})
-        self._updates[now, 0 if add is None else add.sums.current].run()
+        self._updates[now, 0 if total is None else total.twins.current].run()
         self._weights.current = self._slots.current = 1 - now
         self._step += 1
         return loss, 0.0 if self._penalty is None else self._penalty.read()
@@ -325,7 +284,7 @@ class TrainingAgentEngine(TwinEngine):
     def gradients(self) -> dict[str, Array]:
         """Copies of the last step's gradients of the loss, without the penalty's part."""
         if self._sum is not None:
-            return self._sum.sums.read()
+            return self._sum.twins.read()
         return {n: self.device.read(v) for n, v in self._gradients.items()}
 
     def programs(self) -> dict[str, Program | bytes]:
@@ -337,7 +296,10 @@ class TrainingAgentEngine(TwinEngine):
         return graphs | {p.name: p for p in self.evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:
-        return {**binding_counts(self._binders), "steps": self._step}
+        binders = [plan.loss for plan in self._plans] + list(self._updates.values())
+        if self._sum is not None:
+            binders += self._sum.binders.values()
+        return {**binding_counts(binders), "steps": self._step}
 
     def close(self) -> None:
         self._plans.clear()

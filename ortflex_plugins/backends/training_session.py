@@ -18,7 +18,15 @@ import onnx
 from onnx import TensorProto
 
 from ortflex_core.data import Batch
-from ortflex_core.engines import DataBuffers, DeviceEngine, ReadLosses, Scalar, Scales, check_state
+from ortflex_core.engines import (
+    DataBuffers,
+    DeviceEngine,
+    PlanCache,
+    ReadLosses,
+    Scalar,
+    Scales,
+    check_state,
+)
 from ortflex_core.errors import GraphError
 from ortflex_core.graph import COLUMNS, Key, Port, Program, ports_of
 from ortflex_core.model import buffer_value
@@ -72,7 +80,7 @@ def native_optimizer(problem: Problem) -> _Native | None:
 
 
 def _tensors(program: Program) -> list[str]:
-    """The names of all tensors of a graph, subgraphs aside."""
+    """The names of all tensors of a graph, without those of its subgraphs."""
     graph = program.proto().graph
     names = [name for node in graph.node for name in node.output if name]
     return [*(v.name for v in (*graph.input, *graph.initializer)), *names]
@@ -99,8 +107,8 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for node in graph.node:
-        for some in (node.input, node.output):
-            some[:] = [names.get(name, name) for name in some]
+        for places in (node.input, node.output):
+            places[:] = [names.get(name, name) for name in places]
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 inner = attribute.g
@@ -194,7 +202,7 @@ def _optimizer_reasons(problem: Problem, device: Device) -> list[str]:
 def _update_reasons(problem: Problem) -> list[str]:
     """Why the runtime's update, one operator, cannot train a problem."""
     updating = problem.updating
-    asked = {
+    requested = {
         **{t.transform.name or type(t.transform).__name__: True for t in updating.transforms},
         "accumulate": updating.accumulate > 1,
         "groups": bool(updating.groups),
@@ -203,8 +211,8 @@ def _update_reasons(problem: Problem) -> list[str]:
     }
     return [
         f"TrainingSession updates the weights itself and has no {name}; fused and training_agent do"
-        for name, wanted in asked.items()
-        if wanted
+        for name, is_requested in requested.items()
+        if is_requested
     ]
 
 
@@ -235,8 +243,7 @@ class TrainingSessionEngine(DeviceEngine):
         self._penalty = None if penalty is None else Scalar(device, penalty)
         self._weights: dict[str, Value] | None = None
         self._copied = 0
-        self._binders: list[Binder] = []
-        self._plans: dict[tuple[Any, ...], tuple[DataBuffers, Binder]] = {}
+        self._plans = PlanCache[tuple[DataBuffers, Binder]]()
         self._last: tuple[Any, int, DataBuffers, Binder] | None = None
         taken, ports = self._program.takes, problem.column_ports
         self._columns = {s.name: s for s in problem.columns if ports[s.name] in taken}
@@ -288,20 +295,21 @@ class TrainingSessionEngine(DeviceEngine):
         if last is not None and last[0] is batch.columns and last[1] == batch.size:
             return last[2], last[3]
         key = tuple(batch.shape(n) for n in self._columns)
-        if key not in self._plans:
-            data = DataBuffers(self.device, self._columns.values(), batch)
-            binder = Binder(self._session, "training")
-            self._binders.append(binder)
-            ports = self.problem.column_ports
-            for name, value in data.values.items():
-                binder.input(self._program.takes[ports[name]].name, value)
-            binder.hosts(self._hosts)
-            binder.input("Learning_Rate", self._rate_value)
-            for name, value in self._costs.items():
-                binder.output(name, value)
-            self._plans[key] = (data, binder)
-        data, binder = self._plans[key]
+        data, binder = self._plans.get(key, lambda: self._bind(batch))
         self._last = (batch.columns, batch.size, data, binder)
+        return data, binder
+
+    def _bind(self, batch: Batch) -> tuple[DataBuffers, Binder]:
+        """Memory and bindings for batches of one shape."""
+        data = DataBuffers(self.device, self._columns.values(), batch)
+        binder = Binder(self._session, "training")
+        ports = self.problem.column_ports
+        for name, value in data.values.items():
+            binder.input(self._program.takes[ports[name]].name, value)
+        binder.hosts(self._hosts)
+        binder.input("Learning_Rate", self._rate_value)
+        for name, value in self._costs.items():
+            binder.output(name, value)
         return data, binder
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
@@ -336,8 +344,8 @@ class TrainingSessionEngine(DeviceEngine):
         }
         check_state(state, shapes, "parameter")  # type: ignore[arg-type]
         names = self._names
-        fresh = {names[n]: np.asarray(a, dtype=np.float32, order="C") for n, a in state.items()}
-        self._session.load_state(fresh, strict=False)
+        values = {names[n]: np.asarray(a, dtype=np.float32, order="C") for n, a in state.items()}
+        self._session.load_state(values, strict=False)
         self._weights = None
 
     def slots(self) -> dict[str, Array]:
@@ -357,15 +365,15 @@ class TrainingSessionEngine(DeviceEngine):
     def load_slots(self, slots: Mapping[str, Array]) -> None:
         assert self._native is not None
         self._step = int(slots.get("step", self._step))
-        fresh: dict[str, Array] = {}
+        values: dict[str, Array] = {}
         for prefix, slot in self._native.slots.items():
             for key, name in self._keys(slot):
                 if key in slots:
-                    fresh[prefix + name] = np.asarray(slots[key], dtype=np.float32)
+                    values[prefix + name] = np.asarray(slots[key], dtype=np.float32)
                 # The runtime counts updates from 1, as the next one's number.
-                fresh[f"Update_Count_{name}"] = np.asarray([self._step + 1], dtype=np.int64)
-        if fresh:
-            self._session.load_state(fresh, strict=False)
+                values[f"Update_Count_{name}"] = np.asarray([self._step + 1], dtype=np.int64)
+        if values:
+            self._session.load_state(values, strict=False)
 
     def programs(self) -> dict[str, Program | bytes]:
         graphs: dict[str, Program | bytes] = {"training": self._program}
@@ -373,7 +381,7 @@ class TrainingSessionEngine(DeviceEngine):
 
     def counters(self) -> dict[str, int]:
         return {
-            **binding_counts(self._binders),
+            **binding_counts(binder for _, binder in self._plans),
             "weights_copied": self._copied,
             "steps": self._step,
         }

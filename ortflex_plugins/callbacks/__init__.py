@@ -1,1 +1,1 @@
-"""Callbacks of a training, one a module."""
+"""Callbacks, one in each module: objects that are called during training."""

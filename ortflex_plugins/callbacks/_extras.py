@@ -1,4 +1,4 @@
-"""Optional packages of callbacks."""
+"""Callbacks that need an optional package."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ortflex_core.errors import ConfigError
 
 
 def require(callback: str, package: str, extra: str) -> None:
-    """Refuse to make a callback whose package is not installed; nothing is imported.
+    """Refuse a callback whose package is not installed; nothing is imported.
 
     Raises:
-        ConfigError: names the package to install.
+        ConfigError: names the extra to install.
     """
     if find_spec(package) is None:
         raise ConfigError(

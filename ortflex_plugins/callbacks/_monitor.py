@@ -1,4 +1,4 @@
-"""The value that decides which weights are the best."""
+"""The column of the History that decides which epoch is the best."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ AUTO = "auto"
 
 @attrs.frozen(kw_only=True)
 class Monitor:
-    """A column of the History, and whether more of it is better.
+    """A column of the History, and the comparison of its values.
 
-    ``"auto"`` is ``validation_loss`` where there are validation data, else loss + penalty.
+    ``"auto"`` is ``validation_loss`` if there are validation data, else loss + penalty.
     """
 
     column: str = AUTO
@@ -41,7 +41,7 @@ class Monitor:
         return record[self.column]
 
     def better(self, new: float, old: float | None, trainer: Trainer) -> bool:
-        """Whether ``new`` is better than ``old`` by more than ``min_delta``; NaN never is."""
+        """Whether ``new`` is better than ``old`` by more than ``min_delta``; NaN is never better."""
         if old is None:
             return new == new
         if self.higher(trainer):
@@ -49,7 +49,7 @@ class Monitor:
         return new < old - self.min_delta
 
     def higher(self, trainer: Trainer) -> bool:
-        """Whether more is better: a metric declares it, and a loss is better when lower."""
+        """Whether higher values are better, which a metric declares; losses are better when lower."""
         name = self.column.removeprefix("validation_")
         return any(
             m.column == name and m.better == "higher" for m in internals_of(trainer).setup.metrics

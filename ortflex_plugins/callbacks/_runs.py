@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder belong to which run."""
+"""The runs to which the checkpoints of a folder belong."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _BEST = "best"
 class Runs:
     """The checkpoints of one run in one folder.
 
-    A run is a training, the trainings that resume it, and further ``fit`` calls of the same Trainer.
-    Its identifier is in every checkpoint, among the values of the callback.
+    A run is a call of ``fit``, the calls that resume it, and further calls on the same Trainer. Its
+    identifier is in every checkpoint, among the values of the callback.
     """
 
     def __init__(self) -> None:
         self.identifier = ""
         self.loaded = False
         """Whether the identifier came from a checkpoint."""
-        self._nameless = False  # it came from a checkpoint of 0.1.0, which has no identifier
-        self._written: list[Path] = []  # of this training, the oldest first
-        self._before: list[Path] = []  # of an earlier fit of the same run
+        self._nameless = False  # the checkpoint is from 0.1.0, which has no identifiers
+        self._written: list[Path] = []  # by this call of fit, the oldest first
+        self._before: list[Path] = []  # by earlier calls of fit in the same run
         self._lock = FolderLock(".checkpoints.lock")
 
     def resume(self, identifier: Any) -> None:
@@ -41,10 +41,10 @@ class Runs:
         self.identifier = identifier if self.loaded else ""
 
     def begin(self, place: Path, step: int, *, fresh: bool) -> None:
-        """Lock a folder for a training that starts or continues at a step.
+        """Lock a folder for training that starts or continues at a step.
 
         Raises:
-            CheckpointError: another process writes there, or there are checkpoints of another run.
+            CheckpointError: another process writes there, or the folder has checkpoints of another run.
             OutputError: the folder cannot be made or written to.
         """
         identifier = "" if fresh else self.identifier
@@ -74,17 +74,17 @@ class Runs:
         """The path, if it does not exist or is a checkpoint of this run.
 
         Raises:
-            OutputError: something else is there.
+            OutputError: the path is anything else.
         """
         if os.path.lexists(path) and not (_run_of(path) == self.identifier or _damaged(path)):
             raise OutputError(
                 f"cannot write the checkpoint {str(path)!r}: the folder was not written by this "
-                "training and was not changed; move it"
+                "run and was not changed; move it"
             )
         return path
 
     def written(self, path: Path, keep: int) -> None:
-        """Add a complete checkpoint, and remove the surplus ones of this run."""
+        """Record a complete checkpoint, and remove all but the last ``keep`` ones of this run."""
         self._written = [*(p for p in self._written if p != path), path]
         surplus = [*self._before, *self._written[:-keep]]
         self._before, self._written = [], self._written[-keep:]
@@ -98,16 +98,16 @@ class Runs:
         own = [p for p in steps if identifier and _run_of(p) == identifier]
         broken = [p for p in (*steps, *best) if identifier and _damaged(p)]
         known = {*own, *broken, *(p for p in best if identifier and _run_of(p) == identifier)}
-        if self._nameless:  # other files next to it are not changed
+        if self._nameless:  # checkpoints without an identifier belong to it, other files do not
             known |= {p for p in (*steps, *best) if _run_of(p) is None and _has_record(p)}
         foreign = [p.name for p in (*steps, *best) if p not in known]
         if foreign:
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
             raise CheckpointError(
-                f"the folder {str(place)!r} has {shown}, which this training did not write; "
-                "nothing was changed. To continue the training that wrote it, use "
-                "Trainer.resume(folder) or ortflex train with --resume. To start another "
-                "training, give the callback checkpoint another folder, or move these files"
+                f"the folder {str(place)!r} has {shown}, which this run did not write; nothing was "
+                "changed. To continue the run that wrote it, use Trainer.resume(folder) or ortflex train "
+                "with --resume. To start a new run, give the callback checkpoint another folder, or move "
+                "these files"
             )
         self._written, self._before = own, []
         if step == 0:
@@ -136,7 +136,7 @@ def _run_of(path: Path) -> str | None:
 def _damaged(path: Path) -> bool:
     """Whether this is a damaged checkpoint: its record is missing or cannot be read.
 
-    An empty folder counts: a process that is killed while it removes a checkpoint leaves one.
+    An empty folder counts, because a process that is killed while it removes a checkpoint leaves one.
     """
     if path.is_symlink() or not path.is_dir():
         return False
@@ -153,10 +153,10 @@ def _has_record(path: Path) -> bool:
 
 
 def _move_aside(paths: list[Path], place: Path) -> None:
-    """Move checkpoints to a folder that no resume reads.
+    """Move checkpoints to a folder from which nothing is resumed.
 
     Raises:
-        OutputError: that is not possible.
+        OutputError: they cannot be moved.
     """
     count = 1
     while os.path.lexists(place / f"superseded-{count}"):
@@ -168,6 +168,6 @@ def _move_aside(paths: list[Path], place: Path) -> None:
             path.rename(target / path.name)
     except OSError as error:
         raise OutputError(
-            f"cannot move {str(paths[0])!r}, which is newer than the checkpoint that this training "
-            f"continues from: {error.strerror or error}"
+            f"cannot move {str(paths[0])!r}, which is newer than the checkpoint from which this run "
+            f"continues: {error.strerror or error}"
         ) from error

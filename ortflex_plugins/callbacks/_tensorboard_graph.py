@@ -26,7 +26,7 @@ _LONGEST = 200  # characters of an attribute
 
 
 def graph_def(model: ModelProto) -> Any:
-    """Inputs, initializers, nodes and outputs; no tensor is copied.
+    """Inputs, initializers, nodes and outputs of a model, without the values of tensors.
 
     Source: tensorflow/core/framework/graph.proto, in tensorboardX.
     """

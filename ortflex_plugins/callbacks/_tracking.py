@@ -1,4 +1,4 @@
-"""Shared by callbacks that write to a tracker of runs: what a run receives, and when."""
+"""Shared by callbacks that write runs to a tracker: what a run receives, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ortflex")
 
+Outcome = Literal["finished", "interrupted", "failed"]
+
 
 @attrs.define(kw_only=True)
 class Tracker(abc.ABC):
-    """Tells a tracker the parameters, the History and the end of a training.
+    """Writes the parameters, the History and the outcome of a run to a tracker.
 
-    A subclass opens a run, which has ``log(metrics, step=…)``, and ends it. A resumed training continues
-    the run whose identifier is in its checkpoint. What the tracker raises during the training is a warning.
+    A subclass opens the tracker's run, which has ``log(metrics, step=…)``, and ends it. A resumed
+    training continues the run whose identifier is in its checkpoint. Errors of the tracker during the
+    training become warnings.
     """
 
     _run: Any = attrs.field(default=None, init=False, repr=False, eq=False)
     _id: str | None = attrs.field(default=None, init=False)
-    _failed: bool = attrs.field(default=False, init=False)
+    _outcome: Outcome = attrs.field(default="finished", init=False)
 
     @property
     @abc.abstractmethod
@@ -43,15 +46,15 @@ class Tracker(abc.ABC):
         """The name of the callback."""
 
     @abc.abstractmethod
-    def open(self, trainer: Trainer, config: dict[str, Any], known: str | None) -> tuple[Any, str]:
-        """Open a new run, or the ``known`` one; the run and its identifier."""
+    def open(self, trainer: Trainer, known: str | None) -> tuple[Any, str]:
+        """Open a new run, or the ``known`` one; returns the run and its identifier."""
 
     @abc.abstractmethod
-    def close(self, run: Any, *, failed: bool) -> None:
+    def close(self, run: Any, outcome: Outcome) -> None:
         """End a run."""
 
-    def store(self, run: Any, file: Path) -> None:
-        """Store the trained model, where ``stores``."""
+    def store(self, run: Any, trainer: Trainer, folder: Path) -> None:
+        """Store the trained model, if ``stores``; ``folder`` is empty and is removed afterwards."""
         raise NotImplementedError
 
     @property
@@ -67,10 +70,12 @@ class Tracker(abc.ABC):
     @hook
     def train_start(self, trainer: Trainer, progress: Progress) -> None:
         """Open a run, or continue the one of the checkpoint."""
-        self._failed = False
+        self._outcome = "finished"
         known = self._id if progress.step or progress.epoch else None
         try:
-            self._run, self._id = self.open(trainer, parameters(trainer), known)
+            self._run, self._id = self.open(trainer, known)
+        except ConfigError:
+            raise
         except Exception as error:  # of the tracker's client, its files or the network
             raise ConfigError(
                 f"{self.tracker}: no run can be opened: {type(error).__name__}: {error}"
@@ -86,7 +91,7 @@ class Tracker(abc.ABC):
     @hook
     def exception(self, error: BaseException) -> None:
         """Note how the run ended."""
-        self._failed = not isinstance(error, KeyboardInterrupt)
+        self._outcome = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
     @hook(trylast=True)
     def train_end(self, trainer: Trainer) -> None:
@@ -95,12 +100,10 @@ class Tracker(abc.ABC):
         if run is None:
             return
         with self._tolerant("the end of the run"):
-            if self.stores and not self._failed:
+            if self.stores and self._outcome != "failed":
                 with tempfile.TemporaryDirectory() as folder:
-                    file = Path(folder) / "model.onnx"
-                    trainer.export(file)
-                    self.store(run, file)
-            self.close(run, failed=self._failed)
+                    self.store(run, trainer, Path(folder))
+            self.close(run, self._outcome)
 
     @hook
     def checkpoint_saving(self, saved: Saved) -> None:
@@ -128,18 +131,23 @@ class Tracker(abc.ABC):
             )
 
 
-def parameters(trainer: Trainer) -> dict[str, Any]:
-    """The Trainer's arguments, components as tables with every parameter; objects by their repr."""
+def arguments(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    """The Trainer's arguments; components are tables with every parameter, other objects their repr."""
     inner = internals_of(trainer)
-    parts, out = Parts(trainer.plugins), dict[str, Any]()
+    parts = Parts(trainer.plugins)
     for name, value in inner.arguments.items():
         if value is None or value == ():
             continue
         try:
-            out[name] = _plain(to_plain(parts.spell_out(name, value)))
+            yield name, to_plain(parts.spell_out(name, value))
         except (OrtflexError, TypeError):
-            out[name] = repr(value)
-    return {**out, "backend_": trainer.backend_, "runtime": str(inner.runtime)}
+            yield name, repr(value)
+
+
+def parameters(trainer: Trainer) -> dict[str, Any]:
+    """The Trainer's arguments, its backend and the runtime, as values of JSON."""
+    out = {name: _plain(value) for name, value in arguments(trainer)}
+    return {**out, "backend_": trainer.backend_, "runtime": str(internals_of(trainer).runtime)}
 
 
 def _plain(value: Any) -> Any:

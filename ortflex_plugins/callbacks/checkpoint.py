@@ -31,28 +31,27 @@ def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class Checkpoint:
     """Writes checkpoints from which ``Trainer.resume`` continues: ``<folder>/step-<number>``.
 
-    One is due after ``epochs`` epochs, after ``steps`` steps and after ``minutes`` minutes, for
-    those that are given; by default after every epoch. It is written after the run of steps in
-    which it became due, and at the end of the training. The last ``keep`` stay, and the best in
-    ``<folder>/best``: best by ``monitor``, a column of the History, judged at every epoch's end.
+    A checkpoint is due after ``epochs`` epochs, ``steps`` steps or ``minutes`` minutes, whichever of them
+    are set; by default after every epoch. It is written when the steps that are computed in one run of
+    the graph are done, and at the end of the training. The last ``keep`` checkpoints are kept, and the
+    best one in ``<folder>/best``: at the end of each epoch, ``monitor``, a column of the History, decides.
 
-    Every checkpoint has the identifier of its run: a training and those that resume it. Only
-    checkpoints of the same run are ever removed or replaced. A folder with ``step-<number>`` or
-    ``best`` of another run is refused when the training starts, and so is one in which another
-    process writes. A training that continues from a checkpoint which is not the newest of its run
-    moves the newer ones to ``<folder>/superseded-<n>``.
+    Every checkpoint has the identifier of its run, which includes all resumed parts of the run. Only
+    checkpoints of the same run are removed or replaced. When the training starts, a folder with
+    ``step-<number>`` or ``best`` of another run is refused, and so is a folder in which another process
+    writes. If a run continues from a checkpoint that is not its newest, the newer ones are moved to
+    ``<folder>/superseded-<n>``.
 
     Raises:
         ValueError: a number is not positive.
-        CheckpointError: when a training starts: the folder is in use, or has checkpoints of another
+        CheckpointError: when the run starts, if the folder is in use or has checkpoints of another
             run.
-        OutputError: the folder cannot be written to; older checkpoints are untouched.
+        OutputError: the folder cannot be written to; older checkpoints are not changed.
 
     >>> Checkpoint(minutes=10, keep=2).folder
     'checkpoints'
 
-    Source: the periodic checkpoint of every framework; the layout is that of
-    ``ortflex_core.checkpoints.checkpoint``.
+    Source: ``ortflex_core.checkpoints.checkpoint`` describes the files.
     """
 
     folder: str = setting(
@@ -76,7 +75,7 @@ class Checkpoint:
 
     @hook
     def train_start(self, trainer: Trainer, progress: Progress) -> None:
-        """Lock the folder, and start counting."""
+        """Lock the folder, and start to count."""
         self._step, self._epoch, self._time = progress.step, progress.epoch, time.monotonic()
         self._failed = False
         if progress.step == 0 and progress.epoch == 0:
@@ -86,7 +85,7 @@ class Checkpoint:
 
     @hook
     def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> None:
-        """Whether this is the best epoch so far."""
+        """Decide whether this is the best epoch so far."""
         if self.best:
             monitor = Monitor(column=self.monitor)
             value = monitor.value(record)
@@ -95,7 +94,7 @@ class Checkpoint:
 
     @hook
     def settled(self, trainer: Trainer, progress: Progress) -> None:
-        """Write what is due."""
+        """Write the checkpoints that are due."""
         if self._due(progress):
             self._save(trainer, progress)
         if self._improved:
@@ -120,7 +119,7 @@ class Checkpoint:
 
     @hook
     def exception(self, error: BaseException) -> None:
-        """Save an interrupted training; a failed one is not saved."""
+        """Note whether the training failed; it is then not saved, unlike after Ctrl-C."""
         self._failed = not isinstance(error, KeyboardInterrupt)
 
     @hook(wrapper=True, tryfirst=True)

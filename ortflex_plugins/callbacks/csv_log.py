@@ -23,17 +23,17 @@ _log = logging.getLogger("ortflex")
 class CsvLog:
     """Writes the complete History as a CSV file after every epoch.
 
-    A training that continues from a checkpoint keeps the earlier lines. If the file cannot be
-    written during the training, for example because the disk is full, there is a warning, the
-    training continues, and the next epoch's end tries again.
+    After a resume, the file also has the earlier lines. If the file cannot be written during the
+    training, for example because the disk is full, there is a warning, the training continues, and the
+    next epoch writes all lines.
 
     Raises:
-        OutputError: when the training starts: the folder cannot be made or written to.
+        OutputError: when the run starts, if the folder cannot be made or written to.
 
     >>> CsvLog(path="log.csv").path
     'log.csv'
 
-    Source: :class:`ortflex_core.types.History`, whose columns the file has.
+    Source: :class:`ortflex_core.views.History`, whose columns the file has.
     """
 
     path: str = setting(
@@ -42,7 +42,7 @@ class CsvLog:
 
     @hook
     def train_start(self, trainer: Trainer) -> None:
-        """Write a file at the start, so that a path that cannot be written to is an early error."""
+        """Make the folder, so that a path that cannot be written to is an error at the start."""
         make_folder((trainer.folder / self.path).parent)
 
     @hook

@@ -28,14 +28,14 @@ _log = logging.getLogger("ortflex")
 class EarlyStopping:
     """Ends the training when a value stops improving, and restores the best weights.
 
-    It stops after ``patience`` epochs in a row without an improvement by more than ``min_delta``.
-    A metric declares whether more is better; losses are better when they are lower. ``monitor`` is
-    a column of the History; ``"auto"`` is the validation loss, or loss + penalty without validation
-    data.
+    The training ends after ``patience`` epochs in a row without an improvement by more than
+    ``min_delta``. Metrics declare whether higher values are better; losses are better when they are
+    lower. ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or loss + penalty
+    without validation data.
 
     Raises:
-        ValueError: ``patience`` is less than 1 or ``min_delta`` negative.
-        ConfigError: at the first epoch's end, if the history has no such column.
+        ValueError: ``patience`` is less than 1, or ``min_delta`` is negative.
+        ConfigError: at the end of the first epoch, if the History has no such column.
 
     >>> EarlyStopping(patience=3).monitor
     'auto'
@@ -43,7 +43,7 @@ class EarlyStopping:
     Source: L. Prechelt, "Early stopping - but when?" (1998); scikit-learn's n_iter_no_change.
     """
 
-    every_rank: ClassVar[bool] = True  # it puts weights back
+    every_rank: ClassVar[bool] = True  # it changes weights
 
     monitor: str = setting(default=AUTO, help="a column of the History")
     patience: int = setting(
@@ -65,13 +65,13 @@ class EarlyStopping:
 
     @hook
     def train_start(self, progress: Progress) -> None:
-        """Start counting from 0 in a new training."""
+        """Start to count, unless the training is resumed."""
         if progress.step == 0 and progress.epoch == 0:
             self.best_, self.best_epoch_, self._waited, self._kept = None, -1, 0, {}
 
     @hook
     def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> Any:
-        """Compare; True ends the training."""
+        """Compare the value with the best one; True ends the training."""
         monitor = Monitor(column=self.monitor, min_delta=self.min_delta)
         value = monitor.value(record)
         if monitor.better(value, self.best_, trainer):

@@ -14,9 +14,9 @@ from ortflex_core.training import epoch_summary
 
 @attrs.define(kw_only=True)
 class EpochLine:
-    """Prints a line per epoch, to stdout, also where the Trainer shows a bar.
+    """Prints a line per epoch to stdout, even if the Trainer shows a progress bar.
 
-    The Trainer then prints no lines of its own.
+    The lines of the Trainer itself are then not printed.
 
     >>> EpochLine().epoch_end(record={"epoch": 1, "loss": 0.25, "seconds": 0.5})
     epoch 1: loss 0.25 (0.50 s)
@@ -28,5 +28,5 @@ class EpochLine:
 
     @hook
     def epoch_end(self, record: Mapping[str, float]) -> None:
-        """Print the line at once, however the output is buffered."""
+        """Print the line and flush the output."""
         print(epoch_summary(record), file=sys.stdout, flush=True)

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ortflex_core.component import setting
-from ortflex_core.config import Parts, to_plain
-from ortflex_core.errors import ConfigError, OrtflexError
-from ortflex_core.hooks import hook
+from ortflex_core.errors import ConfigError
 from ortflex_core.training import internals_of
 from ortflex_plugins.callbacks._extras import require
+from ortflex_plugins.callbacks._tracking import Outcome, Tracker, arguments
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
-    from ortflex_core.checkpoints import Saved
-    from ortflex_core.types import Progress
 
-_log = logging.getLogger("ortflex")
 _LARGEST = 1 << 30  # bytes of a model in one file
 _LONGEST = 500  # the longest parameter of older stores
 
 
 @attrs.define(kw_only=True)
-class Mlflow:
-    """Tracks a training as a run of MLflow: its parameters, its History, the trained model.
+class Mlflow(Tracker):
+    """Tracks training as a run of MLflow: the parameters, the History, the trained model.
 
-    Metrics are the columns of the History over finished steps. The model is an artifact of a
-    training that did not fail, with its signature, as ``mlflow.onnx`` writes it. A resumed training
+    Metrics are the columns of the History over finished steps. If the training did not fail, the run has
+    the model as an artifact, with its signature, as ``mlflow.onnx`` writes it. A resumed training
     continues its run. If the store cannot be reached during the training, its entries are lost and the
     training continues.
 
@@ -57,110 +50,95 @@ class Mlflow:
         help="the address of the store; not set: MLFLOW_TRACKING_URI, or mlflow.db in the run folder",
     )
     model: bool = setting(default=True, help="also store the trained model")
-    _client: Any = attrs.field(default=None, init=False, repr=False, eq=False)
-    _id: str | None = attrs.field(default=None, init=False)
-    _outcome: str = attrs.field(default="FINISHED", init=False)
 
     def __attrs_post_init__(self) -> None:
         """Check that the package is installed."""
         require("mlflow", "mlflow", "mlflow")
 
     @property
-    def run_id_(self) -> str | None:
-        """The run of the last training."""
-        return self._id
+    def tracker(self) -> str:
+        """The name of the callback."""
+        return "mlflow"
 
-    @hook
-    def train_start(self, trainer: Trainer, progress: Progress) -> None:
-        """Open the store and begin a run, or continue the one of the checkpoint."""
+    def open(self, trainer: Trainer, known: str | None) -> tuple[_Run, str]:
+        """A run in the store."""
         from mlflow.tracking import MlflowClient
 
-        self._outcome = "FINISHED"
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _local(trainer.folder)
         try:
-            self._client = MlflowClient(uri)
-            if not (progress.step or progress.epoch) or not self._goes_on():
-                self._id = self._begin(trainer, uri)
+            client = MlflowClient(uri)
+            if known is None or not _continues(client, known):
+                known = self._begin(client, trainer, uri)
         except Exception as error:  # of the store's client, its database or the network
             raise ConfigError(
                 f"mlflow: the store {uri!r} cannot be used: {type(error).__name__}: {error}"
             ) from error
+        return _Run(client, known), known
 
-    def _goes_on(self) -> bool:
-        if self._id is None:
-            return False
-        from mlflow.exceptions import MlflowException
-
-        try:
-            self._client.update_run(self._id, status="RUNNING")
-        except MlflowException:  # it is of another store, or deleted
-            return False
-        return True
-
-    def _begin(self, trainer: Trainer, uri: str) -> str:
+    def _begin(self, client: Any, trainer: Trainer, uri: str) -> str:
         from mlflow.entities import Param, RunTag
 
-        known = self._client.get_experiment_by_name(self.experiment)
+        known = client.get_experiment_by_name(self.experiment)
         if known is None:
             files = (trainer.folder / "mlflow-artifacts").absolute().as_uri()
             place = files if uri.startswith("sqlite:") else None
-            experiment = self._client.create_experiment(self.experiment, artifact_location=place)
+            experiment = client.create_experiment(self.experiment, artifact_location=place)
         else:
             experiment = known.experiment_id
-        run = self._client.create_run(experiment, run_name=self.run).info.run_id
+        run = client.create_run(experiment, run_name=self.run).info.run_id
         params = [Param(name, text[:_LONGEST]) for name, text in _parameters(trainer).items()]
         about = {
             "ortflex.backend": trainer.backend_,
             "ortflex.runtime": internals_of(trainer).runtime,
         }
         tags = [RunTag(name, str(value)) for name, value in about.items()]
-        self._client.log_batch(run, params=params, tags=tags)
+        client.log_batch(run, params=params, tags=tags)
         return str(run)
 
-    @hook
-    def epoch_end(self, progress: Progress, record: Mapping[str, float]) -> None:
-        """Log the epoch's line of the History."""
+    @property
+    def stores(self) -> bool:
+        """Whether the trained model is stored."""
+        return self.model
+
+    def store(self, run: _Run, trainer: Trainer, folder: Path) -> None:
+        """The model as an artifact."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of MLflow about itself
+            _write_model(trainer, folder / "model")
+            run.client.log_artifacts(run.identifier, str(folder / "model"), "model")
+
+    def close(self, run: _Run, outcome: Outcome) -> None:
+        """With the status that MLflow has for the outcome."""
+        status = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+        run.client.set_terminated(run.identifier, status[outcome])
+
+
+@attrs.frozen
+class _Run:
+    client: Any
+    identifier: str
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [
-            Metric(_allowed(column), float(value), now, progress.step)
-            for column, value in record.items()
+        values = [
+            Metric(_allowed(column), value, now, step)
+            for column, value in metrics.items()
             if column != "epoch"
         ]
-        with _tolerant("the metrics of an epoch"):
-            self._client.log_batch(self._id, metrics=metrics)
+        self.client.log_batch(self.identifier, metrics=values)
 
-    @hook
-    def exception(self, error: BaseException) -> None:
-        """Note how the run ended."""
-        self._outcome = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
 
-    @hook(trylast=True)
-    def train_end(self, trainer: Trainer) -> None:
-        """Store the model, after early stopping has restored the best weights, and end the run."""
-        if self._client is None:
-            return
-        with _tolerant("the end of the run"):
-            if self.model and self._outcome != "FAILED":
-                with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of MLflow about itself
-                    _write_model(trainer, Path(folder) / "model")
-                    self._client.log_artifacts(self._id, str(Path(folder) / "model"), "model")
-            self._client.set_terminated(self._id, self._outcome)
-        self._client = None
+def _continues(client: Any, run: str) -> bool:
+    """Mark a run as running; False if it is in another store or was deleted."""
+    from mlflow.exceptions import MlflowException
 
-    @hook
-    def checkpoint_saving(self, saved: Saved) -> None:
-        """Keep the identifier of the run."""
-        saved.put("mlflow", {"run": self._id})
-
-    @hook
-    def checkpoint_loading(self, saved: Saved) -> None:
-        """Continue that run."""
-        values = saved.get("mlflow", {"run": str | None})
-        if values is not None:
-            self._id = values["run"]
+    try:
+        client.update_run(run, status="RUNNING")
+    except MlflowException:
+        return False
+    return True
 
 
 def _write_model(trainer: Trainer, folder: Path) -> None:
@@ -202,8 +180,8 @@ def _allowed(name: str) -> str:
 
 
 def _parameters(trainer: Trainer) -> dict[str, str]:
-    """The Trainer's arguments as strings: ``optimizer.beta1``; objects by their repr."""
-    parts, out = Parts(trainer.plugins), dict[str, str]()
+    """The Trainer's arguments as strings, such as ``optimizer.beta1``."""
+    out: dict[str, str] = {}
 
     def put(name: str, value: Any) -> None:
         if isinstance(value, Mapping):
@@ -212,19 +190,6 @@ def _parameters(trainer: Trainer) -> dict[str, str]:
         else:
             out[_allowed(name)] = str(value)
 
-    for name, value in internals_of(trainer).arguments.items():
-        if value is None or value == ():
-            continue
-        try:
-            put(name, to_plain(parts.spell_out(name, value)))
-        except (OrtflexError, TypeError):
-            out[name] = repr(value)
+    for name, value in arguments(trainer):
+        put(name, value)
     return out
-
-
-@contextmanager
-def _tolerant(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # of the store's client, its database or the network
-        _log.warning("mlflow: %s could not be written: %s: %s", what, type(error).__name__, error)

@@ -18,8 +18,8 @@ from ortflex_plugins.callbacks._extras import require
 class Optuna:
     """Reports a column of the History to a trial of Optuna, and ends the training if the trial is pruned.
 
-    ``fit`` then raises ``optuna.TrialPruned``, which the study expects of its objective. It needs an
-    object, the trial, so it is made in Python and not named in a recipe.
+    ``fit`` then raises ``optuna.TrialPruned``, which the study expects from its objective. Because the
+    trial is an object, this callback is made in Python and cannot be named in a recipe.
 
     Raises:
         ConfigError: optuna is not installed (extra ``optuna``), ``trial`` is not a trial, or the History
@@ -35,7 +35,7 @@ class Optuna:
     metric: str = setting(default="validation_loss", help="the column of the History to report")
 
     def __attrs_post_init__(self) -> None:
-        """Check that the package is installed, and the trial."""
+        """Check the trial, and that the package is installed."""
         require("optuna", "optuna", "optuna")
         if not all(hasattr(self.trial, name) for name in ("report", "should_prune")):
             raise ConfigError(

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 class Tensorboard:
     """Writes event files for TensorBoard: the History, histograms of the weights, the model's graph.
 
-    ``epoch/<column>`` is the History, ``weights/<parameter>`` the weights, both over finished steps.
-    With ``steps`` there are ``step/loss``, ``step/penalty`` and ``step/rate`` of every ``steps``-th
-    step, too. A resumed training continues in the same folder, and earlier entries of repeated
-    steps are hidden.
+    ``epoch/<column>`` is the History and ``weights/<parameter>`` the weights, both by finished steps.
+    ``steps`` adds ``step/loss``, ``step/penalty`` and ``step/rate`` of every ``steps``-th step. A resumed
+    training continues in the same folder, and earlier entries of repeated steps are hidden.
 
     Raises:
         ConfigError: tensorboardX is not installed (extra ``tensorboard``).
@@ -62,7 +61,7 @@ class Tensorboard:
 
         fresh = progress.step == 0 and progress.epoch == 0
         place = str(trainer.folder / self.folder)
-        # The files' names have seconds; two trainings within one must not share a file.
+        # Names of files have the time in seconds; two runs in the same second must not share a file.
         suffix = f".{time.time_ns() % 10**9:09d}"
         purge = None if fresh else progress.step + 1
         self._writer = SummaryWriter(place, purge_step=purge, filename_suffix=suffix)

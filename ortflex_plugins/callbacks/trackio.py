@@ -8,7 +8,7 @@ import attrs
 
 from ortflex_core.component import setting
 from ortflex_plugins.callbacks._extras import require
-from ortflex_plugins.callbacks._tracking import Tracker
+from ortflex_plugins.callbacks._tracking import Outcome, Tracker, parameters
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True)
 class Trackio(Tracker):
-    """Tracks a training as a run of trackio, on this machine: its parameters and its History.
+    """Tracks training as a run of trackio, on this machine: the parameters and the History.
 
     Metrics are the columns of the History over finished steps. A resumed training continues its run. If
     entries cannot be written during the training, there is a warning and the training continues.
@@ -46,7 +46,7 @@ class Trackio(Tracker):
         """The name of the callback."""
         return "trackio"
 
-    def open(self, trainer: Trainer, config: dict[str, Any], known: str | None) -> tuple[Any, str]:
+    def open(self, trainer: Trainer, known: str | None) -> tuple[Any, str]:
         """A run; its name identifies it."""
         import trackio
 
@@ -54,7 +54,7 @@ class Trackio(Tracker):
             self.project,
             name=known or self.run,
             space_id=self.space,
-            config=config,
+            config=parameters(trainer),
             resume="allow" if known else "never",
             embed=False,
             auto_log_gpu=False,
@@ -62,6 +62,6 @@ class Trackio(Tracker):
         )
         return run, str(run.name)
 
-    def close(self, run: Any, *, failed: bool) -> None:
-        """All entries are written."""
+    def close(self, run: Any, outcome: Outcome) -> None:
+        """Write all entries."""
         run.finish()

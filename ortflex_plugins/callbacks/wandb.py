@@ -9,7 +9,7 @@ import attrs
 
 from ortflex_core.component import setting
 from ortflex_plugins.callbacks._extras import require
-from ortflex_plugins.callbacks._tracking import Tracker
+from ortflex_plugins.callbacks._tracking import Outcome, Tracker, parameters
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True)
 class Wandb(Tracker):
-    """Tracks a training as a run of Weights & Biases: its parameters, its History, the trained model.
+    """Tracks training as a run of Weights & Biases: the parameters, the History, the trained model.
 
     Metrics are the columns of the History over finished steps. A resumed training continues its run
     (offline: with another folder of the same run). If entries cannot be written during the training, there
@@ -29,7 +29,7 @@ class Wandb(Tracker):
     >>> Wandb(project="digits").project  # doctest: +SKIP
     'digits'
 
-    Source: wandb.init; the run is an object of its own, wandb.run is not set.
+    Source: wandb.init with ``reinit="create_new"``; the global ``wandb.run`` is not set.
     """
 
     project: str = setting(default="ortflex", help="the project")
@@ -49,7 +49,7 @@ class Wandb(Tracker):
         """The name of the callback."""
         return "wandb"
 
-    def open(self, trainer: Trainer, config: dict[str, Any], known: str | None) -> tuple[Any, str]:
+    def open(self, trainer: Trainer, known: str | None) -> tuple[Any, str]:
         """A run in the run folder's ``wandb``."""
         import wandb
 
@@ -60,7 +60,7 @@ class Wandb(Tracker):
             mode=self.mode,
             id=known,
             resume="allow" if known else None,
-            config=config,
+            config=parameters(trainer),
             dir=str(trainer.folder.absolute()),
             reinit="create_new",
             settings=wandb.Settings(console="off", silent=True),
@@ -72,14 +72,16 @@ class Wandb(Tracker):
         """Whether the trained model is stored."""
         return self.model
 
-    def store(self, run: Any, file: Path) -> None:
+    def store(self, run: Any, trainer: Trainer, folder: Path) -> None:
         """The model as an artifact."""
         import wandb
 
+        file = folder / "model.onnx"
+        trainer.export(file)
         artifact = wandb.Artifact(f"model-{run.id}", type="model")
         artifact.add_file(str(file))
         run.log_artifact(artifact)
 
-    def close(self, run: Any, *, failed: bool) -> None:
-        """With the exit code that tells a failed run."""
-        run.finish(exit_code=int(failed))
+    def close(self, run: Any, outcome: Outcome) -> None:
+        """With the exit code of a failed run, if it failed."""
+        run.finish(exit_code=int(outcome == "failed"))

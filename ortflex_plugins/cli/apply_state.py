@@ -25,9 +25,9 @@ import click
 def apply_state(model: Path, state: Path, output: Path, strict: bool) -> None:
     """Write MODEL with the weights of STATE.
 
-    MODEL is the .onnx file that `ortflex export-step` read, STATE the state.safetensors that a runner
+    MODEL is the .onnx file that `ortflex export-step` read. STATE is the state.safetensors that a runner
     wrote, or the folder of a step. The result is the file that `Trainer.export` would write: the
-    trained weights (or their averages, if the training has any), the running statistics, and
+    trained weights (or their averages, if the recipe has `averaging`), the running statistics, and
     everything else as in MODEL.
     """
     from ortflex_core.portable import apply_state as apply

@@ -72,10 +72,9 @@ def check(
     """Show which nodes of MODEL can be trained, and by which backends.
 
     The summary comes first, then what is not trained and why, and the nodes that stop a gradient;
-    --all adds every node, every tensor, and where adapters may be attached. --memory estimates how much
-    memory a step of the training takes, and what takes it. Exits with 1 if no
-    backend can train the model here, or if MODEL cannot be checked; --json then prints the reason as
-    "error".
+    --all adds every node, every tensor, and the places where adapters can be attached. --memory
+    estimates the memory of a training step and lists what takes it. Exits with 1 if no backend can
+    train the model here, or if MODEL cannot be checked; --json then prints the reason as "error".
     """
     try:
         refuse_recipe(model, "check")
@@ -84,13 +83,13 @@ def check(
             given: dict[str, Any] = {"loss": loss, "batch_size": batch_size, "optimizer": optimizer}
             given |= {"params": list(params) or None, "recompute": _recompute(recompute)}
             known = {key: value for key, value in given.items() if value is not None}
-            found = estimate_memory(model, _sizes(sizes), **known)
-            report = attrs.evolve(report, memory=found)
+            estimate = estimate_memory(model, _sizes(sizes), **known)
+            report = attrs.evolve(report, memory=estimate)
     except OrtflexError as error:
         if not as_json:
             raise
-        told = {"model": model, "trainable": False, "error": printable(str(error))}
-        click.echo(json.dumps(told, indent=2))
+        refusal = {"model": model, "trainable": False, "error": printable(str(error))}
+        click.echo(json.dumps(refusal, indent=2))
         raise SystemExit(1) from None
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
@@ -112,7 +111,7 @@ def _sizes(given: tuple[str, ...]) -> dict[str, int]:
 
 
 def _recompute(text: str | None) -> bool | int | str | None:
-    """The value of an option as that of the argument."""
+    """The argument ``recompute=`` from the value of the option."""
     if text is None or text.lower() in ("true", "false"):
         return None if text is None else text.lower() == "true"
     return int(text) if text.isdecimal() else text

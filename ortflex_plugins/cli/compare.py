@@ -1,4 +1,4 @@
-"""``ortflex compare``: one recipe on every backend, step by step, and where they differ."""
+"""``ortflex compare``: the steps of a recipe on every backend, and where they differ."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ortflex_plugins.cli.completion import names_of
-from ortflex_plugins.cli.completion import overrides as complete_overrides
-from ortflex_plugins.cli.overrides import TakesKeys
-from ortflex_plugins.cli.terminal import open_console, plain
+from ortflex_plugins.cli.overrides import RecipeCommand
+from ortflex_plugins.cli.terminal import new_table, open_console, plain, right
 
 if TYPE_CHECKING:
     from ortflex_core.comparison import Comparison, Times
 
 
-@click.command(cls=TakesKeys)
-@click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+@click.command(cls=RecipeCommand)
 @click.option("--steps", default=10, show_default=True, help="The number of steps to compare.")
 @click.option(
     "--backend",
@@ -59,10 +56,10 @@ def compare(
     loaded = Recipe.load(recipe, overrides, plugins)
     held_out = loaded.validation if isinstance(loaded.validation, float) else None
     trainer = Trainer.from_recipe(loaded, plugins)
-    rows = Parts(trainer.plugins.preferring(loaded.prefer)).build("data", loaded.data)
-    named = list(backends) or None
+    rows = Parts(trainer.plugins).build("data", loaded.data)
+    chosen = list(backends) or None
     if times:
-        measured = time_backends(trainer, rows, backends=named, held_out=held_out)
+        measured = time_backends(trainer, rows, backends=chosen, held_out=held_out)
         if as_json:
             click.echo(json.dumps(measured.to_dict(), indent=2))
         else:
@@ -70,7 +67,7 @@ def compare(
         if measured.fastest is None:
             raise SystemExit(1)
         return
-    result = run(trainer, rows, steps=steps, backends=named, held_out=held_out)
+    result = run(trainer, rows, steps=steps, backends=chosen, held_out=held_out)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
     else:
@@ -80,15 +77,11 @@ def compare(
 
 
 def _show_times(measured: Times) -> None:
-    from rich.table import Table
-
     from ortflex_core.engines import refusals
 
     console = open_console()
-    table = Table(box=None, padding=(0, 2, 0, 0))
     head, *rows = measured.table()
-    for k, column in enumerate(head[:-1]):
-        table.add_column(column, justify="right" if k else "left")
+    table = new_table(head[0], *right(*head[1:-1]))
     for row in rows:
         if row[1]:
             table.add_row(*map(plain, row[:-1]))
@@ -103,17 +96,11 @@ def _show_times(measured: Times) -> None:
 
 
 def _show(found: Comparison) -> None:
-    from rich.table import Table
-
     from ortflex_core.engines import refusals
 
     console = open_console()
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("backend")
-    for column in ("µs/step", "first loss", "last loss"):
-        table.add_column(column, justify="right")
-    for column in ("worst loss", "worst gradient", "worst update", "worst inference"):
-        table.add_column(column)
+    worst = [f"worst {what}" for what in ("loss", "gradient", "update", "inference")]
+    table = new_table("backend", *right("µs/step", "first loss", "last loss"), *worst)
     table.add_row(found.reference, "", *_ends(found.reference_losses), "reference")
     for result in found.results:
         table.add_row(

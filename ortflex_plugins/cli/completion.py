@@ -1,6 +1,6 @@
-"""What a shell offers after TAB: names of plugins, keys of recipes and their values.
+"""Completion in a shell: names of plugins, keys of recipes and their values.
 
-Nothing is imported but what lists names: a shell waits for each answer.
+Only what lists names is imported, because the shell waits for each answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def names_of(*kinds: str, words: bool = False) -> _Complete:
-    """Complete the names of the plugins of some kinds; with ``words``, the names of the kinds, too."""
+    """Complete the names of plugins of the given kinds; with ``words``, also the names of the kinds."""
 
     def complete(
         _ctx: click.Context, _param: click.Parameter, incomplete: str
@@ -35,8 +35,8 @@ def kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete KEY=VALUE: the keys of recipes, then the values that are names.
 
-    bash divides ``optimizer=ad`` into three words, of which the last one is completed; other shells
-    give it whole.
+    bash divides ``optimizer=ad`` into three words and completes the last one; other shells pass it as
+    one word.
     """
     key, equals, _ = incomplete.partition("=")
     if equals:
@@ -44,7 +44,7 @@ def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     before = list(ctx.params.get(param.name or "") or ())
     while before and before[-1] == "=":
         before.pop()
-    # In other shells the words before are whole, as epochs=3.
+    # In other shells, earlier words are complete, such as epochs=3.
     if before and "=" not in before[-1] and before[-1] in _keys():
         return _items(_values(before[-1]), incomplete)
     return _items([f"{name}=" for name in _keys()], incomplete)
@@ -59,13 +59,13 @@ def _keys() -> list[str]:
 
 
 def _values(key: str) -> list[str]:
-    """The names that a key accepts; none for a number."""
+    """The names that a key accepts; a key for a number has none."""
     from ortflex_core.config import key_choices, kinds_of_plugins
 
     if key not in _keys():
         return []
-    of = {**kinds_of_plugins(), "data": "", "validation": ""}.get(key)
-    return sorted({*key_choices(key), *(_names([of]) if of else ())})
+    kind = {**kinds_of_plugins(), "data": "", "validation": ""}.get(key)
+    return sorted({*key_choices(key), *(_names([kind]) if kind else ())})
 
 
 def _kinds() -> list[str]:

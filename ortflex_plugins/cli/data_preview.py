@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Look:
-    """Data for a recipe: the value of its key ``data``, a line for each array, inputs, labels, rows."""
+    """What a file of data has.
+
+    ``spec`` is the value of the key ``data`` of a recipe, ``lines`` describe the arrays, and ``inputs``
+    are the names of the inputs.
+    """
 
     spec: Any
     lines: list[str]
@@ -31,9 +35,8 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
     """Read a file or folder of data; the path in ``spec`` is relative to ``folder``.
 
     Raises:
-        ConfigError: no data source reads it, or labels of several columns were asked of a source that
-            has none.
-        DataError: it cannot be read, or has no such labels.
+        ConfigError: no data source reads the file, or its source has no ``target``.
+        DataError: the file cannot be read, or has no such labels.
     """
     from ortflex_core.config import Parts
     from ortflex_core.data import Columns
@@ -62,7 +65,7 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
 
 
 def check_inputs(model: Model, given: list[str], path: str) -> None:
-    """Check that data feed every input of a model; ``X`` feeds the input of a model with one.
+    """Check that the data have every input of a model; ``X`` is the input of a model with one.
 
     Raises:
         ConfigError: an input is missing.
@@ -71,10 +74,10 @@ def check_inputs(model: Model, given: list[str], path: str) -> None:
     missing = [name for name in names if name not in given]
     if not missing or (len(names) == 1 and given == ["X"]):
         return
-    alone = " (or X, if it is the only one besides the labels)" if len(names) == 1 else ""
+    or_x = " (or X, if it is the only array besides the labels)" if len(names) == 1 else ""
     raise ConfigError(
         f"{path}: the model takes {_listed(names)}, but the data have {_listed(given)}; missing: "
-        f"{_listed(missing)}. Rename arrays in the file to {_listed(names)}{alone}, or give --data an "
+        f"{_listed(missing)}. Rename arrays in the file to {_listed(names)}{or_x}, or give --data an "
         ".npz file or a folder of .npy files with these names. Nothing was written"
     )
 
@@ -84,7 +87,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _with_option(text: str, target: str | None) -> str:
-    """An error about missing labels with the option of the command instead of a recipe's key."""
+    """An error about missing labels that names the option of the command, not the key of a recipe."""
     column = "y" if target is None else target
     changed = text.replace('data = { path = …, target = "…" }', "--target NAME")
     if changed == text and f"no column {column!r}" in text:
@@ -93,10 +96,10 @@ def _with_option(text: str, target: str | None) -> str:
 
 
 def loss_of_labels(model: Model, output: str, labels: Array) -> tuple[str, str] | None:
-    """(loss, why) for whole-number or named labels, None where they are values.
+    """The loss for labels that are classes, and the reason; None for other labels.
 
-    With scores of shape [N, C > 1], one whole number or name per row is a class; with a single
-    score, labels that are only 0 and 1 are two classes.
+    If the scores have the shape [N, C > 1], one whole number or name per row is a class. If there is one
+    score per row, labels that are only 0 and 1 are two classes.
     """
     shape = model.value(output).shape
     if shape is None or len(shape) < 2 or labels.dtype.kind not in "iubUSO":

@@ -1,4 +1,4 @@
-"""``ortflex doctor``: what is installed, what works, and how to repair the rest."""
+"""``ortflex doctor``: what is installed, what works, and how to repair what does not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import attrs
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from ortflex_core.errors import OrtflexError, RuntimeUnavailable
 from ortflex_core.runtime import Runtime, find_distributions, require_runtime
+from ortflex_plugins.cli.terminal import new_table
 
 _PACKAGES = ("ortflex", "numpy", "onnx", "torch", "scikit-learn", "skl2onnx")
 
@@ -22,9 +23,8 @@ _PACKAGES = ("ortflex", "numpy", "onnx", "torch", "scikit-learn", "skl2onnx")
 class Report(TypedDict):
     """The output of ``ortflex doctor --json``.
 
-    ``backends`` and ``devices`` have the reasons why each one does not work, an empty list if it
-    works; both are empty while the installation is broken, and ``fault`` then says how to repair
-    it.
+    ``backends`` and ``devices`` have the reasons why each one does not work, and an empty list if it
+    works. If the installation is broken, both are empty, and ``fault`` says how to repair it.
     """
 
     python: str
@@ -63,7 +63,7 @@ def examine() -> Report:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report for people."""
+    """Print a report as tables."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("Python", f"{report['python']}, {report['platform']}")
     for name, version in report["packages"].items():
@@ -76,12 +76,11 @@ def show(report: Report, console: Console) -> None:
     console.print(facts)
     if report["fault"] is not None:
         console.print()
-        # soft_wrap: a command that is broken over two lines cannot be copied.
+        # soft_wrap, because a command that is divided into two lines cannot be copied.
         console.print(f"[bold red]Broken:[/] {escape(report['fault'])}", soft_wrap=True)
         return
     kinds = {"backend": report["backends"], "device": report["devices"]}
-    table = Table("", "name", box=None, padding=(0, 2, 0, 0))
-    table.add_column("works here", overflow="fold")
+    table = new_table("", "name", Column("works here", overflow="fold"))
     for kind, reasons_by_name in kinds.items():
         for name, reasons in reasons_by_name.items():
             verdict = f"[red]no:[/] {escape('; '.join(reasons))}" if reasons else "[green]yes[/]"
@@ -114,13 +113,13 @@ def _version(distribution: str) -> str | None:
 
 
 def _reasons(kind: str, runtime: Runtime) -> dict[str, list[str]]:
-    """Return the reasons why each plugin of a kind does not work here."""
-    # Imported here: with a broken runtime only metadata may be read.
+    """The reasons why each plugin of a kind does not work here."""
+    # Imported here, because only metadata may be read if the runtime is broken.
     from ortflex_core.registry import Plugins
 
     registry = Plugins.discover()[kind]
 
-    def against(name: str) -> list[str]:
+    def obstacles(name: str) -> list[str]:
         try:
             return list(registry.load(name).available(runtime))
         except OrtflexError as error:
@@ -128,4 +127,4 @@ def _reasons(kind: str, runtime: Runtime) -> dict[str, list[str]]:
         except Exception as error:  # a third-party plugin: its error is part of the report
             return [f"{type(error).__name__}: {error}"]
 
-    return {name: against(name) for name in sorted(registry.names())}
+    return {name: obstacles(name) for name in sorted(registry.names())}

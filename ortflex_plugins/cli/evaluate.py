@@ -24,10 +24,10 @@ from ortflex_plugins.cli.completion import names_of
 def evaluate(run: Path, data: str | None, metrics: tuple[str, ...], as_json: bool) -> None:
     """Print loss and metrics of a trained model on data.
 
-    RUN is the folder that `ortflex train` wrote; or a recipe, whose model is evaluated without
-    training. DATA is a file or folder like the one of the training; by default the recipe's
-    validation data, if it has any, otherwise its training data. The recipe's losses and metrics are
-    computed over all rows, in inference mode.
+    RUN is a folder that `ortflex train` wrote, or a recipe, whose model is evaluated without training.
+    DATA is a file or folder like the training data; by default, the recipe's validation data or, if it
+    has none, its training data. The losses and metrics of the recipe are computed over all rows, in
+    inference mode.
     """
     from ortflex_plugins.cli import trained
 

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import click
 
-from ortflex_plugins.cli.completion import overrides as complete_overrides
-from ortflex_plugins.cli.overrides import TakesKeys
+from ortflex_plugins.cli.overrides import RecipeCommand
 
 
-@click.command("export-step", cls=TakesKeys)
-@click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+@click.command("export-step", cls=RecipeCommand)
 @click.option(
     "-o",
     "--output",
@@ -34,8 +31,8 @@ from ortflex_plugins.cli.overrides import TakesKeys
     "--optional-inputs/--required-inputs",
     default=True,
     help=(
-        "Whether rate and hyperparameters have defaults in the graph; JavaScript cannot override "
-        "such defaults."
+        "Whether rate and hyperparameters are optional inputs with defaults; JavaScript cannot feed "
+        "optional inputs."
     ),
 )
 def export_step(
@@ -50,8 +47,8 @@ def export_step(
 
     RECIPE is a TOML file as for `ortflex train`; KEY=VALUE overrides it. The folder gets step.onnx,
     predict.onnx, state.safetensors and manifest.json, for a loop in Python, JavaScript, C# or C++
-    without ortflex. `ortflex apply-state` writes the weights back into the model. The types of labels
-    and sample weights are those of the recipe's data.
+    without ortflex. `ortflex apply-state` writes the weights back into the model. Labels and sample
+    weights have the types of the recipe's data.
     """
     from ortflex_core import Trainer
     from ortflex_core.config import Parts, Recipe

@@ -42,10 +42,10 @@ def graph(
     fold: bool | None,
     unfold: bool,
 ) -> None:
-    """Draw MODEL, an .onnx file or the TOML file of a training, as SVG, HTML or PNG.
+    """Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.
 
-    Colours mark what can be trained, what is frozen and what has no gradient; with --training, and
-    for the graphs that training uses, the parts forward, loss, backward and update.
+    Colours show what can be trained, what is frozen and what has no gradient. With --training, and for
+    graphs that training uses, they show the parts: forward, loss, backward and update.
     """
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
+
+from ortflex_core.errors import ConfigError, ModelError, printable
 
 if TYPE_CHECKING:
     from ortflex_core.model import Model
@@ -43,7 +47,6 @@ def init(model: Path, output: Path, data: str | None, target: str | None, force:
     It lists the model's inputs, what can be trained, why the rest cannot, and every key with its
     default. Put the data at the path of its key `data`, and run `ortflex train`.
     """
-    from ortflex_core.errors import ConfigError
     from ortflex_core.files import write_bytes
     from ortflex_core.model import Model
     from ortflex_core.registry import Plugins
@@ -74,7 +77,6 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
     Raises:
         ModelError: the model has no float output or nothing to train.
     """
-    from ortflex_core.errors import printable
     from ortflex_core.parameters import choose_parameters
 
     output, loss, why = suggest_loss(model)
@@ -90,13 +92,13 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
     lines += ["#", "# Inputs of the model:", *_listed(f"#   {spec}" for spec in model.inputs)]
     lines += ["# Outputs of the model:", *_listed(f"#   {spec}" for spec in model.outputs)]
     trained = [c for c in choices if c.trained]
-    left = [c for c in choices if not c.trained]
+    frozen = [c for c in choices if not c.trained]
     specs = model.initializers
     lines += ["#", f"# Trained, unless params selects others ({len(trained)}):"]
     lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in trained)
-    if left:
-        lines += [f"# Not trained ({len(left)}):"]
-        lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in left)
+    if frozen:
+        lines += [f"# Not trained ({len(frozen)}):"]
+        lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in frozen)
     lines += ["", *_model_keys(model, path, output, loss, why, plugins, look)]
     chosen: dict[str, Any] = {"optimizer": "adam"}
     if loss in _ON_CLASSES:
@@ -104,16 +106,15 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
     if look is None or look.rows >= _ENOUGH:
         chosen["validation"] = 0.2
     if model.fixed_batch is not None:
-        free = _trains_on_any_batch(model, plugins)
-        chosen |= {"free_batch": True} if free else {"batch_size": model.fixed_batch[1]}
+        can_free = _can_free_batch(model, plugins)
+        chosen |= {"free_batch": True} if can_free else {"batch_size": model.fixed_batch[1]}
     lines += ["# All other keys; the commented-out ones have their defaults.", ""]
     lines += _other_keys(plugins, chosen)
     # A name with a line break must not end the comment.
     return "\n".join(printable(line, lines=False) if line[:1] == "#" else line for line in lines)
 
 
-def _trains_on_any_batch(model: Model, plugins: Plugins) -> bool:
-    from ortflex_core.errors import ModelError
+def _can_free_batch(model: Model, plugins: Plugins) -> bool:
     from ortflex_core.model import Model
 
     try:
@@ -124,9 +125,9 @@ def _trains_on_any_batch(model: Model, plugins: Plugins) -> bool:
 
 
 def suggest_loss(model: Model) -> tuple[str, str, str]:
-    """(tensor, loss, reason) of the most likely loss of a model.
+    """The tensor and the name of the most likely loss of a model, and the reason.
 
-    A classifier ends with a Softmax or Sigmoid; any other model is a regression.
+    A model that ends with a Softmax or Sigmoid is a classifier; any other model is a regression.
     """
     from ortflex_core.model import raw_scores
 
@@ -191,11 +192,11 @@ def _model_keys(
     yield ""
     yield from _comment(f"{_help('loss')}. {why}.")
     yield from _choices("loss", plugins)
-    several = candidates(model)
-    if len(several) == 1:
+    tensors = candidates(model)
+    if len(tensors) == 1:
         yield f"loss = {to_toml(loss)}"
     else:
-        shown = ", ".join(spec.name for spec in several)
+        shown = ", ".join(spec.name for spec in tensors)
         yield from _comment(f"It can be attached to: {shown}.")
         yield f"loss = {to_toml({'name': loss, 'predicted': output})}"
     yield ""
@@ -219,8 +220,6 @@ def _labels(model: Model, loss: str) -> str:
 
 
 def _other_keys(plugins: Plugins, chosen: Mapping[str, Any]) -> Iterator[str]:
-    import attrs
-
     from ortflex_core.config import Recipe, to_toml
 
     examples: dict[str, Any] = {
@@ -265,16 +264,12 @@ def _choices(key: str, plugins: Plugins) -> Iterator[str]:
 
 
 def _help(key: str) -> str:
-    import attrs
-
     from ortflex_core.config import Recipe, plain_help
 
     return plain_help(getattr(attrs.fields(Recipe), key))
 
 
 def _comment(text: str) -> Iterator[str]:
-    import textwrap
-
     yield from (f"# {line}" for line in textwrap.wrap(text, _WIDTH, break_long_words=False))
 
 

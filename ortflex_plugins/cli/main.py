@@ -12,59 +12,26 @@ import click
 
 from ortflex_core import __version__
 
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "train": ("ortflex_plugins.cli.train:train", "Train a model with the settings of a TOML file."),
-    "init": ("ortflex_plugins.cli.init:init", "Write a commented TOML file for a model."),
-    "predict": (
-        "ortflex_plugins.cli.predict:predict",
-        "Write the predictions of a trained model for data.",
-    ),
-    "evaluate": (
-        "ortflex_plugins.cli.evaluate:evaluate",
-        "Print loss and metrics of a trained model on data.",
-    ),
-    "check": (
-        "ortflex_plugins.cli.check:check",
-        "Show which nodes of MODEL can be trained, and by which backends.",
-    ),
-    "compare": (
-        "ortflex_plugins.cli.compare:compare",
-        "Train the same steps on every available backend, and show where they differ.",
-    ),
-    "graph": (
-        "ortflex_plugins.cli.graph:graph",
-        "Draw MODEL, an .onnx file or the TOML file of a training, as SVG, HTML or PNG.",
-    ),
-    "report": (
-        "ortflex_plugins.cli.report:report",
-        "Write a page about a training: curves, times, weights, graph, recipe, versions.",
-    ),
-    "export-step": (
-        "ortflex_plugins.cli.export_step:export_step",
-        "Write the training step of a recipe as files that any onnxruntime runs.",
-    ),
-    "apply-state": (
-        "ortflex_plugins.cli.apply_state:apply_state",
-        "Write MODEL with the weights of STATE.",
-    ),
-    "new-plugin": (
-        "ortflex_plugins.cli.new_plugin:new_plugin",
-        "Write a package with a plugin of KIND called NAME, and its tests.",
-    ),
-    "new-flower-app": (
-        "ortflex_plugins.cli.new_flower_app:new_flower_app",
-        "Write a project for Flower that trains RECIPE on many clients.",
-    ),
-    "plugins": (
-        "ortflex_plugins.cli.plugins:plugins",
-        "List the installed plugins, those of a kind, or the parameters of one.",
-    ),
-    "doctor": (
-        "ortflex_plugins.cli.doctor:doctor",
-        "Show the installed runtime, what works with it, and how to repair what does not.",
-    ),
+COMMANDS: Mapping[str, str] = {
+    "train": "Train a model with the settings of a TOML file.",
+    "init": "Write a commented TOML file for a model.",
+    "predict": "Write the predictions of a trained model for data.",
+    "evaluate": "Print loss and metrics of a trained model on data.",
+    "check": "Show which nodes of MODEL can be trained, and by which backends.",
+    "compare": "Train the same steps on every available backend, and show where they differ.",
+    "graph": "Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.",
+    "report": "Write a page about a run: curves, times, weights, graph, recipe, versions.",
+    "export-step": "Write the training step of a recipe as files that any onnxruntime runs.",
+    "apply-state": "Write MODEL with the weights of STATE.",
+    "new-plugin": "Write a package with a plugin of KIND called NAME, and its tests.",
+    "new-flower-app": "Write a project for Flower that trains RECIPE on many clients.",
+    "plugins": "List the installed plugins, those of a kind, or the parameters of one.",
+    "doctor": "Show the installed runtime, what works with it, and how to repair what does not.",
 }
-"""The module of each command and its help line, so that ``ortflex --help`` imports no command."""
+"""The help line of each command, so that ``ortflex --help`` imports no command.
+
+The command ``new-plugin`` is the function ``new_plugin`` of the module ``new_plugin``.
+"""
 
 
 class LazyGroup(click.Group):
@@ -78,8 +45,9 @@ class LazyGroup(click.Group):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"ortflex_plugins.cli.{name}")
+        return getattr(module, name)  # type: ignore[no-any-return]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -94,7 +62,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; errors of ortflex are printed as messages, without a traceback."""

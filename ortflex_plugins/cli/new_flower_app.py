@@ -1,4 +1,4 @@
-"""``ortflex new-flower-app``: a project for Flower from the recipe of a training."""
+"""``ortflex new-flower-app``: a project for Flower from a recipe."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _NAME = re.compile(r"(?=.{1,32}$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # Flower's rule
 def new_flower_app(recipe: Path, output: Path) -> None:
     """Write a project for Flower that trains RECIPE on many clients.
 
-    RECIPE is the file of a training, as `ortflex init` writes it. `flwr run` takes the project; by
-    default it simulates the clients on this machine, each with a share of the rows.
+    RECIPE is a TOML file as for `ortflex train`. `flwr run` takes the project; by default it simulates
+    the clients on this machine, each with a part of the rows.
     """
     from ortflex_core.files import make_folder, write_bytes
 
@@ -83,7 +83,7 @@ def project(path: Path, folder: Path) -> dict[Path, str]:
 
 
 def _client_recipe(path: Path) -> tuple[str, str]:
-    """The name of the model, and the recipe of a client: paths are absolute, nothing is logged to files."""
+    """The name of the model, and the recipe of a client, without callbacks and with absolute paths."""
     import attrs
 
     from ortflex_core.config import Recipe
@@ -98,5 +98,5 @@ def _client_recipe(path: Path) -> tuple[str, str]:
     if recipe.distributed is not None:
         raise ConfigError("distributed: a client trains in one process; leave it out of the recipe")
     client = attrs.evolve(recipe, callbacks=(), output=None, progress=False)
-    head = "# The training of a client; epochs are those of local-epochs in pyproject.toml.\n\n"
+    head = "# The recipe of a client; local-epochs in pyproject.toml replaces epochs.\n\n"
     return Path(recipe.model).name, head + client.to_toml()

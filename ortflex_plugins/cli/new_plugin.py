@@ -74,7 +74,7 @@ def new_plugin(kind: str, name: str, output: Path) -> None:
 
 
 def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
-    """The files of a package in ``folder``.
+    """The content of every file of a package in ``folder``.
 
     Raises:
         ConfigError: the kind is unknown, or the name is invalid or taken.

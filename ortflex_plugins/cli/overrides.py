@@ -1,14 +1,32 @@
-"""Commands that take KEY=VALUE after a recipe."""
+"""Commands that take a recipe and KEY=VALUE, and the error of commands that take a model."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
+from ortflex_plugins.cli.completion import overrides
 
-class TakesKeys(click.Command):
-    """A command whose error for ``--epochs 3`` says to write ``epochs=3``."""
+
+class RecipeCommand(click.Command):
+    """A command with the arguments RECIPE and KEY=VALUE.
+
+    Its error for ``--epochs 3`` says to write ``epochs=3``.
+    """
+
+    def __init__(
+        self, name: str | None, *, params: Sequence[click.Parameter] = (), **options: Any
+    ) -> None:
+        """Put the two arguments before the other parameters."""
+        recipe = click.Argument(["recipe"], type=click.Path(dir_okay=False, path_type=Path))
+        keys = click.Argument(
+            ["overrides"], nargs=-1, metavar="[KEY=VALUE]...", shell_complete=overrides
+        )
+        super().__init__(name, params=[recipe, keys, *params], **options)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; a key given as an option is an error with the right form."""
@@ -19,8 +37,7 @@ class TakesKeys(click.Command):
         except click.NoSuchOption as error:
             from ortflex_core.config import Recipe, translate_key
 
-            key = error.option_name.lstrip("-").replace("-", "_")
-            key = translate_key(key)
+            key = translate_key(error.option_name.lstrip("-").replace("-", "_"))
             if key.partition(".")[0] in attrs.fields_dict(Recipe):
                 text = f"{error.option_name} is not an option but a key: write {key}=…"
                 raise click.UsageError(text, ctx) from None
@@ -28,10 +45,10 @@ class TakesKeys(click.Command):
 
 
 def refuse_recipe(model: str | os.PathLike[str], command: str) -> None:
-    """Refuse a recipe where a command takes a model.
+    """Refuse a recipe as the argument of a command that takes a model.
 
     Raises:
-        ConfigError: the path ends as recipes do.
+        ConfigError: the path ends with .toml.
     """
     from ortflex_core.errors import ConfigError
 

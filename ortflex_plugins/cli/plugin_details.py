@@ -1,4 +1,4 @@
-"""What the plugins of a kind are, and the parameters of one."""
+"""The descriptions of the plugins of a kind, and the parameters of one plugin."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], str]:
-    """The rows of a kind or of a name, and what to print about them.
+    """The rows of a kind or of a name, and their description.
 
     Raises:
-        PluginError: there is neither a kind nor a plugin of that name.
+        PluginError: neither a kind nor a plugin has this name.
     """
     kind = kind_of(what)
     if kind is not None:
@@ -69,11 +69,9 @@ def _kind(registry: Registry) -> str:
         foreign = entry.distribution != "ortflex"
         line += f" ({entry.distribution} {entry.version})" if foreign else ""
         table.append([registry.ask_for(entry), line])
-    one = next(iter(registry), None)
-    more = (
-        "" if one is None else f"\n\n`ortflex plugins {one.name}` has the parameters of {one.name}"
-    )
-    return folded_table(["name", "what it is"], table) + more
+    first = next(iter(registry), None)
+    hint = f"\n\n`ortflex plugins {first.name}` has the parameters of {first.name}" if first else ""
+    return folded_table(["name", "what it is"], table) + hint
 
 
 def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
@@ -104,7 +102,7 @@ def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
 
 
 def _paragraphs(registry: Registry, loaded: Any) -> list[str]:
-    """The description, without sections, examples and markup; a line each."""
+    """The paragraphs of the description as one line each, without sections, examples and markup."""
     if registry.kind in TABLES:
         names = sorted(operator for _, operator in loaded.table)
         return [f"{registry.kind} of {', '.join(names)}"]

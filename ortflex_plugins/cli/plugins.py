@@ -10,7 +10,7 @@ import click
 from ortflex_core.errors import PluginError
 from ortflex_core.registry import HOOKS, Entry, Plugins, Registry
 from ortflex_plugins.cli.completion import names_of
-from ortflex_plugins.cli.terminal import open_console, plain, show_table
+from ortflex_plugins.cli.terminal import new_table, open_console, plain, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,24 +120,22 @@ def _owner(row: Row) -> str:
 
 
 def _width(found: list[Row]) -> int:
-    """The characters of a line of the table, without the status."""
+    """The width of the table in characters, without the status."""
     cells = [(row["kind"], row["ask_for"], _owner(row), row["target"]) for row in found]
     return sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True))
 
 
 def _show_names(console: Console, found: list[Row]) -> None:
     """One paragraph for each kind, and one line for each broken plugin."""
-    from rich.table import Table
+    from rich.table import Column
 
     names: dict[str, list[str]] = {}
     for row in found:
-        foreign = f" ({_owner(row)})" if row["distribution"] != "ortflex" else ""
-        names.setdefault(row["kind"], []).append(plain(row["ask_for"] + foreign))
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for kind, those in names.items():
-        table.add_row(f"[bold]{kind}[/]", ", ".join(those))
+        owner = f" ({_owner(row)})" if row["distribution"] != "ortflex" else ""
+        names.setdefault(row["kind"], []).append(plain(row["ask_for"] + owner))
+    table = new_table(Column(no_wrap=True), Column(overflow="fold"), show_header=False)
+    for kind, plugins_of_kind in names.items():
+        table.add_row(f"[bold]{kind}[/]", ", ".join(plugins_of_kind))
     console.print(table)
     for row in found:
         if row["status"] not in ("ok", "not loaded"):

@@ -1,4 +1,4 @@
-"""``ortflex predict``: the outputs of a trained model, into a file."""
+"""``ortflex predict``: the outputs of a trained model as a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
 def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], force: bool) -> None:
     """Write the predictions of a trained model for data.
 
-    RUN is the folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the
+    RUN is a folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the
     training data, with or without labels; by default the recipe's data.
     """
     from ortflex_core.data import Columns
@@ -53,7 +53,7 @@ def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], f
     recipe, trainer = trained.open_run(run)
     what, source = trained.source(recipe, trainer, data)
     names = list(tensors) or [spec.name for spec in trainer.model.outputs]
-    # A map of each class to its probability is no tensor: the tensor that the map is made of is written.
+    # A map from classes to probabilities is not a tensor; the tensor from which it is made is written.
     maps = {} if tensors else trained.class_maps(trainer.model)
     if output.suffix == ".npy" and names:
         for name, (tensor, _) in maps.items():
@@ -63,8 +63,8 @@ def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], f
         maps = {}
     given = trained.features(source)
     wanted = list(dict.fromkeys([*names, *(tensor for tensor, _ in maps.values())]))
-    found = trainer.predict(given, wanted)
-    values = found if isinstance(found, Mapping) else {wanted[0]: found}
+    predicted = trainer.predict(given, wanted)
+    values = predicted if isinstance(predicted, Mapping) else {wanted[0]: predicted}
     arrays = {name: values[name] for name in names}
     arrays |= {name: values[tensor] for name, (tensor, _) in maps.items()}
     heads = {name: classes for name, (_, classes) in maps.items()}
@@ -121,7 +121,7 @@ def _encode(
 
 
 def _heads(name: str, table: Array, classes: Sequence[str] | None) -> list[str]:
-    """The names of the columns of a table with one line a row."""
+    """The names of the columns of a table with one line per row."""
     count = table.shape[1]
     if classes is not None and len(classes) == count:
         return [f"{name}_{label}" for label in classes]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 _EVERY = 5
-"""Seconds between updates of the page of a running training."""
+"""Seconds between updates of the page while a run is in progress."""
 
 
 @click.command()
@@ -28,11 +28,11 @@ _EVERY = 5
     help="Write the page every 5 seconds until all runs have ended.",
 )
 def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
-    """Write a page about a training: curves, times, weights, graph, recipe, versions.
+    """Write a page about a run: curves, times, weights, graph, recipe, versions.
 
     FOLDERS are run folders that `ortflex train` wrote. For several folders the page compares curves,
     results and the keys that differ between the recipes. The page is a single file that loads nothing
-    from other places. For a running training it shows the epochs so far, and reloads automatically.
+    from other places. While a run is in progress, it shows the epochs so far and reloads itself.
     """
     from ortflex_core.files import write_bytes
     from ortflex_plugins.pictures.report import report as page

@@ -33,25 +33,19 @@ if TYPE_CHECKING:
     from ortflex_plugins.pictures.measure import Measures
 
 _log = logging.getLogger("ortflex")
-_RECIPE, _VERSIONS, _HISTORY, _CHECKPOINTS = (
-    "recipe.toml",
-    "versions.json",
-    "history.csv",
-    "checkpoints",
-)
-_WRITTEN = {
-    *(_RECIPE, _VERSIONS, _HISTORY, _CHECKPOINTS),
-    *("trained.onnx", "trained.onnx.data", "last_good.onnx", "measures.json", "loss.png"),
-}
+_RECIPE, _VERSIONS, _HISTORY = "recipe.toml", "versions.json", "history.csv"
+_CHECKPOINTS = "checkpoints"
+_RESULTS = {"trained.onnx", "trained.onnx.data", "last_good.onnx", "measures.json", "loss.png"}
+_WRITTEN = {_RECIPE, _VERSIONS, _HISTORY, _CHECKPOINTS, *_RESULTS}
 _PACKAGES = ("ortflex", "numpy", "onnx")
 
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """A run folder with its lock, and the changes that created it.
+    """A run folder with its lock, and what has to be undone if the run is refused.
 
-    ``new`` are the folders that did not exist, the inner ones first; ``before`` are the names in the
-    folder; ``renamed`` is where an earlier run is now.
+    ``new`` are the folders that did not exist, the inner ones first; ``before`` are the names that were
+    in the folder; ``renamed`` is the new path of an earlier run.
     """
 
     folder: Path
@@ -61,13 +55,12 @@ class Place:
     renamed: Path | None = None
 
     def discard(self) -> None:
-        """Remove the files of a refused training, unless there is more than its settings.
+        """Remove the files of a refused run, unless it has written more than its settings.
 
         Files and folders that existed before are kept, and an earlier run gets its name back.
         """
         with contextlib.suppress(OSError):
-            there = {p.name for p in self.folder.iterdir()} - {self.lock.name}
-            own = there - self.before
+            own = {p.name for p in self.folder.iterdir()} - {self.lock.name} - self.before
             if _CHECKPOINTS in own and not _filled(self.folder / _CHECKPOINTS):
                 (self.folder / _CHECKPOINTS).rmdir()
                 own.remove(_CHECKPOINTS)
@@ -77,7 +70,7 @@ class Place:
                 (self.folder / name).unlink()
             self.lock.release()
             for folder in self.new:
-                folder.rmdir()  # refused by the system if it is not empty
+                folder.rmdir()  # fails if the folder is not empty
             if self.renamed is not None and not os.path.lexists(self.folder):
                 os.rename(self.renamed, self.folder)
                 _log.info("the run that was in %s is there again", self.folder)
@@ -89,13 +82,14 @@ def _missing(folder: Path) -> tuple[Path, ...]:
 
 
 def make(recipe: Recipe, resume: Path | None = None, *, force: bool = False) -> Place:
-    """The recipe's ``output``, or a new folder ``runs/<time>-<model>``; with its lock.
+    """Make and lock the recipe's ``output``, or a new folder ``runs/<time>-<model>``.
 
-    A training that continues from a run folder continues in it. Any other folder with a run, or
+    A run that continues from a run folder continues in that folder. Any other folder with a run, or
     with files that this run would replace, is refused; ``force`` renames it first.
 
     Raises:
-        OutputError: it cannot be created or written to, is in use, or has files that would be lost.
+        OutputError: the folder cannot be created or written to, is in use, or has files that would be
+            lost.
     """
     folder = None if recipe.output is None else Path(recipe.output)
     if folder is None and resume is not None and (resume / _VERSIONS).is_file():
@@ -104,10 +98,10 @@ def make(recipe: Recipe, resume: Path | None = None, *, force: bool = False) -> 
         parents = _missing(Path("runs"))
         folder, lock = _taken(_fresh(Path("runs"), Path(recipe.model).stem))
         return Place(folder=folder, lock=lock, new=(folder, *parents))
-    goes_on = resume is not None and resume.resolve().is_relative_to(folder.resolve())
+    continues = resume is not None and resume.resolve().is_relative_to(folder.resolve())
     new = _missing(folder)
     lock = _taken(make_folder(folder))[1]
-    if goes_on or not (names := _at_risk(folder)):
+    if continues or not (names := _at_risk(folder)):
         before = frozenset(p.name for p in folder.iterdir())
         return Place(folder=folder, lock=lock, new=new, before=before)
     lock.release()
@@ -122,7 +116,7 @@ def _taken(folder: Path) -> tuple[Path, FolderLock]:
     """Lock a folder.
 
     Raises:
-        OutputError: another training uses it.
+        OutputError: another run uses it.
     """
     lock = FolderLock(".run.lock")
     try:
@@ -159,11 +153,11 @@ def _fresh(parent: Path, name: str) -> Path:
 
 
 def _at_risk(folder: Path) -> list[str]:
-    """The reason why a new run would destroy results; empty if an earlier run never began to train."""
+    """The files that a new run would replace or mix with its own; settings alone do not count."""
     names = {p.name for p in folder.iterdir() if not p.name.startswith(".")}
     if _VERSIONS in names:
-        rest = sorted(names - {_VERSIONS, _RECIPE})
-        return [name for name in rest if name != _CHECKPOINTS or _filled(folder / name)]
+        results = sorted(names - {_VERSIONS, _RECIPE})
+        return [name for name in results if name != _CHECKPOINTS or _filled(folder / name)]
     return sorted(names & _WRITTEN)
 
 
@@ -171,33 +165,32 @@ def _filled(path: Path) -> bool:
     return not path.is_dir() or any(path.iterdir())
 
 
-def _refusal(folder: Path, there: list[str]) -> str:
-    shown = ", ".join(there[:4]) + (", …" if len(there) > 4 else "")
+def _refusal(folder: Path, names: list[str]) -> str:
+    shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     if not (folder / _VERSIONS).is_file():
         return (
-            f"the folder {str(folder)!r} has {shown}, which this training would replace; give another "
+            f"the folder {str(folder)!r} has {shown}, which this run would replace; give another "
             "output, or rename it with --force"
         )
-    state = "is finished" if "trained.onnx" in there else "has begun"
+    state = "is finished" if "trained.onnx" in names else "has begun"
     return (
-        f"in the folder {str(folder)!r} is a run that {state} ({shown}). Continue it with "
+        f"the folder {str(folder)!r} has a run that {state} ({shown}). Continue it with "
         f"--resume {folder}; start a new one with --force, which renames the old folder; or give "
         "another output"
     )
 
 
 def _rename(folder: Path, recipe: Recipe) -> Path:
-    """Rename a folder, unless this training reads from it; returns where it is now.
+    """Rename a folder, unless the recipe reads from it; returns its new path.
 
     Raises:
-        OutputError: the training reads from it, or it cannot be renamed.
+        OutputError: the recipe reads from it, or it cannot be renamed.
     """
-    whole = folder.resolve()
     for path in (Path.cwd(), *_inputs(recipe)):
-        if path.resolve().is_relative_to(whole):
+        if path.resolve().is_relative_to(folder.resolve()):
             raise OutputError(
-                f"{str(folder)!r} cannot be renamed: {str(path)!r}, which this training needs, is "
-                "in it; give another output"
+                f"{str(folder)!r} cannot be renamed: {str(path)!r}, which this run needs, is in it; "
+                "give another output"
             )
     for count in itertools.count(1):
         target = folder.with_name(f"{folder.name}-old-{count}")
@@ -222,17 +215,16 @@ def _inputs(recipe: Recipe) -> Iterator[Path]:
 
 
 def checkpoint(given: Path) -> Path:
-    """The folder of checkpoints inside a run folder; any other folder itself."""
+    """The folder of checkpoints in a run folder; for any other folder, the folder itself."""
     inside = given / _CHECKPOINTS
     return inside if list_checkpoints(inside) else given
 
 
 class Curves:
-    """Keeps history.csv up to date, so that a killed training leaves its curves.
+    """Keeps history.csv up to date, so that a killed run leaves its curves.
 
-    Epochs that are shorter than 20 times the time of writing are written together. If the file
-    cannot be written
-    there is a warning, and the training continues.
+    If an epoch is shorter than 20 times the time of writing, several epochs are written together. If the
+    file cannot be written, there is a warning, and the training continues.
     """
 
     def __init__(self) -> None:
@@ -253,10 +245,10 @@ class Curves:
 
 
 def rescue(trainer: Trainer, folder: Path) -> str:
-    """Save a training whose results could not be written; returns a message for the command line.
+    """Save a run whose results could not be written; returns a message for the command line.
 
-    The run folder is tried, then a new temporary folder: a checkpoint if the training can continue,
-    the weights as trained.onnx if it has ended.
+    It writes a checkpoint if the training can continue, or trained.onnx if it has ended: to the run
+    folder or, if that fails, to a new temporary folder.
     """
     unfinished = internals_of(trainer).live.standing.last is not None
     for temporary in (False, True):
@@ -296,7 +288,7 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
 
 
 def finish(folder: Path, trainer: Trainer, measures: Measures) -> None:
-    """Write the results, the backend and how the training ended; with matplotlib, loss.png.
+    """Write the results, the backend and the state of the run and, with matplotlib, loss.png.
 
     Raises:
         OutputError: the folder cannot be written to.
@@ -322,13 +314,13 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _owners(trainer: Trainer) -> dict[str, str]:
-    """Every distribution with installed plugins; nothing is imported."""
+    """The version of every distribution with installed plugins; no plugin is imported."""
     entries = (entry for registry in trainer.plugins for entry in registry)
     return {entry.distribution: entry.version for entry in entries}
 
 
 def _plot(history: History) -> bytes:
-    # matplotlib's object-oriented interface, which needs no window system and no global state.
+    # matplotlib's object-oriented interface needs no window system and no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

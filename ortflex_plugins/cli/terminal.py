@@ -13,9 +13,10 @@ from ortflex_core.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Column, Table
 
 _ROOM = 30
-"""The smallest width of a column of sentences; in less space, sentences are below their row."""
+"""The smallest width of a column of sentences; if there is less, sentences are below their row."""
 
 
 def plain(text: str) -> str:
@@ -27,6 +28,20 @@ def plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(printable(text, lines=False))
+
+
+def new_table(*columns: str | Column, show_header: bool = True) -> Table:
+    """A table without lines, whose columns are two spaces apart."""
+    from rich.table import Table
+
+    return Table(*columns, box=None, padding=(0, 2, 0, 0), show_header=show_header)
+
+
+def right(*headers: str) -> list[Column]:
+    """Columns of numbers."""
+    from rich.table import Column
+
+    return [Column(header, justify="right") for header in headers]
 
 
 def show_table(
@@ -43,7 +58,7 @@ def show_table(
       it is frozen
     """
     from rich.padding import Padding
-    from rich.table import Table
+    from rich.table import Column
     from rich.text import Text
 
     short = len(columns) - long
@@ -52,21 +67,21 @@ def show_table(
     ]
     left = console.width - sum(widths) - 2 * short
     if left >= _ROOM * long:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for k, column in enumerate(columns):
-            table.add_column(column, no_wrap=k < short, overflow="fold")
+        names = enumerate(columns)
+        table = new_table(*(Column(n, no_wrap=k < short, overflow="fold") for k, n in names))
         for row in rows:
             table.add_row(*row)
         console.print(table)
         return
     for k, row in enumerate((columns, *rows)):
-        line = Text("  ").join(
-            Text.from_markup(cell, style="" if k else "bold") for cell in _padded(row, widths)
-        )
+        cells = [Text.from_markup(cell, style="" if k else "bold") for cell in row[:short]]
+        for cell, width in zip(cells, widths, strict=True):
+            cell.align("left", width)
+        line = Text("  ").join(cells)
         line.rstrip()
         console.print(line, soft_wrap=True)
-        for cell in row[short:] if k else ():
-            console.print(Padding(cell, (0, 0, 0, 2), expand=False))
+        for sentence in row[short:] if k else ():
+            console.print(Padding(sentence, (0, 0, 0, 2), expand=False))
 
 
 def terminal_columns() -> int | None:
@@ -100,12 +115,3 @@ def folded_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     with console.capture() as capture:
         show_table(console, columns, [list(map(plain, row)) for row in rows])
     return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
-
-
-def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    from rich.text import Text
-
-    return [
-        cell + " " * (width - Text.from_markup(cell).cell_len)
-        for cell, width in zip(row, widths, strict=False)
-    ]

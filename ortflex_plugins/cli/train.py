@@ -1,4 +1,4 @@
-"""``ortflex train``: a training with the settings of a TOML file, in a run folder."""
+"""``ortflex train``: a run with the settings of a TOML file, in a run folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortflex_core.errors import printable
-from ortflex_plugins.cli.completion import overrides as complete_overrides
-from ortflex_plugins.cli.overrides import TakesKeys
+from ortflex_plugins.cli.overrides import RecipeCommand
+from ortflex_plugins.cli.terminal import new_table, right
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 _RESULTS = ("loss", "penalty", "validation_")
 
 
-@click.command(cls=TakesKeys)
-@click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
+@click.command(cls=RecipeCommand)
 @click.option(
     "--resume",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -52,9 +50,9 @@ def train(
     loss.png; `ortflex report` turns it into a page.
 
     Ctrl-C ends the training and keeps the results so far. With the callback `checkpoint` in the
-    recipe, --resume continues from the newest checkpoint, to the same bits. If the recipe differs
-    from that of the checkpoint, it is refused, and the error names the keys. An output folder with a
-    finished or running training is refused without --resume or --force.
+    recipe, --resume continues from the newest checkpoint, to the same bits. A recipe that differs
+    from the checkpoint's is refused, and the error names the keys. An output folder with a finished
+    run, or with one in progress, is refused without --resume or --force.
     """
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe
@@ -73,7 +71,7 @@ def train(
             messages.setLevel(logging.CRITICAL)  # only the process of rank 0 prints and writes
             _follow(loaded, trainer, resume, strict=strict)
             return
-        # Before the training, so that its result is not lost if the folder cannot be written to.
+        # A folder that cannot be written to is found before the training, so that no result is lost.
         with internals_of(trainer).sharing_errors():
             place = run_folder.make(loaded, resume, force=force)
         trainer.folder = folder = place.folder
@@ -90,14 +88,14 @@ def train(
             place.lock.release()
     _show(history, folder)
     if history.interrupted:
-        again = f"; continue: ortflex train {recipe} --resume {folder}"
-        written = run_folder.checkpoint(folder) != folder
-        click.echo(f"interrupted: these are the results so far{again if written else ''}", err=True)
+        resumable = run_folder.checkpoint(folder) != folder
+        hint = f"; continue: ortflex train {recipe} --resume {folder}" if resumable else ""
+        click.echo(f"interrupted: these are the results so far{hint}", err=True)
         raise SystemExit(130)
 
 
 def _follow(recipe: Recipe, trainer: Trainer, resume: Path | None, *, strict: bool) -> None:
-    """Train along with the process of rank 0, and write nothing."""
+    """Train in a process of another rank than 0, which writes nothing."""
     from ortflex_core.training import internals_of
     from ortflex_plugins.cli import run_folder
 
@@ -109,7 +107,7 @@ def _follow(recipe: Recipe, trainer: Trainer, resume: Path | None, *, strict: bo
 
 
 def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
-    """Train and write the results, to another folder if this one cannot be written to."""
+    """Train and write the results, if necessary to another folder."""
     from ortflex_core.errors import TrainingDiverged
     from ortflex_core.files import OutputError
     from ortflex_plugins.cli import run_folder
@@ -134,7 +132,7 @@ def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
 
 @contextmanager
 def _messages() -> Iterator[logging.Handler]:
-    """Show the library's log messages on the terminal."""
+    """Print the log messages of ortflex."""
 
     class Echo(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -157,12 +155,9 @@ def _messages() -> Iterator[logging.Handler]:
 
 def _show(history: History, folder: Path) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     if len(history):
-        table = Table("", box=None, padding=(0, 2, 0, 0))
-        for column in ("first epoch", "last epoch", "lowest", "highest"):
-            table.add_column(column, justify="right")
+        table = new_table("", *right("first epoch", "last epoch", "lowest", "highest"))
         for name in history.columns:
             if name.startswith(_RESULTS):
                 values: list[Any] = history[name]

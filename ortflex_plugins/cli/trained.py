@@ -1,4 +1,4 @@
-"""A run folder as a Trainer with the trained weights, and the data to use it on."""
+"""A run folder as a Trainer with the trained weights, and the data for predictions and evaluations."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Traine
 
     from ortflex_core import Trainer
 
-    # Changes of the weights before or around the training have already been made.
-    quiet = attrs.evolve(
+    # Arguments that change weights before or during training do not apply to a trained model.
+    settings = attrs.evolve(
         recipe,
         metrics=list(metrics) or recipe.metrics,
         callbacks=(),
@@ -65,11 +65,11 @@ def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Traine
         distributed=None,
         progress=False,
     )
-    return Trainer.from_recipe(quiet, plugins)
+    return Trainer.from_recipe(settings, plugins)
 
 
 def class_maps(model: Model) -> dict[str, tuple[str, list[str]]]:
-    """The outputs that map each class to a number: the tensor that each is made of, and the classes."""
+    """For each output that maps classes to numbers: the tensor from which it is made, and the classes."""
     from onnx import helper
 
     from ortflex_core.model import find_nodes
@@ -87,18 +87,18 @@ def class_maps(model: Model) -> dict[str, tuple[str, list[str]]]:
 def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any]:
     """The data of a path, read as the recipe reads its own; without a path, those of the recipe.
 
-    These are the recipe's validation data, if it has any, otherwise its training data.
+    The recipe's data are its validation data or, if it has none, its training data.
 
     Returns:
-        What they are, for a person, and a data source.
+        A description of the data, and the data source.
     """
     from ortflex_core.config import Parts
 
-    parts = Parts(trainer.plugins.preferring(recipe.prefer))
+    parts = Parts(trainer.plugins)
     if path is None:
         key = "data" if isinstance(recipe.validation, float | int | None) else "validation"
-        made = parts.build(key, getattr(recipe, key))
-        return f"the recipe's {key} ({getattr(made, 'path', made.name)})", made
+        data = parts.build(key, getattr(recipe, key))
+        return f"the recipe's {key} ({getattr(data, 'path', data.name)})", data
     given = recipe.data
     known = parts.as_table("data", given) if isinstance(given, str) else dict(given)
     wanted = parts.as_table("data", path)
@@ -107,7 +107,7 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
     return path, parts.build("data", wanted)
 
 
-def features(made: Any) -> Any:
+def features(source: Any) -> Any:
     """The inputs of a source, with or without labels.
 
     Raises:
@@ -118,20 +118,20 @@ def features(made: Any) -> Any:
     from ortflex_core.data import Columns
 
     try:
-        loaded = made.load()
+        loaded = source.load()
     except DataError:
-        if not hasattr(made, "target"):
+        if not hasattr(source, "target"):
             raise
         # Existing columns of labels are still excluded from the features.
         absent: list[dict[str, Any]] = [{"target": {}}]
-        if hasattr(made, "weight"):
+        if hasattr(source, "weight"):
             absent += [{"weight": None}, {"target": {}, "weight": None}]
         for changes in absent:
             with contextlib.suppress(DataError):
-                loaded = attrs.evolve(made, **changes).load()
+                loaded = attrs.evolve(source, **changes).load()
                 break
         else:
             raise
     if isinstance(loaded, Columns):
         return attrs.evolve(loaded, labels={}, weights={})
-    return made  # read piece by piece
+    return source  # read piece by piece

@@ -1,1 +1,1 @@
-"""Where weights may be: one constraint a module."""
+"""Constraints, one in each module: the values that weights may have."""

@@ -16,13 +16,13 @@ from ortflex_core.protocols import Constraint
 class MaxNorm(Constraint):
     """Bounds the norm of every slice: ``w ← w · min(1, bound / (‖w‖ + 1e-7))``.
 
-    There is one norm for each index along ``axis``, over all other axes: −1 is a unit of a matrix
-    product [inputs, units], 0 a unit of torch's Linear [units, inputs] and a channel of a
-    convolution [channels, …]. Tensors of one axis are bounded element by element.
+    Each index along ``axis`` has one norm, over all other axes. With axis −1, this is the norm of a unit
+    of a matrix product [inputs, units]; with axis 0, of a unit of torch's Linear [units, inputs] or a
+    channel of a convolution [channels, …]. Tensors with one axis are bounded element by element.
 
     Raises:
         ValueError: ``bound`` is not positive.
-        GraphError: a weight of two axes or more has no ``axis`` (when the training is compiled).
+        GraphError: when the step is compiled, if a weight with two or more axes has no such axis.
 
     >>> MaxNorm(bound=3).describe()
     {'name': 'max_norm', 'bound': 3, 'axis': -1}
@@ -37,7 +37,7 @@ class MaxNorm(Constraint):
     axis: int = setting(default=-1, help="the axis along which the slices are taken")
 
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
-        """The 1e-7 is torch.renorm's guard against a division by zero."""
+        """The formula; the 1e-7, as in torch.renorm, prevents a division by zero."""
         rank = weight.rank or 0
         if rank > 1 and not -rank <= self.axis < rank:
             raise GraphError(

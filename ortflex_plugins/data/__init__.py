@@ -1,1 +1,1 @@
-"""Data sources: files and folders by name."""
+"""Data sources, one in each module: files and folders by name."""

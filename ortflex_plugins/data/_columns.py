@@ -1,4 +1,4 @@
-"""Shared by data sources: which array is an input, a label, a sample weight."""
+"""Shared by data sources: the division of arrays into inputs, labels and sample weights."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def _check_count(instance: Any, attribute: attrs.Attribute[Any], value: Any, mos
 def sort_columns(
     arrays: Mapping[str, Array], target: Names, weight: Names | None, where: str
 ) -> Columns:
-    """Labels and weights by name; everything else is an input.
+    """Columns with the labels and weights that are named; all other arrays are inputs.
 
     Raises:
-        DataError: a name does not exist, there is no input, or columns have different lengths.
+        DataError: a name does not exist, no array is left for the inputs, or arrays have different
+            lengths.
 
     >>> import numpy as np
     >>> columns = sort_columns({"X": np.zeros((2, 3)), "y": np.ones(2)}, "y", None, "data.npz")

@@ -1,4 +1,4 @@
-"""Files of numpy, whose headers are checked before memory is allocated."""
+"""Reads .npy files; their headers are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ortflex_core.types import Array
 
 
 class Refused(Exception):
-    """The problem of a file; the caller adds the name of the file."""
+    """The problem of a file, to which the caller adds the name of the file."""
 
 
 def header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, Fortran order and type of the array in a complete file of ``size`` bytes.
 
-    The position in the file is then the start of the values.
+    Afterwards, the position in the file is the start of the values.
 
     Raises:
-        Refused: it is not an .npy file, holds Python objects, or is shorter than it claims.
+        Refused: the file is not an .npy file, has Python objects, or is shorter than its header says.
     """
     form = np.lib.format
     try:

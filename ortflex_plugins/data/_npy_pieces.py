@@ -1,4 +1,4 @@
-"""Folders of .npy files that are read piece by piece, runs of rows of each."""
+"""Folders of .npy files that are read in pieces, which are ranges of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortflex_core.types import Array
 from ortflex_plugins.data import _npy
 from ortflex_plugins.data._columns import Names, sort_columns
 
-# Pieces of a buffer: enough to mix distant rows, few enough to read long runs.
+# Pieces per buffer: enough to mix distant rows, and few enough to read long ranges.
 _PIECES = 16
 # More pieces would need too much memory.
 _MOST = 2**18
@@ -24,7 +24,7 @@ _MOST = 2**18
 
 @attrs.frozen
 class _Member:
-    """One array of a shard, and the start of its values in the file."""
+    """One array of a shard; ``begin`` is the position of its values in the file."""
 
     path: Path
     shape: tuple[int, ...]
@@ -55,20 +55,20 @@ class _Member:
         return cls(path, shape, dtype, begin)
 
     def read(self, start: int, rows: int) -> Array:
-        """Read some rows; the file is not mapped, so that a truncated file is an error, not a crash."""
+        """Read some rows; the file is not mapped, because a truncated file must not end the process."""
         out = np.empty((rows, *self.shape[1:]), self.dtype)
         size = out.nbytes // rows
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(self.begin + start * size)
-                view, got = out.reshape(-1).view(np.uint8).data, 0
-                while got < out.nbytes and (more := file.readinto(view[got:])):
-                    got += more
+                view, done = out.reshape(-1).view(np.uint8).data, 0
+                while done < out.nbytes and (count := file.readinto(view[done:])):
+                    done += count
         except OSError as error:
             raise DataError(
                 f"{self.path}: can no longer be read: {error.strerror or error}"
             ) from error
-        if got < out.nbytes:
+        if done < out.nbytes:
             raise DataError(
                 f"{self.path}: has become shorter: {len(out)} rows from row {start} are missing"
             )
@@ -117,10 +117,10 @@ class _Shard:
 
 
 class NpyPieces(Pieces):
-    """Shards of .npy files, in pieces of a sixteenth of the buffer.
+    """Shards of .npy files; a piece is a sixteenth of the buffer.
 
     Raises:
-        DataError: shards that differ, an array that cannot be read row by row, no rows at all.
+        DataError: shards differ, an array cannot be read row by row, or there are no rows.
     """
 
     def __init__(

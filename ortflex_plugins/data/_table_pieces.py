@@ -1,9 +1,10 @@
-"""Tables in files, read by groups of rows; parquet and arrow define how."""
+"""Tables in files that are read by groups of rows; ``parquet`` and ``arrow`` have the readers."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from ortflex_plugins.data._tables import Plan, files, pyarrow
 
 
 class Reader(abc.ABC):
-    """Reads files of one format; errors of pyarrow are passed on."""
+    """Reads files of one format; the caller handles errors of pyarrow."""
 
     ending: str
 
     @abc.abstractmethod
     def look(self, file: Path) -> tuple[Any, list[int]]:
-        """The schema, and the rows of every group."""
+        """The schema, and the number of rows of every group."""
 
     @abc.abstractmethod
     def read(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
@@ -55,7 +56,7 @@ class Table(DataSource, abc.ABC):
 
     @abc.abstractmethod
     def reader(self) -> Reader:
-        """How the files are read."""
+        """The reader of the format."""
 
     def load(self) -> Columns | Pieces:
         """Read data that fit into the buffer; of larger data, only the metadata."""
@@ -66,7 +67,7 @@ class TablePieces(Pieces):
     """The groups of rows of some files.
 
     Raises:
-        DataError: no file, files that differ, a missing column, no rows.
+        DataError: there is no file, files differ, a column is missing, or there are no rows.
     """
 
     def __init__(self, table: Table) -> None:
@@ -77,7 +78,7 @@ class TablePieces(Pieces):
         plan: Plan | None = None
         paths = files(table.path, self._reader.ending)
         for file in paths:
-            with _Naming(file):
+            with _named_errors(file):
                 schema, sizes = self._reader.look(file)
                 if plan is None:
                     given = table.target, table.weight, table.columns, table.input
@@ -108,17 +109,17 @@ class TablePieces(Pieces):
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
         """The rows of a group."""
         file, group = self._groups[piece]
-        with _Naming(file):
+        with _named_errors(file):
             batches = self._reader.read(file, group, self._plan.columns)
             self._plan.check(next(batches), file)
-            at = 0
+            row = 0
             for batch in batches:
-                skip = min(max(start - at, 0), batch.num_rows)
-                at += skip
+                skip = min(max(start - row, 0), batch.num_rows)
+                row += skip
                 if skip < batch.num_rows:
-                    rest = batch.slice(skip)
-                    yield self._plan.read(rest, f"{self.place(piece)}, from row {at}")
-                    at += rest.num_rows
+                    rows = batch.slice(skip)
+                    yield self._plan.read(rows, f"{self.place(piece)}, from row {row}")
+                    row += rows.num_rows
 
     def place(self, piece: int) -> str:
         """The file, and the number of the group in it."""
@@ -126,20 +127,22 @@ class TablePieces(Pieces):
         return f"{file}, row group {group}"
 
 
-class _Naming:
-    """Errors of pyarrow as ours, with the file's name."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        """Nothing has to be done."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        if isinstance(error, FileNotFoundError):
-            raise DataError(f"{self._file}: no longer exists") from None
-        # A broken file may have names that are not UTF-8, and huge sizes.
-        broken = (OSError, UnicodeDecodeError, MemoryError, OverflowError, pyarrow().ArrowException)
-        if isinstance(error, broken) and not isinstance(error, DataError):
-            what = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DataError(f"{self._file}: cannot be read: {what}") from error
+@contextmanager
+def _named_errors(file: Path) -> Iterator[None]:
+    """Turn errors of pyarrow into DataErrors with the name of the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{file}: no longer exists") from None
+    except DataError:
+        raise
+    # A broken file may have names that are not UTF-8, and huge sizes.
+    except (
+        OSError,
+        UnicodeDecodeError,
+        MemoryError,
+        OverflowError,
+        pyarrow().ArrowException,
+    ) as error:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{file}: cannot be read: {what}") from error

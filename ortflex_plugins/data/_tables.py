@@ -1,4 +1,4 @@
-"""Shared by parquet and arrow files: the roles of columns, and columns as arrays."""
+"""Shared by parquet and arrow files: the roles of columns, and their values as arrays."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Features = Sequence[str] | Mapping[str, str | Sequence[str]] | None
 
 
 def pyarrow() -> Any:
-    """The package.
+    """The package ``pyarrow``.
 
     Raises:
-        DataError: it is not installed, or cannot be imported.
+        DataError: it cannot be imported.
     """
     try:
         import pyarrow as package
@@ -40,7 +40,7 @@ def files(path: str, ending: str) -> list[Path]:
     """The file, or the files of a folder, in the order of their names.
 
     Raises:
-        DataError: there is no such file or folder, or no file of this ending in it.
+        DataError: the path does not exist, or the folder has no file with this ending.
     """
     given = Path(path)
     if given.is_file():
@@ -57,7 +57,7 @@ def files(path: str, ending: str) -> list[Path]:
 class Plan:
     """The columns of a table for each input, label and sample weight.
 
-    A string is a single column, a tuple several columns of numbers side by side.
+    A string is one column; a tuple is several columns of numbers side by side.
     """
 
     inputs: Mapping[str, str | tuple[str, ...]]
@@ -79,10 +79,11 @@ class Plan:
         """The plan for a schema.
 
         Raises:
-            DataError: a column is missing, two have one name, or none is left for the features.
+            DataError: a column is missing, two columns have one name, or no column is left for the
+                features.
         """
-        there_are = Counter(schema.names)
-        twice = [name for name, times in there_are.items() if times > 1]
+        counts = Counter(schema.names)
+        twice = [name for name, times in counts.items() if times > 1]
         if twice:
             raise DataError(f"{file}: two columns are named {twice[0]!r}; rename one")
         labels: dict[str, str | tuple[str, ...]]
@@ -97,15 +98,15 @@ class Plan:
         if isinstance(columns, Mapping):
             inputs = {n: c if isinstance(c, str) else tuple(c) for n, c in columns.items()}
         else:
-            features = [n for n in there_are if n not in taken] if columns is None else columns
+            features = [n for n in counts if n not in taken] if columns is None else columns
             inputs = _side_by_side(list(features), schema, input)
         if not _names(inputs.values()):
             raise DataError(
                 f"{file}: no column is left for the features; all are labels or weights"
             )
         plan = cls(inputs, labels, weights, schema, file)
-        if missing := [name for name in plan.columns if name not in there_are]:
-            raise DataError(f"{file}: no column {missing[0]!r}; {suggest(missing[0], there_are)}")
+        if missing := [name for name in plan.columns if name not in counts]:
+            raise DataError(f"{file}: no column {missing[0]!r}; {suggest(missing[0], counts)}")
         for name in _names(
             c for c in (*inputs.values(), *labels.values()) if not isinstance(c, str)
         ):
@@ -130,9 +131,9 @@ class Plan:
         """
         if schema.equals(self.schema):
             return
-        there_are = Counter(schema.names)
+        counts = Counter(schema.names)
         for name in self.columns:
-            if there_are[name] != 1:
+            if counts[name] != 1:
                 raise DataError(
                     f"{file}: no column {name!r}, which {self.file} has; "
                     f"{suggest(name, schema.names)}"
@@ -171,7 +172,7 @@ def _names(groups: Iterable[str | tuple[str, ...]]) -> list[str]:
 def _side_by_side(
     names: Sequence[str], schema: Any, input: str
 ) -> dict[str, str | tuple[str, ...]]:
-    """Columns of numbers side by side are one input; a column of lists is a separate input."""
+    """The inputs: columns of numbers side by side are one, and each column of lists is another."""
     known = set(schema.names)
     lists = [n for n in names if n in known and _is_list(schema.field(n).type)]
     flat = tuple(n for n in names if n not in lists)
@@ -196,7 +197,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _stack(arrays: Sequence[Array]) -> Array:
-    """Columns side by side, copied some rows at a time, so that the target stays in the cache."""
+    """Columns side by side; some rows are copied at a time, so that the result stays in the cache."""
     rows = len(arrays[0])
     out = np.empty((rows, len(arrays)), np.result_type(*arrays))
     step = max(1, 2**20 // max(1, out.itemsize * len(arrays)))
@@ -208,7 +209,7 @@ def _stack(arrays: Sequence[Array]) -> Array:
 
 
 def _array(values: Any, where: str) -> Array:
-    """An arrow array as one of numpy's."""
+    """An array of arrow as an array of numpy."""
     package = pyarrow()
     types, kind = package.types, values.type
     if values.null_count:

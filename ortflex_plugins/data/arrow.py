@@ -1,4 +1,4 @@
-"""The data source ``arrow``: files in Arrow's IPC format (Feather), read record batch by record batch."""
+"""The data source ``arrow``: files in Arrow's IPC format (Feather), which are read by record batches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ortflex_plugins.data._table_pieces import Reader, Table
 class Arrow(Table):
     """Tables in Arrow's file format, also called Feather; data may be larger than the memory.
 
-    Columns, labels and shuffling are as with ``parquet``, with record batches as row groups. The
-    streaming format has no random access and is refused.
+    Columns, labels and shuffling are those of ``parquet``, with record batches instead of row groups.
+    The streaming format is refused, because it has no random access.
 
     Raises:
-        DataError: as for ``parquet``; a file in the streaming format.
+        DataError: as for ``parquet``, or the file has the streaming format.
 
     >>> import tempfile
     >>> import pyarrow.feather
@@ -44,7 +44,7 @@ class _RecordBatches(Reader):
     ending = "arrow"
 
     def look(self, file: Path) -> tuple[Any, list[int]]:
-        """Batches have to be opened for their lengths, but only their narrowest column is read."""
+        """The schema and the lengths of the batches; only the narrowest column is read for them."""
         import pyarrow
 
         with pyarrow.OSFile(str(file)) as raw:
@@ -60,7 +60,7 @@ class _RecordBatches(Reader):
         """The schema, and the batch."""
         import pyarrow
 
-        # Not mapped, so that a file that is truncated while it is read is an error, not a crash.
+        # The file is not mapped, because a file that becomes shorter must not end the process.
         with pyarrow.OSFile(str(file)) as raw:
             schema = pyarrow.ipc.open_file(raw).schema
             yield schema
@@ -72,7 +72,7 @@ class _RecordBatches(Reader):
 
 
 def _width(kind: Any) -> int:
-    """Bytes of a value; a large number if it has no fixed size."""
+    """The bytes of a value; a large number if values have no fixed size."""
     try:
         return int(kind.byte_width)
     except ValueError:

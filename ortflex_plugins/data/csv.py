@@ -1,4 +1,4 @@
-"""The data source ``csv``: a table as comma-separated values."""
+"""The data source ``csv``: a table of comma-separated values."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
 class Csv(DataSource):
     r"""A table in a csv file: one row per line, with or without a header.
 
-    The features become one float32 input of shape [rows, columns]. ``target`` as a name gives
-    labels of shape [rows]: int64 if all are integers, else float32, or strings; as a list of names
-    labels are float32 of shape [rows, names] (``["y"]`` for a model whose output is [rows, 1]); a mapping
-    gives several labels by name, none for ``{}``. Without a header, columns are named ``0``, ``1``,
-    and so on. Empty lines are skipped.
+    The features become one float32 input of shape [rows, columns]. If ``target`` is a name, labels have
+    the shape [rows] and are int64 if all are integers, float32 if all are numbers, or else strings. If it
+    is a list of names, labels are float32 of shape [rows, names] (``["y"]`` for a model whose output is
+    [rows, 1]). If it is a mapping, there are several labels by name, and none for ``{}``. Without a
+    header, columns are named ``0``, ``1``, and so on. Empty lines are skipped.
 
     Raises:
-        DataError: no such file, no header, two columns of one name, a line with another number of
-            fields, a field that is not a number, a missing column: names line and column.
+        DataError: the file or a column does not exist, there is no header, two columns have one name, a
+            line has another number of fields, or a field is not a number; the error names line and
+            column.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +101,7 @@ class Csv(DataSource):
 
 @attrs.frozen
 class _Table:
-    """Fields as strings, and the last line of each row."""
+    """The fields of a file as strings; ``lines`` are the numbers of the last line of each row."""
 
     path: Path
     header: list[str]
@@ -150,7 +151,7 @@ class _Table:
         return table
 
     def _check(self, delimiter: str) -> None:
-        # The last column of a name counts.
+        # A place is that of the last column with the name.
         twice = next((n for k, n in enumerate(self.header) if self.places[n] != k), None)
         if twice is not None:
             raise DataError(
@@ -188,8 +189,7 @@ class _Table:
         places = [self._place(c) for c in columns]
         fields = [[row[p] for p in places] for row in self.rows]
         try:
-            # Not through an array of strings, in which every field would have the length of the
-            # longest.
+            # In an array of strings, every field would take the memory of the longest one.
             return np.array([[float(text) for text in row] for row in fields], np.float32)
         except ValueError:
             for row, line in zip(fields, self.lines, strict=True):
@@ -208,7 +208,7 @@ class _Table:
         if all(_is(int, text) for text in fields):
             try:
                 return np.array([int(text) for text in fields], np.int64)
-            except OverflowError:  # they are numbers, but too large for int64
+            except OverflowError:  # numbers that are too large for int64
                 return self.numbers([column])[:, 0]
         numeric = [_is(float, text) for text in fields]
         if not any(numeric) and all(fields):

@@ -48,14 +48,14 @@ def _numbers(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
 class ImageFolder(DataSource):
     """Images, in one folder per class: ``path/cat/1.jpg``, ``path/dog/2.png``.
 
-    The images become one float32 input of shape [rows, channels, height, width], of values
-    (v / 255 − mean) / std; labels are the numbers of the classes, int64 [rows], in the order of their
-    names or of ``classes``. Folders within a class are read, too. Data that do not fit into the
-    buffer are read during the training, one image at a time, so that all images are shuffled.
+    The images become one float32 input of shape [rows, channels, height, width] with the values
+    (v / 255 − mean) / std. Labels are the numbers of the classes, int64 [rows], in the order of their
+    names or of ``classes``. Folders inside the folder of a class are also read. Data that do not fit
+    into the buffer are read during the training, one image at a time, so that all images are shuffled.
 
     Raises:
-        DataError: pillow is missing; no such folder, no class or no image in it; a file that is not
-            an image: names the file.
+        DataError: pillow is not installed; the folder does not exist or has no class; a class has no
+            image; or a file, which is named, is not an image.
 
     >>> ImageFolder(path="photos", size=[64, 64]).channels
     3
@@ -160,17 +160,17 @@ class ImagePieces(Pieces):
                 else:
                     fitted = turned.resize((width, height), self._pillow.Image.Resampling.BILINEAR)
                 values = np.asarray(fitted, np.float32) / 255
-        except Exception as error:  # pillow raises errors of many kinds over broken files
+        except Exception as error:  # pillow raises many kinds of errors for broken files
             raise DataError(f"{file}: cannot be read as an image: {error}") from error
         first = values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
         return np.ascontiguousarray((first - self._mean) / self._std)
 
 
 def pillow() -> Any:
-    """The package.
+    """The package ``PIL``.
 
     Raises:
-        DataError: it is not installed, or cannot be imported.
+        DataError: it cannot be imported.
     """
     try:
         import PIL.Image

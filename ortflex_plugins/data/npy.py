@@ -23,15 +23,15 @@ from ortflex_plugins.data._npy_pieces import NpyPieces
 class NpyFolder(DataSource):
     """A folder with one .npy file per array: labels, sample weights, and inputs by file name.
 
-    Arrays are [rows, …]. ``X.npy`` feeds a model with one input; otherwise files have the names of
-    the model's inputs. They are mapped, and rows are read at random, which is slow for data larger
-    than the memory: with ``buffer`` they are read piece by piece instead, and shuffled in memory
-    (:mod:`ortflex_core.data.shuffle_buffer`). A folder of folders with the same files in each is
-    always read in this way: its folders are shards.
+    Arrays have the shape [rows, …]. ``X.npy`` is the input of a model with one input; otherwise files have
+    the names of the model's inputs. The files are mapped, and rows are read in random order, which is
+    slow for data larger than the memory. With ``buffer``, the files are read in pieces instead, which
+    are shuffled in memory (:mod:`ortflex_core.data.shuffle_buffer`). A folder of folders that all have
+    the same files is always read in pieces; its folders are shards.
 
     Raises:
-        DataError: no such folder, no .npy file in it, an array of Python objects, a missing name,
-            arrays of different lengths, shards that differ.
+        DataError: the folder does not exist or has no .npy file, an array has Python objects, a name is
+            missing, arrays have different lengths, or shards differ.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -57,8 +57,8 @@ class NpyFolder(DataSource):
     buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="rows that are mixed at a time where files are read piece by piece; by default "
-        "the files are mapped, and for shards it is 64 MiB of rows",
+        help="the number of rows that are shuffled together if files are read in pieces; by default "
+        "files are mapped, and shards have 64 MiB of rows",
     )
 
     def load(self) -> Columns | Pieces:

@@ -26,12 +26,12 @@ _TIMES = 100
 class Npz(DataSource):
     """Arrays in one .npz file: labels, sample weights, and the model's inputs by name.
 
-    Arrays are [rows, …]. An array called ``X`` feeds a model with one input; otherwise arrays have
-    the names of the model's inputs. Nothing is ever unpickled.
+    Arrays have the shape [rows, …]. An array called ``X`` is the input of a model with one input;
+    otherwise arrays have the names of the model's inputs. Nothing is unpickled.
 
     Raises:
-        DataError: no such file, not an .npz file, an array of Python objects, a missing name,
-            arrays of different lengths, or far more bytes unpacked than packed.
+        DataError: the file does not exist or is not an .npz file, an array has Python objects, a name is
+            missing, arrays have different lengths, or the arrays would be far larger than the file.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -55,8 +55,8 @@ class Npz(DataSource):
     most: int | None = setting(
         default=None,
         validator=bytes_or_none,
-        help="the largest number of bytes of the unpacked arrays; by default 100 times those of the "
-        "file, and 256 MiB in any case",
+        help="the largest number of bytes of the unpacked arrays; by default 100 times the bytes of "
+        "the file, but at least 256 MiB",
     )
 
     def load(self) -> Columns:
@@ -93,7 +93,7 @@ def _read(path: Path, most: int | None) -> dict[str, Array]:
 
 
 def _check(members: Sequence[zipfile.ZipInfo], size: int, most: int | None, path: Path) -> None:
-    """Compare the claims of an archive with its size, before anything is unpacked."""
+    """Compare the sizes in the directory of an archive with its own size, before anything is unpacked."""
     for member in members:
         name, packed = member.filename, member.compress_size
         if not name.endswith(".npy"):
@@ -115,12 +115,12 @@ def _check(members: Sequence[zipfile.ZipInfo], size: int, most: int | None, path
         raise DataError(f"{path}: two arrays in it have the same name; save it again")
     if sum(member.compress_size for member in members) > size:
         raise DataError(f"{path}: it claims more than its {size} bytes; arrays overlap")
-    whole = sum(member.file_size for member in members)
+    unpacked = sum(member.file_size for member in members)
     limit = max(_ANY_FILE, _TIMES * size) if most is None else most
-    if whole > limit:
+    if unpacked > limit:
         raise DataError(
-            f"{path}: unpacked, its {size} bytes would be {whole}, more than {limit}; to allow "
-            f"that, pass most={whole}, or save the arrays with numpy.savez, not compressed"
+            f"{path}: unpacked, its {size} bytes would be {unpacked}, more than {limit}; to allow "
+            f"that, pass most={unpacked}, or save the arrays with numpy.savez, not compressed"
         )
 
 

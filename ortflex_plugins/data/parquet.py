@@ -1,4 +1,4 @@
-"""The data source ``parquet``: a file or a folder of files, read row group by row group."""
+"""The data source ``parquet``: a file or a folder of files, which are read by row groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 from ortflex_plugins.data._table_pieces import Reader, Table
 
-# Rows that are decoded at a time.
+# The number of rows that are decoded together.
 _ROWS = 2**14
 
 
@@ -18,17 +18,17 @@ _ROWS = 2**14
 class Parquet(Table):
     """Tables in parquet files of one schema; data may be larger than the memory.
 
-    Columns of numbers are placed side by side in one input of shape [rows, columns]; a column of
-    lists of one length, or of tensors, is a separate input with the column's name (or ``input`` if
-    it is the only one). ``target`` as a name gives labels of shape [rows], as a list of names
-    [rows, names], as a mapping several labels.
+    Columns of numbers are placed side by side in one input of shape [rows, columns]. A column of tensors,
+    or of lists with one length, is a separate input with the name of the column, or ``input`` if it is
+    the only one. If ``target`` is a name, labels have the shape [rows]; if it is a list of names,
+    [rows, names]; if it is a mapping, there are several labels.
 
-    Row groups are read in a random order, and rows are mixed within ``buffer``
+    Row groups are read in a random order, and rows are shuffled within ``buffer``
     (:mod:`ortflex_core.data.shuffle_buffer`). Data that fit into the buffer are read once.
 
     Raises:
-        DataError: no such file, no column of that name, files whose columns differ, missing values,
-            lists of different lengths, types that are not numbers; pyarrow is not installed.
+        DataError: the file or a column does not exist, the columns of files differ, a value is missing,
+            lists have different lengths, values are not numbers, or pyarrow is not installed.
 
     >>> import tempfile
     >>> import pyarrow.parquet

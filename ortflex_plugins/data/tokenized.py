@@ -1,4 +1,4 @@
-"""The data source ``tokenized``: a column of strings as numbers of tokens."""
+"""The data source ``tokenized``: a column of strings as token numbers."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def _inputs(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class Tokenized(DataSource):
     """Strings in a csv, jsonl or parquet file, converted to token numbers by a tokenizer.json.
 
-    ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]: shorter
-    strings are padded, longer ones cut. ``pair`` is the column of a second string. ``target`` as a
-    name gives labels of shape [rows]: int64 if all are integers, float32 if all are numbers, else
-    strings; a mapping gives several labels by name; None gives none. All rows are kept in memory,
-    with 24 bytes per token.
+    ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]; shorter strings are
+    padded and longer strings are cut. ``pair`` is the column of a second string. If ``target`` is a name,
+    labels have the shape [rows] and are int64 if all are integers, float32 if all are numbers, or else
+    strings. If it is a mapping, there are several labels by name; None means no labels. All rows are kept
+    in memory, with 24 bytes per token.
 
     Raises:
-        DataError: tokenizers (or pyarrow) is missing; no such file; a column is missing; a row
-            has no string: names line or row.
+        DataError: tokenizers (or pyarrow) is not installed, the file or a column does not exist, or a row
+            has no string; the error names the line or the row.
 
     >>> Tokenized(path="reviews.csv", tokenizer="tokenizer.json").length
     128
@@ -81,14 +81,12 @@ class Tokenized(DataSource):
         target = self.target if self.target is not None else {}
         labels = {"y": target} if isinstance(target, str) else dict(target)
         strings = [self.text] if self.pair is None else [self.text, self.pair]
-        found = _columns(Path(self.path), [*strings, *labels.values()])
+        columns = _columns(Path(self.path), [*strings, *labels.values()])
         for name in strings:
-            _check_strings(found[name], f"{self.path}, column {name!r}")
-        rows = (
-            found[self.text]
-            if self.pair is None
-            else list(zip(found[self.text], found[self.pair], strict=True))
-        )
+            _check_strings(columns[name], f"{self.path}, column {name!r}")
+        rows = columns[self.text]
+        if self.pair is not None:
+            rows = list(zip(rows, columns[self.pair], strict=True))
         encoded = tokenizer.encode_batch(rows)
         out = {
             name: np.array([getattr(one, _MADE[name]) for one in encoded], np.int64)
@@ -96,7 +94,9 @@ class Tokenized(DataSource):
         }
         return Columns(
             inputs=out,
-            labels={n: _labels(found[c], f"{self.path}, column {c!r}") for n, c in labels.items()},
+            labels={
+                n: _labels(columns[c], f"{self.path}, column {c!r}") for n, c in labels.items()
+            },
         )
 
     def _tokenizer(self) -> Any:
@@ -111,23 +111,23 @@ class Tokenized(DataSource):
         if not file.is_file():
             raise DataError(f"tokenizer: the file {str(file)!r} does not exist")
         try:
-            made = tokenizers.Tokenizer.from_file(str(file))
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises Exception itself
             raise DataError(f"{file}: cannot be read as a tokenizer: {error}") from error
-        known = made.padding or {}
+        known = tokenizer.padding or {}
         token = self.pad or known.get("pad_token")
-        token = token or next((p for p in _PADS if made.token_to_id(p) is not None), None)
-        if token is None or made.token_to_id(token) is None:
+        token = token or next((p for p in _PADS if tokenizer.token_to_id(p) is not None), None)
+        if token is None or tokenizer.token_to_id(token) is None:
             what = "it has none of the usual padding tokens" if token is None else f"no {token!r}"
             raise DataError(f"{file}: {what}; name a token of its vocabulary: pad = …")
-        made.enable_truncation(self.length)
-        made.enable_padding(
+        tokenizer.enable_truncation(self.length)
+        tokenizer.enable_padding(
             length=self.length,
-            pad_id=made.token_to_id(token),
+            pad_id=tokenizer.token_to_id(token),
             pad_token=token,
             direction=known.get("direction", "right"),
         )
-        return made
+        return tokenizer
 
 
 def _columns(file: Path, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -138,8 +138,8 @@ def _columns(file: Path, names: Sequence[str]) -> dict[str, list[Any]]:
         import pyarrow.parquet as parquet
 
         try:
-            there_are = parquet.read_schema(file).names
-            _check_names(file, names, there_are)
+            known = parquet.read_schema(file).names
+            _check_names(file, names, known)
             table = parquet.read_table(file, columns=list(dict.fromkeys(names)))
         except DataError:
             raise

@@ -1,1 +1,1 @@
-"""Decompositions of onnxruntime's own operators, one family a file, registered as entry points."""
+"""Decompositions of onnxruntime's own operators; each file is a family, registered as an entry point."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ortflex_core.errors import NotDecomposed
 from ortflex_core.graph import Ops, Tensor
 
-# Each has its formula and the defaults of its numbers, in their order.
 _Formula = Callable[..., Tensor]
+# The formula of each activation, and the defaults of its numbers in their order.
 _TABLE: Mapping[str, tuple[_Formula, tuple[float, ...]]] = {
     "Relu": (lambda op, x: op.Relu(x), ()),
     "Tanh": (lambda op, x: op.Tanh(x), ()),
@@ -27,7 +27,7 @@ _TABLE: Mapping[str, tuple[_Formula, tuple[float, ...]]] = {
 
 
 def activated(op: Ops, x: Tensor, name: str, numbers: Sequence[float | None]) -> Tensor:
-    """The activation of a fused operator; a number that is None has its default.
+    """The activation of a fused operator; a number that is None has its default value.
 
     Raises:
         NotDecomposed: the activation is unknown.

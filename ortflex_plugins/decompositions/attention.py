@@ -1,4 +1,4 @@
-"""Decompositions of attention in onnxruntime's forms, and of rotary positions.
+"""Decompositions of onnxruntime's forms of attention, and of rotary positions.
 
 Source: Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245 (groups of queries);
 Raffel et al., arXiv:1910.10683 (buckets of relative positions).
@@ -15,7 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.errors import NotDecomposed
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, count_to, known_size, size_of, size_vector
 from ortflex_core.protocols import Call, Decompositions
 from ortflex_plugins.decompositions._rotation import angles, part, rotate
 
@@ -24,57 +24,51 @@ DECOMPOSITIONS = Decompositions()
 _LOWEST = -3.4028234e38
 
 
-def _size(op: Ops, x: Tensor, axis: int) -> Tensor:
-    """The size of an axis, a scalar."""
-    return op.Gather(op.Shape(x), op.constant(axis))
-
-
 def _heads(op: Ops, x: Tensor, count: int) -> Tensor:
     """[B, S, N·h] as [B, N, S, h]."""
-    return op.Transpose(op.Reshape(x, op.constant([0, 0, count, -1])), perm=[0, 2, 1, 3])
+    return op.Transpose(op.Reshape(x, [0, 0, count, -1]), perm=[0, 2, 1, 3])
 
 
 def _joined(op: Ops, x: Tensor) -> Tensor:
     """[B, N, S, h] as [B, S, N·h]."""
-    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), op.constant([0, 0, -1]))
+    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, -1])
 
 
 def _scaled(op: Ops, q: Tensor, scale: float) -> Tensor:
-    """The queries times ``scale``, or divided by the root of the head size if that is 0."""
+    """The queries times ``scale``, or, if ``scale`` is 0, divided by the root of the head size."""
     if scale:
         return q * scale
-    size = (q.shape or (None,))[-1]
-    if isinstance(size, int):
+    size = known_size(q, -1)
+    if size is not None:
         return q * (1 / math.sqrt(size))
-    return q / op.Sqrt(op.Cast(_size(op, q, -1), to=q.dtype))
+    return q / op.Sqrt(op.Cast(size_of(op, q, -1), to=q.dtype))
 
 
 def _steps(op: Ops, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The positions of queries, [S, 1], and of keys, [1, T]: the last query is the last key."""
-    total, length = _size(op, k, 2), _size(op, q, 2)
-    zero, one = op.constant(0), op.constant(1)
-    rows = op.Unsqueeze(op.Range(total - length, total, one), axes=[1])
-    return rows, op.Unsqueeze(op.Range(zero, total, one), axes=[0])
+    total, length = size_of(op, k, 2), size_of(op, q, 2)
+    rows = op.Unsqueeze(op.Range(total - length, total, 1), axes=[1])
+    return rows, op.Unsqueeze(count_to(op, total), axes=[0])
 
 
 def _probabilities(op: Ops, scores: Tensor, sink: Tensor | None = None) -> Tensor:
-    """Softmax over the keys; a sink is one key more, [N] or a scalar, that has no value."""
+    """Softmax over the keys; a sink, [N] or a scalar, is the score of an additional key without value."""
     if sink is None:
         return op.Softmax(scores, axis=-1)
     column = op.ReduceMax(scores, axes=[-1], keepdims=1) * 0.0
-    column = column + (op.Reshape(sink, op.constant([1, -1, 1, 1])) if sink.rank else sink)
+    column = column + (op.Reshape(sink, [1, -1, 1, 1]) if sink.rank else sink)
     return part(op, op.Softmax(op.Concat(scores, column, axis=-1), axis=-1), 0, -1)
 
 
 def _masked(op: Ops, mask: Tensor, filled: float, batch: Tensor, total: Tensor) -> Tensor:
-    """What is added to scores: ``filled`` where a key is left out, broadcastable to [B, N, S, T]."""
+    """The summand of the scores: ``filled`` where a key is masked; it broadcasts to [B, N, S, T]."""
     if mask.rank == 1:
-        columns = op.Unsqueeze(op.Range(op.constant(0), total, op.constant(1)), axes=[0])
+        columns = op.Unsqueeze(count_to(op, total), axes=[0])
         lengths = op.Cast(mask, to=TensorProto.INT64)
         first, second = op.Unsqueeze(batch, axes=[0]), op.Unsqueeze(batch * 2, axes=[0])
-        ends = op.Slice(lengths, op.constant([0]), first)
+        ends = op.Slice(lengths, [0], first)
         keep = op.Less(columns, op.Unsqueeze(ends, axes=[1]))
-        # First positions are in the second half, if there is one, else they are 0.
+        # The first positions are in the second half of the mask; without a second half they are 0.
         starts = op.Slice(op.Concat(lengths, lengths * 0, axis=0), first, second)
         keep = op.And(keep, op.Not(op.Less(columns, op.Unsqueeze(starts, axes=[1]))))
         axes = [1, 2]
@@ -99,15 +93,13 @@ def _attend(
     softcap: float = 0.0,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """[B, S, N·h]: ``softmax(scale·q·kᵀ + added)·v``, over the keys to keep."""
+    """[B, S, N·h]: ``softmax(scale·q·kᵀ + added)·v`` over the keys of ``keep``."""
     scores = op.MatMul(_scaled(op, q, scale), op.Transpose(k, perm=[0, 1, 3, 2]))
     if softcap:
         scores = op.Tanh(scores / softcap) * softcap
     for bias in added:
         if bias is not None:
-            scores = scores + (
-                bias if bias.dtype == scores.dtype else op.Cast(bias, to=scores.dtype)
-            )
+            scores = scores + op.Cast(bias, to=scores.dtype)
     if keep is not None:
         scores = op.Where(keep, scores, op.Cast(op.constant(_LOWEST), to=scores.dtype))
     return _joined(op, op.MatMul(_probabilities(op, scores, sink), v))
@@ -128,8 +120,8 @@ def _split(op: Ops, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 def _hidden(node: Call, weights: Tensor) -> list[int]:
     sizes = list(node.setting("qkv_hidden_sizes", []))
-    width = (weights.shape or (None,))[-1]
-    if not sizes and isinstance(width, int):
+    width = known_size(weights, -1)
+    if not sizes and width is not None:
         sizes = [width // 3] * 3
     if not sizes:
         raise NotDecomposed("with weights of unknown size")
@@ -138,7 +130,7 @@ def _hidden(node: Call, weights: Tensor) -> list[int]:
 
 @DECOMPOSITIONS.operator("Attention")
 def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Queries, keys and values by one product, then attention; with past keys and values or without."""
+    """One product for queries, keys and values, then attention; past keys and values are optional."""
     x, weights, bias = node.required(0), node.required(1), node.input(2)
     node.setting("rotary_embedding_dim", 0)
     made = op.MatMul(x, weights)
@@ -149,7 +141,7 @@ def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("QAttention")
 def quantized_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Attention whose product is one of whole numbers; the weights are frozen."""
+    """Attention with a product of integers; the weights are frozen."""
     x, weights = node.required(0), node.required(1)
     scale = node.required(3) * node.required(4)
     for k in (1, 4, 7):
@@ -172,7 +164,7 @@ def _of_product(
     past: Tensor | None,
     bias: Tensor | None,
 ) -> Sequence[Tensor | None]:
-    """Attention of queries, keys and values that are one after the other in the last axis."""
+    """Attention of queries, keys and values that are concatenated along the last axis."""
     count = node.setting("num_heads")
     if node.setting("do_rotary", 0):
         raise NotDecomposed("with do_rotary=1, which no CPU kernel computes")
@@ -180,59 +172,41 @@ def _of_product(
         raise NotDecomposed("with past_present_share_buffer=1")
     q, k, v = (_heads(op, t, count) for t in _split(op, made, sizes))
     k, v, present = _with_past(op, k, v, past, node.wants(1))
-    filled = node.setting("mask_filter_value", -10000.0)
-    added = None if mask is None else _masked(op, mask, filled, _size(op, q, 0), _size(op, k, 2))
-    y = _attend(
-        op,
-        q,
-        k,
-        v,
-        scale=node.setting("scale", 0.0),
-        added=[added, bias],
-        keep=_causal(op, node, q, k),
-    )
+    y = _masked_attention(op, node, q, k, v, mask, bias)
     return [y, present]
+
+
+def _masked_attention(
+    op: Ops, node: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Attention with the mask, the bias, the scale and the causality of a node."""
+    filled, added = node.setting("mask_filter_value", -10000.0), [bias]
+    if mask is not None:
+        added.insert(0, _masked(op, mask, filled, size_of(op, q, 0), size_of(op, k, 2)))
+    keep = _causal(op, node, q, k)
+    return _attend(op, q, k, v, scale=node.setting("scale", 0.0), added=added, keep=keep)
 
 
 def _with_past(
     op: Ops, k: Tensor, v: Tensor, past: Tensor | None, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values after those of the past, [2, B, N, P, h], and both together."""
+    """Keys and values after those of the past, [2, B, N, P, h], and both together if they are wanted."""
     if past is not None:
-        before = [op.Squeeze(_row(op, past, j), axes=[0]) for j in (0, 1)]
-        k, v = op.Concat(before[0], k, axis=2), op.Concat(before[1], v, axis=2)
+        past_k, past_v = (op.Squeeze(op.Slice(past, [j], [j + 1], [0]), axes=[0]) for j in (0, 1))
+        k, v = op.Concat(past_k, k, axis=2), op.Concat(past_v, v, axis=2)
     if not wanted:
         return k, v, None
     return k, v, op.Concat(op.Unsqueeze(k, axes=[0]), op.Unsqueeze(v, axes=[0]), axis=0)
 
 
-def _row(op: Ops, x: Tensor, k: int) -> Tensor:
-    return op.Slice(x, op.constant([k]), op.constant([k + 1]), op.constant([0]))
-
-
 @DECOMPOSITIONS.operator("MultiHeadAttention")
 def multi_head_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Attention of queries, keys and values that are apart, or packed together by heads."""
-    count = node.setting("num_heads")
-    q, k, v = _operands(op, node, count)
-    for index, name in ((6, "past_key"), (7, "past_value")):
-        before = node.input(index)
-        if before is not None and name == "past_key":
-            k = op.Concat(before, k, axis=2)
-        elif before is not None:
-            v = op.Concat(before, v, axis=2)
-    mask, filled = node.input(4), node.setting("mask_filter_value", -10000.0)
-    added = None if mask is None else _masked(op, mask, filled, _size(op, q, 0), _size(op, k, 2))
-    y = _attend(
-        op,
-        q,
-        k,
-        v,
-        scale=node.setting("scale", 0.0),
-        added=[added, node.input(5)],
-        keep=_causal(op, node, q, k),
-    )
-    return [y, k, v]
+    """Attention of queries, keys and values that are separate, or packed by heads."""
+    q, k, v = _operands(op, node, node.setting("num_heads"))
+    past_k, past_v = node.input(6), node.input(7)
+    k = k if past_k is None else op.Concat(past_k, k, axis=2)
+    v = v if past_v is None else op.Concat(past_v, v, axis=2)
+    return [_masked_attention(op, node, q, k, v, node.input(4), node.input(5)), k, v]
 
 
 def _operands(op: Ops, node: Call, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,11 +220,10 @@ def _operands(op: Ops, node: Call, count: int) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v
     parts: list[Any] = [None] * 3
     if bias is not None:
-        width = (query.shape or (None,))[-1]
-        whole = (bias.shape or (None,))[0]
-        if not isinstance(width, int) or not isinstance(whole, int):
+        width, total = known_size(query, -1), known_size(bias, 0)
+        if width is None or total is None:
             raise NotDecomposed("with a bias of unknown size")
-        parts = _split(op, bias, [width, width, whole - 2 * width])
+        parts = _split(op, bias, [width, width, total - 2 * width])
     q = _heads(op, query if parts[0] is None else query + parts[0], count)
     if key is None:
         raise NotDecomposed("without keys")
@@ -272,8 +245,7 @@ def _operands(op: Ops, node: Call, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _unpacked(op: Ops, x: Tensor, parts: int) -> list[Tensor]:
     """[B, S, N, parts, h] as parts of [B, N, S, h]."""
-    taken = [op.Gather(x, op.constant(j), axis=3) for j in range(parts)]
-    return [op.Transpose(t, perm=[0, 2, 1, 3]) for t in taken]
+    return [op.Transpose(op.Gather(x, j, axis=3), perm=[0, 2, 1, 3]) for j in range(parts)]
 
 
 @DECOMPOSITIONS.operator("GroupQueryAttention")
@@ -289,32 +261,28 @@ def group_query_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
     for name in ("k_quant_type", "v_quant_type"):
         if node.setting(name, "NONE") != "NONE":
             raise NotDecomposed(f"with {name}")
-    node.required(6)  # the number of all keys: that of the queries, without a past
+    node.required(6)  # the number of all keys; without a past, it is the number of queries
     count, groups = node.setting("num_heads"), node.setting("kv_num_heads")
     query, key, value = node.required(0), node.input(1), node.input(2)
     if key is None or value is None:
-        width = (query.shape or (None,))[-1]
-        if not isinstance(width, int):
+        width = known_size(query, -1)
+        if width is None:
             raise NotDecomposed("with packed queries of unknown size")
         head = width // (count + 2 * groups)
         query, key, value = _split(op, query, [head * n for n in (count, groups, groups)])
     q, k, v = _heads(op, query, count), _heads(op, key, groups), _heads(op, value, groups)
+    node.input(9)  # positions: without a past, the kernel ignores them and counts from 0
+    interleaved = bool(node.setting("rotary_interleaved", 0))
     if node.setting("do_rotary", 0):
-        node.input(
-            9
-        )  # positions: the kernel counts from 0 where there is no past, whatever they are
-        length = _size(op, q, 2)
+        length = size_of(op, q, 2)
         cosines, sines = (angles(op, node.required(i), op.constant([0]), length) for i in (7, 8))
-        turned = bool(node.setting("rotary_interleaved", 0))
-        q, k = (rotate(op, t, cosines, sines, turned) for t in (q, k))
+        q, k = (rotate(op, t, cosines, sines, interleaved) for t in (q, k))
     else:
-        node.input(7), node.input(8), node.input(9), node.setting("rotary_interleaved", 0)
+        node.input(7), node.input(8)
     rows, columns = _steps(op, q, k)
     keep = op.LessOrEqual(columns, rows)
-    # A row's length less 1; its keys after that are padding, as are its queries.
-    lengths = op.Reshape(
-        op.Cast(node.required(5), to=TensorProto.INT64), op.constant([-1, 1, 1, 1])
-    )
+    # The length of each row minus 1; later keys and queries of the row are padding.
+    lengths = op.Reshape(op.Cast(node.required(5), to=TensorProto.INT64), [-1, 1, 1, 1])
     keep = op.And(keep, op.LessOrEqual(columns, lengths))
     window = node.setting("local_window_size", -1)
     if window > 0:
@@ -338,19 +306,17 @@ def group_query_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 
 def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
-    """Each of the heads of [B, G, S, h] ``times`` times."""
+    """Each head of [B, G, S, h] repeated ``times`` times."""
     if times == 1:
         return x
-    wide = op.Unsqueeze(x, axes=[2])
-    tall = op.Concat(*([wide] * times), axis=2)
-    sizes = [op.Unsqueeze(_size(op, x, a), axes=[0]) for a in (0, 2, 3)]
-    shape = op.Concat(sizes[0], op.constant([-1]), sizes[1], sizes[2], axis=0)
-    return op.Reshape(tall, shape)
+    copies = op.Concat(*([op.Unsqueeze(x, axes=[2])] * times), axis=2)
+    batch, steps, width = (size_vector(op, x, axis) for axis in (0, 2, 3))
+    return op.Reshape(copies, op.Concat(batch, op.constant([-1]), steps, width, axis=0))
 
 
 @DECOMPOSITIONS.operator("RotaryEmbedding")
 def rotary_embedding(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Pairs of features turned by the angles of their positions, of [B, S, N·h] or [B, N, S, h]."""
+    """Pairs of features of [B, S, N·h] or [B, N, S, h], rotated by the angles of their positions."""
     x, positions = node.required(0), node.required(1)
     cosines, sines = node.required(2), node.required(3)
     if node.setting("is_packed_batching", 0):
@@ -361,21 +327,20 @@ def rotary_embedding(op: Ops, node: Call) -> Sequence[Tensor]:
     heads = x
     if x.rank == 3:
         if not count or not width:
-            angle = (cosines.shape or (None,))[-1]
-            if not isinstance(angle, int):
+            angle = known_size(cosines, -1)
+            if angle is None:
                 raise NotDecomposed("with a cache of angles of unknown size")
-            shape = op.constant([0, 0, -1, 2 * angle])
-            heads = op.Transpose(op.Reshape(x, shape), perm=[0, 2, 1, 3])
+            heads = op.Transpose(op.Reshape(x, [0, 0, -1, 2 * angle]), perm=[0, 2, 1, 3])
         else:
             heads = _heads(op, x, count)
-    length = _size(op, heads, 2)
+    length = size_of(op, heads, 2)
     rows = [angles(op, cache, positions, length) for cache in (cosines, sines)]
     y = rotate(op, heads, rows[0], rows[1], interleaved)
     return [_joined(op, y) if x.rank == 3 else y]
 
 
 def _buckets(count: int, most: int) -> list[int]:
-    """The bucket of each distance 0 … ``most``: one for each near one, then steps of the logarithm."""
+    """The bucket of each distance 0 … ``most``: near distances have their own, later ones logarithmic."""
     near = count // 2
     far = np.maximum(np.arange(most + 1, dtype=np.float32), 1) / np.float32(near)
     slope = np.float32(math.log(most / near))
@@ -386,28 +351,23 @@ def _buckets(count: int, most: int) -> list[int]:
 
 @DECOMPOSITIONS.operator("RelativePositionBias")
 def relative_position_bias(op: Ops, node: Call) -> Sequence[Tensor]:
-    """[1, N, S, T]: a weight a head for the bucket of the distance between a query and a key."""
+    """[1, N, S, T]: for each head a weight for the bucket of the distance between query and key."""
     table = node.required(0)
     count, heads = table.shape or (None, None)
     if not isinstance(count, int) or not isinstance(heads, int):
         raise NotDecomposed("with a table of unknown size")
-    one, most = op.constant(1), int(node.setting("max_distance", 128))
-    rows, columns = (
-        op.Range(op.constant(0), op.Reshape(node.required(k), op.constant([])), one) for k in (1, 2)
-    )
+    most = int(node.setting("max_distance", 128))
+    rows, columns = (count_to(op, op.Reshape(node.required(k), [])) for k in (1, 2))
     apart = op.Unsqueeze(columns, axes=[0]) - op.Unsqueeze(rows, axes=[1])
-    limit = op.constant(most)
     if node.setting("is_bidirectional", 0):
         count_of_side = count // 2
-        later = op.Where(
-            op.Greater(apart, op.constant(0)), op.constant(count_of_side), op.constant(0)
-        )
+        later = op.Where(apart > 0, op.constant(count_of_side), op.constant(0))
         distance = op.Abs(apart)
     else:
         count_of_side, later = count, op.constant(0)
-        distance = op.Max(-apart, op.constant(0))
+        distance = op.Max(-apart, 0)
     of_distance = op.constant(_buckets(count_of_side, most))
-    bucket = op.Gather(of_distance, op.Min(distance, limit)) + later
+    bucket = op.Gather(of_distance, op.Min(distance, most)) + later
     # The kernel reads the table by columns.
-    by_head = op.Reshape(table, op.constant([heads, count]))
+    by_head = op.Reshape(table, [heads, count])
     return [op.Unsqueeze(op.Gather(by_head, bucket, axis=1), axes=[0])]

@@ -15,7 +15,7 @@ _BLOCKED = (
     *("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample"),
     *("ReorderInput", "ReorderOutput"),
 )
-"""Operators on channels in blocks, whose size depends on the machine."""
+"""Operators on channels in blocks; the size of a block depends on the machine."""
 DECOMPOSITIONS.refuse(
     *_BLOCKED,
     domain="com.microsoft.nchwc",
@@ -31,9 +31,9 @@ _SETTINGS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"
 
 @DECOMPOSITIONS.operator("FusedConv")
 def fused_conv(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Conv, then a sum with input 3 where there is one, then an activation by its name."""
+    """Conv, then a sum with input 3 if it is given, then an activation by its name."""
     settings = {name: node.setting(name) for name in _SETTINGS}
-    x, weight = node.input(0), node.input(1)  # their rank need not be known
+    x, weight = node.input(0), node.input(1)  # whose ranks may be unknown
     if x is None or weight is None:
         raise NotDecomposed("without an input or a weight")
     y = op.Conv(x, weight, node.input(2), **settings)

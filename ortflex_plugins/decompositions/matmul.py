@@ -12,10 +12,10 @@ DECOMPOSITIONS = Decompositions()
 
 
 def _turned(op: Ops, x: Tensor, matrix: bool, batch: bool) -> Tensor:
-    """An operand as it is multiplied; a vector is never transposed.
+    """An operand of the product; a vector is never transposed.
 
-    ``matrix`` swaps the last two axes. ``batch`` moves the first axis before the last one, which turns
-    ``[B, M, N, K]`` into ``[M, N, B, K]``.
+    ``matrix`` swaps the last two axes. ``batch`` moves the first axis before the last axis, which makes
+    ``[M, N, B, K]`` of ``[B, M, N, K]``.
     """
     rank = x.rank or 0
     if rank < 2:
@@ -25,27 +25,22 @@ def _turned(op: Ops, x: Tensor, matrix: bool, batch: bool) -> Tensor:
         axes = [*axes[1:-1], 0, axes[-1]]
     if matrix:
         axes[-2:] = axes[:-3:-1]
-    return x if axes == list(range(rank)) else op.Transpose(x, perm=axes)
+    return op.Transpose(x, perm=axes)
 
 
 @DECOMPOSITIONS.operator("FusedMatMul", "TransposeMatMul")
 def fused_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
-    """``alpha·A·B``, each operand transposed in its last two axes, or in its first one, or not."""
-    a = _turned(
-        op,
-        node.required(0),
-        bool(node.setting("transA", 0)),
-        bool(node.setting("transBatchA", 0)),
+    """``alpha·A·B``; the last two axes of an operand may be swapped, and its first axis moved."""
+    a, b = (
+        _turned(
+            op,
+            node.required(k),
+            bool(node.setting(f"trans{name}", 0)),
+            bool(node.setting(f"transBatch{name}", 0)),
+        )
+        for k, name in enumerate("AB")
     )
-    b = _turned(
-        op,
-        node.required(1),
-        bool(node.setting("transB", 0)),
-        bool(node.setting("transBatchB", 0)),
-    )
-    alpha = node.setting("alpha", 1.0)
-    y = op.MatMul(a, b)
-    return [y if alpha == 1 else y * alpha]
+    return [op.MatMul(a, b) * node.setting("alpha", 1.0)]
 
 
 @DECOMPOSITIONS.operator("FusedGemm")

@@ -1,4 +1,4 @@
-"""Decompositions of normalizations: with a residual, by the root mean square, of embeddings.
+"""Decompositions of normalizations: of sums with a residual, by the root mean square, of embeddings.
 
 Source: Ba, Kiros, Hinton, arXiv:1607.06450; Zhang and Sennrich, arXiv:1910.07467 (root mean square).
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from onnx import TensorProto
 
 from ortflex_core.errors import NotDecomposed
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, count_to, size_of
 from ortflex_core.protocols import Call, Decompositions
 
 DECOMPOSITIONS = Decompositions()
@@ -25,11 +25,11 @@ def _axes(x: Tensor, axis: int) -> list[int]:
 
 
 def _moments(op: Ops, x: Tensor, axes: list[int], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """What is left without the mean, the mean, and one over the standard deviation."""
+    """``x`` minus its mean, the mean, and one over the standard deviation."""
     mean = op.ReduceMean(x, axes=axes, keepdims=1)
-    rest = x - mean
-    variance = op.ReduceMean(rest * rest, axes=axes, keepdims=1)
-    return rest, mean, op.Reciprocal(op.Sqrt(variance + epsilon))
+    centered = x - mean
+    variance = op.ReduceMean(centered * centered, axes=axes, keepdims=1)
+    return centered, mean, op.Reciprocal(op.Sqrt(variance + epsilon))
 
 
 def _layer(
@@ -37,9 +37,16 @@ def _layer(
 ) -> Tensor:
     if op.opset >= _FIRST:
         return op.LayerNormalization(x, scale, bias, axis=axis, epsilon=epsilon)
-    rest, _, slope = _moments(op, x, _axes(x, axis), epsilon)
-    y = rest * slope * scale
-    return y if bias is None else y + bias
+    return _normalized(op, x, scale, bias, epsilon, axis)[0]
+
+
+def _normalized(
+    op: Ops, x: Tensor, scale: Tensor, bias: Tensor | None, epsilon: float, axis: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs of LayerNormalization: the result, the mean, one over the standard deviation."""
+    centered, mean, inverse = _moments(op, x, _axes(x, axis), epsilon)
+    y = centered * inverse * scale
+    return y if bias is None else y + bias, mean, inverse
 
 
 def _root_mean_square(op: Ops, x: Tensor, axes: list[int], epsilon: float) -> Tensor:
@@ -89,20 +96,18 @@ def simplified_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("LayerNormalization", domain="")
 def layer_normalization(op: Ops, node: Call) -> Sequence[Tensor]:
-    """LayerNormalization in a file of an opset that does not have it."""
+    """LayerNormalization in a file whose opset does not have the operator."""
     x, scale, bias = node.required(0), node.required(1), node.input(2)
     node.setting("stash_type", 1)
-    axes = _axes(x, node.setting("axis", -1))
-    rest, mean, slope = _moments(op, x, axes, node.setting("epsilon", 1e-5))
-    y = rest * slope * scale
-    return [y if bias is None else y + bias, mean, slope]
+    epsilon, axis = node.setting("epsilon", 1e-5), node.setting("axis", -1)
+    return _normalized(op, x, scale, bias, epsilon, axis)
 
 
 @DECOMPOSITIONS.operator("EmbedLayerNormalization")
 def embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
     """LayerNormalization of the sum of the embeddings of words, positions and segments.
 
-    Output 1 is the number of tokens that the mask leaves of each row; the sum is output 2.
+    Output 1 is the number of tokens of each row that the mask keeps; output 2 is the sum.
     """
     node.setting("mask_index_type", 0)
     tables = (node.required(2), node.required(3), node.input(4))
@@ -115,7 +120,7 @@ def embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
 def quantized_embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
     """EmbedLayerNormalization of quantized tables, scale and bias, which are frozen."""
     floats: list[Tensor | None] = []
-    for k in range(2, 7):  # each has its scale 6 places after it, and its zero point 11
+    for k in range(2, 7):  # the scale of input k is input k + 6, its zero point is input k + 11
         whole, scale, zero = node.input(k), node.input(k + 6), node.input(k + 11)
         for place in (k, k + 6, k + 11):
             node.freeze(place, "frozen, because it belongs to a quantized weight")
@@ -140,8 +145,7 @@ def _embedded(
     """The sum of the embeddings of words, positions and segments."""
     words, segments = node.required(0), node.input(1)
     if positions is None:
-        length = op.Gather(op.Shape(words), op.constant(1))
-        positions = op.Range(op.constant(0), length, op.constant(1))
+        positions = count_to(op, size_of(op, words, 1))
     x = op.Gather(tables[0], words) + op.Gather(tables[1], positions)
     if segments is not None and tables[2] is not None:
         x = x + op.Gather(tables[2], segments)
@@ -149,7 +153,7 @@ def _embedded(
 
 
 def _tokens(op: Ops, node: Call) -> Tensor:
-    """The number of tokens that the mask leaves of each row, 0 without one."""
+    """The number of tokens of each row that the mask keeps; 0 without a mask."""
     mask = node.input(7)
     counted = node.required(0) * 0 if mask is None else mask
     count = op.ReduceSum(counted, axes=[1], keepdims=0)

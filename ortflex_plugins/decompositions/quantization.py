@@ -37,7 +37,7 @@ DECOMPOSITIONS.refuse(
 
 
 def _whole_numbers(op: Ops, packed: Tensor, bits: int) -> Tensor:
-    """The numbers of ``bits`` bits that are in bytes, the lowest bits first, one more axis of them."""
+    """The numbers of ``bits`` bits in each byte, the lowest bits first, along an additional last axis."""
     if bits == 8:
         return op.Unsqueeze(packed, axes=[-1])
     parts = []
@@ -53,13 +53,9 @@ def _whole_numbers(op: Ops, packed: Tensor, bits: int) -> Tensor:
 
 @DECOMPOSITIONS.operator("MatMulNBits")
 def matmul_n_bits(op: Ops, node: Call) -> Sequence[Tensor]:
-    """``A·Wᵀ + bias``, where W [N, K] are numbers of 2, 4 or 8 bits in blocks with a scale each."""
-    a, packed, scales, zeros = (
-        node.required(0),
-        node.required(1),
-        node.required(2),
-        node.input(3),
-    )
+    """``A·Wᵀ + bias`` with W [N, K] of 2, 4 or 8 bits, in blocks that have one scale each."""
+    a, packed, scales = (node.required(k) for k in range(3))
+    zeros = node.input(3)
     columns, rows = int(node.setting("K")), int(node.setting("N"))
     bits, block = int(node.setting("bits", 4)), int(node.setting("block_size"))
     node.setting("accuracy_level", 0)
@@ -70,47 +66,47 @@ def matmul_n_bits(op: Ops, node: Call) -> Sequence[Tensor]:
     for k in (1, 2, 3):
         node.freeze(k, FROZEN)
     blocks = -(-columns // block)
-    whole = op.Reshape(_whole_numbers(op, packed, bits), op.constant([rows * blocks, block]))
+    whole = op.Reshape(_whole_numbers(op, packed, bits), [rows * blocks, block])
     weights = op.Cast(whole, to=a.dtype)
     if zeros is None:
         weights = weights - float(2 ** (bits - 1))
     else:
         weights = weights - _zero_points(op, zeros, a, bits, rows, blocks)
-    weights = weights * op.Reshape(scales, op.constant([rows * blocks, 1]))
-    weights = op.Reshape(weights, op.constant([rows, blocks * block]))
+    weights = weights * op.Reshape(scales, [rows * blocks, 1])
+    weights = op.Reshape(weights, [rows, blocks * block])
     if blocks * block != columns:
-        weights = op.Slice(weights, op.constant([0]), op.constant([columns]), op.constant([1]))
+        weights = op.Slice(weights, [0], [columns], [1])
     y = op.MatMul(a, op.Transpose(weights, perm=[1, 0]))
     bias = node.input(5)
     return [y if bias is None else y + bias]
 
 
 def _zero_points(op: Ops, zeros: Tensor, a: Tensor, bits: int, rows: int, blocks: int) -> Tensor:
-    """One zero point a block, [rows·blocks, 1]; they are packed by rows, or floats."""
+    """The zero point of each block, [rows·blocks, 1]; they are floats, or packed by rows."""
     if zeros.is_float:
-        return op.Reshape(zeros, op.constant([rows * blocks, 1]))
+        return op.Reshape(zeros, [rows * blocks, 1])
     width = -(-blocks * bits // 8)
-    whole = _whole_numbers(op, op.Reshape(zeros, op.constant([rows, width])), bits)
-    whole = op.Reshape(whole, op.constant([rows, width * (8 // bits)]))
+    whole = _whole_numbers(op, op.Reshape(zeros, [rows, width]), bits)
+    whole = op.Reshape(whole, [rows, width * (8 // bits)])
     if width * (8 // bits) != blocks:
-        whole = op.Slice(whole, op.constant([0]), op.constant([blocks]), op.constant([1]))
-    return op.Cast(op.Reshape(whole, op.constant([rows * blocks, 1])), to=a.dtype)
+        whole = op.Slice(whole, [0], [blocks], [1])
+    return op.Cast(op.Reshape(whole, [rows * blocks, 1]), to=a.dtype)
 
 
-def _centered(op: Ops, whole: Tensor, zero: Tensor | None) -> Tensor:
-    """A product of whole numbers reads them with their zero point; without one it is 0."""
+def _zero_point(op: Ops, whole: Tensor, zero: Tensor | None) -> Tensor:
+    """The zero point of integers; it is 0 if none is given."""
     return op.Cast(op.constant(0), to=whole.dtype) if zero is None else zero
 
 
 def _product(
     op: Ops, node: Call, a: tuple[Tensor, Tensor, Tensor | None], bias: int, places: Sequence[int]
 ) -> Tensor:
-    """``scale_a·scale_b·(A − zero_a)·(B − zero_b) + bias``; ``places`` has B, its scale and zero point."""
+    """``scale_a·scale_b·(A − zero_a)·(B − zero_b) + bias``; ``places`` are B, its scale and zero point."""
     whole, scale, zero = a
     b, scale_b, zero_b = node.required(places[0]), node.required(places[1]), node.input(places[2])
     for k in places:
         node.freeze(k, FROZEN)
-    y = op.MatMulInteger(whole, b, _centered(op, whole, zero), _centered(op, b, zero_b))
+    y = op.MatMulInteger(whole, b, _zero_point(op, whole, zero), _zero_point(op, b, zero_b))
     y = op.Cast(y, to=scale.dtype) * (scale * scale_b)
     added = node.input(bias)
     return y if added is None else y + added
@@ -118,13 +114,13 @@ def _product(
 
 @DECOMPOSITIONS.operator("MatMulIntegerToFloat")
 def matmul_integer_to_float(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The product of whole numbers times both scales, and a bias."""
+    """The product of integers times both scales, plus a bias."""
     a = (node.required(0), node.required(2), node.input(4))
     return [_product(op, node, a, 6, (1, 3, 5))]
 
 
 @DECOMPOSITIONS.operator("DynamicQuantizeMatMul")
 def dynamic_quantize_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The product with whole numbers of an input that is quantized by its own range."""
+    """The product with integers of an input that is quantized by its own range."""
     q, scale, zero = op.DynamicQuantizeLinear(node.required(0), outputs=3)
     return [_product(op, node, (q, scale, zero), 4, (1, 2, 3))]

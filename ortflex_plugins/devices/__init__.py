@@ -1,1 +1,1 @@
-"""Devices: the memory of tensors, and the execution provider that computes on it."""
+"""Devices, one in each module: the memory of tensors and the execution provider that computes."""

@@ -26,7 +26,7 @@ class Cpu(Device):
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
-        """Empty: every onnxruntime has it."""
+        """Empty: every onnxruntime has the CPU."""
         return []
 
     def providers(self) -> list[Any]:
@@ -60,8 +60,8 @@ class Cpu(Device):
         return self.view(value).copy()
 
     def view(self, value: Value) -> Array:
-        """The tensor's memory as an array, which keeps the tensor alive."""
-        # Older runtimes copy in numpy() and borrow in ortvalue_from_numpy, newer ones the other
-        # way round; the address works in all of them.
+        """The tensor's memory as an array, which holds a reference to the tensor."""
+        # Older runtimes copy in numpy() and share memory in ortvalue_from_numpy, newer ones do the
+        # opposite; the address works in all of them.
         dtype = numpy_dtype(value.element_type())
         return array_at(value.data_ptr(), tuple(value.shape()), dtype, value)

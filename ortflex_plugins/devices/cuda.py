@@ -17,22 +17,17 @@ from ortflex_core.types import Array
 _PROVIDER = "CUDAExecutionProvider"
 
 
-def _index(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+def _natural(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
     if type(value) is not int or value < 0:
-        raise ValueError(f"Cuda.index must be an integer >= 0, got {value!r}")
-
-
-def _bytes(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"Cuda.data_bytes must be an integer >= 0, got {value!r}")
+        raise ValueError(f"Cuda.{attribute.name} must be an integer >= 0, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
 class Cuda(Device):
     """Tensors on GPU number ``index``; ``device="cuda:1"`` is ``Cuda(index=1)``.
 
-    The backend fused copies training data of at most ``data_bytes`` to the GPU once and gathers
-    rows there; of larger data it copies every batch.
+    The backend fused copies training data of at most ``data_bytes`` to the GPU once and gathers the rows
+    of each batch there. If the data are larger, it copies every batch.
 
     >>> Cuda(index=1).providers()[0]
     ('CUDAExecutionProvider', {'device_id': 1})
@@ -40,8 +35,8 @@ class Cuda(Device):
 
     name: ClassVar[str] = "cuda"
     aliases: ClassVar[tuple[str, ...]] = ("gpu",)
-    index: int = attrs.field(default=0, validator=_index)
-    data_bytes: int = attrs.field(default=2**30, validator=_bytes)
+    index: int = attrs.field(default=0, validator=_natural)
+    data_bytes: int = attrs.field(default=2**30, validator=_natural)
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
@@ -70,7 +65,7 @@ class Cuda(Device):
         return [(_PROVIDER, {"device_id": self.index}), "CPUExecutionProvider"]
 
     def graph_providers(self) -> list[Any]:
-        """The provider with CUDA graphs, alone: every node of such a session has to be on the GPU."""
+        """Only the provider with CUDA graphs, because every node of such a session must be on the GPU."""
         return [(_PROVIDER, {"device_id": self.index, "enable_cuda_graph": "1"})]
 
     def ort_device(self) -> Any:
@@ -89,9 +84,9 @@ class Cuda(Device):
     def put(self, array: Array) -> Value:
         import onnxruntime
 
-        # A contiguous array of the same rank: ascontiguousarray would make a scalar a vector.
-        whole = np.asarray(array, order="C")
-        tensor = onnxruntime.OrtValue.ortvalue_from_numpy(whole, "cuda", self.index)
+        # Contiguous and of the same rank; ascontiguousarray would make a vector of a scalar.
+        contiguous = np.asarray(array, order="C")
+        tensor = onnxruntime.OrtValue.ortvalue_from_numpy(contiguous, "cuda", self.index)
         return tensor._ortvalue  # type: ignore[no-any-return]
 
     def write(self, value: Value, array: Array) -> None:
@@ -104,5 +99,5 @@ class Cuda(Device):
         return self.data_bytes
 
     def view(self, value: Value) -> None:
-        """False: the host cannot read the memory of the GPU."""
+        """None: the host cannot read the memory of the GPU."""
         return

@@ -18,20 +18,17 @@ def given(estimator: Any) -> onnx.ModelProto:
     """The model of the parameter ``model``.
 
     Raises:
-        ModelError: it is not a model, or cannot be read.
+        ModelError: the parameter is not a model, or the file cannot be read.
     """
     model = estimator.model
-    wrong = not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto)
-    if wrong or (isinstance(model, str) and not os.path.exists(model)):
-        hint = (
-            f"; there is no such file; {suggest(model, ['linear'])}"
-            if isinstance(model, str)
-            else ""
-        )
-        if isinstance(
-            model, int | list | tuple
-        ):  # as the first argument of scikit-learn's networks
-            hint = f"; for layers of such sizes write hidden_layer_sizes={model!r}"
+    hint = None
+    if isinstance(model, int | list | tuple):  # the first argument of scikit-learn's networks
+        hint = f"; for layers of such sizes write hidden_layer_sizes={model!r}"
+    elif isinstance(model, str) and not os.path.exists(model):
+        hint = f"; there is no such file; {suggest(model, ['linear'])}"
+    elif not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto):
+        hint = ""
+    if hint is not None:
         raise ModelError(
             f"{type(estimator).__name__}.model: expected the path of a file, its bytes, a ModelProto, "
             f"'linear' or None, got {model!r}{hint}"
@@ -46,7 +43,7 @@ def columns(spec: TensorSpec) -> int | None:
 
 
 def as_input(spec: TensorSpec, X: Array) -> Array:
-    """X [rows, features] in the type and the shape of the input, such as that of images.
+    """X [rows, features] in the type and the shape of the input, for example the shape of images.
 
     Raises:
         DataError: numbers out of the range of the type.

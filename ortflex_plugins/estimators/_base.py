@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 import attrs
 import numpy as np
 import onnx
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.base import BaseEstimator, is_classifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -32,14 +33,14 @@ from ortflex_plugins.estimators._stopping import Stopping
 _FLOATS = [np.float64, np.float32]
 _TYPES = ("auto", "float32", "float64")
 _MOST_ROWS = 200
-# float64 data of at most this many numbers are trained on in float64: it costs almost nothing.
+# Models for float64 data of at most this many numbers are built in float64, which costs almost no time.
 _SMALL = 10_000
 
 
 @short_tracebacks
 @attrs.define(slots=False, eq=False, repr=False)
 class OrtEstimator(BaseEstimator):
-    """a Trainer with scikit-learn's interface; see the two estimators.
+    """A Trainer with scikit-learn's interface: the base of the regressor and the classifier.
 
     The fields are the parameters, and attrs writes the constructor that scikit-learn reads them
     from. Those with the name of an argument of the Trainer have the same meaning, and the same
@@ -85,11 +86,7 @@ class OrtEstimator(BaseEstimator):
         return weight
 
     def _outputs(self, y: Array) -> int:
-        """Columns of the scores for these targets."""
-        raise NotImplementedError
-
-    def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:
-        """Training rows and held-out rows."""
+        """The number of columns of the scores for these targets."""
         raise NotImplementedError
 
     def _held_out_score(self, X: Array, y: Array) -> float:
@@ -119,7 +116,13 @@ class OrtEstimator(BaseEstimator):
             self._make_model(X, target, random)
         rows, held = np.arange(len(X)), None
         if self.early_stopping:
-            rows, held = self._split(y, random)
+            # Held-out rows of a classifier have the proportions of the classes.
+            rows, held = train_test_split(
+                rows,
+                test_size=self.validation_fraction,
+                random_state=random,
+                stratify=y if is_classifier(self) else None,
+            )
         seed = int(random.randint(2**31 - 1))
         trainer = self._make_trainer(len(rows), weight, seed)
         if not again:
@@ -245,7 +248,8 @@ class OrtEstimator(BaseEstimator):
             **self._arguments(),
         }
         options = _parameters.trainers(self, arguments)
-        model = self._model if self._cached_trainer is None else self._proto_now()
+        before = self._cached_trainer
+        model = self._model if before is None else before.export()
         try:
             trainer = Trainer(model, **{"progress": False, **arguments, **options})
         except PluginError as error:  # scikit-learn's users expect a ValueError
@@ -277,13 +281,10 @@ class OrtEstimator(BaseEstimator):
     def _check_predictions(self, X: Array) -> None:
         """Refuse a model whose predictions for some rows do not fit."""
 
-    def _proto_now(self) -> onnx.ModelProto:
-        return self._cached_trainer.export() if self._cached_trainer is not None else self._proto
-
     def _live(self, rows: int, weight: Array | None, *, trains: bool = False) -> Trainer:
         """The Trainer of the last call, optimizer state included.
 
-        Only a training takes its seed from numpy's global generator, as in scikit-learn.
+        Only training draws its seed from numpy's global generator, as in scikit-learn.
         """
         if self._cached_trainer is None:
             new = not trains and self.random_state is None
@@ -309,7 +310,7 @@ class OrtEstimator(BaseEstimator):
     def _scores(self, X: Any, *, check: bool = True) -> Array:
         """The tensor that the loss reads, [rows, outputs]."""
         if check:
-            check_is_fitted(self, "trained_")
+            check_is_fitted(self)
             X = validate_data(self, X, dtype=_FLOATS, reset=False)
         trainer = self._live(len(X), None)
         scores: Array = trainer.predict(as_input(self._model.inputs[0], X), self._seen)
@@ -326,23 +327,20 @@ class OrtEstimator(BaseEstimator):
         return [a for a in self._state().values() if a.ndim <= 1]
 
     def _state(self) -> dict[str, Array]:
-        if not hasattr(self, "trained_"):
-            raise AttributeError(f"this {type(self).__name__} is not fitted yet")
+        check_is_fitted(self)
         return self._live(1, None).get_state(averaged=True)
 
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The trained model; of classifiers with the outputs ``label`` and ``probabilities``.
+        """The trained model; that of a classifier has the outputs ``label`` and ``probabilities``.
 
-        If the loss of a classifier has no probabilities, the second output is ``margins``.
-
-        A built model is exported in float32, also if it was trained in float64.
+        If the loss of a classifier has no probabilities, the second output is ``margins``. A built model
+        is exported in float32, even if it was trained in float64.
 
         Raises:
             NotFittedError: nothing was trained yet.
             OutputError: the file cannot be written.
         """
-        if not hasattr(self, "trained_"):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        check_is_fitted(self)
         model = self._live(1, None).export()
         out = self._finished(single(model) if self._built else model)
         if path is not None:

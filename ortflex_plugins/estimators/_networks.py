@@ -100,9 +100,9 @@ def with_classes(model: ModelProto, scores: str, classes: np.ndarray, link: str)
     label, last = _free("label", taken), _free(last, taken)
 
     def add(operator: str, *inputs: str, name: str = "of_classes", **attributes: Any) -> str:
-        made = name if name in (label, last) else _free(name, taken)
-        graph.node.append(helper.make_node(operator, inputs, [made], name=made, **attributes))
-        return made
+        output = name if name in (label, last) else _free(name, taken)
+        graph.node.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
+        return output
 
     def constant(name: str, values: np.ndarray) -> str:
         constant_name = _free(name, taken)

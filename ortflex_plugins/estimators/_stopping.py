@@ -1,4 +1,4 @@
-"""Stopping of an estimator's training: scikit-learn's tol, n_iter_no_change and early_stopping."""
+"""The end of training by scikit-learn's parameters tol, n_iter_no_change and early_stopping."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ortflex_core.hooks import hook
 
 
 class Stopping:
-    """Ends a training after ``patience`` epochs without an improvement by more than ``tol``.
+    """A callback that ends training after ``patience`` epochs without an improvement by more than ``tol``.
 
-    Without ``score`` the training loss has to fall; with it (on the held-out rows, higher is
-    better) the best weights are restored.
+    Without ``score`` the training loss has to fall. With it, the score of the held-out rows has to rise,
+    and the weights with the best score are restored.
     """
 
     def __init__(self, tol: float, patience: int, score: Callable[[], float] | None) -> None:
@@ -27,7 +27,7 @@ class Stopping:
 
     @hook
     def epoch_end(self, trainer: Any, record: Mapping[str, float]) -> bool:
-        """Compare; True ends the training."""
+        """Compare with the best epoch; True ends the training."""
         value = record["loss"] + record["penalty"]
         if self._score is not None:
             self.scores.append(self._score())
@@ -40,11 +40,6 @@ class Stopping:
                 self._kept = (engine.state(), engine.buffers())
         self.stopped = self._waited > self._patience
         return self.stopped
-
-    @property
-    def best(self) -> float:
-        """The best loss, or the best score."""
-        return self._best if self._score is None else -self._best
 
     @hook
     def train_end(self, trainer: Any) -> None:

@@ -8,7 +8,6 @@ import attrs
 import numpy as np
 import onnx
 from sklearn.base import ClassifierMixin
-from sklearn.model_selection import train_test_split
 from sklearn.utils import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -51,23 +50,23 @@ def _has_probabilities(estimator: OrtClassifier) -> bool:
 class OrtClassifier(ClassifierMixin, OrtEstimator):
     """Classification of two or more classes, with any ONNX model or with a built one.
 
-    Built models of two classes have one score and the loss log_loss, others a score for each class
-    and softmax_cross_entropy; a given model may have either form. If it ends in a Softmax or
-    Sigmoid, the loss reads the scores before it. Other losses (hinge, log_loss with several
+    A built model for two classes has one score and the loss log_loss; for more classes it has a score
+    for each class and the loss softmax_cross_entropy. A given model may have either form. If it ends in
+    a Softmax or Sigmoid, the loss reads the scores before it. Other losses (hinge, log_loss with several
     classes) compare each score with its class against the rest, as SGDClassifier does.
 
     Args:
-        model: as for :class:`~ortflex_plugins.estimators.regressor.OrtRegressor`, as are all other
-            parameters that are not listed here.
-        loss: by default the loss that fits the model's scores.
-        class_weight: None, ``"balanced"`` or ``{class: weight}``; times the sample weights.
+        model: as for :class:`~ortflex_plugins.estimators.regressor.OrtRegressor`; the same applies to
+            all parameters that are not listed here.
+        loss: by default, the loss that fits the scores of the model.
+        class_weight: None, ``"balanced"`` or ``{class: weight}``; sample weights are multiplied by it.
 
     After fit there are ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``n_iter_``,
     ``loss_``, ``loss_curve_``, ``best_loss_``, ``validation_scores_``, ``coefs_`` and
     ``intercepts_``.
 
     Raises:
-        ValueError: parameters or data that do not fit, when fit is called.
+        ValueError: parameters or data do not fit; fit checks them.
 
     Example:
         >>> import numpy as np
@@ -89,7 +88,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     # ------------------------------------------------------------------ training
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """One epoch over these rows; the first call needs all ``classes``."""
+        """Train one epoch on these rows; the first call needs all ``classes``."""
         first = not hasattr(self, "trained_")
         if self.class_weight == "balanced":
             raise ValueError(
@@ -144,7 +143,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         return 1 if single else len(self.classes_)
 
     def _arguments(self) -> dict[str, Any]:
-        """Labels are already class numbers, whatever class labels the model's file has."""
+        """The labels are class numbers already, even if the model's file has class labels."""
         return {"classes": range(len(self.classes_))}
 
     def _look_at(self, request: LossRequest) -> str:
@@ -202,12 +201,6 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
                 "a Softmax or Sigmoid, whose input would be the raw scores; name the tensor of "
                 f"raw scores: loss={{{linear!r}: 'log_loss'}}"
             )
-
-    def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:
-        rows, held = train_test_split(
-            np.arange(len(y)), test_size=self.validation_fraction, random_state=random, stratify=y
-        )
-        return rows, held
 
     def _held_out_score(self, X: Array, y: Array) -> float:
         return float((self._decide(self._scores(X, check=False)) == y).mean())

@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 from sklearn.utils.validation import check_is_fitted
 
 from ortflex_core.errors import ModelError
-from ortflex_core.graph import captured_names
+from ortflex_core.graph import captured_names, opsets_of
 from ortflex_core.model import Model
 from ortflex_core.views import short_traceback
 from ortflex_plugins.estimators._networks import OPSET
@@ -50,7 +50,8 @@ def pipeline_to_onnx(pipeline: Any, X: Any, **options: Any) -> onnx.ModelProto:
     Args:
         pipeline: fitted; its other steps are converted by skl2onnx.
         X: some rows, for the types of the inputs.
-        options: of ``skl2onnx.to_onnx`` (``target_opset``, the model's own by default; ``options``).
+        options: arguments of ``skl2onnx.to_onnx``: ``options`` and ``target_opset``, which is the opset
+            of the estimator's model by default.
 
     Raises:
         ImportError: skl2onnx is not installed.
@@ -64,7 +65,7 @@ def pipeline_to_onnx(pipeline: Any, X: Any, **options: Any) -> onnx.ModelProto:
     if "target_opset" not in options:
         check_is_fitted(pipeline)
         ours = isinstance(last, OrtRegressor | OrtClassifier)
-        options["target_opset"] = _opset(last.to_onnx()) if ours else OPSET
+        options["target_opset"] = opsets_of(last.to_onnx())[""] if ours else OPSET
     model: onnx.ModelProto = to_onnx(pipeline, X[:1], **options)
     return model
 
@@ -131,21 +132,17 @@ def _add(
 
 
 def _in_opset(model: onnx.ModelProto, wanted: int) -> onnx.ModelProto:
-    """The model with the operators of the pipeline's opset.
+    """The model with the operators of the opset of the pipeline.
 
     Raises:
-        ModelError: it has newer ones.
+        ModelError: the model has newer operators.
     """
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    own = _opset(model)
+    own = opsets_of(model)[""]
     if own > wanted:
         raise ModelError(
             f"the estimator's model has opset {own}, the pipeline is converted to opset {wanted}; "
             f"pass target_opset={own}"
         )
     return model if own == wanted else onnx.version_converter.convert_version(model, wanted)
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    return int(next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))

@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.model_selection import train_test_split
 
 from ortflex_core.errors import ModelError
 from ortflex_core.types import Array
@@ -20,21 +19,22 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
     """Regression with any ONNX model, or with a built one.
 
     Args:
-        model: a path, bytes or a ModelProto, whose weights are the start of every fit; None builds
-            a multilayer perceptron, ``"linear"`` a linear model.
-        hidden_layer_sizes: units of the hidden layers of a built model.
-        activation: ``"relu"``, ``"tanh"``, ``"logistic"`` or ``"identity"``, of a built model.
+        model: a path, bytes or a ModelProto, with whose weights every fit starts; None builds a
+            multilayer perceptron, ``"linear"`` a linear model.
+        hidden_layer_sizes: the numbers of units of the hidden layers of a built model.
+        activation: the activation of a built model: ``"relu"``, ``"tanh"``, ``"logistic"`` or
+            ``"identity"``.
         loss: squared_error by default.
-        optimizer, learning_rate, schedule, penalty, params, device, backend: as
+        optimizer, learning_rate, schedule, penalty, params, device, backend: as for
             :class:`ortflex_core.Trainer`; names, mappings or objects.
         alpha: ½·alpha·Σw² on the matrices of a built model, divided by the rows of a batch, as in
             scikit-learn's MLPs; ``penalty``, if given, replaces it.
-        batch_size: rows per step; ``"auto"`` is min(200, rows).
+        batch_size: the number of rows per step; ``"auto"`` is min(200, rows).
         max_iter: the largest number of epochs.
-        shuffle: a new order every epoch.
+        shuffle: whether every epoch has a new order of the rows.
         random_state: the seed of the built weights, the order and the held-out rows.
-        tol, n_iter_no_change: the training ends after ``n_iter_no_change`` epochs without an
-            improvement of the loss (with ``early_stopping``, of the score) by more than ``tol``.
+        tol, n_iter_no_change: training ends after ``n_iter_no_change`` epochs without an improvement of
+            the loss (with ``early_stopping``, of the score) by more than ``tol``.
         early_stopping: hold out ``validation_fraction`` of the rows, and restore the weights with
             the best score on them.
         warm_start: fit starts from the weights of the last fit.
@@ -43,13 +43,13 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
             weights.
         callbacks: objects with hooks, or names of callbacks.
         options: further arguments of the Trainer, ``{"clip_norm": 1.0}``.
-        verbose: a line per epoch.
+        verbose: print a line per epoch.
 
     After fit there are ``n_features_in_``, ``feature_names_in_``, ``n_iter_``, ``loss_``,
     ``loss_curve_``, ``best_loss_``, ``validation_scores_``, ``coefs_`` and ``intercepts_``.
 
     Raises:
-        ValueError: parameters or data that do not fit, when fit is called.
+        ValueError: parameters or data do not fit; fit checks them.
 
     Example:
         >>> import numpy as np
@@ -66,7 +66,7 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
     _y_numeric = True
 
     def predict(self, X: Any) -> Array:
-        """The model's output, [rows] if the targets had this shape, otherwise [rows, outputs].
+        """The predictions: [rows] if the targets had this shape, otherwise [rows, outputs].
 
         Raises:
             ValueError: X has a different number of columns than in fit.
@@ -75,7 +75,7 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
         return scores[:, 0] if self._flat else scores
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """One epoch over these rows, from the current weights and optimizer state."""
+        """Train one epoch on these rows, from the current weights and optimizer state."""
         return self._partial(X, y, sample_weight, first=not hasattr(self, "trained_"))
 
     def __sklearn_tags__(self) -> Any:
@@ -98,12 +98,6 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
             raise ModelError(
                 f"y has {outputs} columns, the model's output {self._model.outputs[0]} has {columns[0]}"
             )
-
-    def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:
-        rows, held = train_test_split(
-            np.arange(len(y)), test_size=self.validation_fraction, random_state=random
-        )
-        return rows, held
 
     def _held_out_score(self, X: Array, y: Array) -> float:
         return float(r2_score(y.reshape(len(y), -1), self._scores(X, check=False)))

@@ -2,9 +2,9 @@
 
 - ``client`` trains and evaluates on a client's rows, ``server`` runs a strategy and writes the
   model;
-- ``shared`` chooses what travels and checks what arrives, ``kept`` is what stays on a client
-  between rounds;
-- ``data`` divides rows among the clients of a simulation, and opens those of a recipe.
+- ``shared`` chooses the tensors that travel and checks those that arrive; ``client_state`` has
+  the state that stays on a client between rounds;
+- ``data`` divides rows among the clients of a simulation, and opens the data of a recipe.
 
 The apps use Flower's Message API. Flower itself is imported when an app is made, so that this
 package can be imported without it.

@@ -31,7 +31,7 @@ _EXPECTED = (
 
 @attrs.frozen
 class Client:
-    """What ``make_trainer`` returned, checked: a new Trainer, and the arguments of ``fit``."""
+    """The result of ``make_trainer``, checked: a new Trainer, and the arguments of ``fit``."""
 
     trainer: Trainer
     data: tuple[Any, ...]
@@ -39,10 +39,10 @@ class Client:
 
     @classmethod
     def of(cls, given: Any) -> Client:
-        """Check what ``make_trainer`` returned; a fraction of validation rows is held out here.
+        """Check the result of ``make_trainer``; a fraction of validation rows is held out here.
 
         Raises:
-            ConfigError: it is not a new Trainer and data.
+            ConfigError: the result is not a new Trainer and data.
             DataError: there are no data.
         """
         if not isinstance(given, tuple) or len(given) not in (2, 3):
@@ -52,7 +52,8 @@ class Client:
             raise ConfigError(f"{_EXPECTED}; its first value is a {type(trainer).__name__}")
         _check_new(trainer)
         _check_rows(data)
-        rows, validation = _arguments(data), given[2] if len(given) == 3 else None
+        rows = _arguments(data)
+        validation = given[2] if len(given) == 3 else None
         if validation is None:
             return cls(trainer, rows, None)
         if isinstance(validation, float):
@@ -93,8 +94,8 @@ def client_app(
     """A ClientApp that trains and evaluates an ONNX model.
 
     A round of training is one call of :meth:`Trainer.fit <ortflex_core.Trainer.fit>`: ``epochs`` of
-    the Trainer are those of a round, and its schedule starts again in each. Messages hold the
-    shared tensors, the loss and the number of rows, by which strategies weight a client.
+    the Trainer counts the epochs of a round, and its schedule starts again in each round. Messages
+    have the shared tensors, the loss and the number of rows, by which strategies weight a client.
 
     Args:
         make_trainer: a function of Flower's ``context`` (and, with a second parameter, of the
@@ -107,9 +108,9 @@ def client_app(
             BatchNormalization; ``"adapters"``; or names, globs and ``"!glob"`` as in ``params``.
             The rest is private.
         keep: what a client keeps in ``context.state`` until its next round. ``"slots"``: the state
-            of its optimizer and its private tensors, so that its rounds are the same training, to
-            the last bit, as calls of ``fit`` one after another. ``"nothing"``: every round starts
-            with a new optimizer, and with the private tensors of the file.
+            of its optimizer and its private tensors, so that its rounds give the same bits as calls
+            of ``fit`` one after another. ``"nothing"``: every round starts with a new optimizer, and
+            with the private tensors of the file.
 
     Returns:
         Flower's ClientApp, with functions for ``train`` and ``evaluate``.
@@ -130,10 +131,10 @@ def client_app(
         raise ConfigError(f"{_EXPECTED}, got {type(make_trainer).__name__}")
     if keep not in ("slots", "nothing"):
         raise ConfigError(f"keep: expected 'slots' or 'nothing', got {keep!r}")
-    app = require_flower()
-    made = require_flower("flwr.clientapp").ClientApp()
+    flwr_app = require_flower()
+    app = require_flower("flwr.clientapp").ClientApp()
 
-    @made.train()  # type: ignore[untyped-decorator,unused-ignore]
+    @app.train()  # type: ignore[untyped-decorator,unused-ignore]
     def train(message: Message, context: Context) -> Message:
         with _naming(context):
             client, key = _prepare(make_trainer, message, context, share, slots=True)
@@ -142,18 +143,18 @@ def client_app(
                 client_state.keep(client.trainer, context, share)
             content = {
                 key: shared.pack_shared(client.trainer, share),
-                "metrics": app.MetricRecord(metrics),
+                "metrics": flwr_app.MetricRecord(metrics),
             }
-        return app.Message(app.RecordDict(content), reply_to=message)
+        return flwr_app.Message(flwr_app.RecordDict(content), reply_to=message)
 
-    @made.evaluate()  # type: ignore[untyped-decorator,unused-ignore]
+    @app.evaluate()  # type: ignore[untyped-decorator,unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
         with _naming(context):
             client, _ = _prepare(make_trainer, message, context, share, slots=False)
-            content = {"metrics": app.MetricRecord(client.evaluate())}
-        return app.Message(app.RecordDict(content), reply_to=message)
+            content = {"metrics": flwr_app.MetricRecord(client.evaluate())}
+        return flwr_app.Message(flwr_app.RecordDict(content), reply_to=message)
 
-    return made
+    return app
 
 
 def _prepare(
@@ -164,7 +165,7 @@ def _prepare(
     *,
     slots: bool,
 ) -> tuple[Client, str]:
-    """The client with the weights of a message, and the key of these in it."""
+    """The client with the weights of a message, and the key of the weights in the message."""
     records = message.content.array_records
     if len(records) != 1:
         raise DataError(
@@ -220,7 +221,7 @@ def _check_rows(data: Any) -> None:
 
 
 def _arguments(data: Any) -> tuple[Any, ...]:
-    """What ``fit`` and ``evaluate`` take, from ``(X, y)`` or a source."""
+    """The arguments of ``fit`` and ``evaluate``, from ``(X, y)`` or a source."""
     return data if isinstance(data, tuple) and len(data) in (2, 3) else (data,)
 
 
@@ -247,7 +248,7 @@ def _naming(context: Context) -> Iterator[None]:
     """Name the client in errors: Flower sends only their message to the server.
 
     Raises:
-        OrtflexError: what was raised inside.
+        OrtflexError: an error that was raised inside, with the name of the client.
     """
     try:
         yield

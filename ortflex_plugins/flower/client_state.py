@@ -1,13 +1,13 @@
-"""What stays on a client between two rounds, in Flower's ``context.state``.
+"""The state that stays on a client between two rounds, in Flower's ``context.state``.
 
-The optimizer's slots, the tensors that are not shared, and the number of calls of ``fit``, from
-which the order of rows is drawn. So rounds on a client are the same training as calls of ``fit``
-one after another.
+It has the optimizer's slots, the tensors that are not shared, and the number of calls of ``fit``,
+from which the order of rows is drawn. So rounds on a client give the same result as calls of
+``fit`` one after another.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +26,7 @@ _NUMBERS, _SLOTS, _PRIVATE = "ortflex", "ortflex-slots", "ortflex-private"
 
 
 def keep(trainer: Trainer, context: Context, share: shared.Share) -> None:
-    """Write the client's own part of a training into its state."""
+    """Write the part of a Trainer's state that is not shared into the client's state."""
     inner = internals_of(trainer)
     app = require_flower()
     names = set(shared.shared_names(trainer, share))
@@ -38,7 +38,7 @@ def keep(trainer: Trainer, context: Context, share: shared.Share) -> None:
 
 
 def restore(trainer: Trainer, context: Context, *, slots: bool = True) -> None:
-    """Load what :func:`keep` wrote, if there is anything.
+    """Load the state that :func:`keep` wrote, if there is any.
 
     Args:
         trainer: a new Trainer.
@@ -46,7 +46,7 @@ def restore(trainer: Trainer, context: Context, *, slots: bool = True) -> None:
         slots: load the optimizer's state as well, which an evaluation does not need.
 
     Raises:
-        ConfigError: it was kept by a training with another optimizer or other parameters.
+        ConfigError: it was written by a Trainer with another optimizer or other parameters.
     """
     if _NUMBERS not in context.state:
         return
@@ -57,7 +57,7 @@ def restore(trainer: Trainer, context: Context, *, slots: bool = True) -> None:
         raise _differs(f"the tensor {wrong[0]!r}")
     shared.put(trainer, private)
     standing = internals_of(trainer).live.standing
-    standing.fits = _number(context.state[_NUMBERS], "fits")
+    standing.fits = int(context.state[_NUMBERS]["fits"])
     if slots:
         standing.slots = _slots(trainer, shared.as_arrays(context.state[_SLOTS]))
 
@@ -82,13 +82,9 @@ def _slots(trainer: Trainer, kept: dict[str, Array]) -> dict[str, Array]:
     return out
 
 
-def _number(record: Any, key: str) -> int:
-    return int(record[key])
-
-
 def _differs(what: str) -> ConfigError:
     return ConfigError(
-        "the state that this client kept from the last round belongs to a different training: "
+        "the state that this client kept from the last round belongs to another run: "
         f"{what} differs. make_trainer has to return the same model, params and optimizer in "
         "every round; client_app(keep='nothing') starts the optimizer again in each"
     )

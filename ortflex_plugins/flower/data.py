@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def partition_rows(data: Any, context: Context, *, seed: int = 0) -> Any:
-    """The rows of one client of a simulation: row k of a permutation is that of client k mod N.
+    """The rows of one client of a simulation: row k of a permutation belongs to client k mod N.
 
     Args:
         data: ``(X, y)`` or ``(X, y, sample_weight)``, each an array or a mapping of arrays; or a
             data source, or Columns.
-        context: Flower's, whose ``node_config`` has ``partition-id`` and ``num-partitions``.
-        seed: of the permutation.
+        context: the context of Flower, whose ``node_config`` has ``partition-id`` and ``num-partitions``.
+        seed: the seed of the permutation.
 
     Returns:
         A tuple like the one given, or Columns.

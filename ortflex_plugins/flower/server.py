@@ -72,13 +72,13 @@ def server_app(
         )
     if rounds is not None and (not is_count(rounds)):
         raise ConfigError(f"rounds: {expected_count(rounds)}")
-    app = require_flower()
-    made = require_flower("flwr.serverapp").ServerApp()
+    flwr_app = require_flower()
+    app = require_flower("flwr.serverapp").ServerApp()
     chosen = strategy
     if chosen is None:
         chosen = require_flower("flwr.serverapp.strategy").FedAvg()
 
-    @made.main()  # type: ignore[untyped-decorator,unused-ignore]
+    @app.main()  # type: ignore[untyped-decorator,unused-ignore]
     def main(grid: Grid, context: Context) -> None:
         trainer = _trainer(model)
         first = shared.pack_shared(trainer, share)
@@ -86,8 +86,8 @@ def server_app(
             grid,
             first,
             num_rounds=rounds or int(context.run_config.get("num-server-rounds", _ROUNDS)),
-            train_config=app.ConfigRecord(dict(config or {})),
-            evaluate_config=app.ConfigRecord(dict(config or {})),
+            train_config=flwr_app.ConfigRecord(dict(config or {})),
+            evaluate_config=flwr_app.ConfigRecord(dict(config or {})),
             evaluate_fn=None
             if validation_data is None
             else _evaluation(trainer, share, validation_data),
@@ -101,7 +101,7 @@ def server_app(
         trainer.export(path)
         _log.info("wrote %s", os.path.abspath(path))
 
-    return made
+    return app
 
 
 def _trainer(model: Any) -> Trainer:
@@ -120,7 +120,7 @@ def _trainer(model: Any) -> Trainer:
 def _checked(strategy: Any, expected: Mapping[str, Array]) -> Any:
     """A copy of a strategy whose replies and results are checked."""
     checked = copy.copy(strategy)
-    aggregate = checked.aggregate_train  # of the copy, which has the state of its round
+    aggregate = checked.aggregate_train  # the method of the copy, which has the state of its round
 
     def aggregate_train(server_round: int, replies: Any) -> Any:
         replies = list(replies)

@@ -1,4 +1,4 @@
-"""What of a training travels between server and clients: which tensors, packed and checked."""
+"""The tensors that travel between server and clients: their choice, packing and checks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def pack_shared(trainer: Trainer, share: Share = "parameters") -> ArrayRecord:
     """The shared tensors of a Trainer as Flower's ArrayRecord.
 
     Args:
-        trainer: the training.
+        trainer: the Trainer.
         share: ``"parameters"``, every trained tensor and the running statistics of
             BatchNormalization; ``"adapters"``; or names, globs and ``"!glob"``.
 
@@ -97,7 +97,7 @@ def load_shared(trainer: Trainer, arrays: ArrayRecord, share: Share = "parameter
     """Put the shared tensors of a message or of a strategy's result into a Trainer.
 
     Args:
-        trainer: the training.
+        trainer: the Trainer.
         arrays: as :func:`pack_shared` makes them.
         share: as for :func:`pack_shared`.
 
@@ -111,10 +111,10 @@ def load_shared(trainer: Trainer, arrays: ArrayRecord, share: Share = "parameter
 
 
 def check_arrays(given: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """Refuse arrays that are not those of ``expected``, by name and shape.
+    """Refuse arrays whose names or shapes differ from the expected ones.
 
     Raises:
-        DataError: what differs.
+        DataError: the differences.
     """
     lines = []
     if missing := [name for name in expected if name not in given]:
@@ -132,9 +132,9 @@ def check_arrays(given: Mapping[str, Array], expected: Mapping[str, Array]) -> N
         elif not np.isfinite(array).all():
             lines.append(f"{name!r} has values that are not finite")
     if lines:
-        more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        further = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         raise DataError(
-            f"the arrays are not those that are shared: {'; '.join(lines[:_SHOWN])}{more}. Server and "
+            f"the arrays are not those that are shared: {'; '.join(lines[:_SHOWN])}{further}. Server and "
             "clients need the same model, params and share, and the strategy has to keep names and shapes"
         )
 

@@ -3,14 +3,15 @@
 Each module is a family:
 
 - ``elementwise``: arithmetic and activations; ``reduction``: sums, means, maxima, Softmax, CumSum
-- ``matmul``: MatMul, Gemm; ``einsum``: Einsum
-- ``shape``: Reshape, Transpose, Concat, Split, Slice, Pad, Expand; ``indexing``: Gather, Scatter, TopK
+- ``matmul``: MatMul, Gemm, Det; ``einsum``: Einsum
+- ``shape``: Reshape, Transpose, Concat, Split, Slice, Pad, Expand
+- ``indexing``: Gather, Scatter, TopK, Unique
 - ``convolution``, ``pooling``, ``normalization``, ``recurrent``, ``attention``: layers of networks
 - ``image``: Resize, DepthToSpace, Col2Im; ``sampling``: GridSample, RoiAlign, DeformConv
-- ``control``: If, Loop, Scan; ``losses``: the standard's losses as operators
+- ``control``: If, Loop, Scan; ``losses``: the losses of the standard
 - ``quantization``: QuantizeLinear and integer products
-- ``classical``: ai.onnx.ml; ``rest``: Fourier transforms, Det, Unique and others
+- ``classical``: ai.onnx.ml; ``signal``: Fourier transforms
 
-Modules with an underscore are shared by families. A new rule goes into the family of its neighbours;
-a new family is an entry point of ``ortflex.gradients``.
+Families share the modules whose names start with an underscore. A new rule belongs to the family of
+similar operators; a new family is an entry point of ``ortflex.gradients``.
 """

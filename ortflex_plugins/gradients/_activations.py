@@ -1,4 +1,4 @@
-"""The activations that recurrent layers choose by name, each with its slope.
+"""The activations that recurrent layers choose by name, and their slopes.
 
 Source: ONNX, operators RNN, GRU and LSTM, attributes ``activations``, ``activation_alpha`` and
 ``activation_beta``.
@@ -7,7 +7,6 @@ Source: ONNX, operators RNN, GRU and LSTM, attributes ``activations``, ``activat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import attrs
 
@@ -30,9 +29,8 @@ class Activation:
             return self.alpha * x + self.beta
         if self.name == "ScaledTanh":
             return self.alpha * op.Tanh(self.beta * x)
-        settings: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta}
-        used = list(settings)[: _PARAMETERS[self.name]]
-        result: Tensor = op(self.name, x, **{n: settings[n] for n in used})
+        names = ("alpha", "beta")[: _PARAMETERS[self.name]]
+        result: Tensor = op(self.name, x, **{name: getattr(self, name) for name in names})
         return result
 
     def slope(self, op: Ops, y: Tensor) -> Tensor:
@@ -71,7 +69,7 @@ _BY_NAME = {name.lower(): name for name in _SLOPES}
 
 
 def activations(node: NodeView, default: Sequence[str], sides: int) -> list[Activation]:
-    """The activations of all directions, one after another.
+    """The activations of all directions, in the order of the directions.
 
     Raises:
         NoGradientRule: an unknown activation, or one whose slope is not a function of y.
@@ -83,16 +81,16 @@ def activations(node: NodeView, default: Sequence[str], sides: int) -> list[Acti
 
 
 def _activation(given: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
-    """One activation; it takes its parameters from the remaining numbers."""
+    """One activation; it takes its parameters from the remaining numbers, else it has the defaults."""
     name = _BY_NAME.get(given.lower())
     if name is None:
         raise NoGradientRule(f"with the activation {given!r}")
-    count, usual = _PARAMETERS[name], _DEFAULTS.get(name, ())
-    values = [next(source, None) for source in (alphas, betas)[:count]]
-    filled = [u if v is None else v for v, u in zip(values, [*usual, None, None], strict=False)]
-    if any(v is None for v in filled):
+    defaults = (*_DEFAULTS.get(name, ()), None, None)
+    sources = (alphas, betas)[: _PARAMETERS[name]]
+    values = [next(source, default) for source, default in zip(sources, defaults, strict=False)]
+    if None in values:
         raise NoGradientRule(f"with the activation {given!r} without its activation_alpha or _beta")
-    activation = Activation(name, *(float(v) for v in filled if v is not None))
+    activation = Activation(name, *(float(v) for v in values if v is not None))
     if name in ("LeakyRelu", "ScaledTanh", "ThresholdedRelu", "Elu") and activation.alpha <= 0:
         raise NoGradientRule(
             f"with the activation {given!r} and activation_alpha {activation.alpha:g}"

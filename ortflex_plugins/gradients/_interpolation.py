@@ -1,7 +1,7 @@
 """Interpolation of an image between its points, and its adjoint.
 
-A point is read as a weighted sum over its neighbours, the taps; each neighbour gets the cotangent
-times the same weight, summed by ScatterElements.
+The value at a point is a weighted sum over its neighbours, the taps. Each neighbour gets the cotangent
+times the same weight; ScatterElements adds them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import attrs
 import onnx
 
-from ortflex_core.autodiff import zeros_like
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.autodiff import add_at, zeros_like
+from ortflex_core.graph import Ops, Tensor, size_vector
 
 INT64 = onnx.TensorProto.INT64
 T = TypeVar("T", Tensor, Tensor | float)
@@ -24,7 +24,7 @@ T = TypeVar("T", Tensor, Tensor | float)
 
 @attrs.frozen
 class Tap:
-    """One neighbour along one axis: its place, its weight, and the weight's slope (None: 0)."""
+    """A neighbour along one axis: its place, its weight, and the slope of the weight (None means 0)."""
 
     place: Tensor
     weight: Tensor | float
@@ -33,7 +33,7 @@ class Tap:
 
 @attrs.frozen
 class Samples:
-    """Points of an image [M, C, places], L of them in each of the M.
+    """L points in each of M images, which are [M, C, places].
 
     ``taps`` are the neighbours along each spatial axis, ``sizes`` the sizes of these axes.
     """
@@ -44,34 +44,33 @@ class Samples:
 
     @property
     def read(self) -> list[tuple[Tap, ...]]:
-        """The combinations of neighbours, each of which is read once."""
+        """The combinations of neighbours along the axes; each is read once."""
         return list(product(*self.taps))
 
     def places(self, op: Ops) -> Tensor:
-        """Their indices in the flattened image: [M, combinations · L]."""
+        """The indices of the combinations in the flattened image: [M, combinations · L]."""
         return joined(op, [_flat_place(op, taps, self.sizes) for taps in self.read])
 
     def neighbours(self, op: Ops) -> Tensor:
-        """The values there, [M, C, combinations · L]."""
-        channels = op.Unsqueeze(size_of(op, self.image, 1), axes=[0])
-        each = op.Concat(op.constant([1]), channels, op.constant([1]), axis=0)
-        index = op.Expand(op.Unsqueeze(self.places(op), axes=[1]), each)
+        """The values of the image at the combinations, [M, C, combinations · L]."""
+        one = op.constant([1])
+        channels = op.Concat(one, size_vector(op, self.image, 1), one, axis=0)
+        index = op.Expand(op.Unsqueeze(self.places(op), axes=[1]), channels)
         return op.GatherElements(self.image, index, axis=2)
 
     def values(self, op: Ops) -> Tensor:
         """The samples, [M, C, L]."""
         weights = joined(op, [times(t.weight for t in taps) for taps in self.read])
         shares = op.Unsqueeze(weights, axes=[1])
-        apart = op.Reshape(self.neighbours(op) * shares, op.constant([0, 0, len(self.read), -1]))
-        return op.ReduceSum(apart, axes=[2], keepdims=0)
+        terms = op.Reshape(self.neighbours(op) * shares, [0, 0, len(self.read), -1])
+        return op.ReduceSum(terms, axes=[2], keepdims=0)
 
     def to_image(self, op: Ops, g: Tensor) -> Tensor:
-        """The image's cotangent from that of the samples [M, C, L]."""
+        """The cotangent of the image from the cotangent of the samples [M, C, L]."""
         weights = [times(t.weight for t in taps) for taps in self.read]
         parts = joined(op, [g if w == 1 else g * _over_channels(op, w) for w in weights])
         index = op.Expand(op.Unsqueeze(self.places(op), axes=[1]), op.Shape(parts))
-        zeros = zeros_like(op, self.image)
-        return op.ScatterElements(zeros, index, parts, axis=2, reduction="add")
+        return add_at(op, zeros_like(op, self.image), index, parts)
 
     def to_points(self, op: Ops, g: Tensor) -> list[Tensor]:
         """For each axis the cotangent [M, L] of the positions of the samples."""
@@ -83,30 +82,34 @@ class Samples:
                 times(t.slope if k == axis else t.weight for k, t in enumerate(taps))
                 for taps in self.read
             ]
-            apart = op.Reshape(pull * joined(op, slopes), op.constant([0, len(self.read), -1]))
-            out.append(op.ReduceSum(apart, axes=[1], keepdims=0))
+            terms = op.Reshape(pull * joined(op, slopes), [0, len(self.read), -1])
+            out.append(op.ReduceSum(terms, axes=[1], keepdims=0))
         return out
 
 
-def size_of(op: Ops, x: Tensor, axis: int) -> Tensor:
-    """The size of an axis as a rank-0 int64, constant where it is known."""
-    size = None if x.shape is None else x.shape[axis]
-    return op.constant(size) if isinstance(size, int) else op.Gather(op.Shape(x), op.constant(axis))
-
-
 def linear_taps(op: Ops, point: Tensor) -> list[Tap]:
-    """The two neighbours of a point, which may lie outside."""
-    below = op.Floor(point)
-    rest, first = point - below, op.Cast(below, to=INT64)
+    """The two neighbours of a point, which may be outside of the image."""
+    first, distance = below(op, point)
     one = op.constant(1.0, point.dtype)
-    return [Tap(first, 1 - rest, -one), Tap(first + 1, rest, one)]
+    return [Tap(first, 1 - distance, -one), Tap(first + 1, distance, one)]
+
+
+def below(op: Ops, point: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest integer that is not above a point, and the distance of the point from it."""
+    floor = op.Floor(point)
+    return op.Cast(floor, to=INT64), point - floor
 
 
 def zeros_outside(op: Ops, tap: Tap, size: Tensor, dtype: int) -> Tap:
-    """A tap that reads 0 outside of the image."""
-    inside = op.Max(op.Min(tap.place, size - 1), 0)
+    """The tap with the weight 0 if it is outside of the image."""
+    inside = clamped(op, tap.place, size)
     kept = op.Cast(op.Equal(tap.place, inside), to=dtype)
     return Tap(inside, kept * tap.weight, None if tap.slope is None else kept * tap.slope)
+
+
+def clamped(op: Ops, place: Tensor, size: Tensor) -> Tensor:
+    """The place of an axis that is nearest to ``place``."""
+    return op.Max(op.Min(place, size - 1), 0)
 
 
 def times(factors: Iterable[Any]) -> Tensor | float:
@@ -116,7 +119,7 @@ def times(factors: Iterable[Any]) -> Tensor | float:
 
 
 def joined(op: Ops, parts: Sequence[T]) -> T | Tensor:
-    """Concatenated along the last axis; only the weight of a single tap is a number."""
+    """The parts concatenated along the last axis; a number can only be a single part."""
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=-1)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
-from ortflex_core.graph import Ops, Tensor, Trace, build
+from ortflex_core.graph import Tensor, Trace, build, prefix_names
 
 Step = Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]
 
@@ -25,38 +25,40 @@ def scan(
     """Final states and stacked outputs of ``step(op, states, items, outer)`` along axis 0.
 
     ``step`` returns the new states and its outputs; it has to read every state and item. Tensors
-    in ``outer`` are the same in all steps. With ``backwards`` the last items come first; outputs
-    stand where the items stood. States have the shape [batch, n], items [steps, batch, n].
+    in ``outer`` are the same in all steps. With ``backwards``, the first step reads the last items; the
+    outputs of a step have the index of its items. States have the shape [batch, n], items
+    [steps, batch, n].
     """
     trace = items[0].trace
     inner = Trace(trace.opsets)
 
-    def declare(kind: str, tensors: Sequence[Tensor], drop: int) -> list[Tensor]:
+    def declare(name: str, tensor: Tensor, first: int) -> Tensor:
         # The body of a Scan must know at least the number of dimensions.
-        shapes = [(None, None) if t.shape is None else t.shape[drop:] for t in tensors]
-        return [
-            inner.input(f"{kind}{k}", t.dtype, shape)
-            for k, (t, shape) in enumerate(zip(tensors, shapes, strict=True))
-        ]
+        shape = (None, None) if tensor.shape is None else tensor.shape[first:]
+        return inner.input(name, tensor.dtype, shape)
 
-    inner_states, inner_items = declare("state", states, 0), declare("item", items, 1)
+    inner_states = [declare(f"state{k}", t, 0) for k, t in enumerate(states)]
+    inner_items = [declare(f"item{k}", t, 1) for k, t in enumerate(items)]
     inner_outer = {name: inner.input(name, t.dtype, t.shape) for name, t in outer.items()}
-    after, results = step(inner.op, inner_states, inner_items, inner_outer)
-    outputs = {f"next{k}": t for k, t in enumerate(after)}
-    outputs |= {f"out{k}": t for k, t in enumerate(results)}
+    new_states, stacked = step(inner.op, inner_states, inner_items, inner_outer)
+    outputs = {f"next{k}": t for k, t in enumerate(new_states)}
+    outputs |= {f"out{k}": t for k, t in enumerate(stacked)}
     body = build(inner, outputs, name="step").proto().graph
-    _isolate(body, outer)
+    inner_inputs = [i for i in body.input if i.name not in outer]
+    del body.input[:]
+    body.input.extend(inner_inputs)
+    prefix_names(body, _PREFIX, set())
     size = None if items[0].shape is None else items[0].shape[0]
-    types = [(t.dtype, t.shape) for t in after]
-    types += [(t.dtype, None if t.shape is None else (size, *t.shape)) for t in results]
+    types = [(t.dtype, t.shape) for t in new_states]
+    types += [(t.dtype, None if t.shape is None else (size, *t.shape)) for t in stacked]
     settings: dict[str, object] = {
         "body": body,
         "num_scan_inputs": len(items),
         "scan_input_directions": [int(backwards)] * len(items),
     }
-    if results:
-        settings["scan_output_directions"] = [int(backwards)] * len(results)
-    found = trace.node(
+    if stacked:
+        settings["scan_output_directions"] = [int(backwards)] * len(stacked)
+    results = trace.node(
         "Scan",
         [*states, *items],
         {name: onnx.helper.make_attribute(name, value) for name, value in settings.items()},
@@ -64,20 +66,4 @@ def scan(
         captures={_PREFIX + name: tensor for name, tensor in outer.items()},
         types=types,
     )
-    return list(found[: len(states)]), list(found[len(states) :])
-
-
-def _isolate(body: onnx.GraphProto, outer: Mapping[str, Tensor]) -> None:
-    """Remove the outer values from a body's inputs, and give all values new names."""
-    kept = [i for i in body.input if i.name not in outer]
-    del body.input[:]
-    body.input.extend(kept)
-    for value in (*body.input, *body.output, *body.initializer):
-        value.name = _PREFIX + value.name
-    for node in body.node:
-        for names in (node.input, node.output):
-            for k, name in enumerate(names):
-                names[k] = name and _PREFIX + name
-
-
-__all__ = ["Ops", "Step", "scan"]
+    return list(results[: len(states)]), list(results[len(states) :])

@@ -1,4 +1,4 @@
-"""One direction of a recurrent layer: its weights, its states before each step, its cotangents."""
+"""A direction of a recurrent layer: its weights, its states before each step, and its cotangents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 
 from ortflex_core.autodiff import NodeView, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, known_size, known_sizes, size_of, size_vector
 
 _END = np.iinfo(np.int64).max
 _INT32 = onnx.TensorProto.INT32
@@ -21,8 +21,8 @@ class Direction:
     """x [T, B, I]; w [gates · H, I]; r [gates · H, H]; y and before [T, B, H]; states [B, H].
 
     ``before`` is the hidden state before each step, ``alive`` [T, B, 1] marks the steps inside
-    their sequence (None: all steps). ``g_y``, ``g_h`` and ``g_c`` are the cotangents of y and of
-    the final states. ``peephole`` [3 · H] is an LSTM's, for its gates i, o, f.
+    their sequence (None means all steps). ``g_y``, ``g_h`` and ``g_c`` are the cotangents of y and of
+    the final states. ``peephole`` [3 · H] are the weights of an LSTM for its gates i, o and f.
     """
 
     reverse: bool
@@ -41,15 +41,19 @@ class Direction:
     g_c: Tensor
     peephole: Tensor | None = None
 
-    def masked(self, op: Ops, value: Tensor) -> Tensor:
-        """0 outside the sequences."""
-        return value if self.alive is None else op.Where(self.alive, value, 0.0)
+    def masked(self, op: Ops, value: Tensor, outside: float = 0.0) -> Tensor:
+        """The value inside the sequences, and ``outside`` after their ends."""
+        return value if self.alive is None else op.Where(self.alive, value, outside)
+
+    def dead(self, op: Ops) -> list[Tensor]:
+        """1 for the steps after the end of their sequence and 0 for others, if there may be such steps."""
+        return [] if self.alive is None else [op.Cast(op.Not(self.alive), to=self.x.dtype)]
 
 
 def flat(op: Ops, value: Tensor) -> Tensor:
     """[T, B, n] as [T · B, n]."""
-    size = None if value.shape is None else value.shape[-1]
-    if isinstance(size, int):
+    size = known_size(value, -1)
+    if size is not None:
         return op.Reshape(value, [-1, size])
     last = op.Slice(op.Shape(value), [2], [3])
     return op.Reshape(value, op.Concat(op.constant([-1]), last, axis=0))
@@ -57,19 +61,19 @@ def flat(op: Ops, value: Tensor) -> Tensor:
 
 def unflat(op: Ops, value: Tensor, like: Tensor, size: int) -> Tensor:
     """[T · B, n] as [T, B, n], with the T and B of ``like``."""
-    steps, batch = (None, None) if like.shape is None else like.shape[:2]
-    if isinstance(steps, int):
+    steps, batch = known_size(like, 0), known_size(like, 1)
+    if steps is not None:
         return op.Reshape(value, [steps, -1, size])
-    if isinstance(batch, int):
+    if batch is not None:
         return op.Reshape(value, [-1, batch, size])
     front = op.Slice(op.Shape(like), [0], [2])
     return op.Reshape(value, op.Concat(front, op.constant([size]), axis=0))
 
 
 def previous(op: Ops, values: Tensor, start: Tensor, reverse: bool) -> Tensor:
-    """The value before each step: ``start`` at first, then the values one step earlier."""
+    """The value before each step: ``start``, then the value after the step before."""
     first = op.Unsqueeze(start, axes=[0])
-    if values.shape is not None and values.shape[0] == 1:
+    if known_size(values, 0) == 1:
         return first
     if reverse:
         return op.Concat(op.Slice(values, [1], [_END], [0]), first, axis=0)
@@ -86,10 +90,10 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
         raise NoGradientRule("with layout=1")
     count = 2 if node.direction == "bidirectional" else 1
     x, w, r = node.inputs[:3]
-    sizes = [*(w.shape or (None,)), *(r.shape or (None,))]
-    if not all(isinstance(s, int) for s in sizes):
+    sizes = known_sizes(r)
+    if sizes is None or known_sizes(w) is None:
         raise NoGradientRule("with weights of unknown shape")
-    hidden = int(r.shape[2])
+    hidden = sizes[2]
     zeros = op.Expand(op.constant(0.0, x.dtype), _state_shape(op, x, hidden))
     alive, alive_next = _inside(op, x, node.input(4))
     out = []
@@ -113,18 +117,17 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
         before = previous(op, y, h0, reverse)
         if reverse and alive_next is not None:
             before = op.Where(alive_next, before, op.Unsqueeze(h0, axes=[0]))
-        g_y = None
-        if gs[0] is not None:
-            g_y = own(full(op, gs[0], node.outputs[0]), 1)
-            g_y = g_y if alive is None else op.Where(alive, g_y, 0.0)
+        g_y = None if gs[0] is None else own(full(op, gs[0], node.outputs[0]), 1)
+        if g_y is not None and alive is not None:
+            g_y = op.Where(alive, g_y, 0.0)
         final = [
             None if g is None else full(op, g, o)
             for g, o in zip(gs[1:], node.outputs[1:], strict=True)
         ]
         if alive is not None:
-            # The final state of a sequence without any step is 0, whatever its start.
-            some = op.Unsqueeze(op.Greater(node.inputs[4], op.constant(0, _INT32)), axes=[0, 2])
-            final = [None if g is None else op.Where(some, g, 0.0) for g in final]
+            # The final state of a sequence without steps is 0 and does not depend on its start.
+            not_empty = op.Unsqueeze(op.Greater(node.inputs[4], 0), axes=[0, 2])
+            final = [None if g is None else op.Where(not_empty, g, 0.0) for g in final]
         g_h, g_c = (*final, None, None)[:2]
         out.append(
             Direction(
@@ -149,22 +152,14 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
 
 
 def _state_shape(op: Ops, x: Tensor, hidden: int) -> Tensor:
-    batch = None if x.shape is None else x.shape[1]
-    if isinstance(batch, int):
-        return op.constant([batch, hidden])
-    return op.Concat(op.Slice(op.Shape(x), [1], [2]), op.constant([hidden]), axis=0)
+    return op.Concat(size_vector(op, x, 1), op.constant([hidden]), axis=0)
 
 
 def _inside(op: Ops, x: Tensor, lengths: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Whether a step lies inside its sequence, and whether the one after it does: [T, B, 1]."""
+    """Whether a step is inside its sequence, and whether the next step is: [T, B, 1]."""
     if lengths is None:
         return None, None
-    steps = None if x.shape is None else x.shape[0]
-    if isinstance(steps, int):
-        count = op.constant(np.arange(steps, dtype=np.int32))
-    else:
-        end = op.Squeeze(op.Slice(op.Shape(x), [0], [1]), axes=[0])
-        count = op.Range(op.constant(0, _INT32), op.Cast(end, to=_INT32), op.constant(1, _INT32))
+    count = op.Range(0, op.Cast(size_of(op, x, 0), to=_INT32), 1)
     time = op.Unsqueeze(count, axes=[1, 2])
     ends = op.Unsqueeze(lengths, axes=[0, 2])
     return op.Less(time, ends), op.Less(time + 1, ends)

@@ -1,7 +1,7 @@
 """Gradient rules of attention and of rotary position embedding.
 
-The standard defines both by simpler operators. The runtime computes them in one kernel; the
-gradient goes through the definition, whose products are computed again.
+The standard defines both by simpler operators. The runtime computes each in one kernel; the gradient
+goes through the definition and computes its products again.
 
 Source: Vaswani et al., "Attention is all you need" (2017); Su et al., "RoFormer" (2021).
 """
@@ -15,22 +15,25 @@ import onnx
 
 from ortflex_core.autodiff import Gradient, NodeView, Rules, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, count_to, known_size, size_of
 from ortflex_core.types import numpy_dtype
 
 RULES = Rules()
 
+_SIZE = "with heads of unknown size"
+_HEADS = "with an unknown number of heads"
+
 
 def _lowest(x: Tensor) -> float:
-    """Instead of −∞, so that a fully masked row has no 0/0: e^x is 0 as well."""
-    if x.dtype == onnx.TensorProto.BFLOAT16:  # numpy's finfo does not have this type
+    """The lowest finite number: e^x is 0 as for −∞, but a fully masked row is not 0/0."""
+    if x.dtype == onnx.TensorProto.BFLOAT16:  # numpy's finfo does not know this type
         return -(2.0 - 2.0**-7) * 2.0**127
     return float(np.finfo(numpy_dtype(x.dtype)).min)
 
 
 @RULES.rule("Attention")
 def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """Not with nonpad_kv_seqlen, is_causal together with past keys, or a gradient of qk_matmul_output."""
+    """Refused: nonpad_kv_seqlen, is_causal with past keys, and a gradient of qk_matmul_output."""
     if node.input(6) is not None:
         raise NoGradientRule("with nonpad_kv_seqlen")
     if node.is_causal and node.input(4) is not None:
@@ -43,22 +46,14 @@ def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient
 
 
 def _attention_outputs(op: Ops, node: NodeView) -> list[Tensor]:
-    """Y = softmax(scale · Q Kᵀ + mask) V, and the keys and values with those of the past."""
-    q, k, v = (
-        _heads(op, t, n)
-        for t, n in zip(
-            node.inputs[:3],
-            (node.q_num_heads, node.kv_num_heads, node.kv_num_heads),
-            strict=True,
-        )
-    )
+    """Y = softmax(scale · Q Kᵀ + mask) V, and the keys and values after those of the past."""
+    counts = (node.q_num_heads, node.kv_num_heads, node.kv_num_heads)
+    q, k, v = (_heads(op, t, count) for t, count in zip(node.inputs[:3], counts, strict=True))
     past_k, past_v = node.input(4), node.input(5)
     keys = k if past_k is None else op.Concat(past_k, k, axis=2)
     values = v if past_v is None else op.Concat(past_v, v, axis=2)
-    size = _known(q, 3, "heads of unknown size")
-    repeat = _known(q, 1, "an unknown number of heads") // _known(
-        k, 1, "an unknown number of heads"
-    )
+    size = _known(q, 3, _SIZE)
+    repeat = _known(q, 1, _HEADS) // _known(k, 1, _HEADS)
     scale = size**-0.5 if node.scale is None else node.scale
     across = op.Transpose(_repeated(op, keys, repeat), perm=[0, 1, 3, 2])
     scores = op.MatMul(q * scale, across)
@@ -67,19 +62,20 @@ def _attention_outputs(op: Ops, node: NodeView) -> list[Tensor]:
     scores = _masked(op, node, scores, q, keys)
     probabilities = op.Softmax(scores, axis=-1)
     if node.input(3) is not None:
-        # A query whose keys are all masked gives 0, and has no gradient.
-        blind = op.ReduceMax(scores, axes=[-1], keepdims=1) <= _lowest(scores)
-        probabilities = op.Where(blind, 0.0, probabilities)
+        # A query whose keys are all masked has the result 0 and the gradient 0.
+        masked = op.ReduceMax(scores, axes=[-1], keepdims=1) <= _lowest(scores)
+        probabilities = op.Where(masked, 0.0, probabilities)
     y = op.MatMul(probabilities, _repeated(op, values, repeat))
     if node.inputs[0].rank == 3:
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
     return [y, keys, values]
 
 
-def _known(x: Tensor, axis: int, otherwise: str) -> int:
-    size = None if x.shape is None else x.shape[axis]
-    if not isinstance(size, int):
-        raise NoGradientRule(f"with {otherwise}")
+def _known(x: Tensor, axis: int, obstacle: str) -> int:
+    """The size of an axis; ``obstacle`` says why the rule does not work without it."""
+    size = known_size(x, axis)
+    if size is None:
+        raise NoGradientRule(obstacle)
     return size
 
 
@@ -89,15 +85,15 @@ def _heads(op: Ops, x: Tensor, count: int | None) -> Tensor:
         return x
     if x.rank != 3 or not count:
         raise NoGradientRule("with inputs of unknown rank")
-    size = _known(x, 2, "heads of unknown size") // count
+    size = _known(x, 2, _SIZE) // count
     return op.Transpose(op.Reshape(x, [0, 0, count, size]), perm=[0, 2, 1, 3])
 
 
 def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
-    """Every head repeated, side by side: several queries use the same keys and values."""
+    """Every head repeated side by side, because several queries use the same keys and values."""
     if times == 1:
         return x
-    heads, size = _known(x, 1, "an unknown number of heads"), _known(x, 3, "heads of unknown size")
+    heads, size = _known(x, 1, _HEADS), _known(x, 3, _SIZE)
     copies = op.Expand(op.Unsqueeze(x, axes=[2]), [1, 1, times, 1, 1])
     return op.Reshape(copies, [0, heads * times, -1, size])
 
@@ -109,17 +105,10 @@ def _masked(op: Ops, node: NodeView, scores: Tensor, q: Tensor, keys: Tensor) ->
     elif mask is not None:
         scores = scores + op.Max(mask, _lowest(mask))
     if node.is_causal:
-        before = op.Unsqueeze(_count(op, keys), axes=[0])
-        scores = op.Where(
-            op.LessOrEqual(before, op.Unsqueeze(_count(op, q), axes=[1])), scores, _lowest(scores)
-        )
+        columns = op.Unsqueeze(count_to(op, size_of(op, keys, 2)), axes=[0])
+        rows = op.Unsqueeze(count_to(op, size_of(op, q, 2)), axes=[1])
+        scores = op.Where(op.LessOrEqual(columns, rows), scores, _lowest(scores))
     return scores
-
-
-def _count(op: Ops, x: Tensor) -> Tensor:
-    """The positions 0, 1, … of [B, heads, S, n]."""
-    end = op.Squeeze(op.Slice(op.Shape(x), [2], [3]), axes=[0])
-    return op.Range(op.constant(0), end, op.constant(1))
 
 
 @RULES.rule("RotaryEmbedding")
@@ -127,11 +116,9 @@ def _rotary(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """A rotation's transpose is the rotation by the opposite angle."""
     if node.needs(1) or node.needs(2):
         return node.through([_rotated(op, node)], g)
-    x, cos, sin, *rest = node.inputs
-    settings = {
-        name: getattr(node, name) for name in ("interleaved", "num_heads", "rotary_embedding_dim")
-    }
-    return [op.RotaryEmbedding(full(op, g, x), cos, -sin, *rest, **settings), None, None]
+    x, cos, sin, *positions = node.inputs
+    settings = node.settings("interleaved", "num_heads", "rotary_embedding_dim")
+    return [op.RotaryEmbedding(full(op, g, x), cos, -sin, *positions, **settings), None, None]
 
 
 def _rotated(op: Ops, node: NodeView) -> Tensor:
@@ -140,31 +127,31 @@ def _rotated(op: Ops, node: NodeView) -> Tensor:
     places = node.input(3)
     if places is not None:
         cos, sin = (op.Gather(t, places, axis=0) for t in (cos, sin))
-    # The position is axis 2 of [B, heads, S, n], and axis 1 of [B, S, heads, n].
-    heads_at = 1 if x.rank == 4 else 2
-    cos, sin = (op.Unsqueeze(t, axes=[heads_at]) for t in (cos, sin))
+    # The axis of the heads is axis 1 of [B, heads, S, n], and axis 2 of [B, S, heads, n].
+    head_axis = 1 if x.rank == 4 else 2
+    cos, sin = (op.Unsqueeze(t, axes=[head_axis]) for t in (cos, sin))
     value = x
     if x.rank == 3:
-        size = _known(x, 2, "heads of unknown size") // node.num_heads
+        size = _known(x, 2, _SIZE) // node.num_heads
         value = op.Reshape(x, [0, 0, node.num_heads, size])
-    whole = _known(value, 3, "heads of unknown size")
-    turned = node.rotary_embedding_dim or whole
-    half = turned // 2
+    size = _known(value, 3, _SIZE)
+    rotated = node.rotary_embedding_dim or size
+    half = rotated // 2
 
     def part(start: int, end: int, step: int = 1) -> Tensor:
         return op.Slice(value, [start], [end], [-1], [step])
 
     if node.interleaved:
-        first, second = part(0, turned, 2), part(1, turned, 2)
+        first, second = part(0, rotated, 2), part(1, rotated, 2)
     else:
-        first, second = part(0, half), part(half, turned)
+        first, second = part(0, half), part(half, rotated)
     real, imaginary = first * cos - second * sin, first * sin + second * cos
     if node.interleaved:
         pairs = op.Concat(*(op.Unsqueeze(t, axes=[-1]) for t in (real, imaginary)), axis=-1)
-        pieces = [op.Reshape(pairs, [0, 0, 0, turned])]
+        pieces = [op.Reshape(pairs, [0, 0, 0, rotated])]
     else:
         pieces = [real, imaginary]
-    if turned < whole:
-        pieces.append(part(turned, whole))
+    if rotated < size:
+        pieces.append(part(rotated, size))
     y = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=-1)
     return op.Reshape(y, [0, 0, -1]) if x.rank == 3 else y

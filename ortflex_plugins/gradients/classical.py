@@ -1,7 +1,7 @@
-"""Gradient rules of the operators of ai.onnx.ml that scikit-learn's pipelines are converted to.
+"""Gradient rules of the operators of ai.onnx.ml, to which scikit-learn's pipelines are converted.
 
-Their numbers are attributes, so they have no weights; a gradient passes through them to earlier
-weights, such as those of a projection before a scaler, or of networks before a linear model.
+Their numbers are attributes, so they have no weights to train. A gradient passes through them to
+earlier weights, such as those of a projection before a scaler, or of a network before a linear model.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ RULES.not_differentiable(
 
 @RULES.rule("ArrayFeatureExtractor", domain=ML)
 def _columns(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Columns of the last axis; of a vector the result is one row."""
+    """The operator selects columns of the last axis; from a vector it makes one row."""
     x, places = node.inputs
-    if x.shape is None:
+    if x.rank is None:
         raise NoGradientRule("of a tensor of unknown rank")
-    y = op.Gather(x, op.Reshape(places, op.constant([-1])), axis=-1)
-    if len(x.shape) == 1:
-        y = op.Unsqueeze(y, op.constant([0]))
+    y = op.Gather(x, op.Reshape(places, [-1]), axis=-1)
+    if x.rank == 1:
+        y = op.Unsqueeze(y, axes=[0])
     return node.through([y], g)
 
 
 @RULES.rule("Scaler", domain=ML)
 def _scaler(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The rule of y = (x − offset) · scale, one number each or one a column."""
+    """For y = (x − offset) · scale: dx = g · scale, with one scale, or one for each column."""
     scale = op.constant(np.asarray([1.0] if node.scale is None else node.scale, np.float32))
     return [_as(op, full(op, g, node.outputs[0]) * scale, node)]
 
 
 @RULES.rule("Imputer", domain=ML)
 def _imputer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """A replaced element has no gradient."""
+    """An element that is replaced has no gradient."""
     x = node.inputs[0]
     hole = node.replaced_value_float
     replaced = op.IsNaN(x) if hole is None or np.isnan(hole) else op.Equal(x, float(hole))
@@ -54,22 +54,23 @@ def _imputer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Normalizer", domain=ML)
 def _normalizer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The rule of y = x / ‖x‖ of every row; a row of zeros stays zero."""
+    """The operator divides each row by its norm, y = x / ‖x‖; a row of zeros stays zero."""
     [x] = node.inputs
-    if x.shape is None:
+    if x.rank is None:
         raise NoGradientRule("of a tensor of unknown rank")
     if node.norm not in ("L1", "L2"):
         raise NoGradientRule(f"with norm={node.norm!r}")
     wide = op.Cast(x, to=node.outputs[0].dtype)
-    axes = op.constant([len(x.shape) - 1])
-    norm = op.ReduceSum(op.Abs(wide) if node.norm == "L1" else wide * wide, axes, keepdims=1)
-    norm = norm if node.norm == "L1" else op.Sqrt(norm)
+    if node.norm == "L1":
+        norm = op.ReduceSum(op.Abs(wide), axes=[x.rank - 1], keepdims=1)
+    else:
+        norm = op.Sqrt(op.ReduceSum(wide * wide, axes=[x.rank - 1], keepdims=1))
     return node.through([wide / op.Where(op.Equal(norm, 0.0), 1.0, norm)], g)
 
 
 @RULES.rule("LinearRegressor", domain=ML)
 def _linear(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The rule of y = x · coefficientsᵀ + intercepts."""
+    """For y = x · coefficientsᵀ + intercepts: dx = g · coefficients."""
     if node.post_transform not in (None, "NONE"):
         raise NoGradientRule(f"with post_transform={node.post_transform!r}")
     rows = np.asarray(node.coefficients, np.float32).reshape(int(node.targets or 1), -1)
@@ -77,6 +78,5 @@ def _linear(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _as(op: Ops, g: Tensor, node: NodeView) -> Tensor:
-    """These operators return float32 for every input type."""
-    x = node.inputs[0]
-    return g if g.dtype == x.dtype else op.Cast(g, to=x.dtype)
+    """The gradient in the type of the input: the operators return float32 for every type."""
+    return op.Cast(g, to=node.inputs[0].dtype)

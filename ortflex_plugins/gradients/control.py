@@ -1,10 +1,10 @@
 """Gradient rules of control flow: If, Loop and Scan.
 
-Their gradients are control flow again. That of an If is the If of the two branches' gradients; that
-of a Loop or Scan is a Loop that runs the iterations from the last to the first, computes each again
-from its first values, and carries the cotangents of the state and the sums of those of the outer
-values that the body reads. The first values of all iterations are kept as further scan outputs of
-the forward node, so a state must have the same shape in all iterations.
+The gradient of an If is an If, whose branches are the gradients of the branches. The gradient of a Loop
+or Scan is a Loop that runs the iterations from the last to the first. It computes each iteration again
+from the state at its start, and carries the cotangents of the state and the sums of the cotangents of
+the outer values that the body reads. The states at the start of all iterations are additional scan
+outputs of the forward node, so a state must have the same shape in all iterations.
 
 Source: Griewank and Walther, "Evaluating Derivatives" (2nd ed., 2008), chapter 12: the reversal of
 loops with one checkpoint an iteration.
@@ -49,13 +49,14 @@ def _inactive(op_type: str, inputs: Sequence[Tensor | None]) -> bool:
     return training is None or (training.constant is not None and not training.constant.any())
 
 
-def _waiting(node: NodeView) -> list[tuple[int, str]]:
+def _needed_captures(node: NodeView) -> list[tuple[int, str]]:
     """(place, name) of the captured values whose gradient is needed."""
     first = len(node.inputs)
     return [(k, n) for k, n in enumerate(node.captures, start=first) if node.needs(k)]
 
 
-def _whole(op: Ops, gradient: Tensor | None, like: Tensor) -> Tensor:
+def _or_zeros(op: Ops, gradient: Tensor | None, like: Tensor) -> Tensor:
+    """The gradient in the shape of ``like``; zeros if there is no gradient."""
     return zeros_like(op, like) if gradient is None else full(op, gradient, like)
 
 
@@ -66,11 +67,12 @@ def _named(name: str, attribute: AttributeProto) -> AttributeProto:
 
 @RULES.rule("If")
 def _if(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """The If of the branches' gradients; random operators are refused."""
-    waiting = _waiting(node)
+    """An If whose branches are the branches' gradients; random operators are refused."""
+    captures = _needed_captures(node)
     seeds = {k: g for k, g in enumerate(gs) if g is not None and node.outputs[k].is_float}
-    if not waiting or not seeds:
-        return [None] * (1 + len(node.captures))
+    gradients: list[Gradient] = [None] * (1 + len(node.captures))
+    if not captures or not seeds:
+        return gradients
     attributes: dict[str, AttributeProto] = {}
     outer: dict[str, Tensor] = {}
     for name in ("then_branch", "else_branch"):
@@ -78,47 +80,41 @@ def _if(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
         results = replay(sub.trace, _body(node, name), [], sub.values)
         _deterministic(sub.trace, name)
         roots = [(results[k], sub.capture(g)) for k, g in seeds.items()]
-        inner = [sub.values[n] for _, n in waiting]
-        found = node.differentiate(roots, inner)
-        whole = [_whole(sub.op, g, x) for g, x in zip(found, inner, strict=True)]
-        attribute, used = sub.graph(whole)
+        inner = [sub.values[n] for _, n in captures]
+        by_inner = zip(node.differentiate(roots, inner), inner, strict=True)
+        attribute, used = sub.graph([_or_zeros(sub.op, g, x) for g, x in by_inner])
         attributes[name] = _named(name, attribute)
         outer |= used
-    types = [(node.captures[n].dtype, node.captures[n].shape) for _, n in waiting]
+    types = [(node.captures[n].dtype, node.captures[n].shape) for _, n in captures]
+    condition, count = node.inputs[0], len(captures)
     made = node.trace.node(
-        "If",
-        [node.inputs[0]],
-        attributes,
-        outputs=len(waiting),
-        captures=outer,
-        types=types,
+        "If", [condition], attributes, outputs=count, captures=outer, types=types
     )
-    answers: list[Gradient] = [None] * (1 + len(node.captures))
-    for (k, _), gradient in zip(waiting, made, strict=True):
-        answers[k] = gradient
-    return answers
+    for (k, _), gradient in zip(captures, made, strict=True):
+        gradients[k] = gradient
+    return gradients
 
 
 @attrs.frozen
 class _Iteration:
-    """How one iteration of a Loop or Scan reads and writes.
+    """The inputs and outputs of one iteration of a Loop or Scan.
 
-    ``states`` are the places of the carried inputs, ``first`` is the place of the first of them
-    among the body's inputs, ``results`` among its outputs.
+    ``states`` are the places of the states among the inputs of the node. ``first`` is the place of the
+    first state among the inputs of the body, ``results`` among its outputs.
     """
 
     states: range
     first: int
     results: int
     slices: tuple[tuple[int, int, bool], ...] = ()
-    """(place of the input, axis, whether backwards) of what a Scan scans."""
+    """(place of the input, axis, whether backwards) of each input that a Scan reads in slices."""
     scans: tuple[tuple[int, bool], ...] = ()
-    """(axis, whether backwards) of what the iterations write."""
+    """(axis, whether backwards) of each output that consists of slices."""
 
 
 @RULES.rule("Loop")
 def _loop(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """A state needs the same shape in all iterations; random operators are refused."""
+    """The shape of a state must not change between iterations; random operators are refused."""
     count = max(0, len(node.inputs) - 2)
     shape = _Iteration(
         states=range(2, 2 + count),
@@ -153,31 +149,28 @@ def _scan(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
 def _reversed(
     op: Ops, node: NodeView, shape: _Iteration, gs: Sequence[Tensor | None]
 ) -> Sequence[Gradient]:
-    """The iterations from the last to the first."""
+    """The gradients by a Loop that runs the iterations from the last to the first."""
     body, count = _body(node, "body"), len(shape.states)
-    answers: list[Gradient] = [None] * (len(node.inputs) + len(node.captures))
-    waiting = _waiting(node)
+    gradients: list[Gradient] = [None] * (len(node.inputs) + len(node.captures))
+    captures = _needed_captures(node)
     outputs = node.outputs
     floats = [k for k in range(count) if outputs[k].is_float]
     read = [s for s in shape.slices if node.needs(s[0])]
     sub = Sub(node.trace, node.captures)
     inside = sub.op
-    # The names of the outer values, after the forward loop was extended.
+    # The states at the start of each iteration: outputs that the forward node gets below.
     stacks: dict[int, Tensor] = {}
     length = sub.later(f"{sub.prefix}length", _INT64, ())
     iteration = sub.formal(_INT64, ())
     going = sub.formal(TensorProto.BOOL, ())
     cotangents = {k: sub.formal(outputs[k].dtype, outputs[k].shape) for k in floats}
-    totals = [sub.formal(node.captures[n].dtype, node.captures[n].shape) for _, n in waiting]
+    totals = [sub.formal(node.captures[n].dtype, node.captures[n].shape) for _, n in captures]
     position = length - 1 - iteration
 
-    def began(k: int) -> Tensor:
-        state = outputs[k]
-        known = None if state.shape is None else (None, *_common(node, shape, k))
-        stacks[k] = sub.later(f"{sub.prefix}state{k}", state.dtype, known)
-        return inside.Gather(stacks[k], position, axis=0)
-
-    states = [began(k) for k in range(count)]
+    for k in range(count):
+        stack_shape = None if outputs[k].shape is None else (None, *_common(node, shape, k))
+        stacks[k] = sub.later(f"{sub.prefix}state{k}", outputs[k].dtype, stack_shape)
+    states = [inside.Gather(stacks[k], position, axis=0) for k in range(count)]
     slices = [
         inside.Gather(sub.capture(node.inputs[k]), iteration if back else position, axis=axis)
         for k, axis, back in shape.slices
@@ -195,25 +188,23 @@ def _reversed(
     by_place = dict(zip((s[0] for s in shape.slices), slices, strict=True))
     inner = [
         *(states[k] for k in floats),
-        *(sub.values[n] for _, n in waiting),
+        *(sub.values[n] for _, n in captures),
         *(by_place[s[0]] for s in read),
     ]
-    found = node.differentiate(roots, inner)
-    to_states, rest = found[: len(floats)], found[len(floats) :]
-    to_captures, to_slices = rest[: len(waiting)], rest[len(waiting) :]
-    after = [_whole(inside, g, states[k]) for k, g in zip(floats, to_states, strict=True)]
-    sums = [t if g is None else t + g for t, g in zip(totals, to_captures, strict=True)]
-    written = [_whole(inside, g, by_place[s[0]]) for s, g in zip(read, to_slices, strict=True)]
-    kept = [inside.Identity(going), *after, *sums, *written]
-    used = {*kept, *(a for n in ancestors(kept).values() for a in n.arguments)}
+    found = iter(node.differentiate(roots, inner))
+    new_cotangents = [_or_zeros(inside, next(found), states[k]) for k in floats]
+    sums = [t if (g := next(found)) is None else t + g for t in totals]
+    written = [_or_zeros(inside, next(found), by_place[s[0]]) for s in read]
+    results = [inside.Identity(going), *new_cotangents, *sums, *written]
+    used = {*results, *(a for n in ancestors(results).values() for a in n.arguments)}
     lengths, stacked = _keep(op, node, shape, [k for k, t in stacks.items() if t in used])
     later = {stacks[k].hint: t for k, t in stacked.items()} | {length.hint: lengths}
-    attribute, outer = sub.graph(kept, later)
-    start = [_whole(op, gs[k], outputs[k]) for k in floats]
-    start += [zeros_like(op, node.captures[n]) for _, n in waiting]
+    attribute, outer = sub.graph(results, later)
+    start = [_or_zeros(op, gs[k], outputs[k]) for k in floats]
+    start += [zeros_like(op, node.captures[n]) for _, n in captures]
     types = [(t.dtype, t.shape) for t in start]
     types += [(t.dtype, None if t.shape is None else (None, *t.shape)) for t in written]
-    made = node.trace.node(
+    final = node.trace.node(
         "Loop",
         [lengths, op.constant(True), *start],
         {"body": _named("body", attribute)},
@@ -221,17 +212,16 @@ def _reversed(
         captures=outer,
         types=types,
     )
-    for k, gradient in zip((shape.states[k] for k in floats), made, strict=False):
-        answers[k] = gradient
-    for (k, _), gradient in zip(waiting, made[len(floats) :], strict=False):
-        answers[k] = gradient
-    for (k, axis, back), gradient in zip(read, made[len(floats) + len(waiting) :], strict=True):
-        answers[k] = _in_place(op, gradient, node.inputs[k], axis, back)
-    return answers
+    carried = [*(shape.states[k] for k in floats), *(k for k, _ in captures)]
+    for k, gradient in zip(carried, final, strict=False):
+        gradients[k] = gradient
+    for (k, axis, back), gradient in zip(read, final[len(carried) :], strict=True):
+        gradients[k] = _in_order(op, gradient, node.inputs[k], axis, back)
+    return gradients
 
 
 def _common(node: NodeView, shape: _Iteration, k: int) -> Shape:
-    """The sizes of a state that its first and its last value share."""
+    """The sizes that the first and the last value of a state share; others are unknown."""
     first: Shape | None = node.inputs[shape.states[k]].shape
     last = node.outputs[k].shape or ()
     if first is None or len(first) != len(last):
@@ -239,8 +229,8 @@ def _common(node: NodeView, shape: _Iteration, k: int) -> Shape:
     return tuple(a if a == b else None for a, b in zip(first, last, strict=True))
 
 
-def _in_place(op: Ops, stack: Tensor, like: Tensor, axis: int, back: bool) -> Tensor:
-    """Slices of the reversed loop in the order of the scanned input."""
+def _in_order(op: Ops, stack: Tensor, like: Tensor, axis: int, back: bool) -> Tensor:
+    """The slices of the reversed loop in the order of the scanned input."""
     ordered = stack
     if not back:
         ordered = op.Slice(stack, starts=[-1], ends=[-_END], axes=[0], steps=[-1])
@@ -256,7 +246,7 @@ def _in_place(op: Ops, stack: Tensor, like: Tensor, axis: int, back: bool) -> Te
 def _keep(
     op: Ops, node: NodeView, shape: _Iteration, wanted: Sequence[int]
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Let the forward node also return the first values of its iterations: number and states."""
+    """Extend the forward node; returns the number of iterations and the states at their starts."""
     trace, body = node.trace, GraphProto()
     body.CopyFrom(_body(node, "body"))
     label = f"kept{len(trace.nodes)}/"
@@ -265,14 +255,14 @@ def _keep(
     sources: dict[str, tuple[int, Shape | None]] = {f"{label}one": (_INT64, ())}
     for k in wanted:
         state = node.outputs[k]
-        known = None if state.shape is None else _common(node, shape, k)
-        sources[body.input[shape.first + k].name] = (state.dtype, known)
+        sizes = None if state.shape is None else _common(node, shape, k)
+        sources[body.input[shape.first + k].name] = (state.dtype, sizes)
     kept = []
-    for index, (name, (dtype, known)) in enumerate(sources.items()):
+    for index, (name, (dtype, sizes)) in enumerate(sources.items()):
         copy = f"{label}{index}"
         body.node.append(NodeProto(op_type="Identity", input=[name], output=[copy]))
         body.output.append(onnx.helper.make_tensor_value_info(copy, dtype, None))
-        kept.append(Tensor(trace, dtype, None if known is None else (None, *known)))
+        kept.append(Tensor(trace, dtype, None if sizes is None else (None, *sizes)))
     attributes = {"body": onnx.helper.make_attribute("body", body)}
     for name in ("scan_output_axes", "scan_output_directions"):
         given = getattr(node, name) if shape.slices else None

@@ -1,33 +1,38 @@
 """Gradient rules of convolutions: any groups, strides, dilations and padding, one to three axes.
 
-Four forms of a kernel's gradient, fastest where measured on one thread (forward = 1): a product
-for each place of the kernel (0.9 to 1.7, many channels), one product with all places side by side
-(1.2 to 2.5, few channels or strides), a product for each row of the kernel (depthwise,
-:mod:`ortflex_plugins.gradients._row_products`), and a convolution whose strides and dilations are swapped
-(1.5 to 10; 50 for 1×1), which is left for tiny graphs and for kernels of unknown size. On planes of
-few places all of a convolution is a product (:mod:`ortflex_plugins.gradients._small_planes`).
+The gradient of a kernel has four forms. Their times on one thread, relative to the forward pass:
+
+- a product for each place of the kernel: 0.9 to 1.7; used for many channels
+- one product with all places side by side: 1.2 to 2.5; used for few channels, and with strides
+- a product for each row of the kernel: used for depthwise convolutions
+  (:mod:`ortflex_plugins.gradients._row_products`)
+- a convolution with strides and dilations exchanged: 1.5 to 10, and 50 for kernels 1×1; used for tiny
+  graphs and for kernels of unknown size
+
+On planes of few places, the whole convolution is a product
+(:mod:`ortflex_plugins.gradients._small_planes`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, dims, full, reshape_like
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full, reshape_like
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, dims, known_size, known_sizes
 from ortflex_plugins.gradients import _planes
 from ortflex_plugins.gradients._row_products import by_rows
 from ortflex_plugins.gradients._small_planes import small_planes
 from ortflex_plugins.gradients._windows import (
     END,
+    FixedWindows,
     Sizes,
     Windows,
-    flat,
     halves,
-    known,
     padded,
     slices,
     spread,
@@ -36,8 +41,8 @@ from ortflex_plugins.gradients._windows import (
 
 RULES = Rules()
 
-# Elements of all windows side by side: below the first limit starting nodes costs more than
-# arithmetic; from the second on they no longer fit into a cache.
+# Elements of all windows side by side: below the first limit, starting nodes takes longer than
+# arithmetic; from the second limit on, they do not fit into a cache.
 _TINY = 1 << 14
 _LARGE = 1 << 20
 _MANY_CHANNELS = 16
@@ -46,7 +51,7 @@ _MANY_CHANNELS = 16
 def _kernel(node: NodeView, weight: Tensor) -> Sizes | None:
     if node.kernel_shape:
         return tuple(node.kernel_shape)
-    return None if weight.shape is None else known(weight.shape[2:])
+    return known_sizes(weight, 2)
 
 
 def _bias(op: Ops, node: NodeView, g: Tensor, n: int) -> Tensor:
@@ -96,14 +101,10 @@ def _conv_transpose(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     whole = full(op, g, y)
 
     def to_x() -> Tensor:
-        assert at.pads is not None
-        settings = {**at.settings, "group": node.group}
-        if any(map(any, at.pads)):
-            settings["pads"] = [pad[side] for side in (0, 1) for pad in at.pads]
-        back = op.Conv(whole, weight, **settings)
+        back = op.Conv(whole, weight, **at.settings, group=node.group, pads=at.padding)
         output_padding = node.output_padding or ()
         if any(p >= s for p, s in zip(output_padding, at.strides, strict=False)):
-            # The padding may have room for more windows than X has.
+            # There may be more windows in the padding than places in X.
             axes = list(at.axes)
             back = op.Slice(back, [0] * len(axes), op.Slice(dims(op, x), [2], [END]), axes)
         return back
@@ -116,28 +117,32 @@ def _conv_transpose(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _transposed_windows(node: NodeView, y: Tensor, x: Tensor, kernel: Sizes | None) -> Windows:
-    """The windows over Y that X stands for; ``output_shape`` and SAME decide the padding."""
+    """The windows over Y, one for each place of X; ``output_shape`` and SAME decide the padding."""
     at = windows(node, y, x, kernel) if node.auto_pad in (None, "NOTSET", "VALID") else None
     if at is not None and node.output_shape is None:
         return at
-    if kernel is None or x.shape is None or known(x.shape[2:]) is None:
+    counts = known_sizes(x, 2)
+    if kernel is None or counts is None:
         raise NoGradientRule(
             f"with {'output_shape' if node.output_shape else f'auto_pad={node.auto_pad}'} on sizes "
             "that are not known while the graph is built"
         )
-    counts = known(x.shape[2:])
     n = len(kernel)
-    strides, dilations = tuple(node.strides or [1] * n), tuple(node.dilations or [1] * n)
-    found = Windows(kernel, strides, dilations, None, None, counts)
-    assert counts is not None
-    assert found.spans is not None
-    output_padding = node.output_padding or [0] * n
+    strides = tuple(node.strides or [1] * n)
     sizes = (node.output_shape or [o * s for o, s in zip(counts, strides, strict=True)])[-n:]
-    rows = zip(counts, strides, found.spans, output_padding, sizes, strict=True)
+    fixed = FixedWindows(
+        kernel=kernel,
+        strides=strides,
+        dilations=tuple(node.dilations or [1] * n),
+        pads=(),
+        sizes=tuple(int(size) for size in sizes),
+        counts=counts,
+    )
+    output_padding = node.output_padding or [0] * n
+    rows = zip(counts, strides, fixed.spans, output_padding, sizes, strict=True)
     totals = [max(s * (o - 1) + extra + span - size, 0) for o, s, span, extra, size in rows]
     # SAME_UPPER puts the larger half last; otherwise, also without auto_pad, it is first.
-    pads = tuple(halves(t, node.auto_pad != "SAME_UPPER") for t in totals)
-    return attrs.evolve(found, pads=pads, sizes=tuple(int(s) for s in sizes))
+    return attrs.evolve(fixed, pads=tuple(halves(t, node.auto_pad != "SAME_UPPER") for t in totals))
 
 
 def kernel_gradient(
@@ -145,26 +150,21 @@ def kernel_gradient(
 ) -> Tensor:
     """dW[m, c, κ] = Σ over n and windows o of g[n, m, o] · x[n, c, o·stride + κ·dilation − begin].
 
-    Channels c and m are those of one group.
+    The channels c and m belong to one group.
     """
-    sizes = None if weight.shape is None else known(weight.shape)
+    sizes = known_sizes(weight)
     if sizes is None or at.kernel is None:
         return _swapped(op, x, g, weight, at, group)
-    channels, taps = sizes[1], flat(at.kernel)
+    channels, taps = sizes[1], math.prod(at.kernel)
     if channels == 1 and sizes[0] == group > 1:
-        found = by_rows(op, x, g, weight, at, group)
-        if found is not None:
-            return found
-    elements = None
-    if at.counts is not None and g.shape is not None and isinstance(g.shape[0], int):
-        elements = channels * group * taps * g.shape[0] * flat(at.counts)
-    if (
-        group == 1
-        and taps > 1
-        and elements is not None
-        and elements < _TINY
-        and at.pads is not None
-    ):
+        rows = by_rows(op, x, g, weight, at, group)
+        if rows is not None:
+            return rows
+    elements, samples = None, known_size(g, 0)
+    if at.counts is not None and samples is not None:
+        elements = channels * group * taps * samples * math.prod(at.counts)
+    tiny = elements is not None and elements < _TINY
+    if group == 1 and taps > 1 and tiny and at.pads is not None:
         return _swapped(op, x, g, weight, at, group)
     dense = set(at.strides) == {1} and (elements is None or elements >= _LARGE)
     n = len(at.kernel)
@@ -178,12 +178,10 @@ def kernel_gradient(
         ]
         if taps == 1:
             return reshape_like(op, parts[0], weight)
-        together = op.Concat(*parts, axis=-1)
-        apart = op.Reshape(together, op.constant([group, sizes[0] // group, taps, channels]))
-        return reshape_like(op, op.Transpose(apart, perm=[0, 1, 3, 2]), weight)
-    columns = [
-        op.Reshape(p, op.constant([channels * group, 1, -1])) for p in slices(op, moved, bare)
-    ]
+        products = op.Concat(*parts, axis=-1)
+        by_tap = op.Reshape(products, [group, sizes[0] // group, taps, channels])
+        return reshape_like(op, op.Transpose(by_tap, perm=[0, 1, 3, 2]), weight)
+    columns = [op.Reshape(p, [channels * group, 1, -1]) for p in slices(op, moved, bare)]
     side_by_side = op.Concat(*columns, axis=1)
     return reshape_like(
         op, _product(op, left, side_by_side, sizes[0], channels * taps, group), weight
@@ -191,34 +189,24 @@ def kernel_gradient(
 
 
 def _product(op: Ops, left: Tensor, right: Tensor, rows: int, columns: int, group: int) -> Tensor:
-    """[(group,) rows of a group, columns]: the sum over all samples and windows of left · right."""
+    """[(group,) rows of a group, columns]: left · right summed over all samples and windows."""
     if group == 1:
-        a, b = (
-            op.Reshape(left, op.constant([rows, -1])),
-            op.Reshape(right, op.constant([columns, -1])),
-        )
-        return op.Gemm(a, b, transB=1)
-    a = op.Reshape(left, op.constant([group, rows // group, -1]))
-    b = op.Reshape(right, op.constant([group, columns, -1]))
+        return op.Gemm(op.Reshape(left, [rows, -1]), op.Reshape(right, [columns, -1]), transB=1)
+    a = op.Reshape(left, [group, rows // group, -1])
+    b = op.Reshape(right, [group, columns, -1])
     return op.MatMul(a, op.Transpose(b, perm=[0, 2, 1]))
 
 
 def _swapped(op: Ops, x: Tensor, g: Tensor, weight: Tensor, at: Windows, group: int) -> Tensor:
-    """One convolution of X by dY with samples as channels, strides and dilations swapped."""
+    """One convolution of X with dY: samples are channels, strides and dilations are exchanged."""
     n = len(at.strides)
     front = [1, 0, *range(2, 2 + n)]
     moved = op.Transpose(padded(op, x, g, at) if at.pads is None else x, perm=front)
     if group > 1:
         parts: Any = {"num_outputs": group} if op.opset >= 18 else {}
         moved = op.Concat(*op("Split", moved, axis=0, outputs=group, **parts), axis=1)
-    settings: dict[str, Any] = {
-        "strides": list(at.dilations),
-        "dilations": list(at.strides),
-        "group": group,
-    }
-    if at.pads is not None and any(map(any, at.pads)):
-        settings["pads"] = [pad[side] for side in (0, 1) for pad in at.pads]
-    every = op.Conv(moved, op.Transpose(g, perm=front), **settings)
+    swapped: dict[str, Any] = {"strides": list(at.dilations), "dilations": list(at.strides)}
+    every = op.Conv(moved, op.Transpose(g, perm=front), **swapped, pads=at.padding, group=group)
     axes = list(at.axes)
     ends = at.kernel if at.kernel is not None else op.Slice(dims(op, weight), [2], [END])
     if at.sizes is None or set(at.strides) != {1}:

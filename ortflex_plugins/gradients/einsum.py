@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import attrs
-import onnx
 
 from ortflex_core.autodiff import Gradient, NodeView, Rules, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, count_to, size_of
 
 RULES = Rules()
 
 
 @attrs.frozen
 class Equation:
-    """Subscripts with a letter for every axis, the axes of an ellipsis included."""
+    """Subscripts with a letter for every axis, also for the axes of an ellipsis."""
 
     operands: tuple[str, ...]
     result: str
 
     @classmethod
     def parse(cls, text: str, ranks: Sequence[int]) -> Equation:
-        """Read the operator's attribute; operands' axes under ``…`` are aligned at their ends.
+        """Read the operator's attribute; the axes under ``…`` of different operands end at the same axis.
 
         >>> Equation.parse("...ij, jk", [3, 2])
         Equation(operands=('Aij', 'jk'), result='Aik')
         """
         left, arrow, right = text.replace(" ", "").partition("->")
         terms = left.split(",")
-        # An ellipsis stands for as many axes as the operand has beyond its letters.
+        # An ellipsis stands for the axes of the operand that have no letters.
         widths = [
             rank - len(t.replace("...", "")) if "..." in t else 0
             for t, rank in zip(terms, ranks, strict=True)
@@ -59,49 +58,34 @@ def _einsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         raise NoGradientRule("with operands of unknown rank")
     equation = Equation.parse(node.equation, ranks)
     whole = full(op, g, node.outputs[0])
-
-    def to(k: int) -> Callable[[], Tensor]:
-        return partial(_operand, op, node, equation, whole, k)
-
-    return [to(k) for k in range(len(node.inputs))]
+    return [partial(_operand, op, node, equation, whole, k) for k in range(len(node.inputs))]
 
 
 def _operand(op: Ops, node: NodeView, equation: Equation, g: Tensor, k: int) -> Tensor:
-    """The cotangent and the other operands, summed over what operand ``k`` does not have."""
-    x, mine = node.inputs[k], equation.operands[k]
+    """The cotangent times the other operands, summed over the letters that operand ``k`` does not have."""
+    x, own = node.inputs[k], equation.operands[k]
     others = [t for j, t in enumerate(equation.operands) if j != k]
     tensors = [t for j, t in enumerate(node.inputs) if j != k]
     known = set(equation.result).union(*others)
-    letters = "".join(dict.fromkeys(mine))
+    letters = "".join(dict.fromkeys(own))
     subscripts = "".join(c for c in letters if c in known)
     text = ",".join([equation.result, *others]) + "->" + subscripts
     out: Tensor = g
     if text != f"{equation.result}->{subscripts}" or subscripts != equation.result:
         out = op.Einsum(g, *tensors, equation=text)
-    # A letter of this input alone was summed: every element along it has the same gradient.
-    seen: set[str] = set()
-    inserted = []
-    for axis, letter in enumerate(mine):
-        if letter in seen or letter not in subscripts:
-            inserted.append(axis)
-        seen.add(letter)
-    if inserted:
+    # The operator sums over a letter of this input alone: all elements along it have one gradient.
+    repeated = [axis for axis, letter in enumerate(own) if own.index(letter) != axis]
+    summed = [axis for axis, letter in enumerate(own) if letter not in subscripts]
+    if inserted := sorted({*repeated, *summed}):
         out = op.Unsqueeze(out, axes=inserted)
-    for axis, letter in enumerate(mine):
-        if mine.index(letter) != axis:
-            out = out * _diagonal(op, x, mine.index(letter), axis)
+    for axis in repeated:
+        out = out * _diagonal(op, x, own.index(own[axis]), axis)
     return out
 
 
 def _diagonal(op: Ops, x: Tensor, first: int, second: int) -> Tensor:
     """Ones where the indices along two axes are equal, zeros elsewhere."""
-    size = None if x.shape is None else x.shape[first]
-    if isinstance(size, int):
-        places = op.constant(list(range(size)), onnx.TensorProto.INT64)
-    else:
-        length = op.Gather(op.Shape(x), op.constant(first), axis=0)
-        places = op.Range(op.constant(0), length, op.constant(1))
-    assert x.rank is not None
+    places = count_to(op, size_of(op, x, first))
 
     def along(axis: int) -> Tensor:
         return op.Unsqueeze(places, axes=[k for k in range(x.rank or 0) if k != axis])

@@ -14,11 +14,11 @@ from onnx import TensorProto
 
 from ortflex_core.autodiff import Gradient, NodeView, Rules, passed
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, known_sizes
 
 RULES = Rules()
 
-# Elements from which five operators that do not branch are quicker than Where.
+# From this number of elements on, five operators that do not branch are faster than Where.
 _LARGE = 1 << 14
 
 RULES.not_differentiable(
@@ -26,7 +26,9 @@ RULES.not_differentiable(
     *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor"),
     *("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "EyeLike"),
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("Bernoulli", "Multinomial"),
+    *("Bernoulli", "Multinomial", "BitCast", "Constant"),
+    *("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"),
+    *("SequenceLength", "SequenceEmpty", "OptionalHasElement"),
 )
 
 Unary = Callable[[Ops, NodeView, Tensor, Tensor, Tensor], Tensor]
@@ -54,7 +56,7 @@ _UNARY: Mapping[str, Unary] = {
     "Atanh": lambda op, n, g, x, y: g / (1 - x * x),
     "Sigmoid": lambda op, n, g, x, y: g * (y * (1 - y)),
     "HardSigmoid": lambda op, n, g, x, y: op.Where(op.And(y > 0, y < 1), n.alpha * g, 0.0),
-    # y is never negative, so its sign is the mask: 0 at 0, as torch has it.
+    # y is never negative, so its sign is the mask; it is 0 at 0, as in torch.
     "Relu": lambda op, n, g, x, y: g * op.Sign(y),
     "LeakyRelu": lambda op, n, g, x, y: g * op.Where(x > 0, _one(op, x), n.alpha),
     "ThresholdedRelu": lambda op, n, g, x, y: op.Where(x > n.alpha, g, 0.0),
@@ -63,7 +65,9 @@ _UNARY: Mapping[str, Unary] = {
     "Celu": lambda op, n, g, x, y: g * op.Exp(op.Min(x, 0.0) / n.alpha),
     "Softplus": lambda op, n, g, x, y: g * op.Sigmoid(x),
     "Softsign": lambda op, n, g, x, y: g * _square(op.Reciprocal(1 + op.Abs(x))),
+    "Shrink": lambda op, n, g, x, y: op.Where(op.Abs(x) > n.lambd, g, 0.0),
     "HardSwish": lambda op, n, g, x, y: g * _hard_swish(op, x),
+    "Swish": lambda op, n, g, x, y: g * _swish(op, n.alpha, x, y),
     "Mish": lambda op, n, g, x, y: g * _mish(op, x),
     "Gelu": lambda op, n, g, x, y: g * (_gelu_tanh if n.approximate == "tanh" else _gelu)(op, x),
 }
@@ -87,15 +91,20 @@ def _hard_swish(op: Ops, x: Tensor) -> Tensor:
     return gate + op.Where(op.Abs(x) < 3, x / 6, 0.0)
 
 
+def _swish(op: Ops, alpha: float, x: Tensor, y: Tensor) -> Tensor:
+    gate = op.Sigmoid(alpha * x)
+    return gate + alpha * (y * (1 - gate))
+
+
 def _mish(op: Ops, x: Tensor) -> Tensor:
     t = op.Tanh(op.Softplus(x))
     return t + x * op.Sigmoid(x) * (1 - t * t)
 
 
 def _gelu(op: Ops, x: Tensor) -> Tensor:
-    below = 0.5 + 0.5 * op.Erf(x * math.sqrt(0.5))
+    probability = 0.5 + 0.5 * op.Erf(x * math.sqrt(0.5))
     density = math.sqrt(0.5 / math.pi) * op.Exp(-0.5 * (x * x))
-    return below + x * density
+    return probability + x * density
 
 
 def _gelu_tanh(op: Ops, x: Tensor) -> Tensor:
@@ -113,8 +122,7 @@ def _passed(op: Ops, g: Tensor, node: NodeView, k: int) -> Callable[[], Tensor]:
 
 def _unary(formula: Unary) -> Callable[..., Sequence[Gradient]]:
     def rule(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-        x = node.inputs[0]
-        return [formula(op, node, g, x, node.outputs[0])]
+        return [formula(op, node, g, node.inputs[0], node.outputs[0])]
 
     return rule
 
@@ -135,8 +143,8 @@ def _sub(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Mean")
 def _mean(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    share = g * (1 / len(node.inputs))
-    return [_passed(op, share, node, k) for k in range(len(node.inputs))]
+    part = g * (1 / len(node.inputs))
+    return [_passed(op, part, node, k) for k in range(len(node.inputs))]
 
 
 @RULES.rule("Mul")
@@ -145,7 +153,7 @@ def _mul(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if x is y:
         return [lambda: (2 * g) * x, None]
     if node.trace.shortcuts is not None and _is_error_of(y, x):
-        # t·(erf(t) + c) at once: the gradient of the second factor also belongs to x.
+        # t·(erf(t) + c) in one step: the second factor depends on x, too.
         return [lambda: g * (y + x * _bell(op, x)), None]
     return [lambda: g * y, lambda: g * x]
 
@@ -175,7 +183,7 @@ def _pow(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _pow_base(op: Ops, g: Tensor, x: Tensor, e: Tensor, y: Tensor) -> Tensor:
-    """The gradient g e x^(e−1), for scalar exponents without Pow where there is a shorter way."""
+    """The gradient g e x^(e−1); some scalar exponents do not need Pow."""
     value = None if e.constant is None or e.constant.size != 1 else e.constant.item()
     if value == 1:
         return g
@@ -190,7 +198,7 @@ def _pow_base(op: Ops, g: Tensor, x: Tensor, e: Tensor, y: Tensor) -> Tensor:
     power = op.Cast(e, to=x.dtype)
     if value is not None and value != 0:
         return (power * g) * op.Pow(x, power - 1)
-    # 0·x^−1 is NaN at 0, but x^0 is constant there too.
+    # 0·x^−1 is NaN at x = 0, but x^0 is constant there, too.
     safe = op.Where(op.Equal(power, 0.0), 1.0, power - 1)
     return (power * g) * op.Pow(x, safe)
 
@@ -204,15 +212,15 @@ def _pow_exponent(op: Ops, node: NodeView, g: Tensor) -> Tensor:
 
 @RULES.rule("Mod")
 def _mod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient by y is −k for x mod y = x − k y, and 0 where the result is not a finite number."""
+    """For x mod y = x − k y the gradient by y is −k; it is 0 where the result is not a finite number."""
     # k = (x − (x − k y)) / y is an integer that is locally constant.
     x, y = node.inputs
     z = node.outputs[0]
 
     def to_divisor() -> Tensor:
         times = op.Round((z - x) / y)
-        # z − z is NaN for NaN and ∞. A NaN here would reach a divisor that other elements share, as
-        # 0 · NaN.
+        # z − z is NaN if z is NaN or ∞. A NaN would reach a divisor that other elements share, because
+        # 0 · NaN is NaN.
         return g * op.Where(op.Equal(z - z, 0.0), times, 0.0)
 
     return [_passed(op, g, node, 0), to_divisor]
@@ -236,7 +244,7 @@ def _extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Clip")
 def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient goes to x inside the bounds and on them, elsewhere to the bound."""
+    """The gradient belongs to x inside the bounds and at them, elsewhere to the bound."""
     y, low, high = node.outputs[0], node.input(1), node.input(2)
     inside = op.Equal(node.inputs[0], y)
 
@@ -252,17 +260,17 @@ def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _kept(op: Ops, g: Tensor, mask: Tensor) -> Tensor:
-    """``g`` where the mask is true, elsewhere 0, also in place of an infinity.
+    """``g`` where the mask is true, elsewhere 0, even if ``g`` is infinite there.
 
-    onnxruntime's Where branches at each element; a product with the mask, or bounds of ±∞ or 0, take
-    a tenth or a seventh of its time.
+    onnxruntime's Where branches at each element. A product with the mask takes a tenth of its time,
+    bounds of ±∞ or 0 a seventh.
     """
-    sizes = g.shape or (None,)
-    large = all(isinstance(d, int) for d in sizes) and np.prod(np.array(sizes, float)) >= _LARGE
+    sizes = known_sizes(g)
+    large = sizes is not None and math.prod(sizes) >= _LARGE
     if g.dtype != TensorProto.FLOAT or not large or g.shape != mask.shape:
         return op.Where(mask, g, 0.0)
     factor = op.Cast(mask, to=g.dtype)
-    if _is_product(g):  # an infinity in it is one of the elements that are kept, too
+    if _is_product(g):  # if it has an infinity, elements that are kept are infinite, too
         return g * factor
     half = factor * float(np.finfo(np.float32).max)
     bound = half + half  # infinity or 0
@@ -270,12 +278,12 @@ def _kept(op: Ops, g: Tensor, mask: Tensor) -> Tensor:
 
 
 def _is_product(g: Tensor) -> bool:
-    """Whether each element is a sum of many products, in whatever order the elements are."""
-    made = g.node
-    while made is not None and made.op_type in ("Reshape", "Transpose") and not made.domain:
-        first = made.inputs[0]
-        made = None if first is None else first.node
-    return made is not None and made.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    """Whether each element is a sum of many products; the order of the elements does not matter."""
+    node = g.node
+    while node is not None and node.op_type in ("Reshape", "Transpose") and not node.domain:
+        first = node.inputs[0]
+        node = None if first is None else first.node
+    return node is not None and node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @RULES.rule("PRelu")
@@ -300,20 +308,20 @@ def _where(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 @RULES.rule("Cast", "CastLike")
 def _cast(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     x = node.inputs[0]
-    if not x.is_float:  # whole numbers that stand for real ones, if they need a gradient at all
+    if not x.is_float:  # only integers that stand for real numbers need a gradient
         return [g if node.needs(0) else None, None]
     return [op.Cast(g, to=x.dtype), None]
 
 
 @RULES.rule("Dropout")
 def _dropout(op: Ops, node: NodeView, g: Tensor, *_: Tensor | None) -> Sequence[Gradient]:
-    """The mask belongs to one run of the graph: forward and backward must share it."""
+    """The mask is drawn in each run of the graph; the forward and the backward pass share it."""
     ratio, training = node.input(1), node.input(2)
     if training is None or (training.constant is not None and not training.constant.any()):
         return [g, None, None]
     if node.needs(1):
         raise NoGradientRule("by its input ratio")
-    kept = op.Cast(node.more_outputs(2)[1], to=g.dtype)
-    share = op.constant(0.5, g.dtype) if ratio is None else op.Cast(ratio, to=g.dtype)
-    scale = op.Reciprocal(1 - share)
-    return [g * kept * op.Where(training, scale, _one(op, scale)), None, None]
+    mask = op.Cast(node.more_outputs(2)[1], to=g.dtype)
+    dropped = op.constant(0.5, g.dtype) if ratio is None else op.Cast(ratio, to=g.dtype)
+    scale = op.Reciprocal(1 - dropped)
+    return [g * mask * op.Where(training, scale, _one(op, scale)), None, None]

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, dims, full, reshape_like
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full, reshape_like
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, dims, known_size, known_sizes, size_vector
 from ortflex_core.types import same_shape
-from ortflex_plugins.gradients._windows import FLOAT, flat, known
 
 RULES = Rules()
 
+RULES.not_differentiable("ImageDecoder", "NonMaxSuppression")
+
+_FLOAT = onnx.TensorProto.FLOAT
 _KEPT = (
     *("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside"),
     *("mode", "nearest_mode"),
 )
 _BY_SCALE = ("half_pixel", "asymmetric")
-"""Modes in which places follow from the scale alone, not from the sizes."""
+"""Modes in which places depend on the scale alone, not on the sizes."""
 _REPEATS = {
     ("asymmetric", "floor"),
     *(
@@ -30,14 +33,15 @@ _REPEATS = {
         for rounded in ("round_prefer_floor", "round_prefer_ceil")
     ),
 }
-"""With these modes nearest neighbours repeat each element if the scale is an integer."""
+"""With these modes and an integer scale, nearest neighbours repeat each element."""
 
 
 @RULES.rule("Resize", since=11)
 def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Every axis is a product with a matrix, and Resize of the identity is that matrix.
+    """Along each axis, Resize is a product with a matrix, which is the Resize of the identity.
 
-    Regions and scales change the interpolation weights. Nearest neighbours change in jumps only.
+    Regions and scales have no gradient rule: they change the weights of the interpolation. With nearest
+    neighbours, their gradient is 0.
     """
     x, y = node.inputs[0], node.outputs[0]
     for index, name in ((1, "roi"), (2, "scales")):
@@ -51,20 +55,20 @@ def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     factors = _repeats(node)
     if factors is not None:
         mean = op.AveragePool(whole, kernel_shape=factors, strides=factors)
-        return [mean * float(flat(factors)), None, None, None]
+        return [mean * float(math.prod(factors)), None, None, None]
     for axis in _resized(node):
         whole = _along(op, whole, _matrix(op, node, axis), axis)
     return [whole, None, None, None]
 
 
 def _stays(node: NodeView) -> bool:
-    """Whether no size changes: onnxruntime then copies, whatever the scales."""
-    x, y = node.inputs[0], node.outputs[0]
-    sizes = None if x.shape is None or y.shape is None else known(x.shape)
-    return sizes is not None and sizes == known(y.shape)
+    """Whether no size changes: onnxruntime then copies the elements, for all scales."""
+    sizes = known_sizes(node.inputs[0])
+    return sizes is not None and sizes == known_sizes(node.outputs[0])
 
 
 def _crops(node: NodeView) -> bool:
+    """Whether a region of the image is resized."""
     crops = node.coordinate_transformation_mode == "tf_crop_and_resize"
     return crops and _given(node, 1) is not None
 
@@ -81,15 +85,15 @@ def _given(node: NodeView, index: int) -> Tensor | None:
 
 
 def _repeats(node: NodeView) -> list[int] | None:
-    """How often each spatial element is repeated, if that is all that happens."""
+    """How often each spatial element is repeated, if Resize only repeats elements."""
     x, y = node.inputs[0], node.outputs[0]
-    how = (node.coordinate_transformation_mode, node.nearest_mode)
-    if x.shape is None or y.shape is None:
+    modes = (node.coordinate_transformation_mode, node.nearest_mode)
+    if node.mode != "nearest" or modes not in _REPEATS or x.dtype != _FLOAT:
         return None
-    if node.mode != "nearest" or how not in _REPEATS or x.dtype != FLOAT or x.rank not in (3, 4, 5):
+    before, after, scales = known_sizes(x, 2), known_sizes(y, 2), _given(node, 2)
+    if before is None or after is None or y.shape is None:
         return None
-    before, after, scales = known(x.shape[2:]), known(y.shape[2:]), _given(node, 2)
-    if before is None or after is None or not same_shape(x.shape[:2], y.shape[:2]):
+    if x.rank not in (3, 4, 5) or not same_shape(x.shape[:2], y.shape[:2]):
         return None
     if 0 in before or any(m % n for n, m in zip(before, after, strict=True)):
         return None
@@ -105,7 +109,7 @@ def _repeats(node: NodeView) -> list[int] | None:
 
 
 def _resized(node: NodeView) -> list[int]:
-    """The axes that may change, from what is known while the graph is built."""
+    """The axes whose elements may change, according to what is known while the graph is built."""
     x, y = node.inputs[0], node.outputs[0]
     scales, crops = _given(node, 2), _crops(node)
     axes = []
@@ -122,6 +126,7 @@ def _resized(node: NodeView) -> list[int]:
 
 
 def _cropped(node: NodeView, k: int) -> bool:
+    """Whether the region may be smaller than the image along the k-th resized axis."""
     roi = _given(node, 1)
     if roi is None:
         return False
@@ -130,128 +135,117 @@ def _cropped(node: NodeView, k: int) -> bool:
 
 
 def _kept_aspect(node: NodeView) -> bool:
-    """Whether one scale for all axes is derived from sizes that do not fit it, if that is known."""
+    """Whether all axes have a common scale, which may give other sizes than the node requests."""
     policy, sizes = node.keep_aspect_ratio_policy, _given(node, 3)
     if policy in (None, "stretch") or sizes is None:
         return False
-    axes = _axes(node)
-    before = known(tuple(node.inputs[0].shape[a] for a in axes))
-    if before is not None and sizes.constant is not None:
+    before = [node.inputs[0].shape[axis] for axis in _axes(node)]
+    if all(isinstance(n, int) for n in before) and sizes.constant is not None:
         ratios = sizes.constant / np.array(before)
         scale = ratios.min() if policy == "not_larger" else ratios.max()
         if all(float(n * scale).is_integer() for n in before):
             return False
-    if (
-        node.antialias
-        or node.exclude_outside
-        or node.coordinate_transformation_mode not in _BY_SCALE
-    ):
+    by_scale = node.coordinate_transformation_mode in _BY_SCALE
+    if node.antialias or node.exclude_outside or not by_scale:
         raise NoGradientRule(
             f"with keep_aspect_ratio_policy={policy!r} and sizes that do not fit it"
         )
     return True
 
 
+def _unit(op: Ops, x: Tensor, axis: int) -> Tensor:
+    """The identity with a row for each element along an axis, in float32."""
+    count = size_vector(op, x, axis)
+    if count.constant is not None:
+        return op.constant(np.eye(int(count.constant[0]), dtype=np.float32))
+    return op.EyeLike(op.Expand(op.constant(0.0), op.Concat(count, count, axis=0)))
+
+
+def _resized_rows(op: Ops, node: NodeView, unit: Tensor, **settings: Any) -> Tensor:
+    """A matrix whose rows are resized as the node resizes an axis."""
+    x = node.inputs[0]
+    front = list(range(x.rank - 2))  # Resize has kernels for some ranks only: use that of the node
+    image = op.Cast(unit, to=x.dtype)
+    image = op.Unsqueeze(image, axes=front) if front else image
+    rows = op.Resize(image, **settings, **node.settings(*_KEPT))
+    return op.Squeeze(rows, axes=front) if front else rows
+
+
+def _after_ones(op: Ops, scale: Tensor, count: int) -> Tensor:
+    """The scales of ``count`` axes that stay, and of the last axis."""
+    return op.Concat(op.constant(np.ones(count, np.float32)), scale, axis=0)
+
+
 def _matrix_of_scale(op: Ops, node: NodeView, axis: int) -> Tensor:
     """The matrix of an axis whose new size is rounded from the common scale.
 
     Scales alone round down, so the last element is repeated after the end, where reads are clamped
-    anyway, and the surplus is cut off.
+    anyway, and the surplus is removed.
     """
-    x, rank = node.inputs[0], max(2, node.inputs[0].rank)
-    axes = op.constant(_axes(node))
-    before = op.Cast(op.Gather(dims(op, x), axes), to=FLOAT)
-    ratios = op.Cast(node.input(3), to=FLOAT) / before
+    x = node.inputs[0]
+    before = op.Cast(op.Gather(dims(op, x), _axes(node)), to=_FLOAT)
+    ratios = op.Cast(node.input(3), to=_FLOAT) / before
     reduce = op.ReduceMin if node.keep_aspect_ratio_policy == "not_larger" else op.ReduceMax
-    scale = op.Reshape(reduce(ratios, keepdims=0), op.constant([1]))
-    count = _sizes(op, x, axis)
-    unit = op.EyeLike(op.Expand(op.constant(0.0), op.Concat(count, count, axis=0)))
+    scale = op.Reshape(reduce(ratios, keepdims=0), [1])
     surplus = op.Cast(op.Ceil(op.Reciprocal(scale)), to=onnx.TensorProto.INT64) + 2
     pads = op.Concat(op.constant([0, 0, 0]), surplus, axis=0)
-    unit = op.Cast(op.Pad(unit, pads, mode="edge"), to=x.dtype)
-    if rank > 2:
-        unit = op.Unsqueeze(unit, axes=list(range(rank - 2)))
-    scales = op.Concat(op.constant(np.ones(rank - 1, np.float32)), scale, axis=0)
-    settings: dict[str, Any] = {name: getattr(node, name) for name in _KEPT}
-    rows = op.Resize(unit, scales=scales, **settings)
-    rows = op.Slice(rows, op.constant([0]), _sizes(op, node.outputs[0], axis), op.constant([-1]))
-    return op.Squeeze(rows, axes=list(range(rank - 2))) if rank > 2 else rows
+    unit = op.Pad(_unit(op, x, axis), pads, mode="edge")
+    rows = _resized_rows(op, node, unit, scales=_after_ones(op, scale, max(1, x.rank - 1)))
+    return op.Slice(rows, [0], size_vector(op, node.outputs[0], axis), [-1])
 
 
 def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
-    """[n, m]: how much of each of n elements goes into each of m."""
+    """[n, m]: the weight of each of n elements in each of m elements of the output."""
     x, y = node.inputs[0], node.outputs[0]
     rank, k = max(2, x.rank), _axes(node).index(axis)
-    size = x.shape[axis]
     scales = _given(node, 2)
     if _kept_aspect(node):
         return _matrix_of_scale(op, node, axis)
     if scales is not None and _may_stay(node, k, axis):
-        return _matrix_beside(op, node, k, axis)
-    before = op.constant([size]) if isinstance(size, int) else _sizes(op, x, axis)
-    if isinstance(size, int):
-        unit = op.constant(np.eye(size, dtype=np.float32).reshape([1] * (rank - 2) + [size] * 2))
-    else:
-        shape = op.Concat(before, before, axis=0)
-        unit = op.EyeLike(op.Expand(op.constant(0.0), shape))
-        unit = op.Unsqueeze(unit, axes=list(range(rank - 2))) if rank > 2 else unit
-    unit = op.Cast(unit, to=x.dtype)
-    settings: dict[str, Any] = {name: getattr(node, name) for name in _KEPT}
-    if _crops(node):
-        settings["roi"] = _region(op, node, k, rank)
+        return _matrix_next_to(op, node, k, axis)
+    settings: dict[str, Any] = {"roi": _region(op, node, k, rank)} if _crops(node) else {}
     if scales is not None:
-        scale = op.Gather(scales, op.constant([k]))
-        settings["scales"] = op.Concat(op.constant(np.ones(rank - 1, np.float32)), scale, axis=0)
+        settings["scales"] = _after_ones(op, op.Gather(scales, [k]), rank - 1)
     else:
-        first = [op.constant([1] * (rank - 2))] if rank > 2 else []
-        settings["sizes"] = op.Concat(*first, before, _sizes(op, y, axis), axis=0)
-    matrix = op.Resize(unit, **settings)
-    return op.Squeeze(matrix, axes=list(range(rank - 2))) if rank > 2 else matrix
+        ones = [op.constant([1] * (rank - 2))] if rank > 2 else []
+        settings["sizes"] = op.Concat(
+            *ones, size_vector(op, x, axis), size_vector(op, y, axis), axis=0
+        )
+    return _resized_rows(op, node, _unit(op, x, axis), **settings)
 
 
 def _region(op: Ops, node: NodeView, k: int, rank: int) -> Tensor:
     """The region along the last of ``rank`` axes."""
     roi, half = node.inputs[1], len(_axes(node))
-    ends = [op.Cast(op.Gather(roi, op.constant([j])), to=FLOAT) for j in (k, k + half)]
-    none = [op.constant(np.full(rank - 1, v, np.float32)) for v in (0, 1)]
-    return op.Concat(none[0], ends[0], none[1], ends[1], axis=0)
+    start, end = (op.Cast(op.Gather(roi, [j]), to=_FLOAT) for j in (k, k + half))
+    zeros, ones = (op.constant(np.full(rank - 1, v, np.float32)) for v in (0, 1))
+    return op.Concat(zeros, start, ones, end, axis=0)
 
 
 def _may_stay(node: NodeView, k: int, axis: int) -> bool:
-    """Whether an axis can keep its size although its scale is not 1, as 3 times 1.2 does."""
-    x, y, scales = node.inputs[0], node.outputs[0], node.inputs[2]
-    size = x.shape[axis]
-    if isinstance(size, int) and y.shape is not None and isinstance(y.shape[axis], int):
-        return bool(y.shape[axis] == size)
+    """Whether an axis may keep its size although its scale is not 1, as 3 times 1.2 does."""
+    before, after = known_size(node.inputs[0], axis), known_size(node.outputs[0], axis)
+    if before is not None and after is not None:
+        return before == after
+    scales = node.inputs[2]
     return scales.constant is None or 1 < float(scales.constant[k]) < 2
 
 
-def _matrix_beside(op: Ops, node: NodeView, k: int, axis: int) -> Tensor:
-    """The matrix of an axis next to one that grows: onnxruntime copies if no axis grows."""
+def _matrix_next_to(op: Ops, node: NodeView, k: int, axis: int) -> Tensor:
+    """The matrix of an axis, computed next to an axis that grows: onnxruntime copies if no axis grows."""
     x, y, scales = node.inputs[0], node.outputs[0], node.inputs[2]
-    count = _sizes(op, x, axis)
-    unit = op.Cast(
-        op.EyeLike(op.Expand(op.constant(0.0), op.Concat(count, count, axis=0))), to=x.dtype
-    )
-    settings: dict[str, Any] = {name: getattr(node, name) for name in _KEPT}
+    settings = node.settings(*_KEPT)
     if _crops(node):
         settings["roi"] = _region(op, node, k, 4)
-    factors = op.Concat(
-        op.constant(np.array([1, 1, 2], np.float32)), op.Gather(scales, op.constant([k])), axis=0
-    )
-    rows = op.Resize(op.Unsqueeze(unit, axes=[1, 2]), scales=factors, **settings)
-    matrix = op.Squeeze(op.Gather(rows, op.constant(0), axis=2), axes=[1])
-    if known(x.shape) is not None and y.shape is not None and known(y.shape) is not None:
+    growing = op.constant(np.array([1, 1, 2], np.float32))
+    settings["scales"] = op.Concat(growing, op.Gather(scales, [k]), axis=0)
+    unit = op.Cast(_unit(op, x, axis), to=x.dtype)
+    rows = op.Resize(op.Unsqueeze(unit, axes=[1, 2]), **settings)
+    matrix = op.Squeeze(op.Gather(rows, 0, axis=2), axes=[1])
+    if known_sizes(x) is not None and known_sizes(y) is not None:
         return matrix
     same = op.Equal(op.ReduceMax(op.Abs(dims(op, x) - dims(op, y)), keepdims=0), 0)
     return op.Where(same, op.EyeLike(matrix), matrix)
-
-
-def _sizes(op: Ops, x: Tensor, axis: int) -> Tensor:
-    size = None if x.shape is None else x.shape[axis]
-    if isinstance(size, int):
-        return op.constant([size])
-    return op.Gather(op.Shape(x), op.constant([axis]))
 
 
 def _along(op: Ops, g: Tensor, matrix: Tensor, axis: int) -> Tensor:
@@ -274,16 +268,13 @@ def _depth_to_space(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     blocks = op.SpaceToDepth(full(op, g, node.outputs[0]), blocksize=block)
     if node.mode != "CRD":
         return [blocks]
-    # SpaceToDepth puts the blocks before the channels, this mode after them; one axis does for
-    # height and width.
-    channels = None if blocks.shape is None else blocks.shape[1]
-    if isinstance(channels, int):
-        parts = op.constant([0, block * block, channels // (block * block), -1])
-    else:
-        sizes = op.Slice(dims(op, x), [1], [2]) / (block * block)
-        parts = op.Concat(op.constant([0, block * block]), sizes, op.constant([-1]), axis=0)
-    turned = op.Transpose(op.Reshape(blocks, parts), perm=[0, 2, 1, 3])
-    return [reshape_like(op, turned, x)]
+    # SpaceToDepth puts the blocks before the channels, this mode puts them after; height and width are
+    # one axis.
+    count = block * block
+    channels = size_vector(op, x, 1) / count
+    shape = op.Concat(op.constant([0, count]), channels, op.constant([-1]), axis=0)
+    exchanged = op.Transpose(op.Reshape(blocks, shape), perm=[0, 2, 1, 3])
+    return [reshape_like(op, exchanged, x)]
 
 
 @RULES.rule("SpaceToDepth")
@@ -293,32 +284,31 @@ def _space_to_depth(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("CenterCropPad")
 def _center_crop_pad(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Cropped elements come back as zeros, and padding is cropped, at the same places."""
+    """The operator with the input's sizes: cropped elements become zeros, and padding is cropped."""
     x = node.inputs[0]
     target = dims(op, x)
     if node.axes is not None:
-        target = op.Gather(target, op.constant(list(node.axes)))
+        target = op.Gather(target, list(node.axes))
     back = op.CenterCropPad(full(op, g, node.outputs[0]), target, axes=node.axes)
     return [reshape_like(op, back, x), None]
 
 
 @RULES.rule("Col2Im")
 def _col2im(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The columns of the cotangent: a convolution with every unit kernel."""
+    """The columns of the cotangent: a convolution with all unit kernels."""
     x, image, block = node.inputs
     y = node.outputs[0]
     if block.constant is not None:
         kernel = [int(k) for k in block.constant]
-        units = op.constant(np.eye(flat(kernel)).reshape(-1, 1, *kernel), x.dtype)
+        units = op.constant(np.eye(math.prod(kernel)).reshape(-1, 1, *kernel), x.dtype)
     else:
         taps = op.ReduceProd(block, keepdims=1)
         square = op.EyeLike(op.Expand(op.constant(0.0), op.Concat(taps, taps, axis=0)))
         shape = op.Concat(op.constant([-1, 1]), block, axis=0)
         units = op.Reshape(op.Cast(square, to=x.dtype), shape)
-    alone = op.Concat(op.constant([-1, 1]), image, axis=0)
-    whole = full(op, g, y)
-    sizes = None if y.shape is None else known(y.shape[2:])
-    target = op.constant([-1, 1, *sizes]) if sizes is not None else alone
-    settings = {"pads": node.pads, "strides": node.strides, "dilations": node.dilations}
+    whole, sizes = full(op, g, y), known_sizes(y, 2)
+    spatial = image if sizes is None else op.constant(sizes)
+    target = op.Concat(op.constant([-1, 1]), spatial, axis=0)
+    settings = node.settings("pads", "strides", "dilations")
     columns = op.Conv(op.Reshape(whole, target), units, **settings)
     return [reshape_like(op, columns, x), None, None]

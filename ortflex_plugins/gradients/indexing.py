@@ -1,7 +1,7 @@
-"""Gradient rules of the operators that read or write at given places.
+"""Gradient rules of the operators that read or write elements at given places.
 
-A place that is read twice gets the sum of both cotangents: ScatterND and ScatterElements do
-that from opset 16 on, :func:`~ortflex_core.autodiff.put_back` everywhere.
+A place that is read twice gets the sum of both cotangents: ScatterND and ScatterElements compute
+it from opset 16 on, :func:`~ortflex_core.autodiff.put_back` in every opset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ortflex_core.autodiff import (
     put_back,
     zeros_like,
 )
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.graph import Ops, Tensor, count_to, dims, size_of
 
 RULES = Rules()
 
@@ -36,12 +37,10 @@ def _gather(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         moved = op.Gather(positions(op, x), index, axis=node.axis)
         return [put_back(op, whole, moved, x), None]
     axis = node.axis % x.rank
-    if index.dtype != TensorProto.INT64:  # which ScatterND requires
-        index = op.Cast(index, to=TensorProto.INT64)
-    places = op.Unsqueeze(index, axes=[-1])
+    places = op.Unsqueeze(op.Cast(index, to=TensorProto.INT64), axes=[-1])
     if axis == 0:
         return [op.ScatterND(zeros_like(op, x), places, whole, reduction="add"), None]
-    # ScatterND writes along the first axes: bring the gathered one there and back.
+    # ScatterND writes along the first axes, so the gathered axis becomes the first one and returns.
     order = [axis, *(k for k in range(x.rank) if k != axis)]
     zeros = op.Transpose(zeros_like(op, x), perm=order)
     read = range(axis, axis + index.rank)
@@ -73,7 +72,7 @@ def _gather_nd(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("ScatterElements", "ScatterND")
 def _scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Without a reduction, places that are written twice have no defined value, and no gradient."""
+    """Without a reduction, a place that is written twice has no defined value and no gradient."""
     data, _, updates = node.inputs
     y, reduction = node.outputs[0], node.reduction or "none"
     if reduction == "mul":
@@ -106,16 +105,16 @@ def _read(op: Ops, node: NodeView, data: Tensor) -> Tensor:
 
 
 def _scatter_product(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient of a factor is the product of the others, which is right with zeros, too."""
+    """The gradient of a factor is the product of the others; it is right if some of them are 0."""
     data, _, updates = node.inputs
     zero = op.Equal(updates, 0.0)
     nonzero = op.Where(zero, 1.0, updates)
 
     def to_updates() -> Tensor:
-        mine = op.Cast(zero, to=g.dtype)
-        zeros = _read(op, node, _written(op, node, zeros_like(op, data), mine, "add"))
+        own_zero = op.Cast(zero, to=g.dtype)
+        zeros = _read(op, node, _written(op, node, zeros_like(op, data), own_zero, "add"))
         others = _read(op, node, g * _written(op, node, data, nonzero, "mul")) / nonzero
-        return op.Where(op.Equal(zeros, mine), others, 0.0)
+        return op.Where(op.Equal(zeros, own_zero), others, 0.0)
 
     def to_data() -> Tensor:
         ones = full(op, op.constant(1.0, g.dtype), data)
@@ -136,7 +135,7 @@ def _scatter_extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("OneHot")
 def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient of the on-value is the sum over the ones, that of the off-value over the rest."""
+    """The gradient of the on-value is the sum over its places; all other places give the off-value's."""
     index, depth = node.inputs[:2]
     whole = full(op, g, node.outputs[0])
 
@@ -151,12 +150,12 @@ def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Range")
 def _range(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Element k is start + k·delta; the limit only gives their number."""
+    """Element k is start + k·delta; the limit decides only how many elements there are."""
     whole = full(op, g, node.outputs[0])
 
     def to_delta() -> Tensor:
-        steps = op.Range(op.constant(0), op.Size(whole), op.constant(1))
-        return op.ReduceSum(whole * op.Cast(steps, to=g.dtype), keepdims=0)
+        steps = op.Cast(count_to(op, op.Size(whole)), to=g.dtype)
+        return op.ReduceSum(whole * steps, keepdims=0)
 
     return [lambda: op.ReduceSum(whole, keepdims=0), None, to_delta]
 
@@ -166,3 +165,50 @@ def _top_k(op: Ops, node: NodeView, g: Tensor, _: Tensor | None) -> Sequence[Gra
     values, index = node.outputs
     zeros = zeros_like(op, node.inputs[0])
     return [op.ScatterElements(zeros, index, full(op, g, values), axis=node.axis), None]
+
+
+@RULES.rule("Compress")
+def _compress(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, condition = node.inputs
+    moved = op.Compress(positions(op, x), condition, axis=node.axis)
+    return [put_back(op, full(op, g, node.outputs[0]), moved, x, repeated=False), None]
+
+
+@RULES.rule("Unique")
+def _unique(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
+    """Of equal elements the first one has the whole gradient: the output contains this one."""
+    if g is None:
+        return [None]
+    x, first = node.inputs[0], node.more_outputs(2)[1]
+    places = positions(op, x)
+    if node.axis is None:
+        places = op.Reshape(places, [-1])
+    moved = op.Gather(places, first, axis=node.axis or 0)
+    return [put_back(op, full(op, g, node.outputs[0]), moved, x, repeated=False)]
+
+
+@RULES.rule("TensorScatter")
+def _tensor_scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The places that were written belong to the update, all others to the cache."""
+    cache, update, starts = node.inputs[0], node.inputs[1], node.input(2)
+    whole = full(op, g, node.outputs[0])
+    rank = update.rank
+    if rank is None:
+        raise NoGradientRule("with an update of unknown rank")
+    axis = node.axis % rank
+
+    def to_update() -> Tensor:
+        places = count_to(op, size_of(op, update, axis))
+        places = op.Unsqueeze(places, axes=[k for k in range(rank) if k != axis])
+        if starts is not None:
+            begin = op.Cast(starts, to=TensorProto.INT64)
+            places = places + op.Unsqueeze(begin, axes=list(range(1, rank)))
+        if node.mode == "circular":
+            places = op.Mod(places, size_of(op, cache, axis))
+        return op.GatherElements(whole, op.Expand(places, dims(op, update)), axis=axis)
+
+    def to_cache() -> Tensor:
+        zeros = zeros_like(op, update)
+        return op.TensorScatter(whole, zeros, starts, axis=node.axis, mode=node.mode)
+
+    return [to_cache, to_update, None]

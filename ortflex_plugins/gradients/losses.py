@@ -1,24 +1,20 @@
-"""Gradient rules of the losses that the standard has as operators."""
+"""Gradient rules of the losses that are operators of the standard."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx
-
 from ortflex_core.autodiff import Gradient, NodeView, Rules, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, count_to, known_size, size_of
 
 RULES = Rules()
 
-_INT64 = onnx.TensorProto.INT64
-
 
 class _Picked:
-    """The terms of a negative log likelihood: the score of one class a row, times its weight.
+    """The terms of a negative log likelihood: for each row the score of its label, times the weight.
 
-    Scores are [N, C, …], labels [N, …]; the loss of a row is −w_t x_t with t its label, and the
+    Scores x are [N, C, …], labels [N, …]. The loss of a row with the label t is l = −w_t x_t, and the
     mean is Σ l / Σ w_t over the rows that are not ignored.
     """
 
@@ -29,14 +25,12 @@ class _Picked:
         if rank is None:
             raise NoGradientRule("with scores of unknown rank")
         self.trailing = list(range(1, rank - 1))
-        count = None if scores.shape is None else scores.shape[1]
-        if isinstance(count, int):
-            classes = op.constant(list(range(count)), labels.dtype)
+        count = known_size(scores, 1)
+        if count is None:
+            classes = op.Cast(count_to(op, size_of(op, scores, 1)), to=labels.dtype)
         else:
-            size = op.Gather(op.Shape(scores), op.constant(1), axis=0)
-            every = op.Range(op.constant(0), size, op.constant(1))
-            classes = op.Cast(every, to=labels.dtype)
-        # [C, 1, …] against [N, 1, …]: where the label is the class.
+            classes = op.constant(list(range(count)), labels.dtype)
+        # [N, 1, …] compared with [C, 1, …]: true where the label is the class.
         hit = op.Equal(op.Unsqueeze(labels, axes=[1]), self._column(classes))
         self.ignored = node.ignore_index
         if self.ignored is not None:
@@ -49,7 +43,7 @@ class _Picked:
         return self.op.Unsqueeze(values, axes=self.trailing) if self.trailing else values
 
     def share(self, g: Tensor) -> Tensor:
-        """The cotangent of a row's loss, ready to broadcast against the scores."""
+        """The cotangent of the losses of the rows; it broadcasts with the scores."""
         if self.node.reduction == "none":
             return self.op.Unsqueeze(full(self.op, g, self.node.outputs[0]), axes=[1])
         if self.node.reduction == "sum":
@@ -60,7 +54,7 @@ class _Picked:
         return -(self.share(g) * self.weights)
 
     def to_weight(self, g: Tensor) -> Tensor:
-        """−Σ g x over the rows of each class; a mean also gives −L for each weight."""
+        """−Σ g x over the rows of each class; with a mean L, which divides by the weights, −Σ g (x + L)."""
         rows = -self.scores
         if self.node.reduction == "mean":
             rows = rows - self.node.outputs[0]

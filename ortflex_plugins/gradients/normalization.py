@@ -1,7 +1,7 @@
-"""Gradient rules of the operators that normalise: batch, layer, group, instance and similar ones.
+"""Gradient rules of normalizations: batch, layer, group, instance and similar operators.
 
-Most compute y = scale · x̂ + bias with x̂ = (x − μ) r, where r is one over the deviation. With h the
-cotangent of x̂ and means over the normalised axes, dx = r (h − mean h − x̂ mean(h x̂)).
+Most compute y = scale · x̂ + bias with x̂ = (x − μ) r, where r is one over the standard deviation. If h
+is the cotangent of x̂ and means are over the normalized axes, dx = r (h − mean h − x̂ mean(h x̂)).
 
 Source: Ioffe and Szegedy, "Batch Normalization" (2015), §3; Ba, Kiros and Hinton, "Layer
 Normalization" (2016); Wu and He, "Group Normalization" (2018).
@@ -10,7 +10,6 @@ Normalization" (2016); Wu and He, "Group Normalization" (2018).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -39,7 +38,7 @@ def _sum(op: Ops, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def _standardized(op: Ops, x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
-    """x̂ and r of a tensor, over some of its axes."""
+    """The tensors x̂ and r of ``x``, over some of its axes."""
     centered = x - _mean(op, x, axes)
     inverse = op.Reciprocal(op.Sqrt(_mean(op, centered * centered, axes) + epsilon))
     return centered * inverse, inverse
@@ -51,7 +50,7 @@ def _to_input(op: Ops, h: Tensor, x_hat: Tensor, r: Tensor, axes: Sequence[int])
 
 
 def _channels(op: Ops, values: Tensor, rank: int) -> Tensor:
-    """[C] in a shape that broadcasts with [N, C, …]."""
+    """Values [C] in a shape that broadcasts with [N, C, …]."""
     return op.Unsqueeze(values, axes=list(range(1, rank - 1))) if rank > 2 else values
 
 
@@ -59,22 +58,20 @@ def _channels(op: Ops, values: Tensor, rank: int) -> Tensor:
 def _batch(
     op: Ops, node: NodeView, g: Tensor | None, *statistics: Tensor | None
 ) -> Sequence[Gradient]:
-    """In training mode from opset 14 on."""
+    """The training mode is supported from opset 14 on."""
     axes = [0, *range(2, _rank(node.inputs[0]))]
     if len(node.outputs) > 3 or (op.opset < 14 and len(node.outputs) > 1):
         raise NoGradientRule("with saved statistics among its outputs")
     if g is None or any(s is not None for s in statistics):
         return node.through(_batch_outputs(op, node, axes), g, *statistics)
-    whole = full(op, g, node.inputs[0])
-    if node.training_mode:
-        return _batch_training(op, node, whole, axes)
-    return _batch_inference(op, node, whole, axes)
+    rule = _batch_training if node.training_mode else _batch_inference
+    return rule(op, node, full(op, g, node.inputs[0]), axes)
 
 
 def _batch_training(
     op: Ops, node: NodeView, whole: Tensor, axes: Sequence[int]
 ) -> Sequence[Gradient]:
-    """Training mode: mean and variance are those of the batch; Y does not depend on running statistics."""
+    """Training mode: Y depends on the statistics of the batch, not on the running statistics."""
     x, scale = node.inputs[:2]
     wide = op.Cast(whole, to=scale.dtype)
     x_hat, r = _standardized(op, op.Cast(x, to=scale.dtype), axes, node.epsilon)
@@ -113,7 +110,7 @@ def _batch_inference(
 
 
 def _batch_outputs(op: Ops, node: NodeView, axes: Sequence[int]) -> list[Tensor]:
-    """Y and the running statistics of the training mode, in simpler operators."""
+    """Y and the running statistics in training mode, computed by simpler operators."""
     x, scale, bias, mean, variance = node.inputs
     rank = _rank(x)
     wide = op.Cast(x, to=mean.dtype)
@@ -140,8 +137,8 @@ def _layer(op: Ops, node: NodeView, g: Tensor | None, *stash: Tensor | None) -> 
     whole = full(op, g, node.inputs[0])
     floats = x.dtype == node.stash_type == onnx.TensorProto.FLOAT
     if floats and node.input(2) is not None:
-        # The operator returns these values anyway. Without a bias, an optimizer of onnxruntime 1.16
-        # crashes the process when these outputs are used.
+        # The operator computes these values anyway. Without a bias, an optimizer of onnxruntime 1.16
+        # crashes the process if these outputs are used.
         _, mean, r = node.more_outputs(3)
         x_hat = (x - mean) * r
     else:
@@ -154,7 +151,7 @@ def _layer(op: Ops, node: NodeView, g: Tensor | None, *stash: Tensor | None) -> 
 
 
 def _layer_outputs(op: Ops, node: NodeView, axes: Sequence[int]) -> list[Tensor]:
-    """Y, the mean and one over the deviation, in simpler operators."""
+    """Y, the mean and one over the standard deviation, computed by simpler operators."""
     x, scale, bias = (*node.inputs, None)[:3]
     wide = op.Cast(x, to=node.stash_type)
     x_hat, r = _standardized(op, wide, axes, node.epsilon)
@@ -170,7 +167,7 @@ def _trailing(node: NodeView, x: Tensor) -> list[int]:
 
 @RULES.rule("RMSNormalization")
 def _rms(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """As above with 1/r² = mean x² + ε, but without centering: y = scale · x r."""
+    """For y = scale · x̂ with x̂ = x r and 1/r² = mean x² + ε: dx = r (h − x̂ mean(h x̂)), h = g · scale."""
     x, scale = node.inputs
     axes = _trailing(node, x)
     whole = full(op, g, node.inputs[0])
@@ -189,22 +186,22 @@ def _instance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     x, scale = node.inputs[:2]
     rank = _rank(x)
     whole = full(op, g, node.inputs[0])
-    axes, rest = list(range(2, rank)), [0, *range(2, rank)]
+    axes = list(range(2, rank))
     x_hat, r = _standardized(op, x, axes, node.epsilon)
     return [
         lambda: _to_input(op, whole, x_hat, r * _channels(op, scale, rank), axes),
-        lambda: _sum(op, whole * x_hat, rest),
-        lambda: _sum(op, whole, rest),
+        lambda: _sum(op, whole * x_hat, [0, *axes]),
+        lambda: _sum(op, whole, [0, *axes]),
     ]
 
 
 @RULES.rule("GroupNormalization", since=21)
 def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """From opset 21 on; the standard withdrew the earlier form with one scale a group."""
+    """From opset 21 on; the standard withdrew the earlier form, which has one scale per group."""
     x, scale = node.inputs[:2]
     rank = _rank(x)
     whole = full(op, g, x)
-    rest = [0, *range(2, rank)]
+    axes = [0, *range(2, rank)]
 
     def grouped(t: Tensor) -> Tensor:
         return op.Reshape(t, [0, node.num_groups, -1])
@@ -217,8 +214,8 @@ def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
     return [
         to_x,
-        lambda: _sum(op, whole * reshape_like(op, x_hat, x), rest),
-        lambda: _sum(op, whole, rest),
+        lambda: _sum(op, whole * reshape_like(op, x_hat, x), axes),
+        lambda: _sum(op, whole, axes),
     ]
 
 
@@ -226,26 +223,24 @@ def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _mean_variance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     whole = full(op, g, node.inputs[0])
     axes = [0, 2, 3] if node.axes is None else node.axes
-    # The standard adds 1e-9 to the deviation, which is below float32's resolution.
+    # The standard adds 1e-9 to the standard deviation, less than the resolution of float32.
     x_hat, r = _standardized(op, node.inputs[0], axes, 0.0)
     return [_to_input(op, whole, x_hat, r, axes)]
 
 
 @RULES.rule("LpNormalization")
 def _lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """For y = x / ‖x‖: dx = (g − n Σ g y) / ‖x‖ with n = sign x for p = 1 and y for p = 2.
+    """For y = x / ‖x‖: dx = (g − n Σ g y) / ‖x‖ with n = sign x for p = 1 and n = y for p = 2.
 
-    A vector of zeros stays zero and has no gradient.
+    A vector of zeros stays zero and has the gradient 0.
     """
     x, y, axis = node.inputs[0], node.outputs[0], [node.axis]
-    # Not ReduceL1, for which older runtimes have no float64.
-    norm = (
-        op.ReduceSum(op.Abs(x), axes=axis, keepdims=1)
-        if node.p == 1
-        else op.ReduceL2(x, axes=axis, keepdims=1)
-    )
+    if node.p == 1:
+        # Not ReduceL1, which older runtimes do not compute in float64.
+        norm, normal = op.ReduceSum(op.Abs(x), axes=axis, keepdims=1), op.Sign(x)
+    else:
+        norm, normal = op.ReduceL2(x, axes=axis, keepdims=1), y
     along = op.ReduceSum(g * y, axes=axis, keepdims=1)
-    normal = op.Sign(x) if node.p == 1 else y
     return [op.Where(op.Equal(norm, 0.0), 0.0, (g - normal * along) / norm)]
 
 
@@ -253,11 +248,11 @@ def _lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _lrn(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """For y = x s^−β with s = k + α/n Σ x² over n neighbouring channels.
 
-    dx = g s^−β − 2αβ/n · x Σ g y / s, the sum over the channels that x is a neighbour of.
+    dx = g s^−β − 2αβ/n · x Σ g y / s, where the last sum is over the channels whose neighbour x is.
     """
     x, y = node.inputs[0], node.outputs[0]
     rank, size = _rank(x), node.size
-    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
+    before, after = (size - 1) // 2, size // 2
     share = node.alpha / size
     s = node.bias + share * _window(op, x * x, rank, before, after)
     back = _window(op, (g * y) / s, rank, after, before)
@@ -265,14 +260,11 @@ def _lrn(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _window(op: Ops, x: Tensor, rank: int, before: int, after: int) -> Tensor:
-    """For every channel the sum over its neighbours."""
-    if before + after == 0:
-        return x
-    others = [0] * (rank - 2)
-    padded: Any = op.Pad(x, [0, before, *others, 0, after, *others])
+    """For each channel the sum over its neighbours."""
     last = before + after
-    parts = [
-        op.Slice(padded, starts=[k], ends=[k - last if k < last else _END], axes=[1])
-        for k in range(last + 1)
-    ]
-    return op.Sum(*parts)
+    if last == 0:
+        return x
+    spatial = [0] * (rank - 2)
+    padded = op.Pad(x, [0, before, *spatial, 0, after, *spatial])
+    ends = [*range(-last, 0), _END]
+    return op.Sum(*(op.Slice(padded, [k], [end], [1]) for k, end in enumerate(ends)))

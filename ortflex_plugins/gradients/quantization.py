@@ -1,11 +1,11 @@
-"""Gradient rules of quantization: rounding passes a gradient straight through, saturation stops it.
+"""Gradient rules of quantization: a gradient passes straight through rounding; saturation stops it.
 
-Quantized values are integers that stand for real numbers, so that a pair of QuantizeLinear and
-DequantizeLinear passes the gradient on where x / scale + zero lies in the range of the type, and
-the scale learns from the error of rounding.
+Quantized values are integers that stand for real numbers. A pair of QuantizeLinear and
+DequantizeLinear passes the gradient where x / scale + zero is in the range of the type, and the
+gradient of the scale comes from the error of rounding.
 
 Source: Bengio, Léonard, Courville, arXiv:1308.3432 (the straight-through estimator); Esser et al.,
-arXiv:1902.08153, eq. 3 (the gradient of the scale), as torch's fake quantization has it.
+arXiv:1902.08153, eq. 3 (the gradient of the scale, which is also that of torch's fake quantization).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _per_axis(node: NodeView) -> bool:
 
 
 def _spread(op: Ops, node: NodeView, values: Tensor) -> Tensor:
-    """Scales or zero points, one a tensor, an axis or a block, ready to broadcast against x."""
-    x, scale = node.inputs[0], node.inputs[1]
+    """Scales or zero points (one per tensor, per index of an axis, or per block) that broadcast with x."""
+    x, scale = node.inputs[:2]
     if x.rank is None or scale.rank is None:
         raise NoGradientRule("with an input of unknown rank")
     if node.block_size:
@@ -49,6 +49,7 @@ def _spread(op: Ops, node: NodeView, values: Tensor) -> Tensor:
 
 
 def _to_scale(op: Ops, node: NodeView, contribution: Tensor) -> Tensor:
+    """The gradient of the scales from the contributions of all elements."""
     if node.block_size:
         raise NoGradientRule("by the scales of blocks")
     rank = node.inputs[0].rank
@@ -90,8 +91,8 @@ def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     whole = full(op, g, y)
 
     def to_scale() -> Tensor:
-        # Not y / scale: onnxruntime 1.16 makes two nodes of one whose output is read twice, and
-        # forgets the second one's axis.
+        # Not y / scale: onnxruntime 1.16 duplicates a node whose output is read twice, and the copy
+        # loses its axis.
         steps = op.Cast(q, to=y.dtype)
         if zero is not None and not node.block_size:
             steps = steps - _spread(op, node, op.Cast(zero, to=y.dtype))
@@ -102,12 +103,12 @@ def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("DynamicQuantizeLinear")
 def _dynamic(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
-    """The range is that of x, so nothing saturates; it is treated as a constant."""
+    """The range of the type is the range of x, so nothing saturates; the scale is treated as constant."""
     return [None if g is None else full(op, g, node.outputs[0]) / node.outputs[1]]
 
 
 def _centered(op: Ops, whole: Tensor, zero: Tensor | None, axes: Sequence[int]) -> Tensor:
-    """Whole numbers without their zero point, in float32; ``axes`` follow a vector of zero points."""
+    """Integers minus their zero point, in float32; ``axes`` are added to a vector of zero points."""
     x = op.Cast(whole, to=TensorProto.FLOAT)
     if zero is None:
         return x
@@ -117,7 +118,7 @@ def _centered(op: Ops, whole: Tensor, zero: Tensor | None, axes: Sequence[int]) 
 
 @RULES.rule("MatMulInteger")
 def _matmul_integer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """That of the product of real numbers, per unit of the whole ones."""
+    """The gradient of the product of real numbers, per unit of the integers."""
     a = _centered(op, node.inputs[0], node.input(2), [-1])
     b = _centered(op, node.inputs[1], node.input(3), [])
     return node.through([op.MatMul(a, b)], op.Cast(g, to=TensorProto.FLOAT))
@@ -125,12 +126,12 @@ def _matmul_integer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("ConvInteger")
 def _conv_integer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """That of the convolution of real numbers, per unit of the whole ones."""
+    """The gradient of the convolution of real numbers, per unit of the integers."""
     rank = node.inputs[0].rank
     if rank is None:
         raise NoGradientRule("with an input of unknown rank")
     x = _centered(op, node.inputs[0], node.input(2), [])
     w = _centered(op, node.inputs[1], node.input(3), range(1, rank))
-    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    y = op.Conv(x, w, **{name: getattr(node, name) for name in names})
+    settings = node.settings("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    y = op.Conv(x, w, **settings)
     return node.through([y], op.Cast(g, to=TensorProto.FLOAT))

@@ -1,8 +1,7 @@
-"""Gradient rules of RNN, GRU and LSTM: the forward pass is computed again from Y, then reversed.
+"""Gradient rules of RNN, GRU and LSTM: the gates are computed again from Y, then time is reversed.
 
-Y has the hidden state of every step, so all gates follow from two matrix products over all steps at
-once. Only the adjoints are computed step by step, in a Scan whose body is a product and a few
-elementwise operators.
+Y has the hidden state of every step, so two matrix products over all steps give all gates. Only the
+adjoints are computed step by step, in a Scan whose body is a product and a few elementwise operators.
 
 Source: Werbos, "Backpropagation through time" (1990); Hochreiter and Schmidhuber, "Long short-term
 memory" (1997); Cho et al., "Learning phrase representations" (2014).
@@ -10,13 +9,15 @@ memory" (1997); Cho et al., "Learning phrase representations" (2014).
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from ortflex_core.autodiff import Gradient, NodeView, Rules, zeros_like
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, known_size
 from ortflex_plugins.gradients._activations import Activation, activations
 from ortflex_plugins.gradients._scan import scan
 from ortflex_plugins.gradients._sequences import Direction, directions, flat, previous, unflat
@@ -26,7 +27,7 @@ RULES = Rules()
 
 @attrs.frozen
 class _Adjoints:
-    """Cotangents of one direction: of the terms of x and h in the gates, of R and of the start."""
+    """Cotangents of one direction: of the terms of x and h in the gates, of R, h₀, c₀ and peepholes."""
 
     from_x: Tensor
     from_h: Tensor
@@ -41,44 +42,41 @@ _Cell = Callable[[Ops, NodeView, Direction, list[Activation]], _Adjoints]
 
 def _rule(cell: _Cell, gates: int, default: Sequence[str]) -> Callable[..., Sequence[Gradient]]:
     def rule(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-        """Weights of known sizes; layout=1 by transpositions around it."""
+        """The weights need known sizes; layout=1 is computed with transpositions around the operator."""
         sides = directions(op, node, gates, gs)
-        chosen = activations(node, default, len(sides))
-        found = [cell(op, node, s, chosen[k * len(default) :]) for k, s in enumerate(sides)]
+        functions = activations(node, default, len(sides))
+        adjoints = [cell(op, node, s, functions[k * len(default) :]) for k, s in enumerate(sides)]
 
         def to_x() -> Tensor:
-            parts = [op.Gemm(flat(op, a.from_x), s.w) for a, s in zip(found, sides, strict=True)]
-            total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-            return unflat(op, total, node.inputs[0], s_size(sides[0]))
-
-        def s_size(side: Direction) -> int:
-            assert side.w.shape is not None
-            return int(side.w.shape[1] or 0)
+            pairs = zip(adjoints, sides, strict=True)
+            total = functools.reduce(
+                operator.add, [op.Gemm(flat(op, a.from_x), s.w) for a, s in pairs]
+            )
+            return unflat(op, total, node.inputs[0], node.inputs[1].shape[2])
 
         def to_w() -> Tensor:
-            pairs = zip(found, sides, strict=True)
-            return _stack(
-                op, [op.Gemm(flat(op, a.from_x), flat(op, s.x), transA=1) for a, s in pairs]
-            )
+            x = flat(op, node.inputs[0])
+            return _stack(op, [op.Gemm(flat(op, a.from_x), x, transA=1) for a in adjoints])
 
         def to_bias() -> Tensor:
-            sums = [
-                [op.ReduceSum(flat(op, t), axes=[0], keepdims=0) for t in (a.from_x, a.from_h)]
-                for a in found
-            ]
-            return _stack(op, [op.Concat(*pair, axis=0) for pair in sums])
+            def total(terms: Tensor) -> Tensor:
+                return op.ReduceSum(flat(op, terms), axes=[0], keepdims=0)
 
-        answers: list[Gradient] = [
+            return _stack(
+                op, [op.Concat(total(a.from_x), total(a.from_h), axis=0) for a in adjoints]
+            )
+
+        gradients: list[Gradient] = [
             to_x,
             to_w,
-            lambda: _stack(op, [a.r for a in found]),
+            lambda: _stack(op, [a.r for a in adjoints]),
             to_bias,
             None,
-            lambda: _stack(op, [a.h0 for a in found]),
-            lambda: _stack(op, [a.c0 for a in found if a.c0 is not None]),
-            lambda: _stack(op, [a.p for a in found if a.p is not None]),
+            lambda: _stack(op, [a.h0 for a in adjoints]),
+            lambda: _stack(op, [a.c0 for a in adjoints if a.c0 is not None]),
+            lambda: _stack(op, [a.p for a in adjoints if a.p is not None]),
         ]
-        return answers[: len(node.inputs)]
+        return gradients[: len(node.inputs)]
 
     return rule
 
@@ -112,17 +110,16 @@ def _product(op: Ops, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor
     return op.Gemm(*terms, transB=1)
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum of both biases, if there are any."""
-    return None if a is None or b is None else a + b
+def _sum_of_biases(s: Direction) -> Tensor | None:
+    """The sum of the biases of X and H, if there are biases."""
+    return None if s.input_bias is None or s.hidden_bias is None else s.input_bias + s.hidden_bias
 
 
 def _gates(op: Ops, s: Direction) -> Tensor:
     """X W′ + H R′ + both biases, for all steps: [T, B, gates · hidden]."""
-    biases = _sum(s.input_bias, s.hidden_bias)
-    both = op.Gemm(flat(op, s.before), s.r, _product(op, s.x, s.w, biases), transB=1)
-    assert s.r.shape is not None
-    return unflat(op, both, s.x, int(s.r.shape[0] or 0))
+    from_x = _product(op, s.x, s.w, _sum_of_biases(s))
+    total = op.Gemm(flat(op, s.before), s.r, from_x, transB=1)
+    return unflat(op, total, s.x, known_size(s.r, 0) or 0)
 
 
 def _parts(op: Ops, value: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
@@ -137,14 +134,14 @@ def _through_time(
     items: Sequence[Tensor],
     **outer: Tensor,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Run a step's adjoint from the last step to the first; Y's cotangent is the first item."""
-    given = [] if s.g_y is None else [s.g_y]
+    """Run the adjoint of a step from the last step to the first; the cotangent of Y is the first item."""
+    from_y = [] if s.g_y is None else [s.g_y]
 
     def body(op: Ops, now: list[Tensor], at: list[Tensor], fixed: Mapping[str, Tensor]) -> Any:
-        dh = now[0] if s.g_y is None else now[0] + at[0]
-        return step(op, dh, now[1:], at[len(given) :], fixed)
+        dh = now[0] + at[0] if from_y else now[0]
+        return step(op, dh, now[1:], at[len(from_y) :], fixed)
 
-    return scan(body, states, [*given, *items], outer, backwards=not s.reverse)
+    return scan(body, states, [*from_y, *items], outer, backwards=not s.reverse)
 
 
 def _rnn(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Adjoints:
@@ -152,8 +149,7 @@ def _rnn(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Ad
     if node.clip is not None:
         inside = _held(op, _gates(op, s), node.clip)[1]
         slope = slope if inside is None else slope * inside
-    slope = s.masked(op, slope)
-    dead = [] if s.alive is None else [op.Cast(op.Not(s.alive), to=slope.dtype)]
+    slope, dead = s.masked(op, slope), s.dead(op)
 
     def step(op: Ops, dh: Tensor, _: Any, at: list[Tensor], fixed: Any) -> Any:
         da = dh * at[0]
@@ -165,10 +161,10 @@ def _rnn(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Ad
 
 
 def _lstm(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Adjoints:
-    """Gates in the order i, o, f, c; c ← f c + i g and h = o tanh c.
+    """Gates in the order i, o, f, g; c ← f c + i g and h = o tanh c.
 
-    Peepholes add p ∘ c to the inputs of i and f, and p ∘ (the new c) to that of o. With input_forget
-    f is 1 − i.
+    Peepholes add p ∘ c to the inputs of i and f, and p ∘ (the new c) to the input of o. With
+    input_forget, f is 1 − i.
     """
     n, (gate, to_g, to_h), clip = s.hidden, chosen[:3], node.clip
     raw = _gates(op, s)
@@ -178,8 +174,8 @@ def _lstm(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _A
         i, o, f = _parts(op, iof, (n,) * 3)
         g, g_slope = _activated(op, to_g, raw_g, clip)
         f = 1 - i if node.input_forget else f
-        keep = f if s.alive is None else op.Where(s.alive, f, 1.0)
-        # The cell states do not follow from the hidden states.
+        keep = s.masked(op, f, 1.0)
+        # The cell states cannot be computed from the hidden states.
         _, (c,) = scan(_cell_step, [s.c0], [keep, s.masked(op, i * g)], {}, backwards=s.reverse)
         c_before = previous(op, c, s.c0, s.reverse)
     else:
@@ -219,11 +215,9 @@ def _lstm(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _A
     if s.peephole is not None:
         pull_i, pull_o, pull_f = _parts(op, pulls, (n,) * 3)
         to_c = to_c + p_o * pull_o
-        keep = keep + p_i * pull_i + p_f * pull_f
-        keep = keep if s.alive is None else op.Where(s.alive, keep, 1.0)
+        keep = s.masked(op, keep + p_i * pull_i + p_f * pull_f, 1.0)
     slopes = s.masked(op, op.Concat(pulls, i * g_slope, axis=-1))
-    to_c = s.masked(op, to_c)
-    dead = [] if s.alive is None else [op.Cast(op.Not(s.alive), to=to_c.dtype)]
+    to_c, dead = s.masked(op, to_c), s.dead(op)
 
     def step(op: Ops, dh: Tensor, now: list[Tensor], at: list[Tensor], fixed: Any) -> Any:
         dc = now[0] + dh * at[1]
@@ -255,7 +249,7 @@ def _gru(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Ad
 def _gru_reset_after(
     op: Ops, s: Direction, chosen: list[Activation], clip: float | None
 ) -> _Adjoints:
-    """With n = tanh(x W′ + r ∘ (H₋ R′ + b)): all of H₋ R′ is one product, and so is its adjoint."""
+    """With n = tanh(x W′ + r ∘ (H₋ R′ + b)): H₋ R′ is one product for all gates, and so is its adjoint."""
     n = s.hidden
     from_x = unflat(op, _product(op, s.x, s.w, s.input_bias), s.x, 3 * n)
     from_h = unflat(op, _product(op, s.before, s.r, s.hidden_bias), s.x, 3 * n)
@@ -273,7 +267,7 @@ def _gru_reset_after(
         da = op.Concat(dh, dh, dh, axis=-1) * at[0]
         return [op.MatMul(da, fixed["r"]) + dh * at[1]], [dh]
 
-    keep = z if s.alive is None else op.Where(s.alive, z, 1.0)
+    keep = s.masked(op, z, 1.0)
     (h0,), (dh,) = _through_time(s, step, [s.g_h], [into_h, keep], r=s.r)
     three = op.Concat(dh, dh, dh, axis=-1)
     da_h = three * into_h
@@ -284,10 +278,9 @@ def _gru_reset_after(
 def _gru_reset_before(
     op: Ops, s: Direction, chosen: list[Activation], clip: float | None
 ) -> _Adjoints:
-    """With n = tanh(x W′ + (r ∘ H₋) R′ + b): the adjoint of the reset gate needs that of n."""
+    """With n = tanh(x W′ + (r ∘ H₋) R′ + b): the adjoint of the reset gate needs the adjoint of n."""
     n = s.hidden
-    biases = _sum(s.input_bias, s.hidden_bias)
-    from_x = unflat(op, _product(op, s.x, s.w, biases), s.x, 3 * n)
+    from_x = unflat(op, _product(op, s.x, s.w, _sum_of_biases(s)), s.x, 3 * n)
     x_zr, x_n = _parts(op, from_x, (2 * n, n))
     r_zr, r_n = op.Split(s.r, [2 * n, n], axis=0, outputs=2)
     h_zr = unflat(op, _product(op, s.before, r_zr, None), s.x, 2 * n)
@@ -297,8 +290,7 @@ def _gru_reset_before(
     h_n = unflat(op, _product(op, reset, r_n, None), s.x, n)
     new, new_slope = _activated(op, chosen[1], x_n + h_n, clip)
     to_n = s.masked(op, (1 - z) * new_slope)
-    slopes = op.Concat(s.before - new, s.before, axis=-1) * zr_slope
-    slopes = s.masked(op, slopes)
+    slopes = s.masked(op, op.Concat(s.before - new, s.before, axis=-1) * zr_slope)
 
     def step(op: Ops, dh: Tensor, _: Any, at: list[Tensor], fixed: Any) -> Any:
         da_n = dh * at[0]
@@ -307,8 +299,7 @@ def _gru_reset_before(
         back = op.MatMul(da_zr, fixed["r_zr"]) + dh * at[2] + d_reset * at[3]
         return [back], [op.Concat(da_zr, da_n, axis=-1)]
 
-    keep = z if s.alive is None else op.Where(s.alive, z, 1.0)
-    items = [to_n, slopes, keep, r]
+    items = [to_n, slopes, s.masked(op, z, 1.0), r]
     (h0,), (da,) = _through_time(s, step, [s.g_h], items, r_n=r_n, r_zr=r_zr)
     da_zr, da_n = _parts(op, da, (2 * n, n))
     gradient = op.Concat(

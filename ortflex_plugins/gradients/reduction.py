@@ -1,7 +1,7 @@
-"""Gradient rules of reductions and of the operators that normalise along an axis.
+"""Gradient rules of reductions, and of the operators that normalise or accumulate along an axis.
 
-The reduced axes of a cotangent are restored with size 1, so that it broadcasts: it is not expanded
-here.
+A reduction's rule restores the reduced axes of the cotangent with size 1, so that it broadcasts, and
+does not expand it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import onnx
-
 from ortflex_core.autodiff import Gradient, NodeView, Rules, full, ranked
 from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
-RULES.not_differentiable("ArgMax", "ArgMin")
-
-_INT64 = onnx.TensorProto.INT64
+RULES.not_differentiable("ArgMax", "ArgMin", "Hardmax")
 
 
 def _axes(node: NodeView) -> Any:
@@ -40,10 +35,10 @@ def _keep(op: Ops, node: NodeView, value: Tensor) -> Tensor:
     if node.keepdims == 1 or axes == [] or value.rank == 0:
         return value
     if axes is None:
-        return op.Reshape(value, op.constant([], _INT64))
+        return op.Reshape(value, [])
     if isinstance(axes, list):
         return op.Unsqueeze(ranked(op, value, y), axes=axes)
-    # The axes are unknown, but a reduction that keeps them has the right shape.
+    # The axes are unknown, but a reduction that keeps the axes has the right shape.
     return op.Reshape(full(op, value, y), op.Shape(_again(op, node, "ReduceSum", x)))
 
 
@@ -52,10 +47,8 @@ def _again(op: Ops, node: NodeView, op_type: str, value: Tensor) -> Tensor:
     axes = _axes(node)
     if axes == []:
         return value
-    if isinstance(axes, Tensor):
-        noop = node.noop_with_empty_axes
-        return op(op_type, value, axes=axes, keepdims=1, noop_with_empty_axes=noop)
-    return op(op_type, value, axes=axes, keepdims=1)
+    noop = node.noop_with_empty_axes if isinstance(axes, Tensor) else None
+    return op(op_type, value, axes=axes, keepdims=1, noop_with_empty_axes=noop)
 
 
 def _count(op: Ops, node: NodeView, dtype: int) -> Tensor | float:
@@ -64,13 +57,13 @@ def _count(op: Ops, node: NodeView, dtype: int) -> Tensor | float:
     if x.shape is not None and not isinstance(axes, Tensor):
         sizes = x.shape if axes is None else [x.shape[a] for a in axes]
         if all(isinstance(d, int) for d in sizes):
-            return float(np.prod(np.array(sizes, np.int64)))
+            return float(math.prod(sizes))
     return op.Cast(op.Size(x), to=dtype) / op.Cast(op.Size(y), to=dtype)
 
 
 Formula = Callable[[Ops, NodeView, Tensor, Tensor, Tensor], Tensor]
 
-# g and y have the rank of x here, the reduced axes being of size 1.
+# In a formula g and y have the rank of x: their reduced axes have the size 1.
 _REDUCTIONS: Mapping[str, Formula] = {
     "ReduceSum": lambda op, n, g, x, y: g,
     "ReduceMean": lambda op, n, g, x, y: g / _count(op, n, g.dtype),
@@ -78,7 +71,7 @@ _REDUCTIONS: Mapping[str, Formula] = {
     "ReduceL1": lambda op, n, g, x, y: g * op.Sign(x),
     "ReduceL2": lambda op, n, g, x, y: g / op.Where(op.Equal(y, 0.0), 1.0, y) * x,
     "ReduceLogSum": lambda op, n, g, x, y: g * op.Exp(-y),
-    # Where every element is −∞ the difference is NaN: the gradient is 0, as e^−∞ is 0.
+    # If every element is −∞, x − y would be NaN; the gradient is 0, because e^−∞ is 0.
     "ReduceLogSumExp": lambda op, n, g, x, y: (
         g * op.Exp(x - op.Where(op.Equal(y, -math.inf), 0.0, y))
     ),
@@ -95,7 +88,7 @@ def _extreme(op: Ops, node: NodeView, g: Tensor, x: Tensor, y: Tensor) -> Tensor
 
 
 def _product_of_others(op: Ops, node: NodeView, x: Tensor) -> Tensor:
-    """The product of all other elements, right where one or several of them are 0."""
+    """The product of all other elements; it is right if some of them are 0."""
     zero = op.Equal(x, 0.0)
     zeros = _again(op, node, "ReduceSum", op.Cast(zero, to=x.dtype))
     one = op.constant(1.0, x.dtype)
@@ -108,7 +101,7 @@ def _product_of_others(op: Ops, node: NodeView, x: Tensor) -> Tensor:
 def _reduction(formula: Formula) -> Callable[..., Sequence[Gradient]]:
     def rule(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         x, y = node.inputs[0], node.outputs[0]
-        # Nodes that a formula does not read are left out when the graph is built.
+        # If a formula does not read y, its nodes are dropped when the graph is built.
         return [formula(op, node, _keep(op, node, g), x, _keep(op, node, y)), None]
 
     return rule
@@ -120,7 +113,10 @@ for _name, _formula in _REDUCTIONS.items():
 
 @RULES.rule("Softmax", since=13)
 def _softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """A fully masked row counts as 0 if a later Where replaces its NaN."""
+    """With Σ along the axis: dx = y (g − Σ g y).
+
+    A fully masked row has the gradient 0 if a later Where replaces its NaN.
+    """
     y = node.outputs[0]
     if _nan_is_masked_later(node):
         y = op.Where(op.IsNaN(y), 0.0, y)
@@ -131,7 +127,7 @@ def _softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _nan_is_masked_later(node: NodeView) -> bool:
     """Whether a later node tests the output for NaN, or selects a part of it.
 
-    Otherwise a NaN of the output belongs to the model, and is not treated.
+    Otherwise a NaN of the output is an error of the model, and the gradient is NaN, too.
     """
     reached = {id(node.outputs[0])}
     for other in node.trace.nodes:
@@ -145,6 +141,7 @@ def _nan_is_masked_later(node: NodeView) -> bool:
 
 @RULES.rule("LogSoftmax", since=13)
 def _log_softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """With Σ along the axis: dx = g − eʸ Σ g."""
     y = node.outputs[0]
     whole, p = full(op, g, y), op.Exp(y)
     if _nan_is_masked_later(node):
@@ -157,3 +154,21 @@ def _cumsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     whole = full(op, g, node.outputs[0])
     back = op.CumSum(whole, node.inputs[1], exclusive=node.exclusive, reverse=int(not node.reverse))
     return [back, None]
+
+
+@RULES.rule("CumProd")
+def _cumprod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """dx_i = Σ_j g_j y_j / x_i over the products y_j that contain x_i; it is right at zeros, too."""
+    x, axis = node.inputs
+    whole = full(op, g, node.outputs[0])
+    forward = {"exclusive": node.exclusive, "reverse": node.reverse}
+    back = {"exclusive": node.exclusive, "reverse": 1 - node.reverse}
+    zero = op.Equal(x, 0.0)
+    # Products after the first zero are 0 and depend on that zero only.
+    count = op.CumSum(op.Cast(zero, to=x.dtype), axis, reverse=node.reverse)
+    first = op.And(zero, op.Equal(count, 1.0))
+    filled = op.Where(zero, 1.0, x)
+    others = op.CumProd(op.Where(first, 1.0, x), axis, **forward)
+    plain = op.CumSum(whole * node.outputs[0], axis, **back) / filled
+    at_zero = op.CumSum(whole * others, axis, **back)
+    return [op.Where(first, at_zero, op.Where(zero, 0.0, plain)), None]

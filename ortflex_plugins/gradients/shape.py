@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +13,6 @@ from ortflex_core.autodiff import (
     Gradient,
     NodeView,
     Rules,
-    dims,
     full,
     passed,
     positions,
@@ -20,11 +21,10 @@ from ortflex_core.autodiff import (
     reshape_like,
     zeros_like,
 )
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, dims, size_vector
 
 RULES = Rules()
 
-_INT64 = onnx.TensorProto.INT64
 _END = np.iinfo(np.int64).max
 
 
@@ -70,54 +70,25 @@ def _concat(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if len(node.inputs) == 1:
         return [g]
     if g.rank == 0 or (g.shape is not None and g.rank == y.rank and g.shape[axis] == 1):
-        return [g] * len(
-            node.inputs
-        )  # The cotangent is constant along the axis: every part may have all of it.
-    lengths = [_length(op, x, axis) for x in node.inputs]
+        # The cotangent is constant along the axis, so every part may have all of it.
+        return [g] * len(node.inputs)
+    lengths = [size_vector(op, x, axis) for x in node.inputs]
     whole = full(op, g, y)
     wanted = [k for k in range(len(lengths)) if node.needs(k)]
     if len(wanted) == 1:
-        return [
-            None if k not in wanted else _part(op, whole, axis, lengths[:k], lengths[k])
-            for k in range(len(lengths))
-        ]
-    sizes = _joined(op, lengths)
+        (k,) = wanted
+        start = functools.reduce(operator.add, lengths[:k], op.constant([0]))
+        part = op.Slice(whole, start, start + lengths[k], [axis])
+        return [part if k in wanted else None for k in range(len(lengths))]
+    sizes = op.Concat(*lengths, axis=0)
     kinds = [(whole.dtype, x.shape) for x in node.inputs]
-    at = {"axis": onnx.helper.make_attribute("axis", axis)}
-    return node.trace.node("Split", [whole, sizes], at, outputs=len(lengths), types=kinds)
-
-
-def _length(op: Ops, x: Tensor, axis: int) -> int | Tensor:
-    """The size of one axis, as a number or, where it is not known yet, a tensor [1]."""
-    size = None if x.shape is None else x.shape[axis]
-    return size if isinstance(size, int) else op.Gather(op.Shape(x), op.constant([axis]))
-
-
-def _joined(op: Ops, lengths: Sequence[int | Tensor]) -> Tensor:
-    if all(isinstance(n, int) for n in lengths):
-        return op.constant(list(lengths), _INT64)
-    parts = [op.constant([n]) if isinstance(n, int) else n for n in lengths]
-    return op.Concat(*parts, axis=0)
-
-
-def _part(
-    op: Ops, whole: Tensor, axis: int, before: Sequence[int | Tensor], size: int | Tensor
-) -> Tensor:
-    """The part of ``whole`` that comes after the lengths ``before``."""
-    start = op.constant([sum(n for n in before if isinstance(n, int))])
-    for n in before:
-        if isinstance(n, Tensor):
-            start = start + n
-    if start.constant is not None and isinstance(size, int):
-        end: Tensor = op.constant([int(start.constant[0]) + size])
-    else:
-        end = start + (op.constant([size]) if isinstance(size, int) else size)
-    return op.Slice(whole, start, end, op.constant([axis]))
+    attributes = {"axis": onnx.helper.make_attribute("axis", axis)}
+    return node.trace.node("Split", [whole, sizes], attributes, outputs=len(lengths), types=kinds)
 
 
 @RULES.rule("Split")
 def _split(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    # An unused part has the gradient 0; the other parts have one.
+    # A part that nothing reads has the gradient 0.
     parts = [
         zeros_like(op, y) if g is None else full(op, g, y)
         for g, y in zip(gs, node.outputs, strict=True)
@@ -136,7 +107,7 @@ def _slice(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _slice_by_pad(op: Ops, node: NodeView, g: Tensor) -> Tensor | None:
-    """Zeros around the slice, where the graph's builder knows its place and steps are ±1."""
+    """The gradient with zeros around it; None unless all sizes are known and all steps are ±1."""
     x, starts, ends = node.inputs[0], _ints(node.inputs[1]), _ints(node.inputs[2])
     if starts is None or ends is None or x.rank is None:
         return None
@@ -145,7 +116,7 @@ def _slice_by_pad(op: Ops, node: NodeView, g: Tensor) -> Tensor | None:
     if axes is None or steps is None or not set(steps) <= {1, -1}:
         return None
     pads = [0] * (2 * x.rank)
-    turned = []
+    reversed_axes = []
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         size = x.shape[axis]
         if not isinstance(size, int):
@@ -156,11 +127,11 @@ def _slice_by_pad(op: Ops, node: NodeView, g: Tensor) -> Tensor | None:
         pads[axis % x.rank] = min(taken)
         pads[x.rank + axis % x.rank] = size - 1 - max(taken)
         if step < 0:
-            turned.append(axis)
-    if turned:
-        each = len(turned)
-        g = op.Slice(g, starts=[-1] * each, ends=[-_END] * each, axes=turned, steps=[-1] * each)
-    return op.Pad(g, op.constant(pads)) if any(pads) else g
+            reversed_axes.append(axis)
+    if reversed_axes:
+        n = len(reversed_axes)
+        g = op.Slice(g, starts=[-1] * n, ends=[-_END] * n, axes=reversed_axes, steps=[-1] * n)
+    return op.Pad(g, pads) if any(pads) else g
 
 
 @RULES.rule("Pad", since=11)
@@ -175,13 +146,10 @@ def _pad(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if pads is not None and places is not None and min(pads, default=0) >= 0:
         half = len(pads) // 2
         sides = zip(places, pads[:half], pads[half:], strict=True)
-        cut = [(axis, a, -b if b else _END) for axis, a, b in sides if a or b]
-        back = whole
-        if cut:
-            at, first, last = zip(*cut, strict=True)
-            back = op.Slice(whole, starts=list(first), ends=list(last), axes=list(at))
+        cuts = [(a, -b if b else _END, axis) for axis, a, b in sides if a or b]
+        back = op.Slice(whole, *map(list, zip(*cuts, strict=True))) if cuts else whole
     else:
-        back = op("Pad", whole, op.Neg(amounts), None, axes)  # Negative amounts cut off.
+        back = op("Pad", whole, op.Neg(amounts), None, axes)  # Negative amounts remove elements.
 
     def to_value() -> Tensor:
         total = op.ReduceSum(whole, keepdims=0) - op.ReduceSum(back, keepdims=0)
@@ -195,15 +163,11 @@ def _tile(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     x, repeats, y = node.inputs[0], node.inputs[1], node.outputs[0]
     if x.rank is None:
         return [put_back(op, full(op, g, y), op.Tile(positions(op, x), repeats), x), None]
-    # [r0 n0, r1 n1] is [r0, n0, r1, n1], summed over the repetitions.
-    counts = _ints(repeats)
-    if counts is not None and all(isinstance(n, int) for n in x.shape):
-        pairs = op.constant([n for pair in zip(counts, x.shape, strict=True) for n in pair])
-    else:
-        sides = [op.Unsqueeze(v, axes=[1]) for v in (repeats, dims(op, x))]
-        pairs = op.Reshape(op.Concat(*sides, axis=1), op.constant([-1]))
-    apart = op.Reshape(full(op, g, y), pairs)
-    summed = op.ReduceSum(apart, axes=list(range(0, 2 * x.rank, 2)), keepdims=0)
+    # [r0 n0, r1 n1] as [r0, n0, r1, n1], summed over the repetitions.
+    sides = [op.Unsqueeze(v, axes=[1]) for v in (repeats, dims(op, x))]
+    pairs = op.Reshape(op.Concat(*sides, axis=1), [-1])
+    repetitions = op.Reshape(full(op, g, y), pairs)
+    summed = op.ReduceSum(repetitions, axes=list(range(0, 2 * x.rank, 2)), keepdims=0)
     return [reshape_like(op, summed, x), None]
 
 
@@ -211,3 +175,11 @@ def _tile(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _trilu(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     whole = full(op, g, node.outputs[0])
     return [op("Trilu", whole, *node.inputs[1:], upper=node.upper), None]
+
+
+@RULES.rule("ReverseSequence")
+def _reverse_sequence(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The reversal is its own inverse."""
+    whole = full(op, g, node.outputs[0])
+    axes = {"batch_axis": node.batch_axis, "time_axis": node.time_axis}
+    return [op.ReverseSequence(whole, node.inputs[1], **axes), None]

@@ -1,14 +1,12 @@
 """ONNX graphs as differentiable functions: :class:`OnnxFunction` on numpy arrays, ``OrtLayer`` in torch.
 
-- ``mode`` is the rewrite that makes BatchNormalization and Dropout torch's in ``train()`` and
-  ``eval()``; ``graphs`` traces the model with its running statistics as inputs and their new values
-  as outputs.
-- ``own_gradient`` splits the gradient graph into what the forward pass computes and what needs a
-  cotangent, and runs the halves on the caller's memory (``memory``: addresses in, dlpack out, on
-  any device).
-- ``backend_gradient`` does the same by a backend that is a ``LayerBackend``, which is found by name, so
-  that layers import no backend. Outputs of TrainingAgent are copied: its backward pass reuses their
-  memory, even that of given buffers.
+- ``mode`` rewrites BatchNormalization and Dropout to behave as in torch's ``train()`` and ``eval()``;
+  ``graphs`` traces the model with its running statistics as inputs and their new values as outputs.
+- ``own_gradient`` splits the gradient graph into the forward pass and the nodes that need a cotangent,
+  and runs both halves on the caller's memory (``memory``: addresses in, dlpack out, on any device).
+- ``backend_gradient`` does the same by a ``LayerBackend``, which is found by its name, so that layers
+  import no backend. Outputs of TrainingAgent are copied, because its backward pass reuses their memory,
+  even the memory of given buffers.
 
 >>> from ortflex_plugins.layers import OnnxFunction
 """

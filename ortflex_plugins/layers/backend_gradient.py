@@ -18,7 +18,7 @@ from ortflex_plugins.layers.mode import Mode
 
 @attrs.define
 class Flight:
-    """One forward pass that waits for its backward pass: its inputs, its memory, the runtime's state."""
+    """A forward pass that waits for its backward pass: its inputs, its memory, the state of the runtime."""
 
     feeds: Mapping[str, Buffer]
     alive: Any
@@ -28,11 +28,11 @@ class Flight:
 class BackendGradient:
     """The model's forward and backward pass, run by a backend.
 
-    The state of onnxruntime's agent can be used once: a second backward pass runs forward again.
+    The state of onnxruntime's agent can be used once, so a second backward pass runs forward again.
     """
 
     reuses = True
-    """The backward pass reuses the memory of outputs: copy them."""
+    """True: the backward pass reuses the memory of the outputs, so callers have to copy them."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class BackendGradient:
         given = []
         for name in self._passes.differentiable:
             cotangent = cotangents.get(f"{COTANGENT}{name}")
-            if cotangent is None:  # of new running statistics, which are not differentiated
+            if cotangent is None:  # new running statistics, which are not differentiated
                 shape = [d for d in self._specs[name].shape or () if isinstance(d, int)]
                 cotangent = Buffer.zeros(shape, self._specs[name].numpy, self._device)
             given.append(cotangent.value())

@@ -10,6 +10,7 @@ import numpy as np
 from onnx import ModelProto
 
 from ortflex_core.autodiff import load_rules
+from ortflex_core.component import expected_count, is_count, is_number
 from ortflex_core.config import device_spec
 from ortflex_core.data import shapes_compatible
 from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, suggest
@@ -31,9 +32,9 @@ _OURS = "fused"
 
 
 class Saved:
-    """What one forward pass saves for its backward pass; several may be open at a time.
+    """The values that a forward pass saves for its backward pass; several may be open at a time.
 
-    ``statistics`` has new running statistics, if the forward pass computed any.
+    ``statistics`` has the new running statistics, if the forward pass computed any.
     """
 
     __slots__ = ("function", "kept", "shapes", "statistics")
@@ -55,9 +56,9 @@ class Saved:
 class OnnxFunction:
     """A model as a function that can be differentiated, on any onnxruntime.
 
-    y = f(x, w); backward gives, for cotangents c of the outputs, gradient/v = Σ_y (∂y/∂v)ᵀ·c_y for
-    every float input x and every parameter w. The graph of the vector-Jacobian product is split in
-    two: the backward graph reads what the forward graph saved and computes nothing twice.
+    For y = f(x, w) and cotangents c of the outputs, backward computes gradient/v = Σ_y (∂y/∂v)ᵀ·c_y for
+    every float input and every parameter v. The graph of the vector-Jacobian product is split in two: the
+    backward graph reads tensors that the forward graph saved, and computes nothing twice.
 
     Args:
         model: a path, bytes or a ModelProto; float32 or float64.
@@ -78,8 +79,8 @@ class OnnxFunction:
             onnxruntime-training, where that is installed.
 
     Raises:
-        ModelError: the file is broken, or names do not exist.
-        NoGradientRule, NotDifferentiable: names the node and what to do.
+        ModelError: the file is broken, or a name does not exist.
+        NoGradientRule, NotDifferentiable: the message has the node and the next step.
         Unsupported: the engine is not installed here, or cannot differentiate an operator.
 
     Example:
@@ -113,6 +114,15 @@ class OnnxFunction:
         engine: str = _OURS,
         plugins: Plugins | None = None,
     ) -> None:
+        if batch_norm not in ("train", "freeze"):
+            raise ConfigError(f"batch_norm: expected 'train' or 'freeze', got {batch_norm!r}")
+        ratio: Any = dropout
+        if ratio not in ("file", "off") and not (is_number(ratio) and 0 <= ratio < 1):
+            raise ConfigError(
+                f"dropout: expected 'file', 'off' or a ratio from 0 to below 1, got {ratio!r}"
+            )
+        if not is_count(threads):
+            raise ConfigError(f"threads: {expected_count(threads)}")
         self.engine = engine
         self._runtime = require_runtime()
         self._plugins = plugins or Plugins.discover()
@@ -127,8 +137,8 @@ class OnnxFunction:
         self.mode = Mode(
             model=self.model,
             training=training,
-            batch_norm=_one_of("batch_norm", batch_norm, ("train", "freeze")),
-            dropout=_ratio(dropout),
+            batch_norm=batch_norm,
+            dropout=dropout,
             seed=seed,
         )
         floats = {o.name: o for o in self.model.outputs if o.dtype in FLOATS}
@@ -149,7 +159,7 @@ class OnnxFunction:
         self._fed = {s.name: s for s in specs}
         self.kinds = {s.name: s.numpy for s in (*self.model.outputs, *specs)}
         with explain_unknown(self.model):
-            self._gradient = self._compiled(engine, _positive("threads", threads))
+            self._gradient = self._compiled(engine, threads)
         self.graphs: dict[str, ModelProto] = self._gradient.graphs
         given = {*(i.name for i in self.model.inputs), *self._values, *self._specs}
         given |= {STEP, *(f"{COTANGENT}{n}" for n in self.differentiated)}
@@ -232,13 +242,13 @@ class OnnxFunction:
 
         Args:
             inputs: an array (a model with one input) or a mapping of arrays.
-            parameters: in place of the model's own; those not named stay.
-            statistics: running statistics in place of the model's own; ``saved.statistics`` has
-                those after this pass.
-            step: in training, each step has its own masks.
+            parameters: values instead of those of the model; parameters without a value keep theirs.
+            statistics: running statistics instead of those of the model; ``saved.statistics`` has the
+                statistics after this pass.
+            step: the number of the step, which the masks of dropout depend on in training.
 
         Raises:
-            DataError: names, types or shapes that do not fit.
+            DataError: names, types or shapes do not fit.
         """
         named = self._named(inputs, [i.name for i in self.model.inputs], "inputs")
         specs = {i.name: i for i in self.model.inputs}
@@ -263,12 +273,13 @@ class OnnxFunction:
         """Gradients of inputs and parameters, by name.
 
         Args:
-            cotangents: of the outputs' shapes: an array for one output, or a mapping; the others are 0.
-            saved: the second result of :meth:`forward`; it can be used again.
+            cotangents: an array for one output, or a mapping, with the shapes of the outputs; cotangents
+                that are missing are 0.
+            saved: the second result of :meth:`forward`, which can be used again.
 
         Raises:
-            DataError: cotangents of other names, types or shapes than the outputs', or ``saved`` of
-                another function.
+            DataError: the names, types or shapes of the cotangents are not those of the outputs, or
+                ``saved`` comes from another function.
         """
         if not isinstance(saved, Saved):
             raise DataError(
@@ -284,10 +295,10 @@ class OnnxFunction:
     def run_forward(
         self, feeds: Mapping[str, Buffer], step: int = 0, wanted: Container[str] | None = None
     ) -> tuple[dict[str, Buffer], Saved, dict[str, Buffer]]:
-        """:meth:`forward` without a copy: outputs, what is saved, new running statistics.
+        """:meth:`forward` without copies: outputs, saved values, new running statistics.
 
-        ``feeds`` has every input, parameter and running statistic, on the function's device. The
-        backward pass may leave out gradients that are not ``wanted``.
+        ``feeds`` has every input, parameter and running statistic, on the device of the function. The
+        backward pass may omit gradients that are not ``wanted``.
         """
         for name, buffer in feeds.items():
             if not shapes_compatible(self._fed[name].shape, buffer.shape):
@@ -297,13 +308,13 @@ class OnnxFunction:
         fed = {**self._frozen, **feeds}
         if self.draws:
             fed[STEP] = self.buffer(np.asarray(step, np.int64))
-        made, kept = self._gradient.forward(fed, wanted)
-        outputs = {n: made[n] for n in self.outputs}
-        new = {n: made[f"{NEW}{n}"] for n in self._specs if f"{NEW}{n}" in made}
+        results, kept = self._gradient.forward(fed, wanted)
+        outputs = {n: results[n] for n in self.outputs}
+        new = {n: results[f"{NEW}{n}"] for n in self._specs if f"{NEW}{n}" in results}
         return outputs, Saved(self, kept, outputs, {}), new
 
     def run_backward(self, cotangents: Mapping[str, Buffer], saved: Saved) -> dict[str, Buffer]:
-        """:meth:`backward` without a copy."""
+        """:meth:`backward` without copies."""
         if saved.function is not self:
             raise DataError("saved comes from the forward pass of another OnnxFunction")
         feeds = {}
@@ -356,25 +367,3 @@ class OnnxFunction:
         if not partial and (missing := [n for n in names if n not in given]):
             raise DataError(f"{what} lacks {missing[0]!r}")
         return dict(given)
-
-
-def _one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
-    if value not in allowed:
-        raise ConfigError(f"{name}: expected {' or '.join(map(repr, allowed))}, got {value!r}")
-    return value
-
-
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    raise ConfigError(f"{name}: expected an integer >= 1, got {value!r}")
-
-
-def _ratio(dropout: Any) -> Any:
-    if dropout in ("file", "off") or (
-        isinstance(dropout, float | int) and not isinstance(dropout, bool) and 0 <= dropout < 1
-    ):
-        return dropout
-    raise ConfigError(
-        f"dropout: expected 'file', 'off' or a ratio from 0 to below 1, got {dropout!r}"
-    )

@@ -23,11 +23,9 @@ def gradient_program(
     for name in outputs:
         y = values[name]
         pairs.append((y, trace.input(f"{COTANGENT}{name}", y.dtype, y.shape)))
-    found = gradients(pairs, [given[name] for name in wrt], rules)
-    named = {**values, **updates}
-    named |= {f"{GRADIENT}{name}": g for name, g in zip(wrt, found, strict=True)}
-    trace, named = optimize(trace, named)
-    return build(trace, named, name="gradient")
+    results = gradients(pairs, [given[name] for name in wrt], rules)
+    named = {f"{GRADIENT}{name}": gradient for name, gradient in zip(wrt, results, strict=True)}
+    return build(*optimize(trace, {**values, **updates, **named}), name="gradient")
 
 
 def forward_program(mode: Mode, wrt: Sequence[str], replacing: Rewrite) -> Program:
@@ -47,8 +45,10 @@ def _replayed(
     own = mode.rewrite({n: given[n] for n in statistics}, plain=replacing is not None)
 
     def rewrite(trace, node, inputs):  # type: ignore[no-untyped-def]  # a Rewrite
-        made = own(trace, node, inputs)
-        return made if made is not None or replacing is None else replacing(trace, node, inputs)
+        outputs = own(trace, node, inputs)
+        if outputs is not None or replacing is None:
+            return outputs
+        return replacing(trace, node, inputs)
 
     values = model.replay(trace, [o.name for o in model.outputs], given, rewrite)
     updates = {f"{NEW}{name}": tensor for name, tensor in own.updates.items()}

@@ -25,8 +25,8 @@ class Buffer:
     @classmethod
     def of(cls, array: Array) -> Buffer:
         """The memory of an array."""
-        whole = np.asarray(array, order="C")
-        return cls(pointer=whole.ctypes.data, shape=whole.shape, dtype=whole.dtype, owner=whole)
+        owner = np.asarray(array, order="C")
+        return cls(pointer=owner.ctypes.data, shape=owner.shape, dtype=owner.dtype, owner=owner)
 
     @classmethod
     def of_value(cls, value: Value, dtype: np.dtype[Any] | None = None) -> Buffer:
@@ -40,7 +40,7 @@ class Buffer:
         return cls.of_value(device.put(np.zeros(shape, dtype)))
 
     def copied(self, device: Device) -> Buffer:
-        """A copy in other memory of the same device."""
+        """A copy on the same device."""
         value = self.value()
         view = device.view(value)
         return Buffer.of_value(device.put(device.read(value) if view is None else view), self.dtype)
@@ -50,7 +50,7 @@ class Buffer:
         return array_at(self.pointer, self.shape, self.dtype, self.owner)
 
     def value(self) -> Value:
-        """The memory as a tensor of the runtime, by dlpack; booleans are bytes there."""
+        """The memory as a tensor of the runtime, by dlpack, where booleans are bytes."""
         from onnxruntime.capi import _pybind_state as state
 
         owner = self.owner
@@ -72,9 +72,9 @@ class Buffer:
 
 @functools.cache
 def _dlpack_form() -> Literal["none", "flag", "capsule"]:
-    """How this onnxruntime takes dlpack: not at all, with a flag for booleans, or by the capsule alone.
+    """How this onnxruntime reads dlpack: not at all, with a flag for booleans, or from the capsule alone.
 
-    Builds of 1.19 have no dlpack; since 1.32 the capsule itself says that it has booleans.
+    Training builds of 1.19 have no dlpack. Since 1.32 the capsule itself has the type of booleans.
     """
     from onnxruntime.capi import _pybind_state as state
 

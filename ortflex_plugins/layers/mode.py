@@ -96,7 +96,7 @@ class Rewriting:
     def _dropout(
         self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
     ) -> Sequence[Tensor] | None:
-        """Drop by the ratio of the file, whatever its training_mode says: torch's train() decides."""
+        """Drop by the ratio of the file; its training_mode has no effect, since torch's train() decides."""
         x, given = (*inputs, None)[:2]
         assert x is not None
         ratio: float | Tensor = 0.5 if given is None else given

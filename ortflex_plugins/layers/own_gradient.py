@@ -1,4 +1,4 @@
-"""Forward and backward on any onnxruntime: our gradient graph, in two halves."""
+"""Forward and backward on any onnxruntime, by the two halves of our gradient graph."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ortflex_plugins.layers.splitting import Halves, split
 
 
 class OwnGradient:
-    """The two halves as sessions; the saved tensors are memory, so they can be used again.
+    """The two halves as sessions. The tensors saved between them can be used more than once.
 
-    Sessions are made at first use, when the wanted gradients are known.
+    Sessions are created at their first use, when the wanted gradients are known.
     """
 
     reuses = False
-    """False: outputs keep their values."""
+    """False: the backward pass does not change the outputs."""
 
     def __init__(
         self,
@@ -36,22 +36,22 @@ class OwnGradient:
         device: Device,
         threads: int,
     ) -> None:
-        whole = gradient_program(mode, wrt, outputs, rules)
-        self._whole, self._wrt = whole.proto(), tuple(wrt)
+        program = gradient_program(mode, wrt, outputs, rules)
+        self._gradient, self._wrt = program.proto(), tuple(wrt)
         self._device, self._threads = device, threads
         self._pairs: dict[tuple[str, ...], _Pair] = {}
-        self.inputs = tuple(i.name for i in whole.inputs)
-        self._halves = halves = split(self._whole)
+        self.inputs = tuple(i.name for i in program.inputs)
+        self._halves = halves = split(self._gradient)
         self.graphs = {
-            "gradient": self._whole,
+            "gradient": self._gradient,
             "forward": halves.forward,
             "backward": halves.backward,
         }
 
     def _pair(self, wanted: tuple[str, ...]) -> _Pair:
-        """The sessions for some of the gradients; without any, only the model runs."""
+        """The sessions for some of the gradients; without gradients there is no backward pass."""
         if wanted not in self._pairs:
-            halves = self._halves if wanted == self._wrt else split(self._whole, wanted)
+            halves = self._halves if wanted == self._wrt else split(self._gradient, wanted)
             backward = None
             if wanted:
                 backward = _Run("backward", halves.backward, self._device, self._threads)
@@ -63,8 +63,7 @@ class OwnGradient:
         self, feeds: Mapping[str, Buffer], wanted: Container[str] | None = None
     ) -> tuple[dict[str, Buffer], Kept]:
         """All outputs, and the state from which :meth:`backward` computes the wanted gradients."""
-        some = tuple(n for n in self._wrt if wanted is None or n in wanted)
-        pair = self._pair(some)
+        pair = self._pair(tuple(n for n in self._wrt if wanted is None or n in wanted))
         results = pair.forward(feeds)
         if pair.backward is None:
             return results, Kept({}, None)
@@ -81,7 +80,7 @@ class OwnGradient:
 
 
 class _Run:
-    """Run a session on the caller's memory; outputs are in memory of the runtime."""
+    """A session that runs on the caller's memory; its outputs are in memory of the runtime."""
 
     def __init__(self, name: str, model: ModelProto, device: Device, threads: int) -> None:
         self._name = name

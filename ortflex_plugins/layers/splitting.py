@@ -9,15 +9,15 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from ortflex_core.errors import GraphError
-from ortflex_core.model import ancestor_nodes, reads
+from ortflex_core.model import ancestor_nodes, reads, split_nodes
 
 
 @attrs.frozen(kw_only=True)
 class Halves:
-    """Forward and backward graph; ``saved`` are the tensors that the first passes to the second.
+    """The forward and the backward graph; ``saved`` are the tensors that the first passes to the second.
 
-    The outputs of ``forward`` are the model's, then the saved ones; the inputs of ``backward`` are
-    cotangents, saved tensors, and those inputs of the model that it reads.
+    The outputs of ``forward`` are those of the model, then the saved tensors. The inputs of ``backward``
+    are cotangents, saved tensors, and those inputs of the model that it reads.
     """
 
     forward: ModelProto
@@ -28,28 +28,20 @@ class Halves:
 def split(model: ModelProto, wanted: Container[str] | None = None) -> Halves:
     """Split a model made by :func:`ortflex_core.gradient_model`.
 
-    The forward pass saves what the backward pass needs, so nothing is computed twice. Only
-    gradients with ``wanted`` names are kept, or all.
+    The forward pass saves the tensors that the backward pass needs, so nothing is computed twice. Only
+    gradients with ``wanted`` names are kept; None keeps all of them.
 
     Raises:
         GraphError: the type of a tensor to be saved cannot be inferred.
     """
     graph = model.graph
-    waiting = {i.name for i in graph.input if i.name.startswith("cotangent/")}
-    late = set(waiting)
-    before: list[NodeProto] = []
-    after: list[NodeProto] = []
-    for node in graph.node:
-        if any(name in late for name in reads(node)):
-            late.update(node.output)
-            after.append(node)
-        else:
-            before.append(node)
+    cotangents = [i.name for i in graph.input if i.name.startswith("cotangent/")]
+    before, after = split_nodes(graph.node, cotangents)
     gradients = [o for o in graph.output if o.name.startswith("gradient/")]
     results = [o for o in graph.output if not o.name.startswith("gradient/")]
     if wanted is not None:
         gradients = [o for o in gradients if o.name.removeprefix("gradient/") in wanted]
-        after = ancestor_nodes(after, {o.name for o in gradients})
+        after = ancestor_nodes(after, [o.name for o in gradients])
     early = {o for node in before for o in node.output if o}
     needed = _needed(after) | {o.name for o in gradients}
     saved = tuple(sorted(n for n in needed if n in early))
@@ -66,7 +58,7 @@ def split(model: ModelProto, wanted: Container[str] | None = None) -> Halves:
 
 
 def _needed(nodes: Iterable[NodeProto]) -> set[str]:
-    return {name for node in nodes for name in reads(node) if name}
+    return {name for node in nodes for name in reads(node)}
 
 
 def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
@@ -75,7 +67,7 @@ def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
     for value in (*inferred.graph.value_info, *inferred.graph.output):
         kind = value.type.tensor_type.elem_type
         if kind != TensorProto.UNDEFINED:
-            # Sizes that inference guessed are left out: they are checked against what is bound.
+            # Without the sizes that inference guessed, which onnxruntime would compare with the memory.
             out[value.name] = helper.make_tensor_value_info(value.name, kind, None)
     return out
 
@@ -89,14 +81,14 @@ def _graph(
 ) -> ModelProto:
     results = list(outputs)
     used = _needed(nodes) | {o.name for o in results}
-    graph = model.graph
-    made = helper.make_graph(
+    source = model.graph
+    graph = helper.make_graph(
         nodes,
         name,
-        [*(i for i in graph.input if i.name in used), *extra],
+        [*(i for i in source.input if i.name in used), *extra],
         results,
-        [t for t in graph.initializer if t.name in used],
+        [t for t in source.initializer if t.name in used],
     )
     return helper.make_model(
-        made, ir_version=model.ir_version, opset_imports=list(model.opset_import)
+        graph, ir_version=model.ir_version, opset_imports=list(model.opset_import)
     )

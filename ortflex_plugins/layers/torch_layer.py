@@ -25,20 +25,19 @@ class OrtLayer(torch.nn.Module):
     """A torch module around an ONNX model: its initializers are the module's parameters.
 
     Forward and backward run in onnxruntime, on the memory of torch's tensors, without copies
-    (dlpack). The parameters are in ``state_dict`` and can be given to any optimizer; their names
-    are those of the initializers, with characters that torch refuses replaced (:attr:`names` maps
-    them back). In ``train()`` BatchNormalization normalizes by the batch and updates its running
-    statistics, which are buffers of the module, and Dropout drops by the file's ratio, its masks
-    drawn from torch's generator; in ``eval()`` the statistics are used and nothing is dropped.
-    Gradients that are not needed (of frozen parameters, of the data, under ``torch.no_grad``) are
-    not computed.
+    (dlpack). The parameters are in ``state_dict``, and any optimizer can train them. Their names are
+    those of the initializers, except that characters that torch refuses are replaced (:attr:`names` has
+    the original names). In ``train()`` BatchNormalization normalizes by the batch and updates its running
+    statistics, which are buffers of the module, and Dropout drops by the file's ratio, with masks from
+    torch's generator. In ``eval()`` the statistics are used and nothing is dropped. Gradients that are
+    not needed (of frozen parameters, of the data, under ``torch.no_grad``) are not computed.
 
-    Tensors on a GPU (``layer.to("cuda")``) are computed on there, if onnxruntime has its
-    CUDAExecutionProvider. The tests run that path on a stand-in, not on a GPU.
+    Tensors on a GPU (``layer.to("cuda")``) stay there, if onnxruntime has its CUDAExecutionProvider. The
+    tests run that path on a stand-in, not on a GPU.
 
     Args:
         model: a path, bytes or a ModelProto; float32 or float64.
-        params: which initializers are parameters, as :class:`ortflex_core.Trainer` takes it.
+        params: which initializers are parameters, as for :class:`ortflex_core.Trainer`.
         outputs: the outputs that have a gradient; None for all of float type.
         batch_norm: ``"freeze"`` uses the running statistics in ``train()``, too.
         dropout: in ``train()``: ``"file"``, ``"off"``, or another ratio for all.
@@ -50,8 +49,8 @@ class OrtLayer(torch.nn.Module):
     Raises:
         ModelError, NoGradientRule, NotDifferentiable, Unsupported: as
             :class:`~ortflex_plugins.layers.function.OnnxFunction`.
-        Unsupported: a second derivative is asked for (``create_graph=True``), or the tensors are
-            on a device that onnxruntime does not compute on here.
+        Unsupported: there is no second derivative (``create_graph=True``), or onnxruntime cannot compute
+            on the device of the tensors.
 
     Example:
         >>> layer = OrtLayer("head.onnx")                                   # doctest: +SKIP
@@ -106,7 +105,7 @@ class OrtLayer(torch.nn.Module):
 
     @property
     def function(self) -> OnnxFunction:
-        """The function that a call in the present mode runs in main memory."""
+        """The function that a call in the current mode runs in main memory."""
         return self._function("cpu")
 
     def _function(self, device: str) -> OnnxFunction:
@@ -135,7 +134,7 @@ class OrtLayer(torch.nn.Module):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: the file's bytes, no sessions."""
+        """The attributes for a pickle, with the bytes of the file instead of sessions."""
         file = self._model.export({}).SerializeToString()
         return {**self.__dict__, "_functions": {}, "_model": file}
 
@@ -158,8 +157,8 @@ class OrtLayer(torch.nn.Module):
         place = _place({**tensors, **statistics})
         wanted = {n for n, t in tensors.items() if t.requires_grad and torch.is_grad_enabled()}
         call = _Call(self._function(place), place, tuple(tensors), statistics, wanted)
-        made = _Differentiable.apply(call, *tensors.values())
-        return made[0] if len(made) == 1 else made
+        outputs = _Differentiable.apply(call, *tensors.values())
+        return outputs[0] if len(outputs) == 1 else outputs
 
     @short_traceback
     def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
@@ -226,13 +225,12 @@ class _Differentiable(torch.autograd.Function):
         # not read the running statistics, which the next forward pass changes.
         ctx.save_for_backward(*tensors, *(() if call.training else call.statistics.values()))
         ctx.set_materialize_grads(False)
-        made = tuple(_tensor(b) for b in outputs.values())
+        results = {n: _tensor(b) for n, b in outputs.items()}
         if call.function.reuses:
-            made = tuple(t.clone() for t in made)
+            results = {n: t.clone() for n, t in results.items()}
         known = call.function.differentiated
-        fixed = [t for n, t in zip(outputs, made, strict=True) if n not in known]
-        ctx.mark_non_differentiable(*fixed)
-        return made
+        ctx.mark_non_differentiable(*(t for n, t in results.items() if n not in known))
+        return tuple(results.values())
 
     @staticmethod
     @short_traceback
@@ -250,9 +248,9 @@ class _Differentiable(torch.autograd.Function):
             if c is not None and name in function.differentiated
         }
         _settle(ctx.call.place)
-        made = function.run_backward(given, ctx.saved)
+        buffers = function.run_backward(given, ctx.saved)
         gradients = [
-            _tensor(made[name]) if need and name in made else None
+            _tensor(buffers[name]) if need and name in buffers else None
             for name, need in zip(ctx.call.names, ctx.needs_input_grad[1:], strict=True)
         ]
         return (None, *gradients)
@@ -280,10 +278,10 @@ def _devices(tensors: Iterable[torch.Tensor]) -> set[str]:
 def _place(tensors: dict[str, torch.Tensor]) -> str:
     """The one device of all tensors."""
     places = _devices(tensors.values())
-    first, *rest = tensors
+    first, *others = tensors
     if len(places) > 1:
         [where] = _devices([tensors[first]])
-        name, other = next((n, p) for n in rest for p in _devices([tensors[n]]) if p != where)
+        name, other = next((n, p) for n in others for p in _devices([tensors[n]]) if p != where)
         raise DataError(
             f"{first!r} is on {where}, {name!r} on {other}; move layer and inputs to the same "
             "device"
@@ -319,9 +317,9 @@ def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any], name: str) -> Buffer:
             f"{name!r} is {tensor.dtype}, but the model expects {dtype}; convert it, or export "
             "the model in that precision"
         )
-    whole = tensor.detach().contiguous()
-    owner = whole.view(torch.uint8) if tensor.dtype is torch.bool else whole
-    return Buffer(pointer=whole.data_ptr(), shape=tuple(whole.shape), dtype=dtype, owner=owner)
+    memory = tensor.detach().contiguous()
+    owner = memory.view(torch.uint8) if tensor.dtype is torch.bool else memory
+    return Buffer(pointer=memory.data_ptr(), shape=tuple(memory.shape), dtype=dtype, owner=owner)
 
 
 def _tensor(buffer: Buffer) -> torch.Tensor:

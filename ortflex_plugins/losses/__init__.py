@@ -1,1 +1,1 @@
-"""What a sample costs: one loss a module."""
+"""Losses, one in each module: the cost of one sample."""

@@ -1,4 +1,4 @@
-"""What the losses over several classes share: the class axis, its weights and its labels."""
+"""Shared by the losses over several classes: the class axis, class weights and labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ortflex_core.types import Array, TensorSpec, shape_text
 
 
 def class_weight_field() -> Any:
-    """The field ``class_weight``: one positive number or 0 a class, or None."""
+    """The field ``class_weight``: one number >= 0 per class, or None."""
     return setting(
         default=None,
         converter=attrs.converters.optional(_numbers),
@@ -34,7 +34,7 @@ def class_weight_field() -> Any:
 
 
 def _numbers(values: Iterable[Any]) -> tuple[Any, ...]:
-    if isinstance(values, Mapping):  # whose keys would be taken
+    if isinstance(values, Mapping):  # its keys would be taken as the weights
         raise TypeError(
             "class_weight must be numbers, one per class in the order of the scores, got the "
             f"mapping {dict(values)!r}"
@@ -57,10 +57,10 @@ def _check_weights(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
 def class_labels(
     loss: str, predicted: TensorSpec, given: TensorSpec | None, axis: int = 1
 ) -> TensorSpec:
-    """Class numbers without the class axis, or fractions with it, for scores [B, C, …] or [B, …, C].
+    """The labels of scores [B, C, …] or [B, …, C]: class numbers [B, …], or fractions in the same shape.
 
     Raises:
-        DataError: the scores have no class axis, or the labels another type or shape.
+        DataError: the scores have no class axis, or the labels have another type or shape.
     """
     float_scores(loss, predicted)
     shape = predicted.shape
@@ -95,10 +95,10 @@ def class_labels(
 def check_count(
     loss: str, predicted: TensorSpec, weights: tuple[float, ...] | None, axis: int = 1
 ) -> None:
-    """Refuse class weights of another number of classes, where that number is known.
+    """Refuse class weights if the number of classes is known and differs from theirs.
 
     Raises:
-        DataError: the two numbers.
+        DataError: names both numbers.
     """
     count = predicted.shape[axis] if predicted.shape is not None else None
     if weights is not None and isinstance(count, int) and len(weights) != count:
@@ -109,37 +109,37 @@ def check_count(
 
 
 def along_classes(values: Iterable[float], rank: int, dtype: Any, axis: int = 1) -> Array:
-    """One number a class, of shape [C, 1, …], to broadcast to scores [B, C, …] of some rank."""
-    return np.asarray(list(values), dtype).reshape(-1, *[1] * _behind(rank, axis))
+    """One number per class, in a shape [C, 1, …] that broadcasts to scores of this rank."""
+    return np.asarray(list(values), dtype).reshape(-1, *_ones_after(rank, axis))
 
 
-def _behind(rank: int, axis: int) -> int:
-    """The number of axes after the classes."""
-    return rank - 2 if axis == 1 else 0
+def _ones_after(rank: int, axis: int) -> list[int]:
+    """A 1 for each axis after the classes."""
+    return [1] * (rank - 2) if axis == 1 else []
 
 
 def is_class(op: Ops, predicted: Tensor, expected: Tensor, axis: int = 1) -> Tensor:
     """Booleans of the scores' shape: whether the class number is the position in the class axis.
 
-    GatherElements would fail on an ignored number; a comparison needs no safe one.
+    This is a comparison, because GatherElements would fail on an ignored class number.
     """
     assert predicted.shape is not None  # label() refuses scores of unknown rank
     count = predicted.shape[axis]
-    behind = [1] * _behind(len(predicted.shape), axis)
+    ones = _ones_after(len(predicted.shape), axis)
     if isinstance(count, int):
-        classes = op.constant(np.arange(count).reshape(-1, *behind))
+        classes = op.constant(np.arange(count).reshape(-1, *ones))
     else:
         size = op.Squeeze(op.Gather(op.Shape(predicted), op.constant([axis])))
         classes = op.Range(op.constant(0), size, op.constant(1))
-        if behind:
-            classes = op.Reshape(classes, op.constant([-1, *behind]))
+        if ones:
+            classes = op.Reshape(classes, op.constant([-1, *ones]))
     return op.Equal(op.Unsqueeze(expected, axes=[axis]), classes)
 
 
-def beside_classes(op: Ops, cotangent: Tensor, predicted: Tensor, axis: int = 1) -> Tensor:
-    """A cotangent of values [B, …], made to broadcast to scores [B, C, …] or [B, …, C].
+def with_class_axis(op: Ops, cotangent: Tensor, predicted: Tensor, axis: int = 1) -> Tensor:
+    """A cotangent of values [B, …], in a shape that broadcasts to scores [B, C, …] or [B, …, C].
 
-    A smaller one, without the batch axis, is after a class axis 1 and does so already.
+    A cotangent of smaller rank has no batch axis and broadcasts to scores [B, C, …] as it is.
     """
     if axis == -1:
         return op.Unsqueeze(cotangent, axes=[-1])

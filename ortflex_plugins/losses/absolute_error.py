@@ -6,20 +6,18 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.data import float_labels
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import TensorSpec
+from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 
 @attrs.frozen(kw_only=True)
-class AbsoluteError(Loss):
-    """Absolute error: ``l = |p − y|``; its gradient at ``p = y`` is 0.
+class AbsoluteError(ElementwiseLoss):
+    """Absolute error: ``l = |p − y|``. Its gradient at ``p = y`` is 0.
 
-    Labels have the prediction's shape, [B, …], and so have the values.
+    Labels and values have the shape of the prediction, [B, …].
 
     Raises:
-        DataError: labels of another shape, or not numbers (from :meth:`label`).
+        DataError: the labels have another shape or are not numbers.
 
     >>> AbsoluteError().describe()
     {'name': 'absolute_error'}
@@ -29,10 +27,6 @@ class AbsoluteError(Loss):
 
     name: ClassVar[str] = "absolute_error"
     aliases: ClassVar[tuple[str, ...]] = ("mae", "mean_absolute_error", "l1_loss")
-
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
-        return float_labels(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``|p − y|``."""

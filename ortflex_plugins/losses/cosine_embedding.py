@@ -19,17 +19,17 @@ _EPS = 1e-12  # torch's, added to squared lengths
 
 @attrs.frozen(kw_only=True)
 class CosineEmbedding(Loss):
-    """Cosine distance of two embeddings: ``1 − cos`` for similar pairs, cosines above a margin for others.
+    """Cosine distance of embeddings: ``1 − cos`` if they are similar, else ``max(0, cos − margin)``.
 
-    Either the labels are the embeddings that the predictions [B, D] should be like:
-    ``l = 1 − cos(p, y)``. Or the prediction is a pair a row, [B, 2, D] (two outputs, stacked in the
-    model), and labels [B] are 1 for those that belong together, ``l = 1 − cos``, and −1 for the
-    others, ``l = max(0, cos − margin)``. The values have the shape [B];
+    Predictions [B, D] have labels [B, D], the embeddings that they should be similar to:
+    ``l = 1 − cos(p, y)``. Predictions [B, 2, D] are pairs of embeddings (two outputs, stacked in the
+    model); their labels [B] are 1 for similar pairs, with ``l = 1 − cos``, and −1 for dissimilar pairs,
+    with ``l = max(0, cos − margin)``. Values have the shape [B], and
     ``cos(a, b) = a·b / √((‖a‖² + 1e-12)·(‖b‖² + 1e-12))``.
 
     Raises:
         ValueError: ``margin`` is not in [−1, 1].
-        DataError: labels of another shape, or other than −1 and 1 for pairs.
+        DataError: the labels have another shape or, for pairs, other values than −1 and 1.
 
     >>> CosineEmbedding(margin=0.5).describe()
     {'name': 'cosine_embedding', 'margin': 0.5}
@@ -65,8 +65,8 @@ class CosineEmbedding(Loss):
         """Refuse labels other than −1 and 1 for pairs."""
         if labels.ndim == 1:
             hint = "1 marks similar pairs, -1 dissimilar ones."
-            apart = np.asarray(labels == -1)
-            require_range(self.name, labels, 1, 1, allowed=apart, hint=hint)
+            dissimilar = np.asarray(labels == -1)
+            require_range(self.name, labels, 1, 1, allowed=dissimilar, hint=hint)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""
@@ -78,10 +78,10 @@ class CosineEmbedding(Loss):
 
 
 def _cosine(op: Ops, one: Tensor, other: Tensor) -> Tensor:
-    """Of the rows of two tables [B, D]."""
+    """The cosine of each row of a tensor [B, D] with the row of another one."""
     product, *lengths = (
         op.ReduceSum(a * b, axes=[1], keepdims=0)
         for a, b in ((one, other), (one, one), (other, other))
     )
-    # The root of each: in float32 the product of two squared lengths ends at 1e38.
+    # A root of each length: the product of two squared lengths could exceed 1e38, the end of float32.
     return product / (op.Sqrt(lengths[0] + _EPS) * op.Sqrt(lengths[1] + _EPS))

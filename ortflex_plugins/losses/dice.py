@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import attrs
-import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.component import hyper, number, one_of, setting
@@ -21,16 +20,17 @@ from ortflex_plugins.losses._classes import class_labels, is_class
 class Dice(Loss):
     """Soft Dice loss: ``1 − (2·Σ p·y + smooth) / (Σ p + Σ y + smooth)``, sums over the positions.
 
-    Raw scores ``s`` are [B, C, …]: one channel per region, then the positions; the values are
-    [B, C]. Scores [B, N] are the N positions of one region, the values [B].
+    Raw scores ``s`` have the shape [B, C, …], with one channel per region and then the positions; the
+    values have the shape [B, C]. Scores [B, N] are the N positions of one region, with values [B].
 
-    ``over="regions"``: each region separately, ``p = sigmoid(s)``, labels in [0, 1] of the scores'
-    shape. ``over="classes"``: every position belongs to one class, ``p = softmax(s)`` along axis 1,
-    labels are class numbers [B, …] or fractions of the classes of the scores' shape.
+    ``over="regions"``: each region separately, ``p = sigmoid(s)``; labels are in [0, 1] and have the
+    shape of the scores. ``over="classes"``: every position belongs to one class, ``p = softmax(s)`` along
+    axis 1; labels are class numbers [B, …], or fractions of the classes in the shape of the scores.
 
     Raises:
-        ValueError: ``over`` is neither of the two, or ``smooth`` is not positive.
-        DataError: labels of another shape or type, or outside their range; no positions.
+        ValueError: ``over`` has another value, or ``smooth`` is not positive.
+        DataError: the labels have another shape or type or are outside their range, or the scores have no
+            positions.
 
     >>> Dice(smooth=1.0).describe()
     {'name': 'dice', 'over': 'regions', 'smooth': 1.0}
@@ -76,18 +76,18 @@ class Dice(Loss):
             if numbers
             else "They say how much of each position belongs to the region."
         )
-        nothing = np.zeros(labels.shape, dtype=bool)
-        require_range(self.name, labels, 0, last, allowed=nothing, hint=hint)
+        require_range(self.name, labels, 0, last, hint=hint)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""
         regions = self.over == "regions"
-        share = op.Sigmoid(predicted) if regions else op.Softmax(predicted, axis=1)
+        probability = op.Sigmoid(predicted) if regions else op.Softmax(predicted, axis=1)
         if expected.dtype == TensorProto.INT64:
             expected = op.Cast(is_class(op, predicted, expected), to=predicted.dtype)
         rank = predicted.rank or 2  # label() refuses scores of unknown rank
         axes = list(range(min(2, rank - 1), rank))
-        both, one, other = (
-            op.ReduceSum(x, axes=axes, keepdims=0) for x in (share * expected, share, expected)
+        overlap, found, labelled = (
+            op.ReduceSum(region, axes=axes, keepdims=0)
+            for region in (probability * expected, probability, expected)
         )
-        return 1 - (2 * both + self.smooth) / (one + other + self.smooth)
+        return 1 - (2 * overlap + self.smooth) / (found + labelled + self.smooth)

@@ -7,36 +7,30 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.data import float_labels
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import TensorSpec
+from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 
 @attrs.frozen(kw_only=True)
-class Elastic(Loss):
-    """Absolute and squared error mixed: ``l = l1_weight·|p − y| + l2_weight·(p − y)²``.
+class Elastic(ElementwiseLoss):
+    """A sum of absolute and squared error: ``l = l1_weight·|p − y| + l2_weight·(p − y)²``.
 
-    Labels have the prediction's shape, [B, …], and so have the values.
+    Labels and values have the shape of the prediction, [B, …].
 
     Raises:
         ValueError: a weight is negative.
-        DataError: labels of another shape, or not numbers (from :meth:`label`).
+        DataError: the labels have another shape or are not numbers.
 
     >>> Elastic(l1_weight=0.1).describe()
     {'name': 'elastic', 'l1_weight': 0.1, 'l2_weight': 0.5}
 
-    Source: the elastic loss of onnxcustom, the older package.
+    Source: the loss ``elastic`` of onnxcustom.
     """
 
     name: ClassVar[str] = "elastic"
 
     l1_weight: float = hyper(default=0.5, validator=number(ge=0), help="weight of |p − y|")
     l2_weight: float = hyper(default=0.5, validator=number(ge=0), help="weight of (p − y)²")
-
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
-        return float_labels(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``l1_weight·|e| + l2_weight·e²`` with ``e = p − y``."""

@@ -7,23 +7,23 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.data import float_labels, require_range
+from ortflex_core.data import require_range
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 
 @attrs.frozen(kw_only=True)
-class Hinge(Loss):
-    """Hinge loss of raw scores: ``max(0, 1 − y·s)``.
+class Hinge(ElementwiseLoss):
+    """Hinge loss of raw scores: ``l = max(0, 1 − y·s)``.
 
-    Labels are −1 or 1, of the scores' shape [B, …].
+    Labels are −1 or 1; labels and values have the shape of the scores, [B, …].
 
     Raises:
-        DataError: labels of another shape, outside their range, or not numbers.
+        DataError: the labels have another shape, are outside their range, or are not numbers.
 
-    >>> Hinge().describe()["name"]
-    'hinge'
+    >>> Hinge().describe()
+    {'name': 'hinge'}
 
     Source: sklearn.metrics.hinge_loss before its mean.
     """
@@ -31,14 +31,10 @@ class Hinge(Loss):
     name: ClassVar[str] = "hinge"
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
-        return float_labels(self.name, predicted, given)
-
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse labels outside −1 and 1."""
-        allowed = np.asarray(labels == -1)
-        require_range(self.name, labels, 1, 1, allowed=allowed, hint="The classes are -1 and 1.")
+        """Refuse labels other than −1 and 1."""
+        negative = np.asarray(labels == -1)
+        require_range(self.name, labels, 1, 1, allowed=negative, hint="The classes are -1 and 1.")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""

@@ -7,21 +7,19 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.data import float_labels
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import TensorSpec
+from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 
 @attrs.frozen(kw_only=True)
-class Huber(Loss):
-    """Huber's loss: ``½ e²`` where ``|e| ≤ delta``, else ``delta·(|e| − ½ delta)``; ``e = p − y``.
+class Huber(ElementwiseLoss):
+    """Huber loss: ``l = ½ e²`` where ``|e| ≤ delta``, else ``delta·(|e| − ½ delta)``; ``e = p − y``.
 
-    Labels have the prediction's shape, [B, …], and so have the values.
+    Labels and values have the shape of the prediction, [B, …].
 
     Raises:
         ValueError: ``delta`` is not positive.
-        DataError: labels of another shape, or not numbers (from :meth:`label`).
+        DataError: the labels have another shape or are not numbers.
 
     >>> Huber(delta=0.5).describe()
     {'name': 'huber', 'delta': 0.5}
@@ -35,10 +33,6 @@ class Huber(Loss):
     delta: float = hyper(
         default=1.0, validator=number(gt=0), help="the error from which the loss is linear"
     )
-
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
-        return float_labels(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``c·(e − ½ c)`` with ``c = clip(e, −delta, delta)``: both branches in one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import attrs
-import numpy as np
 
 from ortflex_core.component import one_of, setting
 from ortflex_core.data import float_labels, require_range
@@ -13,24 +12,25 @@ from ortflex_core.errors import DataError
 from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
-from ortflex_plugins.losses._classes import beside_classes
+from ortflex_plugins.losses._classes import with_class_axis
 
-# Below it a fraction counts for nothing: y·log y is 0 at y = 0, and log 0 is not.
+# The smallest fraction in the logarithm: y·log y is 0 at y = 0, but log 0 is infinite.
 _TINY = 1e-37
 
 
 @attrs.frozen(kw_only=True)
 class KullbackLeibler(Loss):
-    """Kullback-Leibler divergence of a distribution from labels: ``Σ_c y_c·(log y_c − log p_c)``.
+    """Kullback-Leibler divergence of labels from a prediction: ``l = Σ_c y_c·(log y_c − log p_c)``.
 
-    Labels are fractions ``y`` of the classes, of the prediction's shape [B, C, …], classes in axis 1;
-    the values have the shape [B, …]. ``on="scores"``: ``p`` is the softmax of the prediction, which
-    logarithms of probabilities are taken for as well. ``on="log_probabilities"``: the prediction is
-    ``log p`` and is not normalized.
+    Labels are fractions ``y`` of the classes and have the shape of the prediction, [B, C, …], with the
+    classes in axis 1; values have the shape [B, …]. ``on="scores"``: ``p`` is the softmax of the
+    prediction, so the prediction can be scores or logarithms of probabilities.
+    ``on="log_probabilities"``: the prediction is ``log p`` and is not normalized.
 
     Raises:
-        ValueError: ``on`` is neither of the two.
-        DataError: labels of another shape, outside [0, 1], or not numbers; no class axis.
+        ValueError: ``on`` has another value.
+        DataError: the labels have another shape, are outside [0, 1], or are not numbers; or the
+            prediction has no class axis.
 
     >>> KullbackLeibler().describe()
     {'name': 'kullback_leibler', 'on': 'scores'}
@@ -50,7 +50,7 @@ class KullbackLeibler(Loss):
 
     @property
     def scores(self) -> Literal["any", "raw"]:  # type: ignore[override]  # depends on a field here
-        """Raw scores are asked for unless the loss is to be taken on log-probabilities."""
+        """Raw, unless the prediction is logarithms of probabilities."""
         return "raw" if self.on == "scores" else "any"
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
@@ -64,10 +64,7 @@ class KullbackLeibler(Loss):
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
         """Refuse fractions outside [0, 1]."""
-        nothing = np.zeros(labels.shape, dtype=bool)
-        require_range(
-            self.name, labels, 0, 1, allowed=nothing, hint="They are fractions of the classes."
-        )
+        require_range(self.name, labels, 0, 1, hint="They are fractions of the classes.")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""
@@ -78,9 +75,9 @@ class KullbackLeibler(Loss):
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
     ) -> Tensor | None:
-        """``softmax(s)·Σ_c y_c − y``, or ``−y`` on logarithms."""
+        """``softmax(s)·Σ_c y_c − y``, or ``−y`` for logarithms of probabilities."""
         slope = -expected
         if self.on == "scores":
             total = op.ReduceSum(expected, axes=[1], keepdims=1)
             slope = op.Softmax(predicted, axis=1) * total - expected
-        return slope * beside_classes(op, cotangent, predicted)
+        return slope * with_class_axis(op, cotangent, predicted)

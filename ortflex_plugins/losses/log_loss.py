@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import attrs
-import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.component import number, one_of, setting
@@ -21,22 +20,21 @@ from ortflex_plugins.losses._classes import class_weight_field
 class LogLoss(Loss):
     """Binary cross-entropy, stable at any score.
 
-    ``on="scores"``: raw scores ``s`` of shape [B], [B, 1] or [B, k] (k labels a row), labels
-    ``y ∈ [0, 1]`` of the same shape: ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
+    ``on="scores"``: raw scores ``s`` of shape [B], [B, 1] or [B, k] (k labels per row), and labels
+    ``y ∈ [0, 1]`` and values of the same shape: ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
 
-    ``on="probabilities"``: two columns ``p`` [B, 2], class numbers ``y ∈ {0, 1}`` of shape [B]:
-    ``l = −log(clip(p_y, eps, 1 − eps))``, shape [B]. Outside the clip the gradient is 0, so put
-    the loss on the scores where the graph has them.
+    ``on="probabilities"``: two columns ``p`` of shape [B, 2], class numbers ``y ∈ {0, 1}`` and values of
+    shape [B]: ``l = −log(clip(p_y, eps, 1 − eps))``. Outside the clip the gradient is 0, so attach the
+    loss to the scores if the graph has them.
 
-    With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁) it is ``−q₁·log p₁ − q₀·log p₀`` with
+    With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁), ``l = −q₁·log p₁ − q₀·log p₀`` with
     ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean a label then
-    counts ``w₁·y + w₀·(1 − y)``. That is softmax_cross_entropy on the scores (0, s).
+    counts ``w₁·y + w₀·(1 − y)``. This equals softmax_cross_entropy of the scores (0, s).
 
     Raises:
-        ValueError: ``on`` is neither of the two, ``eps`` is not in (0, ½), ``label_smoothing`` not
+        ValueError: ``on`` has another value, ``eps`` is not in (0, ½), ``label_smoothing`` is not
             in [0, 1], or ``class_weight`` is not two numbers >= 0.
-        DataError: labels of another type or shape (:meth:`label`), or outside their range
-            (:meth:`check_labels`).
+        DataError: the labels have another type or shape, or are outside their range.
 
     >>> LogLoss(on="probabilities").eps
     1e-07
@@ -80,7 +78,7 @@ class LogLoss(Loss):
 
     @property
     def scores(self) -> Literal["any", "raw"]:  # type: ignore[override]  # depends on a field here
-        """Raw scores are asked for unless the loss is to be taken on probabilities."""
+        """Raw, unless the prediction is probabilities."""
         return "raw" if self.on == "scores" else "any"
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
@@ -107,25 +105,25 @@ class LogLoss(Loss):
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
         """Refuse labels outside [0, 1]."""
         hint = "Other class numbers or names are encoded by classes=[negative, positive]."
-        nothing = np.zeros(labels.shape, dtype=bool)
-        require_range(self.name, labels, 0, 1, allowed=nothing, hint=hint)
+        require_range(self.name, labels, 0, 1, hint=hint)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula; exp never sees a positive number."""
+        """The formula, in which exp gets no positive number."""
         if self.on == "scores":
             logarithm = op.Log(1 + op.Exp(-op.Abs(predicted)))
             if self._plain:
                 return op.Max(predicted, 0.0) - predicted * expected + logarithm
-            negative, positive = self._shares(expected)
-            both = negative + positive
-            return both * (op.Max(predicted, 0.0) + logarithm) - positive * predicted
+            negative, positive = self._fractions(expected)
+            return (negative + positive) * (
+                op.Max(predicted, 0.0) + logarithm
+            ) - positive * predicted
         columns = [op.Gather(predicted, op.constant(k), axis=1) for k in (0, 1)]
         if self._plain:
             chosen = op.Where(op.Equal(expected, 1), columns[1], columns[0])
             return -op.Log(op.Clip(chosen, self.eps, 1 - self.eps))
-        shares = self._shares(op.Cast(expected, to=predicted.dtype))
+        fractions = self._fractions(op.Cast(expected, to=predicted.dtype))
         logs = [op.Log(op.Clip(column, self.eps, 1 - self.eps)) for column in columns]
-        return -(shares[0] * logs[0] + shares[1] * logs[1])
+        return -(fractions[0] * logs[0] + fractions[1] * logs[1])
 
     def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
         """The weight of the label's class."""
@@ -138,22 +136,20 @@ class LogLoss(Loss):
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
     ) -> Tensor | None:
-        """``sigmoid(s) − y`` on scores: one node for four."""
+        """``sigmoid(s) − y`` for scores: one node instead of four."""
         if self.on == "probabilities":
             return None
         if self._plain:
             return (op.Sigmoid(predicted) - expected) * cotangent
-        negative, positive = self._shares(expected)
-        both = negative + positive
-        return (both * op.Sigmoid(predicted) - positive) * cotangent
+        negative, positive = self._fractions(expected)
+        return ((negative + positive) * op.Sigmoid(predicted) - positive) * cotangent
 
     @property
     def _plain(self) -> bool:
         return self.class_weight is None and self.label_smoothing == 0
 
-    def _shares(self, expected: Tensor) -> tuple[Tensor, Tensor]:
+    def _fractions(self, expected: Tensor) -> tuple[Tensor, Tensor]:
         """q₀ and q₁ of the formula."""
         zero, one = self.class_weight or (1.0, 1.0)
-        rest = self.label_smoothing
-        smooth = (1 - rest) * expected + 0.5 * rest
+        smooth = (1 - self.label_smoothing) * expected + 0.5 * self.label_smoothing
         return zero * (1 - smooth), one * smooth

@@ -5,39 +5,34 @@ from __future__ import annotations
 from typing import ClassVar
 
 import attrs
-import numpy as np
 
-from ortflex_core.data import float_labels, require_range
+from ortflex_core.data import require_range
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 
 @attrs.frozen(kw_only=True)
-class Poisson(Loss):
-    """Poisson's negative log-likelihood of log-rates ``s``: ``exp(s) − y·s``.
+class Poisson(ElementwiseLoss):
+    """Negative log-likelihood of counts ``y`` for log-rates ``s``: ``l = exp(s) − y·s``.
 
-    Labels are counts ``y ≥ 0`` of the scores' shape [B, …]. In float32 a score above 88 is infinite.
+    Labels ``y ≥ 0`` and values have the shape of the scores, [B, …]. In float32, ``exp(s)`` is infinite
+    for scores above 88.
 
     Raises:
-        DataError: labels of another shape, outside their range, or not numbers.
+        DataError: the labels have another shape, are outside their range, or are not numbers.
 
-    >>> Poisson().describe()["name"]
-    'poisson'
+    >>> Poisson().describe()
+    {'name': 'poisson'}
 
     Source: torch.nn.PoissonNLLLoss(log_input=True) before its reduction.
     """
 
     name: ClassVar[str] = "poisson"
 
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
-        return float_labels(self.name, predicted, given)
-
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
         """Refuse labels outside [0, ∞)."""
-        allowed = np.zeros(labels.shape, dtype=bool)
-        require_range(self.name, labels, 0, None, allowed=allowed, hint="They are counts.")
+        require_range(self.name, labels, 0, None, hint="They are counts.")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""

@@ -7,24 +7,22 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.data import float_labels
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import TensorSpec
+from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 
 @attrs.frozen(kw_only=True)
-class Quantile(Loss):
-    """Quantile (pinball) loss: ``max(q·(y − p), (q − 1)·(y − p))``.
+class Quantile(ElementwiseLoss):
+    """Quantile (pinball) loss: ``l = max(q·(y − p), (q − 1)·(y − p))``.
 
-    Labels have the prediction's shape, [B, …], and so have the values.
+    Labels and values have the shape of the prediction, [B, …].
 
     Raises:
         ValueError: ``quantile`` is not in (0, 1).
-        DataError: labels of another shape, or not numbers.
+        DataError: the labels have another shape or are not numbers.
 
-    >>> Quantile().describe()["name"]
-    'quantile'
+    >>> Quantile(quantile=0.9).describe()
+    {'name': 'quantile', 'quantile': 0.9}
 
     Source: sklearn.metrics.mean_pinball_loss before its mean.
     """
@@ -35,10 +33,6 @@ class Quantile(Loss):
     quantile: float = hyper(
         default=0.5, validator=number(gt=0, lt=1), help="the quantile to predict"
     )
-
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
-        return float_labels(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""

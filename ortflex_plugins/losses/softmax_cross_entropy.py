@@ -15,11 +15,11 @@ from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 from ortflex_plugins.losses._classes import (
     along_classes,
-    beside_classes,
     check_count,
     class_labels,
     class_weight_field,
     is_class,
+    with_class_axis,
 )
 
 
@@ -27,22 +27,23 @@ from ortflex_plugins.losses._classes import (
 class SoftmaxCrossEntropy(Loss):
     """Cross-entropy of the softmax of raw scores ``s`` of shape [B, C, …], classes in axis 1.
 
-    ``axis=-1`` is for scores [B, …, C], as of language models; the shapes below change accordingly.
+    ``axis=-1`` is for scores [B, …, C], as language models return them; the shapes below change
+    accordingly.
 
-    Labels are class numbers ``y`` [B, …] in 0 … C−1: ``l = −log softmax(s)_y``, or fractions of the
-    classes ``q`` [B, C, …] (one-hot or soft): ``l = −Σ_c q_c · log softmax(s)_c``. The values have
-    the shape [B, …]. Class numbers equal to ``ignore_index`` cost nothing and do not count in the
-    mean; None ignores none.
+    Labels are class numbers ``y`` [B, …] in 0 … C−1, with ``l = −log softmax(s)_y``, or fractions of the
+    classes ``q`` [B, C, …] (one-hot or soft), with ``l = −Σ_c q_c · log softmax(s)_c``. Values have the
+    shape [B, …]. Class numbers equal to ``ignore_index`` have the loss 0 and do not count in the mean;
+    with None, every class number counts.
 
-    With ``label_smoothing`` ε and ``class_weight`` w the fractions are ``w_c·((1 − ε)·q_c + ε/C)``,
-    those of a class number being 1 and 0s. In the mean a class number then counts ``w_y``, as in
+    With ``label_smoothing`` ε and ``class_weight`` w the fractions are ``w_c·((1 − ε)·q_c + ε/C)``, where
+    q is 1 at the class number and 0 elsewhere. In the mean a class number then counts ``w_y``, as in
     torch; fractions count 1.
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
         ValueError: ``label_smoothing`` is not in [0, 1], or a weight is negative.
-        DataError: labels of another type or shape (:meth:`label`), or outside their range
-            (:meth:`check_labels`); another number of weights than of classes.
+        DataError: the labels have another type or shape or are outside their range, or the number of
+            weights is not the number of classes.
 
     >>> SoftmaxCrossEntropy(class_weight=(1.0, 3.0)).class_weight
     (1.0, 3.0)
@@ -91,9 +92,8 @@ class SoftmaxCrossEntropy(Loss):
         """Refuse class numbers outside 0 … C−1 and fractions outside [0, 1]."""
         shape = predicted.shape
         if shape is not None and labels.ndim == len(shape):
-            nothing = np.zeros(labels.shape, dtype=bool)
             hint = "One-hot and soft labels are fractions of the classes."
-            require_range(self.name, labels, 0, 1, allowed=nothing, hint=hint)
+            require_range(self.name, labels, 0, 1, hint=hint)
             return
         count = shape[self.axis] if shape is not None else None
         last = count - 1 if isinstance(count, int) else None
@@ -105,15 +105,15 @@ class SoftmaxCrossEntropy(Loss):
         require_range(self.name, labels, 0, last, allowed=np.asarray(ignored), hint=hint)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """``−Σ_c q_c · log softmax(s)_c``; an ignored number matches no class and costs 0."""
+        """``−Σ_c q_c · log softmax(s)_c``; an ignored number matches no class, so its loss is 0."""
         logs = op.LogSoftmax(predicted, axis=self.axis)
         if not self._plain:
-            picked = logs * self._shares(op, predicted, expected)
+            terms = logs * self._fractions(op, predicted, expected)
         elif expected.is_float:
-            picked = logs * expected
+            terms = logs * expected
         else:
-            picked = op.Where(self._matches(op, predicted, expected), logs, 0.0)
-        return -op.ReduceSum(picked, axes=[self.axis], keepdims=0)
+            terms = op.Where(self._matches(op, predicted, expected), logs, 0.0)
+        return -op.ReduceSum(terms, axes=[self.axis], keepdims=0)
 
     def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
         """Booleans: False where the label is ignored; None for fractions, which are never ignored."""
@@ -127,52 +127,56 @@ class SoftmaxCrossEntropy(Loss):
         if self.class_weight is None or expected.is_float:
             return kept
         if kept is not None:
-            expected = op.Where(kept, expected, 0)  # an ignored number is no index
+            expected = op.Where(kept, expected, 0)  # an ignored number is not a valid index
         weights = op.Gather(op.constant(np.asarray(self.class_weight, np.float64)), expected)
         return weights if kept is None else op.Where(kept, weights, 0.0)
 
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
     ) -> Tensor | None:
-        """``softmax(s)·Σ_c q_c − q``: no logarithm is taken back."""
+        """``softmax(s)·Σ_c q_c − q``, without the logarithm of the formula."""
         softmax = op.Softmax(predicted, axis=self.axis)
         if not self._plain or expected.is_float:
-            shares = expected if self._plain else self._shares(op, predicted, expected)
-            total = op.ReduceSum(shares, axes=[self.axis], keepdims=1)
-            return (softmax * total - shares) * beside_classes(op, cotangent, predicted, self.axis)
+            fractions = expected if self._plain else self._fractions(op, predicted, expected)
+            total = op.ReduceSum(fractions, axes=[self.axis], keepdims=1)
+            return (softmax * total - fractions) * with_class_axis(
+                op, cotangent, predicted, self.axis
+            )
         kept = self.mask(op, expected)
         if kept is not None:
             cotangent = op.Where(kept, cotangent, 0.0)
-        here = op.Cast(is_class(op, predicted, expected, self.axis), to=predicted.dtype)
-        return (softmax - here) * beside_classes(op, cotangent, predicted, self.axis)
+        one_hot = op.Cast(is_class(op, predicted, expected, self.axis), to=predicted.dtype)
+        return (softmax - one_hot) * with_class_axis(op, cotangent, predicted, self.axis)
 
     @property
     def _plain(self) -> bool:
         return self.class_weight is None and self.label_smoothing == 0
 
     def _matches(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """[B, C, …] booleans: the class of each label; none where it is ignored."""
+        """Booleans [B, C, …]: True at the class of each label, unless the label is ignored."""
         if self.ignore_index is not None and self.ignore_index >= 0:
-            # A class that is ignored must match none; a negative number does not anyway.
+            # An ignored class must match no class; a negative number matches none anyway.
             expected = op.Where(op.Equal(expected, self.ignore_index), -1, expected)
         return is_class(op, predicted, expected, self.axis)
 
-    def _shares(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+    def _fractions(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The q of the formula [B, C, …]: smoothed and weighted labels, 0 where they are ignored."""
         assert predicted.rank is not None  # label() refuses scores of unknown rank
-        rest = self.label_smoothing
-        shares: Tensor = expected
+        smoothing = self.label_smoothing
+        fractions: Tensor = expected
         if not expected.is_float:
-            shares = op.Cast(self._matches(op, predicted, expected), to=predicted.dtype)
-        if rest:
-            shares = (1 - rest) * shares + rest / _class_count(op, predicted, self.axis)
+            fractions = op.Cast(self._matches(op, predicted, expected), to=predicted.dtype)
+        if smoothing:
+            even = smoothing / _class_count(op, predicted, self.axis)
+            fractions = (1 - smoothing) * fractions + even
             kept = self.mask(op, expected)
             if kept is not None:
-                shares = op.Where(op.Unsqueeze(kept, axes=[self.axis]), shares, 0.0)
+                fractions = op.Where(op.Unsqueeze(kept, axes=[self.axis]), fractions, 0.0)
         if self.class_weight is not None:
             dtype = numpy_dtype(predicted.dtype)
-            shares = shares * along_classes(self.class_weight, predicted.rank, dtype, self.axis)
-        return shares
+            weights = along_classes(self.class_weight, predicted.rank, dtype, self.axis)
+            fractions = fractions * weights
+        return fractions
 
 
 def _class_count(op: Ops, predicted: Tensor, axis: int) -> Any:

@@ -6,20 +6,18 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.data import float_labels
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import TensorSpec
+from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 
 @attrs.frozen(kw_only=True)
-class SquaredError(Loss):
+class SquaredError(ElementwiseLoss):
     """Squared error: ``l = (p − y)²``, without the factor ½.
 
-    Labels have the prediction's shape, [B, …], and so have the values.
+    Labels and values have the shape of the prediction, [B, …].
 
     Raises:
-        DataError: labels of another shape, or not numbers (from :meth:`label`).
+        DataError: the labels have another shape or are not numbers.
 
     >>> SquaredError().describe()
     {'name': 'squared_error'}
@@ -29,10 +27,6 @@ class SquaredError(Loss):
 
     name: ClassVar[str] = "squared_error"
     aliases: ClassVar[tuple[str, ...]] = ("mse", "mean_squared_error", "l2_loss")
-
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
-        return float_labels(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``(p − y)²``."""

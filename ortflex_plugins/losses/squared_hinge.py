@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import attrs
-import numpy as np
 
-from ortflex_core.data import float_labels, require_range
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.losses.hinge import Hinge
 
 
 @attrs.frozen(kw_only=True)
-class SquaredHinge(Loss):
-    """Squared hinge loss of raw scores: ``max(0, 1 − y·s)²``.
+class SquaredHinge(Hinge):
+    """Squared hinge loss of raw scores: ``l = max(0, 1 − y·s)²``.
 
-    Labels are −1 or 1, of the scores' shape [B, …].
+    Labels are −1 or 1; labels and values have the shape of the scores, [B, …].
 
     Raises:
-        DataError: labels of another shape, outside their range, or not numbers.
+        DataError: the labels have another shape, are outside their range, or are not numbers.
 
-    >>> SquaredHinge().describe()["name"]
-    'squared_hinge'
+    >>> SquaredHinge().describe()
+    {'name': 'squared_hinge'}
 
     Source: scikit-learn's SGDClassifier(loss="squared_hinge").
     """
 
     name: ClassVar[str] = "squared_hinge"
-    scores: ClassVar[Literal["any", "raw"]] = "raw"
-
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
-        return float_labels(self.name, predicted, given)
-
-    def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse labels outside −1 and 1."""
-        allowed = np.asarray(labels == -1)
-        require_range(self.name, labels, 1, 1, allowed=allowed, hint="The classes are -1 and 1.")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""

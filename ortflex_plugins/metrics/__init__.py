@@ -1,1 +1,1 @@
-"""Figures of merit on predictions: one metric a module."""
+"""Metrics, one in each module: measures of the quality of predictions."""

@@ -1,8 +1,9 @@
-"""What the metrics share: weighted sums, batch by batch, in float64."""
+"""Shared by metrics: weighted sums over the batches, in float64."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,7 +15,7 @@ def same_shape(metric: str, expected: Array, predicted: Array) -> None:
     """Refuse predictions of another shape; [B] and [B, 1] together would broadcast to [B, B].
 
     Raises:
-        DataError: the two shapes.
+        DataError: names the two shapes.
     """
     if expected.shape != predicted.shape:
         hint = "; reshape one of them" if expected.size == predicted.size else ""
@@ -25,9 +26,9 @@ def same_shape(metric: str, expected: Array, predicted: Array) -> None:
 
 
 def columns(metric: str, values: Array, weight: Array | None) -> tuple[Array, Array]:
-    """Values and their weights as float64 [B, k], one column an output.
+    """Values and their weights as float64 [B, k], with one column per output.
 
-    ``weight`` has the shape [B], or one that broadcasts to the values'.
+    ``weight`` has the shape [B], or one that broadcasts to the shape of the values.
 
     Raises:
         DataError: the weights do not fit.
@@ -48,23 +49,32 @@ def columns(metric: str, values: Array, weight: Array | None) -> tuple[Array, Ar
 
 
 class Average:
-    """The weighted mean of each column; NaN while the weights sum to 0."""
+    """The state of a metric that is a weighted mean of values.
 
-    def __init__(self, metric: str) -> None:
-        self._metric = metric
-        self._sum: Array | None = None
-        self._weight: Array | None = None
+    Args:
+        metric: the name of the metric, for errors.
+        values: computes the values [B, …] of a batch from its labels and predictions.
+        finish: a function of the mean of each column; by default the means are the result.
+    """
 
-    def add(self, values: Array, weight: Array | None) -> None:
-        """Take in one batch of values [B, …]."""
-        table, weights = columns(self._metric, values, weight)
-        total, mass = (table * weights).sum(axis=0), weights.sum(axis=0)
-        self._sum = total if self._sum is None else self._sum + total
-        self._weight = mass if self._weight is None else self._weight + mass
+    def __init__(
+        self,
+        metric: str,
+        values: Callable[[Array, Array], Array],
+        finish: Callable[[Array], Array] = np.asarray,
+    ) -> None:
+        self._metric, self._values, self._finish = metric, values, finish
+        self._sum: Array | float = 0.0
+        self._weight: Array | float = 0.0
 
-    def means(self) -> Array:
-        """The mean of each column."""
-        if self._sum is None or self._weight is None:
-            return np.full(1, np.nan)
-        empty = self._weight == 0
-        return np.where(empty, np.nan, self._sum / np.where(empty, 1.0, self._weight))
+    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
+        """Add one batch."""
+        table, weights = columns(self._metric, self._values(expected, predicted), weight)
+        self._sum = self._sum + (table * weights).sum(axis=0)
+        self._weight = self._weight + weights.sum(axis=0)
+
+    def result(self) -> float:
+        """The mean over rows and columns; NaN if the weights of a column sum to 0."""
+        empty = np.equal(self._weight, 0)
+        means = np.where(empty, np.nan, self._sum / np.where(empty, 1.0, self._weight))
+        return float(self._finish(means).mean())

@@ -1,4 +1,4 @@
-"""What a prediction says about classes, for the metrics that count them."""
+"""Shared by metrics of classes: the classes that labels and predictions mean."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ortflex_plugins.metrics._averages import same_shape
 def classes(
     metric: str, expected: Array, predicted: Array, threshold: float
 ) -> tuple[Array, Array]:
-    """Labels and predicted classes, of one shape.
+    """Labels and predicted classes, in the same shape.
 
-    Integers, booleans and strings are classes; floats [B, C, …] with labels [B, …] or one-hot labels
-    are scores, of which the largest in axis 1 wins; floats of the labels' shape, [B] or [B, 1], mean
-    class 1 above ``threshold``.
+    Integers, booleans and strings are classes. Floats [B, C, …] with labels [B, …] or one-hot labels
+    are scores, and the class is the largest in axis 1. Floats in the shape of the labels, [B] or [B, 1],
+    mean class 1 if they are above ``threshold``, else class 0.
 
     Raises:
-        DataError: labels and predictions do not fit, or several classes of a row are right.
+        DataError: labels and predictions do not fit, or a row has several classes.
     """
     if predicted.dtype.kind != "f":
         same_shape(metric, expected, predicted)
@@ -37,7 +37,7 @@ def classes(
 
 
 def has_columns(predicted: Array) -> bool:
-    """Whether predictions have several columns, in axis 1."""
+    """Whether predictions have more than one column, in axis 1."""
     return predicted.ndim >= 2 and predicted.shape[1] > 1
 
 
@@ -45,7 +45,7 @@ def numbers(metric: str, expected: Array, predicted: Array) -> Array:
     """Class numbers [B, …] from labels, for scores [B, C, …].
 
     Raises:
-        DataError: labels of another shape, or not one class a row.
+        DataError: the labels have another shape, or a row does not have one class.
     """
     _no_names(metric, expected)
     shape = predicted.shape
@@ -74,7 +74,7 @@ def _no_names(metric: str, expected: Array) -> None:
 
 
 def _whole(metric: str, expected: Array) -> Array:
-    """Labels that are numbers of classes."""
+    """The labels, which must be whole numbers."""
     broken = expected != np.round(expected) if expected.dtype.kind == "f" else np.zeros(1, bool)
     if broken.any():
         first = expected[broken].flat[0]

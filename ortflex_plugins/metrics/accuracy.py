@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import attrs
+import numpy as np
 
 from ortflex_core.component import number, setting
 from ortflex_core.protocols import Metric
@@ -17,14 +18,15 @@ from ortflex_plugins.metrics._classes import classes
 class Accuracy(Metric):
     """Fraction of correct predictions: ``Σ w·[y = c] / Σ w`` with the predicted class ``c``.
 
-    The meaning of a prediction depends on its form: integers, booleans and strings are classes; floats
-    [B, C, …] with labels [B, …] are scores or probabilities, the largest in axis 1 wins; floats
-    of the labels' shape, [B] or [B, 1], mean class 1 above ``threshold`` (0.5 is for
-    probabilities; raw scores need 0). One-hot labels [B, C] are taken for their class.
+    The meaning of a prediction depends on its form. Integers, booleans and strings are classes. Floats
+    [B, C, …] with labels [B, …] are scores or probabilities, and the class is the largest in axis 1.
+    Floats in the shape of the labels, [B] or [B, 1], mean class 1 if they are above ``threshold`` (0.5
+    is for probabilities; use 0 for raw scores). One-hot labels [B, C] mean their class. The result is in
+    [0, 1], and NaN without rows.
 
     Raises:
         ValueError: ``threshold`` is not a number.
-        DataError: labels and predictions do not fit, or several classes of a row are right.
+        DataError: labels and predictions do not fit, or a row has several classes.
 
     >>> import numpy as np
     >>> state = Accuracy().start()
@@ -43,23 +45,10 @@ class Accuracy(Metric):
         default=0.5, validator=number(), help="class 1 is predicted above this value; 0 for scores"
     )
 
-    def start(self) -> AccuracyState:
+    def start(self) -> Average:
         """An empty accumulator."""
-        return AccuracyState(self.threshold)
+        return Average(self.name, self._correct)
 
-
-class AccuracyState:
-    """Weighted counts of right answers."""
-
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-        self._right = Average("accuracy")
-
-    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Take in one batch."""
-        labels, found = classes("accuracy", expected, predicted, self._threshold)
-        self._right.add(labels == found, weight)
-
-    def result(self) -> float:
-        """The fraction of right answers; NaN of nothing."""
-        return float(self._right.means().mean())
+    def _correct(self, expected: Array, predicted: Array) -> Array:
+        labels, guesses = classes(self.name, expected, predicted, self.threshold)
+        return np.equal(labels, guesses)

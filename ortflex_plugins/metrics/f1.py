@@ -20,15 +20,18 @@ from ortflex_plugins.metrics._classes import classes
 class F1(Metric):
     """Harmonic mean of precision and recall: ``2·tp / (2·tp + fp + fn)``, or 0 if the denominator is 0.
 
-    ``average``: ``"binary"`` is that of the class ``positive``; ``"macro"`` the mean over all classes
-    that labels or predictions have, ``"weighted"`` that mean weighted by their labels, ``"micro"``
-    that of all counts together. What a prediction says is read as by ``accuracy``.
+    ``tp``, ``fp`` and ``fn`` are the weighted numbers of true positives, false positives and false
+    negatives of a class. ``average="binary"`` is the value of the class ``positive``; ``"macro"`` is the
+    mean over all classes in labels or predictions; ``"weighted"`` is the mean weighted by the labels of
+    each class; ``"micro"`` is computed from the counts of all classes together. Labels and predictions
+    have the forms that ``accuracy`` accepts. The result is in [0, 1], and NaN without rows.
 
     Raises:
         ValueError: ``average`` has another value.
-        DataError: labels and predictions do not fit, or there are more than two classes under
-            ``"binary"``.
+        DataError: labels and predictions do not fit, or there are more than two classes and ``average``
+            is ``"binary"``.
 
+    >>> import numpy as np
     >>> state = F1().start()
     >>> state.update(np.array([1, 1, 0]), np.array([0.9, 0.2, 0.7]), None)
     >>> state.result()
@@ -57,24 +60,24 @@ class F1(Metric):
 
 
 class F1State:
-    """Of each class: the weights of right predictions, of predictions, of labels."""
+    """The weights of correct predictions, of predictions and of labels, for each class."""
 
     def __init__(self, metric: F1) -> None:
         self._metric = metric
         self._counts: dict[Any, Array] = {}
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Take in one batch."""
-        labels, found = classes("f1", expected, predicted, self._metric.threshold)
+        """Add one batch."""
+        labels, guesses = classes("f1", expected, predicted, self._metric.threshold)
         weights = columns("f1", np.zeros(labels.shape), weight)[1].ravel()
         names, places = np.unique(
-            np.concatenate([labels.ravel(), found.ravel()]), return_inverse=True
+            np.concatenate([labels.ravel(), guesses.ravel()]), return_inverse=True
         )
         label, guess = np.split(places.ravel(), 2)
-        right = label == guess
+        correct = label == guess
         table = np.stack(
             [
-                np.bincount(label[right], weights[right], len(names)),
+                np.bincount(label[correct], weights[correct], len(names)),
                 np.bincount(guess, weights, len(names)),
                 np.bincount(label, weights, len(names)),
             ],
@@ -90,7 +93,7 @@ class F1State:
             )
 
     def result(self) -> float:
-        """The F1; NaN of nothing."""
+        """The F1 over all rows; NaN without rows."""
         if not any(row[2] for row in self._counts.values()):
             return math.nan
         table = np.stack(list(self._counts.values()))
@@ -103,6 +106,6 @@ class F1State:
 
 
 def _f1(counts: Array) -> Array:
-    """Of the counts in the last axis; 0 without counts."""
-    below = counts[..., 1] + counts[..., 2]
-    return np.asarray(2 * counts[..., 0] / np.where(below == 0, 1.0, below))
+    """F1 from the counts in the last axis; 0 if all counts are 0."""
+    denominators = counts[..., 1] + counts[..., 2]
+    return np.asarray(2 * counts[..., 0] / np.where(denominators == 0, 1.0, denominators))

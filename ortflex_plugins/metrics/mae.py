@@ -13,7 +13,9 @@ from ortflex_plugins.metrics._averages import Average, same_shape
 
 @attrs.frozen(kw_only=True)
 class MeanAbsoluteError(Metric):
-    """Mean absolute error: ``Σ w·|y − p| / Σ w``, averaged over the outputs; in the label's unit.
+    """Mean absolute error: ``Σ w·|y − p| / Σ w``, averaged over the outputs; in the unit of the labels.
+
+    Labels and predictions have the same shape, [B, …].
 
     Raises:
         DataError: labels and predictions of different shapes, or weights that do not fit.
@@ -31,22 +33,10 @@ class MeanAbsoluteError(Metric):
     aliases: ClassVar[tuple[str, ...]] = ("mean_absolute_error",)
     better: ClassVar[Literal["higher", "lower"]] = "lower"
 
-    def start(self) -> MaeState:
+    def start(self) -> Average:
         """An empty accumulator."""
-        return MaeState()
+        return Average(self.name, self._errors)
 
-
-class MaeState:
-    """Weighted sums of absolute errors."""
-
-    def __init__(self) -> None:
-        self._errors = Average("mae")
-
-    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Take in one batch."""
-        same_shape("mae", expected, predicted)
-        self._errors.add(abs(expected.astype(float) - predicted.astype(float)), weight)
-
-    def result(self) -> float:
-        """The mean over rows and outputs; NaN of nothing."""
-        return float(self._errors.means().mean())
+    def _errors(self, expected: Array, predicted: Array) -> Array:
+        same_shape(self.name, expected, predicted)
+        return abs(expected.astype(float) - predicted.astype(float))

@@ -16,12 +16,14 @@ from ortflex_plugins.metrics._averages import columns, same_shape
 class R2(Metric):
     """Coefficient of determination: ``1 − Σ w·(y − p)² / Σ w·(y − ȳ)²``, averaged over the outputs.
 
-    Where the labels do not vary it is 1 for a perfect prediction and 0 for any other, as in
-    scikit-learn; of fewer than two rows it is NaN.
+    Labels and predictions have the same shape, [B, …]. The value of an output whose labels are all equal
+    is 1 for a perfect prediction and 0 otherwise, as in scikit-learn. With fewer than two rows, the
+    result is NaN.
 
     Raises:
         DataError: labels and predictions of different shapes, or weights that do not fit.
 
+    >>> import numpy as np
     >>> state = R2().start()
     >>> state.update(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.5]), None)
     >>> state.result()
@@ -52,7 +54,7 @@ class R2State:
         self._residual: Array | float = 0.0
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         same_shape("r2", expected, predicted)
         labels, weights = columns("r2", expected, weight)
         errors = labels - columns("r2", predicted, None)[0]
@@ -69,15 +71,15 @@ class R2State:
         self._rows += len(labels)
 
     def result(self) -> float:
-        """The mean of the outputs' coefficients; NaN of fewer than two rows or no weight."""
+        """The mean of the outputs' coefficients; NaN for fewer than two rows or a weight of 0."""
         residual, total = np.atleast_1d(self._residual), np.atleast_1d(self._total)
         if self._rows < 2 or np.any(np.atleast_1d(self._weight) == 0):
             return float("nan")
-        flat = np.where(residual == 0, 1.0, 0.0)
-        scores = np.where(total == 0, flat, 1 - residual / np.where(total == 0, 1.0, total))
+        perfect = np.where(residual == 0, 1.0, 0.0)
+        scores = np.where(total == 0, perfect, 1 - residual / np.where(total == 0, 1.0, total))
         return float(scores.mean())
 
 
 def _divide(a: Array | float, b: Array | float) -> Array:
-    """``a / b``, and 0 where ``b`` is 0: no weight moves nothing."""
+    """``a / b``, and 0 where ``b`` is 0: rows without weight change nothing."""
     return np.asarray(np.where(np.equal(b, 0), 0.0, a / np.where(np.equal(b, 0), 1.0, b)))

@@ -14,13 +14,14 @@ from ortflex_plugins.metrics._averages import Average, same_shape
 
 @attrs.frozen(kw_only=True)
 class RootMeanSquaredError(Metric):
-    """Root of the mean squared error: ``√(Σ w·(y − p)² / Σ w)``, in the label's unit.
+    """Root of the mean squared error: ``√(Σ w·(y − p)² / Σ w)``, in the unit of the labels.
 
-    The root is taken of each output, then the outputs are averaged.
+    Labels and predictions have the same shape, [B, …]. The result is the mean of the roots of all outputs.
 
     Raises:
         DataError: labels and predictions of different shapes, or weights that do not fit.
 
+    >>> import numpy as np
     >>> state = RootMeanSquaredError().start()
     >>> state.update(np.array([1.0, 2.0]), np.array([2.0, 1.0]), None)
     >>> state.result()
@@ -32,22 +33,10 @@ class RootMeanSquaredError(Metric):
     name: ClassVar[str] = "rmse"
     better: ClassVar[Literal["higher", "lower"]] = "lower"
 
-    def start(self) -> RmseState:
+    def start(self) -> Average:
         """An empty accumulator."""
-        return RmseState()
+        return Average(self.name, self._squares, np.sqrt)
 
-
-class RmseState:
-    """Weighted sums of squared errors."""
-
-    def __init__(self) -> None:
-        self._squares = Average("rmse")
-
-    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Take in one batch."""
-        same_shape("rmse", expected, predicted)
-        self._squares.add((expected.astype(float) - predicted.astype(float)) ** 2, weight)
-
-    def result(self) -> float:
-        """The mean of the outputs' roots; NaN of nothing."""
-        return float(np.sqrt(self._squares.means()).mean())
+    def _squares(self, expected: Array, predicted: Array) -> Array:
+        same_shape(self.name, expected, predicted)
+        return np.asarray((expected.astype(float) - predicted.astype(float)) ** 2)

@@ -18,18 +18,21 @@ from ortflex_plugins.metrics._classes import has_columns, numbers, rows_of_colum
 
 @attrs.frozen(kw_only=True)
 class RocAuc(Metric):
-    """Area under the ROC curve: the probability that a row of the class has a larger score than another.
+    """Area under the ROC curve: ``P(s > r) + ½·P(s = r)``.
 
-    Predictions [B], [B, 1] or, for two classes, [B, 2] are those of class 1. With more columns each
-    class is compared with all others, by probabilities, and ``average`` combines the results; labels
-    are class numbers [B, …], or 0 and 1 of the predictions' shape, also several in a row. The result
-    is NaN if a class has no row or every row. Scores and labels are kept until the end: 9 bytes per
-    row and column, 8 more with weights.
+    s is the score of a random row of the class, and r the score of a random row of the others.
+
+    Predictions [B] or [B, 1] are the scores of class 1, and two columns [B, 2] the scores of both
+    classes. With more columns, each class is compared with all others, and ``average`` combines the
+    results. Labels are class numbers [B, …], or 0 and 1 in the shape of the predictions, also several
+    1s in a row. The result is in [0, 1], and NaN if a class has no row or every row. Scores and labels
+    are kept until the end: 9 bytes per row and column, and 8 more with weights.
 
     Raises:
-        ValueError: ``average`` is neither of the two.
+        ValueError: ``average`` has another value.
         DataError: labels and predictions do not fit.
 
+    >>> import numpy as np
     >>> state = RocAuc().start()
     >>> state.update(np.array([0, 1, 0, 1]), np.array([0.1, 0.4, 0.35, 0.8]), None)
     >>> state.result()
@@ -63,7 +66,7 @@ class RocAucState:
         self._weights: list[Array | None] = []
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         if predicted.dtype.kind != "f":
             raise DataError(f"roc_auc expects scores or probabilities, got {predicted.dtype}")
         if not has_columns(predicted):
@@ -84,7 +87,7 @@ class RocAucState:
         self._weights.append(weights)
 
     def result(self) -> float:
-        """The area; NaN of nothing."""
+        """The area; NaN without rows."""
         if not self._scores:
             return math.nan
         scores, truths = np.concatenate(self._scores), np.concatenate(self._truths)
@@ -93,8 +96,8 @@ class RocAucState:
         areas = [_area(s, t, weights) for s, t in zip(scores.T, truths.T, strict=True)]
         if self._average == "macro" or len(areas) == 1:
             return float(np.mean(areas))
-        shares = weights @ truths
-        return float(areas @ shares / shares.sum()) if shares.sum() else math.nan
+        masses = weights @ truths
+        return float(areas @ masses / masses.sum()) if masses.sum() else math.nan
 
 
 def _by_class(expected: Array, predicted: Array) -> tuple[Array, Array]:
@@ -113,19 +116,19 @@ def _by_class(expected: Array, predicted: Array) -> tuple[Array, Array]:
             )
         truths, exclusive = labels == np.arange(scores.shape[1]), scores.shape[1] == 2
     if exclusive:
-        # Of raw scores only the difference means something; of probabilities it has their order.
+        # Raw scores matter only by their difference, which has the same order for probabilities.
         return truths[:, 1:], scores[:, 1:].astype(np.float64) - scores[:, :1]
     return truths, scores
 
 
 def _area(scores: Array, truths: Array, weights: Array) -> float:
-    """The area under one curve, by the trapezoids between different scores."""
+    """The area under one curve: the trapezoids between different scores."""
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
-    right = np.cumsum(np.where(truths, weights, 0.0)[order])
-    wrong = np.cumsum(np.where(truths, 0.0, weights)[order])
-    if not len(ranked) or right[-1] == 0 or wrong[-1] == 0:
+    positive = np.cumsum(np.where(truths, weights, 0.0)[order])
+    negative = np.cumsum(np.where(truths, 0.0, weights)[order])
+    if not len(ranked) or positive[-1] == 0 or negative[-1] == 0:
         return math.nan
     last = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
-    x, y = np.append(0.0, wrong[last]), np.append(0.0, right[last])
-    return float(np.sum(np.diff(x) * (y[1:] + y[:-1])) / 2 / (wrong[-1] * right[-1]))
+    x, y = np.append(0.0, negative[last]), np.append(0.0, positive[last])
+    return float(np.sum(np.diff(x) * (y[1:] + y[:-1])) / 2 / (negative[-1] * positive[-1]))

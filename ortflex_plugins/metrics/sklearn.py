@@ -1,4 +1,4 @@
-"""The metric ``sklearn``: those of scikit-learn, by their names."""
+"""The metric ``sklearn``: the metrics of scikit-learn, by their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ortflex_plugins.metrics._classes import classes, has_columns, numbers, rows
 
 _ENDINGS = ("_score", "_loss", "_error", "_deviance", "_corrcoef")
 _FIRST = ("y_true", "labels_true", "y1")
-# Of the module of classification, those that look at scores or probabilities.
+# The functions of sklearn.metrics._classification that read scores or probabilities.
 _OF_SCORES = ("log_loss", "brier_score_loss", "d2_log_loss_score", "d2_brier_score", "hinge_loss")
 
 
@@ -42,17 +42,18 @@ def _check_arguments(instance: Any, attribute: attrs.Attribute[Any], value: Any)
 class SklearnMetric(Metric):
     """Any score of sklearn.metrics: ``{name = "sklearn.f1_score", average = "macro"}``.
 
-    That is short for ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``. Any
-    function of labels and predictions that returns one number can be used. Regression gets the predictions
-    as they are; classification the predicted classes, read as by ``accuracy``; rankings and losses of
-    probabilities the scores, of two classes those of class 1. Sample weights go to functions that
-    take them. Labels and predictions are kept until all rows are there.
+    This is the short form of ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``.
+    Every function of labels and predictions that returns one number can be used. Scores for regression get
+    the predictions unchanged; scores for classification get the predicted classes, as ``accuracy`` reads
+    them; rankings and losses of probabilities get the scores, for two classes those of class 1. Sample
+    weights are passed to functions that take them. Labels and predictions of all rows are kept.
 
     Raises:
         ConfigError: there is no such function, or scikit-learn is not installed.
-        ValueError: ``arguments`` that the function does not have.
-        DataError: what the function itself finds wrong with labels and predictions.
+        ValueError: the function does not have one of the ``arguments``.
+        DataError: the function refuses the labels or predictions.
 
+    >>> import numpy as np
     >>> state = SklearnMetric(score="f1_score", arguments={"average": "micro"}).start()
     >>> state.update(np.array([0, 1, 2]), np.eye(3), None)
     >>> state.result()
@@ -75,10 +76,10 @@ class SklearnMetric(Metric):
 
     @classmethod
     def member(cls, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of ``sklearn.<name>``: our own, and those of the function."""
+        """The parameters of this class for ``sklearn.<name>`` and its parameters."""
         own = {k: v for k, v in parameters.items() if k == "threshold"}
-        rest = {k: v for k, v in parameters.items() if k != "threshold"}
-        return {"score": name, **own, **({"arguments": rest} if rest else {})}
+        arguments = {k: v for k, v in parameters.items() if k != "threshold"}
+        return {"score": name, **own, **({"arguments": arguments} if arguments else {})}
 
     @property
     def column(self) -> str:
@@ -87,8 +88,8 @@ class SklearnMetric(Metric):
         return f"sklearn.{self.score}" + (f"({given})" if given else "")
 
     @property
-    def better(self) -> Literal["higher", "lower"]:  # type: ignore[override]  # each its own way
-        """Scores are better when higher, losses and errors when lower: so they are called."""
+    def better(self) -> Literal["higher", "lower"]:  # type: ignore[override]  # depends on a field
+        """By the name of the function: scores are better when higher, losses and errors when lower."""
         return "higher" if self.score.endswith(("_score", "_corrcoef")) else "lower"
 
     def start(self) -> SklearnState:
@@ -104,12 +105,12 @@ class SklearnState:
         self._rows: list[tuple[Array, Array, Array | None]] = []
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Keep one batch; the arrays may be written over afterwards."""
+        """Keep a copy of one batch, because the arrays may be overwritten."""
         kept = (np.array(expected), np.array(predicted))
         self._rows.append((*kept, None if weight is None else np.array(weight)))
 
     def result(self) -> float:
-        """What the function says; NaN of nothing."""
+        """The value of the function; NaN without rows."""
         if not self._rows:
             return math.nan
         name, function = self._metric.column, _function(self._metric.score)
@@ -117,14 +118,14 @@ class SklearnState:
         arguments = dict(self._metric.arguments or {})
         takes = inspect.signature(function).parameters
         weights = [r[2] for r in self._rows if r[2] is not None]
-        truth, seen, positions = self._seen(function, labels, predictions)
+        truth, guess, positions = self._arguments(function, labels, predictions)
         if weights and "sample_weight" in takes:
             table = columns(name, np.zeros(positions), np.concatenate(weights))[1]
             arguments["sample_weight"] = table.ravel() if len(truth) == table.size else table[:, 0]
-        if "labels" in takes and truth.ndim == 1 and seen.ndim == 2:
-            arguments.setdefault("labels", np.arange(seen.shape[1]))
+        if "labels" in takes and truth.ndim == 1 and guess.ndim == 2:
+            arguments.setdefault("labels", np.arange(guess.shape[1]))
         try:
-            value = function(truth, seen, **arguments)
+            value = function(truth, guess, **arguments)
         except (ValueError, TypeError) as error:
             raise DataError(f"{name}: {error}") from error
         if np.ndim(value) != 0:
@@ -133,22 +134,22 @@ class SklearnState:
             )
         return float(value)
 
-    def _seen(
+    def _arguments(
         self, function: Callable[..., Any], labels: Array, predictions: Array
     ) -> tuple[Array, Array, tuple[int, ...]]:
-        """Labels and predictions as the function takes them, and the shape that weights belong to."""
+        """Labels and predictions in the form that the function takes, and the shape of the weights."""
         metric, module = self._metric, function.__module__
         if "regression" in module:
             return labels, predictions, labels.shape
         several = has_columns(predictions)
-        together = several and labels.shape == predictions.shape and _several(labels)
-        if together and predictions.ndim == 2:
-            # Several labels a row; rankings look at the scores, the others at what is above.
-            above = predictions if _of_scores(function) else predictions > metric.threshold
-            return labels.astype(int), above, labels.shape[:1]
+        multilabel = several and labels.shape == predictions.shape and _several(labels)
+        if multilabel and predictions.ndim == 2:
+            # Rankings read the scores, other functions which classes are above the threshold.
+            guess = predictions if _of_scores(function) else predictions > metric.threshold
+            return labels.astype(int), guess, labels.shape[:1]
         if not _of_scores(function):
-            truth, found = classes(metric.column, labels, predictions, metric.threshold)
-            return truth.ravel(), found.ravel(), truth.shape
+            truth, guess = classes(metric.column, labels, predictions, metric.threshold)
+            return truth.ravel(), guess.ravel(), truth.shape
         if not several:
             return labels.ravel(), predictions.ravel(), labels.shape
         truth = numbers(metric.column, labels, predictions)
@@ -161,14 +162,16 @@ def _of_scores(function: Callable[..., Any]) -> bool:
 
 
 def _several(labels: Array) -> bool:
-    """Whether labels [B, k] say more than one class a row."""
+    """Whether rows of labels [B, k] have another number of classes than one."""
     return not np.all(labels.sum(axis=1) == 1)
 
 
 def _two_columns(scores: Array) -> Array:
-    """The probabilities of class 1, or how much larger its raw scores are."""
-    shares = np.allclose(scores.sum(axis=1), 1, atol=1e-4) and scores.min(initial=0) >= 0
-    return np.asarray(scores[:, 1] if shares else scores[:, 1].astype(float) - scores[:, 0])
+    """The probabilities of class 1, or the differences of the raw scores of the two classes."""
+    are_probabilities = np.allclose(scores.sum(axis=1), 1, atol=1e-4) and scores.min(initial=0) >= 0
+    return np.asarray(
+        scores[:, 1] if are_probabilities else scores[:, 1].astype(float) - scores[:, 0]
+    )
 
 
 def _function(score: str) -> Callable[..., Any]:
@@ -184,17 +187,17 @@ def _function(score: str) -> Callable[..., Any]:
             f"the metric 'sklearn.{score}' needs scikit-learn, which cannot be imported ({error}): "
             "pip install 'ortflex[sklearn]'"
         ) from error
-    found = {
+    scores = {
         name: member
         for name in sklearn.metrics.__all__
-        if name.endswith(_ENDINGS) and _judges(member := getattr(sklearn.metrics, name))
+        if name.endswith(_ENDINGS) and _is_score(member := getattr(sklearn.metrics, name))
     }
-    if score not in found:
-        raise ConfigError(f"sklearn.metrics has no score {score!r}; {suggest(score, found)}")
-    chosen: Callable[..., Any] = found[score]
+    if score not in scores:
+        raise ConfigError(f"sklearn.metrics has no score {score!r}; {suggest(score, scores)}")
+    chosen: Callable[..., Any] = scores[score]
     return chosen
 
 
-def _judges(member: Any) -> bool:
-    """Whether it is a function of labels and predictions."""
+def _is_score(member: Any) -> bool:
+    """Whether a member of the module is a function of labels and predictions."""
     return inspect.isfunction(member) and next(iter(inspect.signature(member).parameters)) in _FIRST

@@ -19,13 +19,14 @@ from ortflex_plugins.metrics._classes import has_columns, numbers
 class TopK(Metric):
     """Fraction of rows whose class is among the ``k`` with the largest scores: ``Σ w·[y ∈ top k] / Σ w``.
 
-    Predictions are floats [B, C, …], labels class numbers [B, …] or one-hot. Of equal scores the
-    class with the larger number is first.
+    Predictions are floats [B, C, …], labels are class numbers [B, …] or one-hot. Of classes with equal
+    scores, the larger class number comes first. The result is in [0, 1], and NaN without rows.
 
     Raises:
         ValueError: ``k`` is less than 1.
         DataError: labels and predictions do not fit, or there are no columns of scores.
 
+    >>> import numpy as np
     >>> state = TopK(k=2).start()
     >>> state.update(np.array([0, 1]), np.array([[0.3, 0.6, 0.1], [0.5, 0.1, 0.4]]), None)
     >>> state.result()
@@ -39,29 +40,16 @@ class TopK(Metric):
 
     k: int = setting(default=5, validator=number(ge=1), help="the number of largest scores")
 
-    def start(self) -> TopKState:
+    def start(self) -> Average:
         """An empty accumulator."""
-        return TopKState(self.k)
+        return Average(self.name, self._correct)
 
-
-class TopKState:
-    """Weighted counts of rows whose class is among the first."""
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self._right = Average("top_k")
-
-    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Take in one batch."""
+    def _correct(self, expected: Array, predicted: Array) -> Array:
         if predicted.dtype.kind != "f" or not has_columns(predicted):
             raise DataError(
                 f"top_k expects scores [B, C, …] of several classes, got {predicted.dtype} "
                 f"{shape_text(predicted.shape)}"
             )
-        labels = np.expand_dims(numbers("top_k", expected, predicted), 1)
-        order = np.argsort(predicted, axis=1, kind="stable")[:, -self._k :]
-        self._right.add((order == labels).any(axis=1), weight)
-
-    def result(self) -> float:
-        """The fraction of right answers; NaN of nothing."""
-        return float(self._right.means().mean())
+        labels = np.expand_dims(numbers(self.name, expected, predicted), 1)
+        first = np.argsort(predicted, axis=1, kind="stable")[:, -self.k :]
+        return np.asarray((first == labels).any(axis=1))

@@ -1,4 +1,4 @@
-"""What the classes of the older API share: parameters, saved graphs, and bindings with a cache."""
+"""What the classes of the older API share: parameters, saved graphs, compiled graphs and their bindings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import inspect
 import math
 import os
 import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
-from ortflex_core.files import OutputError
+from ortflex_core.errors import suggest
+from ortflex_core.files import OutputError, write_bytes
 from ortflex_core.graph import Program
-from ortflex_core.runtime import Binder, get_session
+from ortflex_core.runtime import Binder, get_program, get_session
 from ortflex_core.types import TensorSpec, onnx_dtype
 from ortflex_plugins.onnxcustom.devices import (
     core_device,
@@ -48,24 +52,19 @@ def save_graphs(
             path = os.path.join(folder, name)
             if os.path.exists(path):
                 warnings.warn(f"{path!r} already exists and is overwritten", stacklevel=3)
-            with open(path, "wb") as file:
-                file.write(content)
+            write_bytes(Path(path), content)
             saved[key] = path
         elif hasattr(value, "save_onnx_graph"):
             saved[key] = value.save_onnx_graph(folder, prefix=prefix, suffix=f"{suffix}.{key}")
     return saved
 
 
-def _spec(name: str, dtype: int, shape: tuple[int, ...], flat: bool) -> TensorSpec:
-    return TensorSpec(name, dtype, (math.prod(shape),) if flat else shape)
-
-
 class BaseOnnxClass:
-    """Something with parameters, and with ONNX graphs among its attributes."""
+    """An object with parameters and with ONNX graphs among its attributes."""
 
     @classmethod
     def _get_param_names(cls) -> list[tuple[str, Any]]:
-        """(name, default) of the constructor's parameters."""
+        """The names and the defaults of the constructor's parameters."""
         parameters = inspect.signature(cls).parameters.values()
         return [(p.name, p.default) for p in parameters if p.kind != p.VAR_KEYWORD]
 
@@ -75,14 +74,14 @@ class BaseOnnxClass:
         """Save the graphs that this object holds, and those of its parts.
 
         Args:
-            folder: where ``<prefix><class><suffix>.<attribute>.onnx`` is written, in class names
-                ``Learning`` is ``L``, ``OrtGradient`` is ``Grad``, ``ForwardBackward`` is ``FB``;
-                or ``bytes``, and nothing is written.
-            prefix: the beginning of the files' names.
-            suffix: what comes after the class.
+            folder: the folder of the files ``<prefix><class><suffix>.<attribute>.onnx``, where
+                ``Learning`` is shortened to ``L``, ``OrtGradient`` to ``Grad`` and
+                ``ForwardBackward`` to ``FB``; or the class ``bytes``, which writes no files.
+            prefix: the beginning of the names of the files.
+            suffix: the part of the names after the class.
 
         Returns:
-            ``{attribute: file's name, or bytes}``, nested for the parts.
+            ``{attribute: path of the file, or bytes}``, nested for the parts.
 
         Raises:
             OutputError: the folder does not exist.
@@ -90,16 +89,17 @@ class BaseOnnxClass:
         return save_graphs(type(self).__name__, vars(self), folder, prefix, suffix)
 
 
+@attrs.define(slots=False, eq=False, repr=False)
 class BaseLearningOnnx(BaseOnnxClass):
     """ONNX functions on ``OrtValue`` objects: the base of losses, penalties and learning rates.
 
-    Bindings go through the caching binder: what is bound already is not bound again.
+    Values are bound by caching binders: a value that is bound already is not bound again.
     """
 
-    def __init__(self) -> None:
-        # By the id of onnxruntime's binding, which each Binder keeps alive.
-        self.binders_: dict[int, Binder] = {}
-        self.built_: tuple[Any, ...] | None = None
+    compiled_: dict[str, list[Binder]] = attrs.field(factory=dict, init=False)
+    # By the id of a binding of onnxruntime, which its Binder keeps alive.
+    binders_: dict[int, Binder] = attrs.field(factory=dict, init=False)
+    built_: tuple[Any, ...] | None = attrs.field(default=None, init=False)
 
     # ------------------------------------------------------------------ graphs
 
@@ -107,7 +107,7 @@ class BaseLearningOnnx(BaseOnnxClass):
         """Make the graphs and their sessions.
 
         Args:
-            opset: of the standard operators.
+            opset: the version of the standard operators.
             device: an ``OrtDevice`` or its string.
             args: further arguments of the class.
 
@@ -116,29 +116,37 @@ class BaseLearningOnnx(BaseOnnxClass):
         """
         raise NotImplementedError(f"{type(self).__name__}.build_onnx_function is not implemented")
 
-    def _sessions(self, device: Any, program: Program, bindings: int) -> tuple[Any, list[Any]]:
-        """A session and some bindings of it; equal programs share a session."""
+    def _compile(
+        self,
+        graph: str,
+        device: Any,
+        trace: Callable[..., Program],
+        *arguments: Any,
+        bindings: int = 1,
+    ) -> None:
+        """Trace a graph, which becomes the attribute ``<graph>_onnx_``, and bind its session.
+
+        Equal arguments give the same program, and equal programs share a session.
+        """
+        program = get_program((trace, *arguments), lambda: trace(*arguments))
         session = get_session(program, core_device(device))
-        return session, [session.io_binding()._iobinding for _ in range(bindings)]
+        setattr(self, f"{graph}_onnx_", program.proto())
+        self.compiled_[graph] = [Binder(session, type(self).__name__) for _ in range(bindings)]
 
-    def _need(self, attribute: str) -> Any:
-        value = getattr(self, attribute, None)
-        if value is None:
+    def _compiled(self, graph: str, binding: int = 0) -> Binder:
+        if graph not in self.compiled_:
             raise RuntimeError(
-                f"{type(self).__name__} has no {attribute!r} yet: call build_onnx_function first"
+                f"{type(self).__name__} has no graph {graph!r} yet: call build_onnx_function first"
             )
-        return value
-
-    def _binder(self, bind: Any, sess: Any = None) -> Binder:
-        """The caching binder of an ``_iobinding`` from ``session.io_binding()``."""
-        if id(bind) not in self.binders_:
-            self.binders_[id(bind)] = Binder(sess, type(self).__name__, bind)
-        binder = self.binders_[id(bind)]
-        if binder.session is None:  # the binder was made before the session
-            binder.session = getattr(sess, "_sess", sess)
-        return binder
+        return self.compiled_[graph][binding]
 
     # ------------------------------------------------------------------ bindings
+
+    def _binder(self, bind: Any) -> Binder:
+        """The caching binder of an ``_iobinding`` from ``session.io_binding()``."""
+        if id(bind) not in self.binders_:
+            self.binders_[id(bind)] = Binder(None, type(self).__name__, bind)
+        return self.binders_[id(bind)]
 
     def clear_binding_inputs(self, name: str, bind: Any, cache: bool = False) -> None:
         """Unbind all inputs of a binding; with ``cache`` only if ``name`` is bound."""
@@ -146,73 +154,44 @@ class BaseLearningOnnx(BaseOnnxClass):
             self._binder(bind).forget()
 
     def _bind_input_ortvalue(
-        self,
-        name: str,
-        bind: Any,
-        c_ortvalue: Any,
-        device: Any,
-        cache: bool = False,
-        flat: bool = False,
+        self, name: str, bind: Any, c_ortvalue: Any, device: Any, cache: bool = False
     ) -> None:
         """Bind an input.
 
         Args:
-            name: of the input.
+            name: the name of the input.
             bind: ``session.io_binding()._iobinding``.
-            c_ortvalue: an ``OrtValue``, or an array where the graph runs on the CPU.
+            c_ortvalue: an ``OrtValue``, or an array if the graph runs on the CPU.
             device: the device of the value.
             cache: do nothing if the same pointer is bound already, in the same shape and type.
-            flat: bind the value's memory as a vector: graphs for weights of any rank take vectors.
 
         Raises:
-            ProviderError: an array, and the device is not the CPU.
-            TypeError: neither an array nor an ``OrtValue``.
+            ProviderError: the value is an array, and the device is not the CPU.
+            TypeError: the value is neither an array nor an ``OrtValue``.
         """
-        value, binder, place = plain(c_ortvalue), self._binder(bind), get_ort_device(device)
+        binder = self._binder(bind)
         if not cache:
             binder.forget(name)
-        if isinstance(value, np.ndarray):
-            if ort_device_to_string(place) != "cpu":
-                raise ProviderError(
-                    f"{name!r}: arrays can only be bound on the CPU, but the device is "
-                    f"{ort_device_to_string(place)!r}; use numpy_to_ort_value(array, device)"
-                )
-            value = np.asarray(value, order="C")
-            spec = _spec(name, onnx_dtype(value.dtype), value.shape, flat)
-            binder.input_at(spec, value, place, value.ctypes.data)
-        else:
-            binder.input_at(self._spec(name, value, flat), value, place, value.data_ptr())
+        _bind(binder, name, c_ortvalue, get_ort_device(device))
 
     def _bind_output_ortvalue(
-        self, name: str, bind: Any, c_ortvalue: Any, cache: bool = False, flat: Any = None
+        self, name: str, bind: Any, c_ortvalue: Any, cache: bool = False
     ) -> None:
-        """Bind an output to a value's memory; arguments as those of :meth:`_bind_input_ortvalue`.
-
-        ``flat`` is the device, for a graph that takes vectors.
+        """Bind an output to a value's memory; arguments as for :meth:`_bind_input_ortvalue`.
 
         Raises:
-            TypeError: not an ``OrtValue``.
+            TypeError: the value is not an ``OrtValue``.
         """
         value, binder = plain(c_ortvalue), self._binder(bind)
-        spec = self._spec(name, value, flat is not None)
+        _memory(name, value)
         if not cache:
             binder.forget(name)
-        if flat is None:
-            binder.output(name, value)
-        else:
-            binder.output_at(spec, value, get_ort_device(flat), value.data_ptr())
-
-    @staticmethod
-    def _spec(name: str, value: Any, flat: bool) -> TensorSpec:
-        try:
-            return _spec(name, value.element_type(), tuple(value.shape()), flat)
-        except AttributeError:
-            raise TypeError(f"{name!r}: expected an OrtValue, got {type(value).__name__}") from None
+        binder.output(name, value)
 
     # ------------------------------------------------------------------ state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Parameters and numbers; graphs are made again."""
+        """Parameters and numbers; graphs are created again."""
         kept = {
             k: v
             for k, v in vars(self).items()
@@ -235,3 +214,69 @@ class BaseLearningOnnx(BaseOnnxClass):
     def __repr__(self) -> str:
         values = [f"{name}={getattr(self, name)!r}" for name, _ in self._get_param_names()]
         return f"{type(self).__name__}({', '.join(values)}){self.__repr_extended__()}"
+
+
+def run(
+    binder: Binder,
+    device: Any,
+    inputs: Mapping[str, Any],
+    outputs: Iterable[str],
+    flat: bool = False,
+) -> list[Any]:
+    """The outputs of a graph, as ``OrtValue`` objects; with ``flat`` its inputs are vectors."""
+    place = get_ort_device(device)
+    for name, value in inputs.items():
+        _bind(binder, name, value, place, flat)
+    return binder.fetch(outputs, place)
+
+
+def update(
+    binder: Binder, device: Any, inputs: Mapping[str, Any], targets: Mapping[str, Any]
+) -> None:
+    """Run a graph of vectors, and copy its outputs over the tensors ``targets``.
+
+    An output that is bound over an input of its own graph gives wrong results where another node
+    still reads that input.
+    """
+    place = core_device(device)
+    results = run(binder, device, inputs, targets, flat=True)
+    for target, result in zip(map(plain, targets.values()), results, strict=True):
+        place.write(target, result.numpy().reshape(target.shape()))
+
+
+def _bind(binder: Binder, name: str, given: Any, place: Any, flat: bool = False) -> None:
+    """Bind an input to a value or an array; ``flat`` binds its memory as a vector."""
+    value = plain(given)
+    if isinstance(value, np.ndarray):
+        if (device := ort_device_to_string(place)) != "cpu":
+            raise ProviderError(
+                f"{name!r}: arrays can only be bound on the CPU, but the device is {device!r}; use "
+                "numpy_to_ort_value(array, device)"
+            )
+        value = np.asarray(value, order="C")
+        dtype, shape, pointer = onnx_dtype(value.dtype), value.shape, value.ctypes.data
+    else:
+        dtype, shape, pointer = _memory(name, value)
+    spec = TensorSpec(name, dtype, (math.prod(shape),) if flat else shape)
+    binder.input_at(spec, value, place, pointer)
+
+
+def _memory(name: str, value: Any) -> tuple[int, tuple[int, ...], int]:
+    """The element type, the shape and the address of an ``OrtValue``."""
+    try:
+        return value.element_type(), tuple(value.shape()), value.data_ptr()
+    except AttributeError:
+        raise TypeError(f"{name!r}: expected an OrtValue, got {type(value).__name__}") from None
+
+
+def select_class(what: str, classes: Mapping[type[Any], Sequence[Any]], name: Any) -> type[Any]:
+    """The class that has a name; every class also has its own name.
+
+    Raises:
+        ValueError: no class has it.
+    """
+    known = {name: cls for cls, names in classes.items() for name in (cls.__name__, *names)}
+    if not isinstance(name, str | None) or name not in known:
+        nearest = suggest(str(name), [n for n in known if n])
+        raise ValueError(f"unknown {what} {name!r}; {nearest}")
+    return known[name]

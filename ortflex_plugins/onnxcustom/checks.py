@@ -18,7 +18,7 @@ def check_model(onx: Any, name: str = "model_onnx") -> None:
     """Refuse everything but a model in memory.
 
     Raises:
-        TypeError: anything else, for example the path of a file.
+        TypeError: the argument is something else, for example the path of a file.
     """
     if not isinstance(onx, ModelProto):
         raise TypeError(
@@ -28,37 +28,39 @@ def check_model(onx: Any, name: str = "model_onnx") -> None:
 
 
 def check_count(name: str, value: Any, least: int, hint: str = "") -> None:
-    """Refuse everything but integers from ``least`` on.
+    """Refuse everything but integers of at least ``least``.
 
     Raises:
-        TypeError: not an integer.
-        ValueError: a smaller one.
+        TypeError: the value is not an integer.
+        ValueError: the integer is too small.
     """
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least:
+    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not integer or value < least:
         text = f"{name}: expected an integer >= {least}, got {value!r}{hint}"
-        raise (ValueError if whole else TypeError)(text)
+        raise (ValueError if integer else TypeError)(text)
 
 
 def check_number(name: str, value: Any, *, least: float = 0.0, beyond: bool = False) -> None:
-    """Refuse everything but finite numbers from ``least`` on, or ``beyond`` it.
+    """Refuse everything but finite numbers of at least ``least``, or above it (``beyond``).
 
     Raises:
-        TypeError: not a number.
-        ValueError: out of range.
+        TypeError: the value is not a number.
+        ValueError: the number is out of range.
     """
-    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or value < least or (beyond and value == least):
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(
+        value, bool
+    )
+    if not number or not math.isfinite(value) or value < least or (beyond and value == least):
         text = f"{name}: expected a number {'>' if beyond else '>='} {least:g}, got {value!r}"
-        raise (ValueError if real else TypeError)(text)
+        raise (ValueError if number else TypeError)(text)
 
 
 def check_names(name: str, value: Any) -> None:
-    """The names of weights, at least one.
+    """Refuse everything but a list of names with at least one name.
 
     Raises:
-        TypeError: a single string, whose letters would be taken for names.
-        ValueError: an empty list.
+        TypeError: the value is no list, or a string, whose letters would be taken for names.
+        ValueError: the list is empty.
     """
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name}: expected a list of names, got {value!r}")
@@ -67,10 +69,11 @@ def check_names(name: str, value: Any) -> None:
 
 
 def fitted(array: Any, spec: TensorSpec, what: str) -> Array:
-    """An array in the type and shape of an input.
+    """Convert an array to the type and shape of an input.
 
     Raises:
-        DataError: no rows, another shape, strings, or values that are not finite.
+        DataError: the array is sparse or empty, has another shape, or contains strings or values that
+            are not finite.
     """
     if hasattr(array, "toarray"):
         raise DataError(f"{what} is a sparse matrix, expected an array: {what}.toarray()")

@@ -18,29 +18,29 @@ from ortflex_plugins.onnxcustom.devices import (
 
 
 class OrtDataLoader:
-    """Batches of ``batch_size`` consecutive rows; ⌈rows / batch_size⌉ of them are one iteration.
+    """Batches of ``batch_size`` consecutive rows; one iteration has ⌈rows / batch_size⌉ batches.
 
-    With ``random_iter`` each begins at a random row (``numpy.random``'s global state), else they
-    follow one another, and the last one is moved back so that it is whole. If there are at most
-    ``batch_size`` rows, they are the only batch.
+    With ``random_iter`` each batch begins at a random row (``numpy.random``'s global state). Otherwise
+    batches follow one another, and the last one begins earlier, so that it is full. If there are at
+    most ``batch_size`` rows, they are the only batch.
 
     Args:
         X: features, [rows, …].
-        y: labels, [rows] (then [rows, 1]) or [rows, columns].
-        sample_weight: None, or [rows] or [rows, 1].
-        batch_size: rows a batch; 0 for all.
+        y: labels, [rows] (stored as [rows, 1]) or [rows, columns].
+        sample_weight: weights, [rows] or [rows, 1], or None.
+        batch_size: the rows of a batch; 0 for all.
         device: a string or an ``OrtDevice``.
         random_iter: whether batches begin at random rows.
 
     Raises:
-        DataError: different numbers of rows.
+        DataError: the numbers of rows differ.
 
     >>> X, y = np.zeros((10, 3), np.float32), np.arange(10.0)
     >>> loader = OrtDataLoader(X, y, batch_size=4, random_iter=False)
     >>> [labels.ravel().tolist() for _, labels in loader.iter_numpy()]
     [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [6.0, 7.0, 8.0, 9.0]]
 
-    Source: the class of this name in onnxcustom; its random batches never have the last row.
+    Source: the class of this name in onnxcustom, whose random batches never contain the last row.
     """
 
     def __init__(
@@ -98,30 +98,29 @@ class OrtDataLoader:
         return f"OrtDataLoader(..., ..., batch_size={self.batch_size!r}, device={device!r})"
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return len(self.X_np)
 
     @property
     def data_np(self) -> tuple[Array, ...]:
         """(X, y) or (X, y, weight) as arrays."""
-        return (self.X_np, self.y_np) if self.w_np is None else (self.X_np, self.y_np, self.w_np)
+        data = (self.X_np, self.y_np)
+        return data if self.w_np is None else (*data, self.w_np)
 
     @property
     def data_ort(self) -> tuple[Any, ...]:
         """(X, y) or (X, y, weight) as ``OrtValue`` objects."""
-        return (self.X_ort, self.y_ort) if self.w_ort is None else (*self._both(), self.w_ort)
-
-    def _both(self) -> tuple[Any, Any]:
-        return self.X_ort, self.y_ort
+        data = (self.X_ort, self.y_ort)
+        return data if self.w_ort is None else (*data, self.w_ort)
 
     def _starts(self) -> Iterator[tuple[int, int]]:
-        """(first row, rows) of one iteration's batches."""
+        """The first row and the number of rows of each batch of one iteration."""
         rows, size = len(self), self.batch_size
         if size <= 0 or rows <= size:
             yield 0, rows
             return
         last, count = rows - size, -(-rows // size)
-        # The same numbers as drawn one by one.
+        # One call draws the same numbers as one call per batch.
         random = np.random.randint(0, last + 1, count).tolist() if self.random_iter else None
         for k in range(count):
             yield min(k * size, last) if random is None else random[k], size
@@ -148,15 +147,15 @@ class OrtDataLoader:
             yield tuple(self._put(array[start : start + size]) for array in self.data_np)
 
     def iter_bind(self, bind: Any, names: Sequence[str]) -> Iterator[int]:
-        """Bind each batch's rows without a copy; yields their number.
+        """Bind the rows of each batch without a copy, and yield their number.
 
         Args:
             bind: an object with onnxruntime's ``bind_input(name, device, dtype, shape, pointer)``.
-            names: of the inputs for X, y and, where there are any, weights; one more at the end is
-                that of the learning rate, and is not bound.
+            names: the names of the inputs for X, y and, if there are any, sample weights. One more
+                name may follow for the learning rate, which is not bound.
 
         Raises:
-            DataError: another number of names.
+            DataError: the number of names does not fit.
         """
         data = list(zip(self.data_np, self.data_ort, strict=True))
         if len(names) not in (len(data), len(data) + 1):

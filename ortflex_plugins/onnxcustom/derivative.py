@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntFlag
 from pathlib import Path
 
@@ -12,22 +12,21 @@ from onnx import AttributeProto, ModelProto, NodeProto, helper
 from ortflex_core import gradient_model
 from ortflex_core.errors import ConfigError, ModelError, suggest
 from ortflex_core.files import write_bytes
-from ortflex_core.model import reads
+from ortflex_core.graph import FLOATS as ALL_FLOATS
+from ortflex_core.model import split_nodes
 from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.weights import FLOATS, get_train_initializer, rename_tensors
 
-_YIELD = "com.microsoft"
-
 
 class DerivativeOptions(IntFlag):
-    """What :func:`onnx_derivative` makes; options are added by ``|``.
+    """What the model of :func:`onnx_derivative` computes; ``|`` combines options.
 
-    - ``Zero``: gradients only, from inputs, weights and gradients of the outputs
-    - ``KeepYieldOp``: a node YieldOp between outputs and their gradients, as onnxruntime's
-      TrainingAgent has it, instead of inputs; alone
-    - ``KeepOutputs``: the model's outputs, too
-    - ``FillGrad``: gradients of the outputs are ones, not inputs; with ``KeepOutputs``
-    - ``Loss``: the gradients of one output, the loss; alone
+    - ``Zero``: only gradients, from inputs, weights and gradients of the outputs
+    - ``KeepYieldOp``: the gradients of the outputs come from a node YieldOp, as in onnxruntime's
+      TrainingAgent, not from inputs; it cannot be combined with other options
+    - ``KeepOutputs``: the model's outputs as well
+    - ``FillGrad``: the gradients of the outputs are ones, not inputs; it needs ``KeepOutputs``
+    - ``Loss``: the gradients of one output, the loss; it cannot be combined with other options
     """
 
     Zero = 0
@@ -48,9 +47,9 @@ def onnx_derivative(
 ) -> ModelProto:
     """A model that computes gradients: ``<name>_grad`` = Σ_y (∂y/∂name)ᵀ · ``<y>_grad``.
 
-    Its inputs are the model's, the weights (no initializers any more), and ``<y>_grad`` of every
-    float output; its outputs one ``<name>_grad`` for each input and weight. All operators are
-    standard ones, so any onnxruntime runs it (but YieldOp).
+    Its inputs are those of ``onx``, the weights (which are no initializers any more), and one
+    ``<y>_grad`` for every float output; its outputs are one ``<name>_grad`` for each input and
+    weight. All operators except YieldOp are standard ones, so any onnxruntime runs the model.
 
     Args:
         onx: the model.
@@ -63,8 +62,8 @@ def onnx_derivative(
 
     Raises:
         TypeError: ``options`` is not a DerivativeOptions.
-        ConfigError: options or arguments that exclude each other.
-        ModelError, NoGradientRule, NotDifferentiable: as :func:`ortflex_core.gradient_model`.
+        ConfigError: options or arguments exclude each other, or an argument is missing.
+        ModelError, NoGradientRule, NotDifferentiable: as for :func:`ortflex_core.gradient_model`.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model(
@@ -82,120 +81,95 @@ def onnx_derivative(
             f"options: expected a DerivativeOptions, got {type(options).__name__}: {options!r}"
         )
     check_model(onx, "onx")
-    floats = [i.name for i in onx.graph.input if i.type.tensor_type.elem_type in FLOATS]
     initializers = {t.name for t in onx.graph.initializer}
-    floats = [name for name in floats if name not in initializers]
+    given = [i for i in onx.graph.input if i.name not in initializers]
+    by = [i.name for i in given if i.type.tensor_type.elem_type in FLOATS]
+    if inputs is not None:
+        by = [inputs] if isinstance(inputs, str) else list(inputs)
     if options == DerivativeOptions.Loss:
-        return _of_loss(onx, weights, floats if inputs is None else inputs, loss, label, path_name)
+        return _derivative_of_loss(onx, weights, by, loss, label, path_name)
     if options & DerivativeOptions.KeepYieldOp and options != DerivativeOptions.KeepYieldOp:
         raise ConfigError("options: KeepYieldOp cannot be combined with other options")
     if options & DerivativeOptions.FillGrad and not options & DerivativeOptions.KeepOutputs:
         raise ConfigError("options: FillGrad requires KeepOutputs")
-    by = list(floats if inputs is None else inputs)
     by += get_train_initializer(onx) if weights is None else weights
-    model = _named(gradient_model(onx, by))
-    outputs = [o.name for o in onx.graph.output]
-    seeds = [i.name for i in model.graph.input if i.name.removesuffix("_grad") in outputs]
+    outputs = [o.name for o in onx.graph.output if o.type.tensor_type.elem_type in ALL_FLOATS]
+    model = _differentiate(onx, by, outputs)
     if options == DerivativeOptions.KeepYieldOp:
-        _yield(model, seeds)
+        _yield_outputs(model, outputs)
     elif options & DerivativeOptions.FillGrad:
-        _fill(model, seeds)
-    _arrange(model, outputs if options & DerivativeOptions.KeepOutputs else [])
+        _fill_with_ones(model, outputs)
+    if not options & DerivativeOptions.KeepOutputs:
+        del model.graph.output[len(by) :]
     return model
 
 
-def _of_loss(
+def _derivative_of_loss(
     onx: ModelProto,
     weights: Iterable[str] | None,
-    inputs: str | Iterable[str],
+    by: list[str],
     loss: str | None,
     label: str | Iterable[str] | None,
     path_name: str | None,
 ) -> ModelProto:
-    given = {"loss": loss, "label": label, "path_name": path_name}
-    missing = [name for name, value in given.items() if value is None]
-    if missing:
-        raise ConfigError(f"{missing[0]}: required by options=DerivativeOptions.Loss, got None")
+    if loss is None or label is None or path_name is None:
+        given = {"loss": loss, "label": label, "path_name": path_name}
+        missing = next(name for name, value in given.items() if value is None)
+        raise ConfigError(f"{missing}: required by options=DerivativeOptions.Loss, got None")
     if weights is not None:
         raise ConfigError(
             "weights: options=DerivativeOptions.Loss supports gradients of inputs only"
         )
-    assert loss is not None
-    assert label is not None
-    assert path_name is not None
     outputs = [o.name for o in onx.graph.output]
     if loss not in outputs:
         raise ConfigError(f"loss: {loss!r} is not an output of the model; {suggest(loss, outputs)}")
     labels = {label} if isinstance(label, str) else set(label)
-    by = [n for n in ([inputs] if isinstance(inputs, str) else inputs) if n not in labels]
-    model = _named(gradient_model(onx, by, [loss]))
-    _fill(model, [f"{loss}_grad"])
-    _arrange(model, outputs)
+    model = _differentiate(onx, [name for name in by if name not in labels], [loss])
+    _fill_with_ones(model, [loss])
     write_bytes(Path(os.fspath(path_name)), model.SerializeToString())
     return model
 
 
-def _named(model: ModelProto) -> ModelProto:
-    """``cotangent/y`` and ``gradient/x`` by their old names, ``y_grad`` and ``x_grad``."""
-    names = {}
-    for value in (*model.graph.input, *model.graph.output):
-        for prefix in ("cotangent/", "gradient/"):
-            if value.name.startswith(prefix):
-                names[value.name] = value.name.removeprefix(prefix) + "_grad"
-    twice = [n for n in set(names.values()) if list(names.values()).count(n) > 1]
-    if twice:
-        raise ModelError(f"{twice[0]!r} would be the gradient of an input and of an output")
-    rename_tensors(model.graph, names)
+def _differentiate(onx: ModelProto, by: Sequence[str], outputs: Sequence[str]) -> ModelProto:
+    """The model of gradients under the older names; its outputs are the gradients, then the model's."""
+    model = gradient_model(onx, by, outputs)
+    if both := sorted({*by} & {*outputs}):
+        raise ModelError(f"'{both[0]}_grad' would be the gradient of an input and of an output")
+    graph, count = model.graph, len(onx.graph.output)
+    own, gradients = graph.output[:count], graph.output[count:]
+    cotangents = graph.input[len(graph.input) - len(outputs) :]
+    values = zip([*cotangents, *gradients], [*outputs, *by], strict=True)
+    rename_tensors(graph, {value.name: f"{name}_grad" for value, name in values})
+    del graph.output[:]
+    graph.output.extend([*gradients, *own])
     return model
 
 
-def _drop(model: ModelProto, names: Iterable[str]) -> None:
-    gone = set(names)
-    kept = [i for i in model.graph.input if i.name not in gone]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-
-
-def _insert(model: ModelProto, seeds: Iterable[str], nodes: Iterable[NodeProto]) -> None:
-    """Insert the nodes of the seeds after the nodes that they read and before those that read them."""
-    late = set(seeds)
-    before: list[NodeProto] = []
-    after: list[NodeProto] = []
-    for node in model.graph.node:
-        waits = not late.isdisjoint(reads(node))
-        (after if waits else before).append(node)
-        if waits:
-            late.update(node.output)
+def _compute_seeds(model: ModelProto, outputs: Sequence[str], nodes: Iterable[NodeProto]) -> None:
+    """Replace the inputs ``<output>_grad`` by nodes, which read the outputs of the model."""
+    graph = model.graph
+    before, after = split_nodes(graph.node, [f"{name}_grad" for name in outputs])
     order = [*before, *nodes, *after]
-    del model.graph.node[:]
-    model.graph.node.extend(order)
+    del graph.input[len(graph.input) - len(outputs) :], graph.node[:]
+    graph.node.extend(order)
 
 
-def _yield(model: ModelProto, seeds: list[str]) -> None:
-    _drop(model, seeds)
-    node = helper.make_node(
-        "YieldOp", [s.removesuffix("_grad") for s in seeds], seeds, domain="com.microsoft"
-    )
+def _yield_outputs(model: ModelProto, outputs: Sequence[str]) -> None:
+    """Compute the gradients of the outputs by a YieldOp, as onnxruntime's TrainingAgent has it."""
+    seeds = [f"{name}_grad" for name in outputs]
+    node = helper.make_node("YieldOp", outputs, seeds, domain="com.microsoft")
     node.attribute.append(AttributeProto(name="full_shape_outputs", type=AttributeProto.INTS))
-    _insert(model, seeds, [node])
+    _compute_seeds(model, outputs, [node])
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
 
-def _fill(model: ModelProto, seeds: list[str]) -> None:
-    """Ones of the outputs' shapes."""
+def _fill_with_ones(model: ModelProto, outputs: Sequence[str]) -> None:
+    """Ones of the outputs' shapes as the gradients of the outputs."""
     kinds = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
-    _drop(model, seeds)
     nodes = []
-    for seed in seeds:
+    for name in outputs:
+        seed = f"{name}_grad"
         one = helper.make_tensor("value", kinds[seed], [1], [1])
-        nodes.append(helper.make_node("Shape", [seed.removesuffix("_grad")], [f"{seed}_shape"]))
+        nodes.append(helper.make_node("Shape", [name], [f"{seed}_shape"]))
         nodes.append(helper.make_node("ConstantOfShape", [f"{seed}_shape"], [seed], value=one))
-    _insert(model, seeds, nodes)
-
-
-def _arrange(model: ModelProto, kept: list[str]) -> None:
-    """Gradients first, then the kept outputs."""
-    outputs = {o.name: o for o in model.graph.output}
-    names = [n for n in outputs if n.endswith("_grad")] + kept
-    del model.graph.output[:]
-    model.graph.output.extend(outputs[n] for n in names)
+    _compute_seeds(model, outputs, nodes)

@@ -52,7 +52,7 @@ def get_ort_device(device: Any) -> Any:
 
     Raises:
         ValueError: the string names no device.
-        TypeError: neither a string nor an ``OrtDevice``.
+        TypeError: the argument is neither a string nor an ``OrtDevice``.
 
     >>> ort_device_to_string(get_ort_device("gpu:1"))
     'cuda:1'
@@ -68,10 +68,10 @@ def get_ort_device(device: Any) -> Any:
 
 
 def ort_device_to_string(device: Any) -> str:
-    """The string of an ``OrtDevice``; the inverse of :func:`get_ort_device`.
+    """The string of an ``OrtDevice``: the inverse of :func:`get_ort_device`.
 
     Raises:
-        TypeError: not an ``OrtDevice``.
+        TypeError: the argument is not an ``OrtDevice``.
 
     >>> ort_device_to_string(get_ort_device("cpu"))
     'cpu'
@@ -89,8 +89,8 @@ def core_device(device: Any) -> Device:
     """The core's device of a string or an ``OrtDevice``.
 
     Raises:
-        ValueError, TypeError: as :func:`get_ort_device`.
-        Unsupported: it cannot be used here.
+        ValueError, TypeError: as for :func:`get_ort_device`.
+        Unsupported: the device cannot be used here.
     """
     text = device if isinstance(device, str) else ort_device_to_string(device)
     return _checked_device(*_parse(text))
@@ -107,7 +107,7 @@ def _checked_device(kind: str, index: int) -> Device:
 
 
 def numpy_to_ort_value(array: Array, device: Any = None) -> Any:
-    """An ``OrtValue`` (of onnxruntime's C layer) with a copy of an array; None is the CPU.
+    """An ``OrtValue`` of onnxruntime's C layer with a copy of an array; None means the CPU.
 
     >>> import numpy as np
     >>> numpy_to_ort_value(np.ones((2, 3), np.float32)).shape()
@@ -117,7 +117,7 @@ def numpy_to_ort_value(array: Array, device: Any = None) -> Any:
 
 
 def borrowed(array: Array) -> Any:
-    """An ``OrtValue`` on an array's memory; the caller keeps the array alive."""
+    """An ``OrtValue`` that uses the memory of an array, which the caller keeps alive."""
     return _native().OrtValue.ortvalue_from_numpy(array, get_ort_device("cpu"))
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from ortflex_core.errors import OrtflexError
+from ortflex_core.errors import OrtflexError, Unsupported
 
 
 class ConvergenceError(OrtflexError, RuntimeError):
-    """The loss is no longer finite: the gradient descent has failed."""
+    """The loss is not finite: the gradient descent has failed."""
 
 
 class EvaluationError(OrtflexError, RuntimeError):
     """The loss on the validation data is not finite."""
 
 
+class NotSupported(Unsupported, NotImplementedError):
+    """An option of the older package that the older API does not have."""
+
+
 class ProviderError(OrtflexError, RuntimeError):
-    """An array of the host is bound to a graph that runs on another device."""
+    """An array in main memory is bound to a graph that runs on another device."""
 
 
 class ConvergenceWarning(UserWarning):
-    """The warning in place of :class:`ConvergenceError` if the training continues (``exc=False``)."""
+    """The warning instead of :class:`ConvergenceError` if the training continues (``exc=False``)."""

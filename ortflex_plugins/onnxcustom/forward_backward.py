@@ -1,4 +1,4 @@
-"""Forward and backward of a model, by the older API."""
+"""The forward and the backward pass of a model, by the older API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from ortflex_core.types import Array
 from ortflex_plugins.layers import Buffer, OnnxFunction
 from ortflex_plugins.onnxcustom.base import save_graphs
 from ortflex_plugins.onnxcustom.checks import check_model
-from ortflex_plugins.onnxcustom.devices import own_vector, plain, plugins, this_runtime
+from ortflex_plugins.onnxcustom.devices import (
+    own_values,
+    own_vector,
+    plain,
+    plugins,
+    this_runtime,
+)
 from ortflex_plugins.onnxcustom.weights import check_weights, get_train_initializer
 
 _AGENT = "training_agent"
@@ -25,27 +31,27 @@ _log = logging.getLogger("ortflex")
 
 
 class OrtGradientForwardBackward:
-    """A model whose weights are inputs, and its gradients; :meth:`new_instance` runs it.
+    """A model whose weights are inputs, and its gradients; instances of :meth:`new_instance` run it.
 
-    onnxruntime's TrainingAgent runs it if it is installed and has the right gradients, else the
-    gradient graph of the fused backend.
+    onnxruntime's TrainingAgent runs it if it is installed and has the right gradients, otherwise the
+    gradient graph of the backend ``fused``.
 
     Args:
         onnx_model: the model.
-        weights_to_train: names of float initializers, in the alphabet's order, which must be that
-            of the initializers; None for all (see :func:`onnx_rename_weights`).
-        input_names, output_names: those of the model; None or all of them.
+        weights_to_train: names of float initializers, in alphabetical order, which must also be the
+            order of the initializers (see :func:`onnx_rename_weights`); None for all.
+        input_names, output_names: None, or all names of the model's inputs and outputs.
         class_name: the name of the class of :meth:`new_instance`.
-        sess_options, provider_options, run_options, graph_builder_config: must be None: the core
-            makes the sessions.
+        sess_options, provider_options, run_options, graph_builder_config: must be None, because the
+            core creates the sessions.
         providers: None, ``"cpu"``, ``"cuda"``, or names of execution providers.
-        device_index: of a GPU.
+        device_index: the number of a GPU.
         enable_logging: log every action to the logger ``onnxcustom``.
-        debug: refuse inputs of other types than the model's.
+        debug: kept for compatibility; inputs of other types than the model's are always refused.
 
     Raises:
-        ModelError: names that do not exist, or another order.
-        ConfigError: unknown providers, or an unsupported option.
+        ModelError: a name does not exist, or the names are in another order.
+        ConfigError: the providers are unknown, or an option is not supported.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model(
@@ -123,7 +129,6 @@ class OrtGradientForwardBackward:
             "__doc__": OrtGradientForwardBackwardFunction.__doc__,
             "__module__": OrtGradientForwardBackwardFunction.__module__,
             "_function": function,
-            "_debug": self.debug,
             "_logger": logger,
             "_shapes": {
                 t.name: list(t.dims)
@@ -148,10 +153,10 @@ class OrtGradientForwardBackward:
         return function
 
     def get_initializer(self, name: str, exc: bool = True) -> Array | None:
-        """An initializer's value; without ``exc`` None if it does not exist.
+        """The value of an initializer; without ``exc``, None if it does not exist.
 
         Raises:
-            ModelError: there is no initializer of that name.
+            ModelError: the model has no initializer of this name.
         """
         from onnx.numpy_helper import to_array
 
@@ -174,13 +179,12 @@ class OrtGradientForwardBackward:
 
 
 class OrtGradientForwardBackwardFunction:
-    """Forward and backward of one model; several forward passes may be open.
+    """The forward and the backward pass of one model; several forward passes may be open.
 
-    Made by :meth:`OrtGradientForwardBackward.new_instance`.
+    Instances come from :meth:`OrtGradientForwardBackward.new_instance`.
     """
 
     _function: ClassVar[OnnxFunction]
-    _debug: ClassVar[bool]
     _logger: ClassVar[logging.Logger | None]
     _shapes: ClassVar[dict[str, list[int]]]
     _output_names: ClassVar[list[str]]
@@ -203,7 +207,7 @@ class OrtGradientForwardBackwardFunction:
         """The inputs of the last forward pass for training.
 
         Raises:
-            RuntimeError: there was none.
+            RuntimeError: there was no such pass.
         """
         if self.saved_tensors_ is None:
             raise RuntimeError(
@@ -213,7 +217,7 @@ class OrtGradientForwardBackwardFunction:
 
     def _buffers(self, given: Any, names: Sequence[str], what: str) -> dict[str, Buffer]:
         """The memory of arrays and ``OrtValue`` objects, by name."""
-        values = [given[k] for k in range(len(given))]
+        values = own_values(given)
         if len(values) != len(names):
             raise DataError(
                 f"{what}: expected {len(names)} ({', '.join(names)}), got {len(values)}"
@@ -234,17 +238,17 @@ class OrtGradientForwardBackwardFunction:
         """The outputs.
 
         Args:
-            inputs: values of the model's inputs, then of the weights: arrays, ``OrtValue`` objects,
-                or an ``OrtValueVector``.
-            training: keep what :meth:`backward` needs.
-            forward_outputs_cache: not used; outputs have memory of their own.
+            inputs: the values of the model's inputs, then those of the weights: arrays, ``OrtValue``
+                objects, or an ``OrtValueVector``.
+            training: keep the values that :meth:`backward` needs.
+            forward_outputs_cache: not used, because outputs have separate memory.
 
         Returns:
             An ``OrtValueVector``.
 
         Raises:
-            DataError: another number of values, or weights of another shape.
-            GraphError: onnxruntime refuses them.
+            DataError: the number of values or the shape of a weight does not fit.
+            GraphError: onnxruntime refuses the values.
         """
         feeds = self._buffers(inputs, self._grad_input_names, "inputs")
         if self._logger is not None:
@@ -268,14 +272,14 @@ class OrtGradientForwardBackwardFunction:
 
         Args:
             grad_outputs: the gradient of every output.
-            backward_outputs_cache: not used; gradients have memory of their own.
+            backward_outputs_cache: not used, because gradients have separate memory.
 
         Returns:
-            An ``OrtValueVector``, in the order of :meth:`forward`'s inputs.
+            An ``OrtValueVector``, in the order of the inputs of :meth:`forward`.
 
         Raises:
             RuntimeError: no forward pass for training is open.
-            DataError: another number of gradients, or another shape.
+            DataError: the number of gradients or the shape of one does not fit.
         """
         if not self.states_:
             raise RuntimeError(
@@ -292,7 +296,7 @@ class OrtGradientForwardBackwardFunction:
 
 
 def _function(onx: ModelProto, weights: Sequence[str], device: str) -> OnnxFunction:
-    """The model on TrainingAgent if it is installed and can run it, else our gradient graph."""
+    """The model's passes by TrainingAgent if it is installed and can run them, else by ``fused``."""
     model = Model(onx, raise_half=False)
     outputs = [o.name for o in model.outputs if o.dtype in FLOATS]
     read = {n for node in model.ancestors(outputs) for n in reads(node)}
@@ -304,7 +308,7 @@ def _function(onx: ModelProto, weights: Sequence[str], device: str) -> OnnxFunct
     try:
         if this_runtime().has_training_agent:
             return OnnxFunction(model, engine=_AGENT, **options)
-    except OrtflexError as error:  # operators with a wrong gradient or none
+    except OrtflexError as error:  # an operator has a wrong gradient or none
         _log.info("TrainingAgent cannot run the model, the gradient graph does: %s", error)
     return OnnxFunction(model, **options)
 

@@ -8,18 +8,16 @@ for updates.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
-from onnx import TensorProto
 
 from ortflex_core.autodiff import full, gradients, load_rules
 from ortflex_core.component import number
-from ortflex_core.graph import Ops, Program, Tensor, Trace, build
+from ortflex_core.graph import Host, Ops, Program, Tensor, Trace, build
 from ortflex_core.model import OLDEST_OPSET
 from ortflex_core.protocols import Loss, Penalty
-from ortflex_core.runtime import get_program
 from ortflex_plugins.onnxcustom.devices import plugins, this_runtime
 
 _ROWS = ("rows", "columns")
@@ -67,43 +65,32 @@ def new_trace(opset: int) -> Trace:
     return Trace({"": max(OLDEST_OPSET, min(opset, this_runtime().max_opset))})
 
 
-def _weight(trace: Trace, name: str | None, dtype: int) -> Tensor | None:
-    if name is None:
-        return None
-    column: Tensor = trace.op.Reshape(trace.input(name, dtype, (None,)), np.array([-1, 1]))
-    column.shape = ("rows", 1)
-    return column
-
-
-def loss_gradient_program(
-    loss: Loss,
-    opset: int,
-    weight: str | None,
-    *,
-    factor: float = 1.0,
-    labels: int = TensorProto.FLOAT,
-    dtype: int = TensorProto.FLOAT,
-) -> Program:
-    """``Y = factor·Σ w·l`` of shape [1], and ``Y_grad``, its gradient by the predictions."""
-    key = ("loss_grad", loss, opset, weight, factor, labels, dtype)
-    return get_program(key, lambda: _loss_gradient(loss, opset, weight, factor, labels, dtype))
-
-
-def _loss_gradient(
-    loss: Loss, opset: int, weight: str | None, factor: float, labels: int, dtype: int
-) -> Program:
-    trace = new_trace(opset)
+def _traced_loss(
+    trace: Trace, loss: Loss, weight: str | None, labels: int, dtype: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Labels, predictions, the losses l, and the column of sample weights if there are any."""
     op = trace.op
     expected = trace.input("X1", labels, _ROWS)
     predicted = trace.input("X2", dtype, _ROWS)
-    w = _weight(trace, weight, dtype)
-    values = loss.per_sample(op, predicted, expected)
+    column: Tensor | None = None
+    if weight is not None:
+        column = op.Reshape(trace.input(weight, dtype, (None,)), np.array([-1, 1]))
+        column.shape = ("rows", 1)
+    return expected, predicted, loss.per_sample(op, predicted, expected), column
+
+
+def loss_gradient_program(
+    loss: Loss, opset: int, weight: str | None, labels: int, dtype: int, factor: float
+) -> Program:
+    """``Y = factor·Σ w·l`` of shape [1], and ``Y_grad``, its gradient by the predictions."""
+    trace = new_trace(opset)
+    op = trace.op
+    expected, predicted, values, w = _traced_loss(trace, loss, weight, labels, dtype)
     total = op.ReduceSum(values if w is None else values * w, keepdims=0)
+    cotangent: Tensor = op.constant(factor, dtype) if w is None else w
     if factor != 1:
         total = factor * total
-    cotangent: Tensor = op.constant(factor, dtype) if w is None else w
-    if w is not None and factor != 1:
-        cotangent = factor * w
+        cotangent = cotangent if w is None else factor * w
     gradient = loss.gradient(op, predicted, expected, cotangent)
     if gradient is None:
         [gradient] = gradients([(values, cotangent)], [predicted], load_rules(plugins()))
@@ -115,38 +102,18 @@ def _loss_gradient(
 
 
 def loss_scores_program(
-    loss: Loss,
-    opset: int,
-    weight: str | None,
-    *,
-    labels: int = TensorProto.FLOAT,
-    dtype: int = TensorProto.FLOAT,
+    loss: Loss, opset: int, weight: str | None, labels: int, dtype: int
 ) -> Program:
     """``Y = Σ w·l`` over each row's columns, of shape [rows, 1]."""
-    key = ("loss_score", loss, opset, weight, labels, dtype)
-    return get_program(key, lambda: _loss_scores(loss, opset, weight, labels, dtype))
-
-
-def _loss_scores(loss: Loss, opset: int, weight: str | None, labels: int, dtype: int) -> Program:
     trace = new_trace(opset)
-    expected = trace.input("X1", labels, _ROWS)
-    predicted = trace.input("X2", dtype, _ROWS)
-    w = _weight(trace, weight, dtype)
-    values = loss.per_sample(trace.op, predicted, expected)
+    _, _, values, w = _traced_loss(trace, loss, weight, labels, dtype)
     values = values if w is None else values * w
     rows = trace.op.ReduceSum(values, axes=[1], keepdims=1)
     return build(trace, {"Y": rows}, name="loss_score")
 
 
-def penalty_program(
-    penalty: Penalty, opset: int, tensors: int, dtype: int = TensorProto.FLOAT
-) -> Program:
+def penalty_program(penalty: Penalty, opset: int, tensors: int, dtype: int) -> Program:
     """``Y = loss + Σ_k Σ cost(W_k)``, of shape [1]."""
-    key = ("penalty", penalty, opset, tensors, dtype)
-    return get_program(key, lambda: _penalty(penalty, opset, tensors, dtype))
-
-
-def _penalty(penalty: Penalty, opset: int, tensors: int, dtype: int) -> Program:
     trace = new_trace(opset)
     op = trace.op
     total = op.Reshape(trace.input("loss", dtype, _VECTOR), np.array([-1]))
@@ -156,30 +123,40 @@ def _penalty(penalty: Penalty, opset: int, tensors: int, dtype: int) -> Program:
     return build(trace, {"Y": total}, name="penalty")
 
 
-def shrinking_program(l1: float, l2: float, opset: int, dtype: int = TensorProto.FLOAT) -> Program:
+def shrink(op: Ops, weight: Tensor, l1: Host | float, l2: Host | float) -> Tensor:
+    """``(1 − 2·l2)·w − l1·sign(w)``: a weight after its penalty."""
+    return (1 - 2 * l2) * weight - l1 * op.Sign(weight)
+
+
+def shrinking_program(l1: float, l2: float, opset: int, dtype: int) -> Program:
     """``Y = (1 − 2·l2)·X − l1·sign(X)``."""
     trace = new_trace(opset)
     x = trace.input("X", dtype, _VECTOR)
-    return build(trace, {"Y": (1 - 2 * l2) * x - l1 * trace.op.Sign(x)}, name="penalty_grad")
+    return build(trace, {"Y": shrink(trace.op, x, l1, l2)}, name="penalty_grad")
 
 
-def axpy_program(opset: int, dtype: int = TensorProto.FLOAT) -> Program:
-    """``Y = alpha·X1 + X2``."""
+def move(
+    weight: Tensor, gradient: Tensor, velocity: Tensor, alpha: Any, beta: Any, nesterov: bool
+) -> tuple[Tensor, Tensor]:
+    """Weight and velocity after a step: ``v = beta·velocity + alpha·g``, and ``w + v``.
+
+    With ``nesterov`` the weight becomes ``w + beta·v + alpha·g``.
+    """
+    descent = alpha * gradient
+    velocity = beta * velocity + descent
+    return (beta * velocity + descent if nesterov else velocity) + weight, velocity
+
+
+def update_program(opset: int, dtype: int, nesterov: bool | None) -> Program:
+    """``Y = X2 + alpha·X1``; unless ``nesterov`` is None, ``Y`` and ``Z`` of :func:`move`."""
     trace = new_trace(opset)
-    x1, x2 = (trace.input(name, dtype, _VECTOR) for name in ("X1", "X2"))
-    alpha = trace.op.Squeeze(trace.input("alpha", dtype, (1,)), axes=[0])
-    return build(trace, {"Y": alpha * x1 + x2}, name="axpy")
+    gradient, weight = (trace.input(name, dtype, _VECTOR) for name in ("X1", "X2"))
 
+    def scalar(name: str) -> Tensor:
+        return trace.op.Squeeze(trace.input(name, dtype, (1,)), axes=[0])
 
-def axpyw_program(opset: int, *, nesterov: bool, dtype: int = TensorProto.FLOAT) -> Program:
-    """``Z = beta·G + alpha·X1``, ``Y = X2 + Z``; with Nesterov ``Y = X2 + beta·Z + alpha·X1``."""
-    trace = new_trace(opset)
-    op = trace.op
-    x1, x2, g = (trace.input(name, dtype, _VECTOR) for name in ("X1", "X2", "G"))
-    alpha, beta = (
-        op.Squeeze(trace.input(name, dtype, (1,)), axes=[0]) for name in ("alpha", "beta")
-    )
-    move = alpha * x1
-    z = beta * g + move
-    y = beta * z + move + x2 if nesterov else z + x2
+    if nesterov is None:
+        return build(trace, {"Y": scalar("alpha") * gradient + weight}, name="axpy")
+    velocity = trace.input("G", dtype, _VECTOR)
+    y, z = move(weight, gradient, velocity, scalar("alpha"), scalar("beta"), nesterov)
     return build(trace, {"Y": y, "Z": z}, name="axpyw")

@@ -1,40 +1,35 @@
-"""Losses of the older API: the cost of a batch, and the gradient by the predictions."""
+"""Losses of the older API: the loss of a batch, and its gradient with respect to the predictions."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.errors import DataError, suggest
+from ortflex_core.errors import DataError
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, onnx_dtype
-from ortflex_plugins.onnxcustom.base import BaseLearningOnnx
-from ortflex_plugins.onnxcustom.devices import (
-    core_device,
-    get_ort_device,
-    plugins,
-)
+from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, run, select_class
+from ortflex_plugins.onnxcustom.devices import core_device, plugins
 from ortflex_plugins.onnxcustom.functions import (
     ClippedLogLoss,
     loss_gradient_program,
     loss_scores_program,
 )
 
-_WEIGHT = "weight"
-
 
 class BaseLearningLoss(BaseLearningOnnx):
-    """A loss: Σ w·l over a batch and its gradient, one graph; w·l of every row, another.
+    """A loss with two graphs: Σ w·l over a batch with its gradient, and w·l of every row.
 
-    A derived class has a ``component()``: a loss of the core, whose formula is compiled.
+    A derived class defines ``component()``: a loss of the core, whose formula is compiled.
     """
 
     factor = 1.0
     """The factor of the sum and its gradient, but not of the scores of rows."""
     label_type: int = TensorProto.FLOAT
-    """ONNX element type of the labels; floats take the predictions' type."""
+    """The ONNX element type of the labels; float labels get the type of the predictions."""
 
     def component(self) -> Loss:
         """The formula.
@@ -50,95 +45,94 @@ class BaseLearningLoss(BaseLearningOnnx):
         """Make the graphs ``loss_grad_onnx_`` and ``loss_score_onnx_``.
 
         Args:
-            opset: of the standard operators.
+            opset: the version of the standard operators.
             device: an ``OrtDevice`` or its string.
-            weight_name: of the input with sample weights, or None for a loss without.
-            dtype: of the predictions.
+            weight_name: the name of the input with sample weights; None for a loss without them.
+            dtype: the type of the predictions.
         """
-        self.built_ = (opset, device, weight_name, np.dtype(dtype).name)
-        predicted = onnx_dtype(np.dtype(dtype))
+        kind = np.dtype(dtype)
+        self.built_ = (opset, device, weight_name, kind.name)
+        predicted = onnx_dtype(kind)
         labels = predicted if self.label_type == TensorProto.FLOAT else self.label_type
-        loss = self.component()
-        kinds: Any = {"labels": labels, "dtype": predicted}
-        program = loss_gradient_program(loss, opset, weight_name, factor=self.factor, **kinds)
-        self.loss_grad_onnx_ = program.proto()
-        self.loss_grad_sess_, [self.loss_grad_sess_bind_] = self._sessions(device, program, 1)
-        program = loss_scores_program(loss, opset, weight_name, **kinds)
-        self.loss_score_onnx_ = program.proto()
-        self.loss_score_sess_, [self.loss_score_sess_bind_] = self._sessions(device, program, 1)
+        arguments = (self.component(), opset, weight_name, labels, predicted)
+        self._compile("loss_grad", device, loss_gradient_program, *arguments, self.factor)
+        self._compile("loss_score", device, loss_scores_program, *arguments)
         self.weight_name_ = weight_name
-        # The weights if none are given.
-        self.ones_ = core_device(device).put(np.ones(1, dtype))
+        # The weights of a call without weights.
+        self.ones_ = core_device(device).put(np.ones(1, kind))
 
-    def _run(
-        self, sess: Any, bind: Any, names: list[str], device: Any, values: tuple[Any, Any, Any]
+    def _evaluate(
+        self,
+        graph: str,
+        outputs: list[str],
+        device: Any,
+        expected: Any,
+        predicted: Any,
+        weight: Any,
     ) -> list[Any]:
-        expected, predicted, weight = values
-        place, binder = get_ort_device(device), self._binder(bind, sess)
-        if self.weight_name_ is None:
-            if weight is not None:
-                raise ValueError(
-                    f"{type(self).__name__} was built without sample weights: call "
-                    "build_onnx_function(opset, device, 'weight')"
-                )
-        else:
-            given = self.ones_ if weight is None else weight
-            self._bind_input_ortvalue(self.weight_name_, bind, given, place, cache=True)
-        self._bind_input_ortvalue("X1", bind, expected, place, cache=True)
-        self._bind_input_ortvalue("X2", bind, predicted, place, cache=True)
-        return binder.fetch(names, place)
+        binder = self._compiled(graph)
+        inputs = {"X1": expected, "X2": predicted}
+        if self.weight_name_ is not None:
+            inputs[self.weight_name_] = self.ones_ if weight is None else weight
+        elif weight is not None:
+            raise ValueError(
+                f"{type(self).__name__} was built without sample weights: call "
+                "build_onnx_function(opset, device, 'weight')"
+            )
+        return run(binder, device, inputs, outputs)
 
     def loss_gradient(
         self, device: Any, expected: Any, predicted: Any, weight: Any = None
     ) -> tuple[Any, Any]:
-        """Σ w·l and its gradient by ``predicted``, as ``OrtValue`` objects.
+        """Σ w·l and its gradient with respect to ``predicted``, as ``OrtValue`` objects.
 
         Args:
-            device: where the graph runs.
+            device: the device that the graph runs on.
             expected: labels, [rows, columns].
             predicted: predictions, of the same shape.
-            weight: sample weights, [rows].
+            weight: sample weights, [rows], or None.
 
         Raises:
             RuntimeError: :meth:`build_onnx_function` was not called.
-            ValueError: weights, but the graphs were built without.
+            ValueError: there are weights, but the graphs were built without them.
         """
-        sess, bind = self._need("loss_grad_sess_"), self._need("loss_grad_sess_bind_")
-        given = (expected, predicted, weight)
-        loss, gradient = self._run(sess, bind, ["Y", "Y_grad"], device, given)
+        outputs = ["Y", "Y_grad"]
+        loss, gradient = self._evaluate("loss_grad", outputs, device, expected, predicted, weight)
         return loss, gradient
 
     def loss_scores(self, device: Any, expected: Any, predicted: Any, weight: Any = None) -> Any:
-        """w·l of every row, [rows, 1], as an ``OrtValue``; arguments as :meth:`loss_gradient`."""
-        sess, bind = self._need("loss_score_sess_"), self._need("loss_score_sess_bind_")
-        return self._run(sess, bind, ["Y"], device, (expected, predicted, weight))[0]
+        """w·l of every row, [rows, 1], as an ``OrtValue``; arguments as for :meth:`loss_gradient`."""
+        return self._evaluate("loss_score", ["Y"], device, expected, predicted, weight)[0]
 
     def check_labels(self, labels: Array) -> None:
-        """Refuse labels that the formula does not take; by default all are accepted.
+        """Refuse labels that the formula cannot use; this base class accepts all labels.
 
         Raises:
-            DataError: see the class.
+            DataError: a label is not valid.
         """
 
     @staticmethod
     def select(class_name: Any, **kwargs: Any) -> BaseLearningLoss:
-        """The loss of a name, with parameters; an instance as it is.
+        """The loss with a name and parameters, or an instance as it is.
 
-        Names: ``square_error``, ``square``; ``absolute_error``, ``absolute``; ``elastic_error``,
-        ``elastic``; ``log``, ``neglog``, ``logloss``; and those of the classes.
+        The names are ``square_error``, ``square``; ``absolute_error``, ``absolute``;
+        ``elastic_error``, ``elastic``; ``log``, ``neglog``, ``logloss``; and those of the classes.
 
         Raises:
-            ValueError: no such name.
+            ValueError: the name is unknown.
 
         >>> BaseLearningLoss.select("elastic", l1_weight=0.1)
         ElasticLearningLoss(l1_weight=0.1, l2_weight=0.5)
         """
         if isinstance(class_name, BaseLearningLoss):
             return class_name
-        names = _names()
-        if not isinstance(class_name, str) or class_name not in names:
-            raise ValueError(f"unknown loss {class_name!r}; {suggest(str(class_name), names)}")
-        loss: BaseLearningLoss = names[class_name](**kwargs)
+        names = {
+            SquareLearningLoss: ("square_error", "square"),
+            AbsoluteLearningLoss: ("absolute_error", "absolute"),
+            ElasticLearningLoss: ("elastic_error", "elastic"),
+            NegLogLearningLoss: ("log", "neglog", "logloss"),
+        }
+        loss: BaseLearningLoss = select_class("loss", names, class_name)(**kwargs)
         return loss
 
 
@@ -148,7 +142,7 @@ def _named(name: str, **parameters: Any) -> Loss:
 
 
 class SquareLearningLoss(BaseLearningLoss):
-    """Half the squared error: Σ ½·w·(p − y)², gradient w·(p − y); the scores of rows are w·(p − y)².
+    """Half the squared error: Σ ½·w·(p − y)², with the gradient w·(p − y); a row's score is w·(p − y)².
 
     >>> import numpy as np
     >>> loss = SquareLearningLoss()
@@ -168,7 +162,7 @@ class SquareLearningLoss(BaseLearningLoss):
 
 
 class AbsoluteLearningLoss(BaseLearningLoss):
-    """The absolute error: ``Σ w·|p − y|``, gradient ``w·sign(p − y)``.
+    """The absolute error: ``Σ w·|p − y|``, with the gradient ``w·sign(p − y)``.
 
     >>> AbsoluteLearningLoss()
     AbsoluteLearningLoss()
@@ -181,12 +175,13 @@ class AbsoluteLearningLoss(BaseLearningLoss):
         return _named("absolute_error")
 
 
+@attrs.define(slots=False, eq=False, repr=False)
 class ElasticLearningLoss(BaseLearningLoss):
-    """Both mixed: ``Σ w·(l1_weight·|e| + l2_weight·e²)``, e = p − y; gradient its derivative.
+    """Absolute and squared error mixed: ``Σ w·(l1_weight·|e| + l2_weight·e²)``, with e = p − y.
 
     Args:
-        l1_weight: of ``|e|``.
-        l2_weight: of e², without ½.
+        l1_weight: the factor of ``|e|``.
+        l2_weight: the factor of e², without ½.
 
     Raises:
         ValueError: a weight is negative (from :meth:`build_onnx_function`).
@@ -197,28 +192,27 @@ class ElasticLearningLoss(BaseLearningLoss):
     Source: the class of this name in onnxcustom, whose gradient of ``|e|`` has the opposite sign.
     """
 
-    def __init__(self, l1_weight: float = 0.5, l2_weight: float = 0.5) -> None:
-        super().__init__()
-        self.l1_weight = l1_weight
-        self.l2_weight = l2_weight
+    l1_weight: float = 0.5
+    l2_weight: float = 0.5
 
     def component(self) -> Loss:
         """``l1_weight·|e| + l2_weight·e²``."""
         return _named("elastic", l1_weight=self.l1_weight, l2_weight=self.l2_weight)
 
 
+@attrs.define(slots=False, eq=False, repr=False)
 class NegLogLearningLoss(BaseLearningLoss):
     """Binary log loss on raw scores s [rows, 1] and int64 labels 0 and 1.
 
-    p = clip(1 / (1 + exp(−s)), eps, 1 − eps); Σ −w·((1 − y)·log(1 − p) + y·log(p)); gradient
-    w·(p − y).
+    With p = clip(1 / (1 + exp(−s)), eps, 1 − eps) the loss is Σ −w·((1 − y)·log(1 − p) + y·log(p)),
+    and its gradient w·(p − y).
 
     Args:
-        eps: where probabilities are clipped.
-        probability_function: from scores to probabilities; only ``"sigmoid"``.
+        eps: the bound at which probabilities are clipped.
+        probability_function: the function from scores to probabilities, ``"sigmoid"``.
 
     Raises:
-        ValueError: another probability function.
+        ValueError: the probability function is unknown.
 
     >>> NegLogLearningLoss(eps=1e-6)
     NegLogLearningLoss(eps=1e-06, probability_function='sigmoid')
@@ -228,14 +222,14 @@ class NegLogLearningLoss(BaseLearningLoss):
 
     label_type = TensorProto.INT64
 
-    def __init__(self, eps: float = 1e-5, probability_function: str = "sigmoid") -> None:
-        super().__init__()
-        if probability_function != "sigmoid":
+    eps: float = 1e-5
+    probability_function: str = "sigmoid"
+
+    def __attrs_post_init__(self) -> None:
+        if self.probability_function != "sigmoid":
             raise ValueError(
-                f"probability_function: expected 'sigmoid', got {probability_function!r}"
+                f"probability_function: expected 'sigmoid', got {self.probability_function!r}"
             )
-        self.eps = eps
-        self.probability_function = probability_function
 
     def component(self) -> Loss:
         """−(1 − y)·log(1 − p) − y·log(p)."""
@@ -245,7 +239,7 @@ class NegLogLearningLoss(BaseLearningLoss):
         """Refuse classes other than 0 and 1.
 
         Raises:
-            DataError: names the class and its row.
+            DataError: a label is another class; the message has the class and its row.
         """
         others = np.argwhere((labels != 0) & (labels != 1))
         if len(others):
@@ -256,11 +250,6 @@ class NegLogLearningLoss(BaseLearningLoss):
             )
 
 
-def _names() -> dict[Any, type[Any]]:
-    table: dict[type[Any], tuple[str, ...]] = {
-        SquareLearningLoss: ("square_error", "square"),
-        AbsoluteLearningLoss: ("absolute_error", "absolute"),
-        ElasticLearningLoss: ("elastic_error", "elastic"),
-        NegLogLearningLoss: ("log", "neglog", "logloss"),
-    }
-    return {name: cls for cls, names in table.items() for name in (cls.__name__, *names)}
+def select_loss(loss: Any) -> BaseLearningLoss:
+    """The converter of a field: :meth:`BaseLearningLoss.select` as a function."""
+    return BaseLearningLoss.select(loss)

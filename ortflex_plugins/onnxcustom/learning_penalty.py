@@ -1,20 +1,21 @@
-"""Penalties of the older API: the cost of weights, and how they shrink."""
+"""Penalties of the older API: their value, and the change of the weights by them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
+from onnx import ModelProto
 
-from ortflex_core.errors import suggest
 from ortflex_core.types import onnx_dtype
-from ortflex_plugins.onnxcustom.base import BaseLearningOnnx
-from ortflex_plugins.onnxcustom.devices import core_device, get_ort_device, plugins
-from ortflex_plugins.onnxcustom.inplace import Scratch
+from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, run, select_class, update
+from ortflex_plugins.onnxcustom.devices import plugins
+from ortflex_plugins.onnxcustom.functions import penalty_program, shrinking_program
 
 
 class BaseLearningPenalty(BaseLearningOnnx):
-    """A penalty: it is added to the loss, and changes the weights before the learning rate does."""
+    """A penalty, which is added to the loss and changes the weights before the learning rate does."""
 
     def build_onnx_function(
         self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
@@ -32,27 +33,20 @@ class BaseLearningPenalty(BaseLearningOnnx):
 
     @staticmethod
     def select(class_name: Any, **kwargs: Any) -> BaseLearningPenalty:
-        """The penalty of a name, with parameters; an instance as it is.
+        """The penalty with a name and parameters, or an instance as it is.
 
-        Names: None, ``""`` for no penalty; ``elastic``, ``l1l2``; and those of the classes.
+        The names are None, ``""`` for no penalty; ``elastic``, ``l1l2``; and those of the classes.
 
         Raises:
-            ValueError: no such name.
+            ValueError: the name is unknown.
 
         >>> BaseLearningPenalty.select("elastic", l1=0.1)
         ElasticLearningPenalty(l1=0.1, l2=0.5)
         """
         if isinstance(class_name, BaseLearningPenalty):
             return class_name
-        table: dict[type[Any], tuple[Any, ...]] = {
-            NoLearningPenalty: (None, ""),
-            ElasticLearningPenalty: ("elastic", "l1l2"),
-        }
-        names = {name: cls for cls, names in table.items() for name in (cls.__name__, *names)}
-        if not isinstance(class_name, str | None) or class_name not in names:
-            known = [n for n in names if n]
-            raise ValueError(f"unknown penalty {class_name!r}; {suggest(str(class_name), known)}")
-        penalty: BaseLearningPenalty = names[class_name](**kwargs)
+        names = {NoLearningPenalty: (None, ""), ElasticLearningPenalty: ("elastic", "l1l2")}
+        penalty: BaseLearningPenalty = select_class("penalty", names, class_name)(**kwargs)
         return penalty
 
 
@@ -66,7 +60,7 @@ class NoLearningPenalty(BaseLearningPenalty):
     def build_onnx_function(
         self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
     ) -> None:
-        """No graph is needed."""
+        """Make no graph, because none is needed."""
 
     def penalty_loss(self, device: Any, loss: Any, *weights: Any) -> Any:
         """The loss as it is."""
@@ -77,12 +71,13 @@ class NoLearningPenalty(BaseLearningPenalty):
         return statei
 
 
+@attrs.define(slots=False, eq=False, repr=False)
 class ElasticLearningPenalty(BaseLearningPenalty):
-    """``Σ l1·|w| + l2·w²`` in the loss; every step w ← (1 − 2·l2)·w − l1·sign(w), whatever the rate.
+    """``Σ l1·|w| + l2·w²`` in the loss; every step changes w ← (1 − 2·l2)·w − l1·sign(w), for any rate.
 
     Args:
-        l1: factor of ``|w|``.
-        l2: factor of w², without ½.
+        l1: the factor of ``|w|``.
+        l2: the factor of w², without ½.
 
     Raises:
         ValueError: a factor is negative (from :meth:`build_onnx_function`).
@@ -97,63 +92,50 @@ class ElasticLearningPenalty(BaseLearningPenalty):
     Source: the class of this name in onnxcustom.
     """
 
-    def __init__(self, l1: float = 0.5, l2: float = 0.5) -> None:
-        super().__init__()
-        self.l1 = l1
-        self.l2 = l2
+    l1: float = 0.5
+    l2: float = 0.5
+    penalty_onnx_: ModelProto = attrs.field(init=False)
 
     def build_onnx_function(
         self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
     ) -> None:
         """Make the graphs ``penalty_onnx_`` and ``penalty_grad_onnx_``."""
-        from ortflex_plugins.onnxcustom.functions import penalty_program, shrinking_program
-
-        self.built_ = (opset, device, n_tensors, np.dtype(dtype).name)
-        kind = onnx_dtype(np.dtype(dtype))
+        kind = np.dtype(dtype)
+        self.built_ = (opset, device, n_tensors, kind.name)
         spec = {"name": "elastic", "l1": self.l1, "l2": self.l2}
         formula = plugins().component("penalties", spec, "penalty")
-        program = penalty_program(formula, opset, n_tensors, kind)
-        self.penalty_onnx_ = program.proto()
-        self.penalty_sess_, [self.penalty_sess_bind_] = self._sessions(device, program, 1)
-        self.names_ = [i.name for i in self.penalty_onnx_.graph.input]
-        program = shrinking_program(self.l1, self.l2, opset, kind)
-        self.penalty_grad_onnx_ = program.proto()
-        sessions = self._sessions(device, program, n_tensors)
-        self.penalty_grad_sess_, self.penalty_grad_sess_binds_ = sessions
-        self.scratch_ = Scratch(core_device(device))
+        arguments = (opset, n_tensors, onnx_dtype(kind))
+        self._compile("penalty", device, penalty_program, formula, *arguments)
+        shrinking = (self.l1, self.l2, opset, onnx_dtype(kind))
+        self._compile("penalty_grad", device, shrinking_program, *shrinking, bindings=n_tensors)
 
     def penalty_loss(self, device: Any, loss: Any, *weights: Any) -> Any:
         """``loss + Σ l1·|w| + l2·w²``, of shape [1].
 
         Raises:
             RuntimeError: :meth:`build_onnx_function` was not called.
-            ValueError: another number of weights than it was built for.
+            ValueError: the graph was built for another number of weights.
         """
-        sess, bind = self._need("penalty_sess_"), self._need("penalty_sess_bind_")
-        given = (loss, *weights)
-        if len(given) != len(self.names_):
+        binder = self._compiled("penalty")
+        names = [i.name for i in self.penalty_onnx_.graph.input]
+        if 1 + len(weights) != len(names):
             raise ValueError(
-                f"ElasticLearningPenalty was built for {len(self.names_) - 1} weights, got "
-                f"{len(weights)}"
+                f"ElasticLearningPenalty was built for {len(names) - 1} weights, got {len(weights)}"
             )
-        place, binder = get_ort_device(device), self._binder(bind, sess)
-        for name, value in zip(self.names_, given, strict=True):
-            self._bind_input_ortvalue(name, bind, value, place, cache=True, flat=True)
-        return binder.fetch(["Y"], place)[0]
+        inputs = dict(zip(names, (loss, *weights), strict=True))
+        return run(binder, device, inputs, ["Y"], flat=True)[0]
 
     def update_weights(self, n_bind: int, device: Any, statei: Any) -> Any:
-        """``w ← (1 − 2·l2)·w − l1·sign(w)``, in place; returns the weight.
+        """Change the weight in place, ``w ← (1 − 2·l2)·w − l1·sign(w)``, and return it.
 
         Raises:
             RuntimeError: :meth:`build_onnx_function` was not called.
         """
-        sess, bind = (
-            self._need("penalty_grad_sess_"),
-            self._need("penalty_grad_sess_binds_")[n_bind],
-        )
-        place, binder = get_ort_device(device), self._binder(bind, sess)
-        self._bind_input_ortvalue("X", bind, statei, place, cache=True, flat=True)
-        with self.scratch_.beside(n_bind, Y=statei) as fresh:
-            self._bind_output_ortvalue("Y", bind, fresh["Y"], cache=True, flat=place)
-            binder.run()
+        binder = self._compiled("penalty_grad", n_bind)
+        update(binder, device, {"X": statei}, {"Y": statei})
         return statei
+
+
+def select_penalty(penalty: Any) -> BaseLearningPenalty:
+    """The converter of a field: :meth:`BaseLearningPenalty.select` as a function."""
+    return BaseLearningPenalty.select(penalty)

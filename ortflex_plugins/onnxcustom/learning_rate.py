@@ -1,4 +1,4 @@
-"""Learning rates of the older API: the rate over time, and the update of a weight."""
+"""Learning rates of the older API: the rate of each iteration, and the update of a weight."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 
 from ortflex_core.engines import Scalar
 from ortflex_core.errors import suggest
-from ortflex_core.graph import Program
 from ortflex_core.types import onnx_dtype
-from ortflex_plugins.onnxcustom.base import BaseLearningOnnx
+from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, select_class, update
 from ortflex_plugins.onnxcustom.checks import check_number
-from ortflex_plugins.onnxcustom.devices import core_device, get_ort_device
-from ortflex_plugins.onnxcustom.functions import axpy_program, axpyw_program
-from ortflex_plugins.onnxcustom.inplace import Scratch
+from ortflex_plugins.onnxcustom.devices import core_device
+from ortflex_plugins.onnxcustom.functions import update_program
 
 _SCHEDULES = ("invscaling", "optimal", "constant")
 
 
 class BaseLearningRate(BaseLearningOnnx):
-    """The rate of an iteration, and the update of the weights."""
+    """The rate of each iteration, and the update of the weights by it."""
 
     def _missing(self, what: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__}.{what} is not implemented")
@@ -34,7 +33,7 @@ class BaseLearningRate(BaseLearningOnnx):
         raise self._missing("build_onnx_function")
 
     def init_learning_rate(self) -> BaseLearningRate:
-        """Start the time."""
+        """Set the rate of the first iteration."""
         raise self._missing("init_learning_rate")
 
     def update_learning_rate(self, t: int) -> BaseLearningRate:
@@ -60,7 +59,7 @@ class BaseLearningRate(BaseLearningOnnx):
         batch_size: int,
         velocity: Any = None,
     ) -> Any:
-        """Move the weight number ``n_bind`` (and its velocity) in place."""
+        """Update the weight number ``n_bind`` (and its velocity) in place."""
         raise self._missing("update_weights")
 
     def loop(self, n: int = 1000) -> Iterator[float]:
@@ -80,12 +79,12 @@ class BaseLearningRate(BaseLearningOnnx):
 
     @staticmethod
     def select(class_name: Any, **kwargs: Any) -> BaseLearningRate:
-        """The learning rate of a name, with parameters; of a number, as ``eta0``; or as it is.
+        """The learning rate with a name and parameters, or an instance as it is; a number is ``eta0``.
 
-        Names: ``SGD``; ``SGDNesterov``, ``Nesterov``; and those of the classes.
+        The names are ``SGD``; ``SGDNesterov``, ``Nesterov``; and those of the classes.
 
         Raises:
-            ValueError: no such name.
+            ValueError: the name is unknown.
 
         >>> BaseLearningRate.select(0.1).eta0
         0.1
@@ -94,38 +93,31 @@ class BaseLearningRate(BaseLearningOnnx):
             return class_name
         if isinstance(class_name, int | float) and not isinstance(class_name, bool):
             return LearningRateSGD(float(class_name))
-        table: dict[type[Any], tuple[str, ...]] = {
-            LearningRateSGD: ("SGD",),
-            LearningRateSGDNesterov: ("SGDNesterov", "Nesterov"),
-        }
-        names = {name: cls for cls, names in table.items() for name in (cls.__name__, *names)}
-        if not isinstance(class_name, str) or class_name not in names:
-            raise ValueError(
-                f"unknown learning rate {class_name!r}; {suggest(str(class_name), names)}"
-            )
-        rate: BaseLearningRate = names[class_name](**kwargs)
+        names = {LearningRateSGD: ("SGD",), LearningRateSGDNesterov: ("SGDNesterov", "Nesterov")}
+        rate: BaseLearningRate = select_class("learning rate", names, class_name)(**kwargs)
         return rate
 
 
+@attrs.define(slots=False, eq=False, repr=False)
 class LearningRateSGD(BaseLearningRate):
-    """Plain descent: w ← w − rate/batch_size · g, g summed over the batch.
+    """Plain descent: w ← w − rate/batch_size · g, where g is the sum of the gradients over the batch.
 
-    The rate is set once an iteration t (from 0; iterations 0 and 1 have ``eta0``):
+    The first iteration has the rate ``eta0``. After iteration t = 0, 1, … the rate of the next one is:
 
     - ``"constant"``: eta0
-    - ``"invscaling"``: eta0 / (t + 1)^power_t, t being the number of the iteration before
-    - ``"optimal"``: proportional to 1 / (alpha·(t0 + t)), with the first equal to eta0,
+    - ``"invscaling"``: eta0 / (t + 1)^power_t
+    - ``"optimal"``: proportional to 1 / (alpha·(t0 + t)), and equal to eta0 for t = 0, with
       t0 = 1 / (alpha·τ / max(1, 2·(1 + τ))), τ = alpha^(−¼)
 
     Args:
         eta0: the first rate.
-        alpha: of ``"optimal"``.
-        power_t: of ``"invscaling"``.
-        learning_rate: which schedule.
+        alpha: the number in the formula of ``"optimal"``.
+        power_t: the exponent of ``"invscaling"``.
+        learning_rate: the name of the schedule.
 
     Raises:
-        ValueError: no such schedule, or a number out of range.
-        TypeError: not a number.
+        ValueError: the schedule is unknown, or a number is out of range.
+        TypeError: an argument is not a number.
 
     >>> LearningRateSGD(1e-3, learning_rate="constant").loop(2).__next__()
     0.001
@@ -133,27 +125,21 @@ class LearningRateSGD(BaseLearningRate):
     Source: the class of this name in onnxcustom, after sklearn.linear_model.SGDRegressor.
     """
 
-    def __init__(
-        self,
-        eta0: float = 0.01,
-        alpha: float = 0.0001,
-        power_t: float = 0.25,
-        learning_rate: str = "invscaling",
-    ) -> None:
-        super().__init__()
-        if learning_rate not in _SCHEDULES:
+    eta0: float = 0.01
+    alpha: float = 0.0001
+    power_t: float = 0.25
+    learning_rate: str = "invscaling"
+    value_: float | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.learning_rate not in _SCHEDULES:
             raise ValueError(
-                f"unknown learning_rate {learning_rate!r}; "
-                f"{suggest(str(learning_rate), _SCHEDULES)}"
+                f"unknown learning_rate {self.learning_rate!r}; "
+                f"{suggest(str(self.learning_rate), _SCHEDULES)}"
             )
-        check_number("eta0", eta0)
-        check_number("alpha", alpha, beyond=learning_rate == "optimal")
-        check_number("power_t", power_t, least=-math.inf)
-        self.eta0 = eta0
-        self.alpha = alpha
-        self.power_t = power_t
-        self.learning_rate = learning_rate
-        self.value_: float | None = None
+        check_number("eta0", self.eta0)
+        check_number("alpha", self.alpha, beyond=self.learning_rate == "optimal")
+        check_number("power_t", self.power_t, least=-math.inf)
 
     @property
     def value(self) -> float:
@@ -168,11 +154,11 @@ class LearningRateSGD(BaseLearningRate):
 
     @property
     def needs_grad(self) -> bool:
-        """No velocity."""
+        """False: the update keeps no velocity."""
         return False
 
     def init_learning_rate(self) -> LearningRateSGD:
-        """Start: the rate is ``eta0``."""
+        """Set the rate of the first iteration, ``eta0``."""
         self.eta0_ = self.value_ = self.eta0
         if self.learning_rate == "optimal":
             typical = math.sqrt(1 / math.sqrt(self.alpha))
@@ -190,10 +176,12 @@ class LearningRateSGD(BaseLearningRate):
         return self
 
     _graph: ClassVar[str] = "axpy"
+    """The name of the update's graph."""
 
-    def _program(self, opset: int, dtype: int) -> Program:
-        """``Y = alpha·X1 + X2``."""
-        return axpy_program(opset, dtype)
+    @property
+    def _nesterov(self) -> bool | None:
+        """Whether the weight moves by the velocity of the next step; None without velocity."""
+        return None
 
     def _numbers(self, batch_size: int) -> dict[str, float]:
         """The scalars that the graph reads."""
@@ -202,17 +190,15 @@ class LearningRateSGD(BaseLearningRate):
     def build_onnx_function(
         self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
     ) -> None:
-        """Make the graph of an update, ``axpy_onnx_``, with velocities ``axpyw_onnx_``."""
-        self.built_ = (opset, device, n_tensors, np.dtype(dtype).name)
-        program = self._program(opset, onnx_dtype(np.dtype(dtype)))
-        session, binds = self._sessions(device, program, n_tensors)
-        made_for = {"onnx": program.proto(), "sess": session, "sess_binds": binds}
-        vars(self).update({f"{self._graph}_{kind}_": value for kind, value in made_for.items()})
+        """Make the graph of an update: ``axpy_onnx_``, or ``axpyw_onnx_`` with velocities."""
+        kind = np.dtype(dtype)
+        self.built_ = (opset, device, n_tensors, kind.name)
+        arguments = (opset, onnx_dtype(kind), self._nesterov)
+        self._compile(self._graph, device, update_program, *arguments, bindings=n_tensors)
         place = core_device(device)
-        # In the type of the graphs, always in the same memory, so that it is bound once.
-        self.scalars_ = {name: place.put(np.zeros(1, dtype)) for name in ("alpha", "beta")}
+        # They are always in the same memory, so that they are bound once.
+        self.scalars_ = {name: place.put(np.zeros(1, kind)) for name in ("alpha", "beta")}
         self.writers_ = {name: Scalar(place, value) for name, value in self.scalars_.items()}
-        self.scratch_ = Scratch(place)
 
     def update_weights(
         self,
@@ -223,43 +209,37 @@ class LearningRateSGD(BaseLearningRate):
         batch_size: int,
         velocity: Any = None,
     ) -> Any:
-        """Move the weight (and its velocity) in place; returns the weight, or both.
+        """Update the weight (and its velocity) in place, and return the weight, or both.
 
         Raises:
-            RuntimeError: :meth:`build_onnx_function` was not called, or a velocity is missing, or
-                there is one where none is needed.
+            RuntimeError: :meth:`build_onnx_function` was not called, or a velocity is missing or not
+                needed.
         """
         if (velocity is not None) != self.needs_grad:
             wrong = "needs a velocity, got none" if self.needs_grad else "has no velocity, got one"
             raise RuntimeError(f"{type(self).__name__} {wrong}")
-        bind = self._need(f"{self._graph}_sess_binds_")[n_bind]
-        inputs, outputs = {"X1": gradienti, "X2": statei}, {"Y": statei}
+        binder = self._compiled(self._graph, n_bind)
+        inputs, targets = {"X1": gradienti, "X2": statei}, {"Y": statei}
         if velocity is not None:
-            inputs["G"] = outputs["Z"] = velocity
+            inputs["G"] = targets["Z"] = velocity
         for name, number in self._numbers(batch_size).items():
             self.writers_[name].write(number)
             inputs[name] = self.scalars_[name]
-        place = get_ort_device(device)
-        binder = self._binder(bind, self._need(f"{self._graph}_sess_"))
-        for name, value in inputs.items():
-            self._bind_input_ortvalue(name, bind, value, place, cache=True, flat=True)
-        with self.scratch_.beside(n_bind, **outputs) as fresh:
-            for name, value in fresh.items():
-                self._bind_output_ortvalue(name, bind, value, cache=True, flat=place)
-            binder.run()
+        update(binder, device, inputs, targets)
         return statei if velocity is None else (statei, velocity)
 
 
+@attrs.define(slots=False, eq=False, repr=False)
 class LearningRateSGDNesterov(LearningRateSGD):
-    """Descent with momentum: v ← momentum·v − r·g, w ← w + v, r = rate/batch_size.
+    """Descent with momentum: v ← momentum·v − r·g, then w ← w + v, with r = rate/batch_size.
 
-    With ``nesterov`` w ← w + momentum·v − r·g, v being the new velocity. The rate's schedules are
-    those of :class:`LearningRateSGD`.
+    With ``nesterov`` w ← w + momentum·v − r·g, where v is the new velocity. The schedules of the rate
+    are those of :class:`LearningRateSGD`.
 
     Args:
         eta0, alpha, power_t, learning_rate: as for :class:`LearningRateSGD`.
-        momentum: the fraction of the velocity that is kept, >= 0.
-        nesterov: whether the weight also moves by the next step's velocity.
+        momentum: the fraction of the velocity that the next step keeps, >= 0.
+        nesterov: whether the update uses the velocity of the next step.
 
     >>> LearningRateSGDNesterov(1e-3).needs_grad
     True
@@ -267,30 +247,28 @@ class LearningRateSGDNesterov(LearningRateSGD):
     Source: the class of this name in onnxcustom, after sklearn.neural_network's SGDOptimizer.
     """
 
-    def __init__(
-        self,
-        eta0: float = 0.01,
-        alpha: float = 0.0001,
-        power_t: float = 0.25,
-        learning_rate: str = "invscaling",
-        momentum: float = 0.9,
-        nesterov: bool = True,
-    ) -> None:
-        super().__init__(eta0=eta0, alpha=alpha, power_t=power_t, learning_rate=learning_rate)
-        check_number("momentum", momentum)
-        self.momentum = momentum
-        self.nesterov = nesterov
-
-    @property
-    def needs_grad(self) -> bool:
-        """A velocity for every weight."""
-        return True
+    momentum: float = 0.9
+    nesterov: bool = True
 
     _graph: ClassVar[str] = "axpyw"
 
-    def _program(self, opset: int, dtype: int) -> Program:
-        """``Z = beta·G + alpha·X1``, ``Y = X2 + Z`` or ``X2 + beta·Z + alpha·X1``."""
-        return axpyw_program(opset, nesterov=self.nesterov, dtype=dtype)
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        check_number("momentum", self.momentum)
+
+    @property
+    def needs_grad(self) -> bool:
+        """True: the update keeps a velocity for every weight."""
+        return True
+
+    @property
+    def _nesterov(self) -> bool | None:
+        return self.nesterov
 
     def _numbers(self, batch_size: int) -> dict[str, float]:
         return {**super()._numbers(batch_size), "beta": self.momentum}
+
+
+def select_rate(rate: Any) -> BaseLearningRate:
+    """The converter of a field: :meth:`BaseLearningRate.select` as a function."""
+    return BaseLearningRate.select(rate)

@@ -10,7 +10,7 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from ortflex_core.errors import ConfigError, ModelError, suggest
-from ortflex_core.graph import Tensor, Trace, build
+from ortflex_core.graph import Tensor, Trace, build, opsets_of
 from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.devices import plugins
 from ortflex_plugins.onnxcustom.weights import FLOATS, rename_tensors
@@ -26,7 +26,7 @@ _SCORES = {
 
 
 def rows_name(loss_name: str) -> str:
-    """The tensor with the loss of every row, before the sum."""
+    """The name of the tensor with the loss of every row, before the sum."""
     return f"{loss_name}/rows"
 
 
@@ -44,25 +44,25 @@ def add_loss_output(
 
     loss = Σ_i w_i·l_i + Σ_k (l1_k·Σ|W_k| + l2_k·Σ W_k²), with l = e² (``"squared_error"``,
     ``"l2"``), ``|e|`` (``"absolute_error"``, ``"l1"``), ``l1_weight·|e| + l2_weight·e²``
-    (``"elastic"``), e being prediction − label. ``"log"`` takes two columns of probabilities and
+    (``"elastic"``), where e is prediction − label. ``"log"`` reads two columns of probabilities and
     int64 labels 0 and 1 of shape [rows, 1]: p = clip(p, eps, 1 − eps), divided by its sum over the
-    columns, l = −(1 − y)·log(p_0) − y·log(p_1); its loss is the *mean* of w·l.
+    columns, and l = −(1 − y)·log(p_0) − y·log(p_1); its loss is the *mean* of w·l.
 
     Args:
-        onx: the model; it is not changed.
-        score_name: which loss.
-        loss_name: of the output.
-        label_name: of the input; a tensor of that name in the model is called ``_label_`` instead.
-        weight_name: of the input with sample weights [rows]; None for a loss without.
+        onx: the model, which is not changed.
+        score_name: the name of the loss.
+        loss_name: the name of the output.
+        label_name: the name of the input; a tensor of this name in the model is renamed to ``_label_``.
+        weight_name: the name of the input with sample weights [rows]; None for a loss without them.
         penalty: ``{initializer: {"l1": …, "l2": …}}``, or ``{initializer: l2}``.
-        output_index: which output is compared with the labels, by place or name; needed where there
-            are several.
-        kwargs: ``l1_weight``, ``l2_weight`` (both ½ by default) of ``"elastic"``; ``eps`` (1e-6) of
-            ``"log"``.
+        output_index: the number or the name of the output that is compared with the labels; a model
+            with several outputs needs it.
+        kwargs: ``l1_weight`` and ``l2_weight`` of ``"elastic"``, ½ by default; ``eps`` of ``"log"``,
+            1e-6 by default.
 
     Raises:
-        ConfigError: unknown names or parameters.
-        ModelError: the output is not of floats, or a name is taken.
+        ConfigError: a name or a parameter is unknown.
+        ModelError: the output is not a tensor of floats, or the model already has one of the names.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model(
@@ -82,15 +82,16 @@ def add_loss_output(
     out.CopyFrom(onx)
     graph = out.graph
     output = _output(out, output_index)
-    own = {i.name for i in (*graph.input, *graph.initializer)}
-    own |= {name for node in graph.node for name in (*node.input, *node.output)}
-    if label_name in own:
+    taken = {i.name for i in (*graph.input, *graph.initializer)}
+    taken |= {name for node in graph.node for name in (*node.input, *node.output)}
+    if label_name in taken:
         rename_tensors(graph, {label_name: "_label_"})
-    taken = [n for n in (loss_name, weight_name) if n in own]
-    if taken:
-        raise ModelError(f"the model already has a tensor {taken[0]!r}; choose another name")
-    added = _loss_graph(out, output, _SCORES[score_name], kwargs, penalty or {}, weight_name)
-    _merge(out, added, {"loss": loss_name, "rows": rows_name(loss_name), "label": label_name})
+    for name in (loss_name, weight_name):
+        if name in taken:
+            raise ModelError(f"the model already has a tensor {name!r}; choose another name")
+    names = {"loss": loss_name, "label": label_name, "weight": weight_name}
+    loss = _loss_graph(out, output, _SCORES[score_name], kwargs, penalty or {}, names)
+    _append(graph, loss, loss_name, taken)
     elem = output.type.tensor_type.elem_type
     del graph.output[:]
     graph.output.extend([helper.make_tensor_value_info(loss_name, elem, [1, 1]), output])
@@ -115,8 +116,7 @@ def _output(onx: ModelProto, index: int | str | None) -> ValueInfoProto:
         index = names.index(index)
     if not -len(names) <= index < len(names):
         raise ConfigError(f"output_index: expected an index or a name among {names}, got {index!r}")
-    output = ValueInfoProto()
-    output.CopyFrom(outputs[index])
+    output: ValueInfoProto = outputs[index]
     if output.type.tensor_type.elem_type not in FLOATS:
         raise ModelError(f"the output {output.name!r} is not a tensor of floats; others: {names}")
     return output
@@ -128,43 +128,34 @@ def _loss_graph(
     score: str,
     parameters: Mapping[str, Any],
     penalty: Mapping[str, Any],
-    weight_name: str | None,
+    names: Mapping[str, Any],
 ) -> onnx.GraphProto:
-    """The nodes of the loss, its inputs under their names; outputs ``loss`` and ``rows``."""
-    opset = next(o.version for o in onx.opset_import if o.domain in ("", "ai.onnx"))
-    trace = Trace({"": opset})
+    """The nodes of the loss; ``names`` has those of its output and of the inputs label and weight."""
+    trace = Trace({"": opsets_of(onx)[""]})
     op = trace.op
     kind = output.type.tensor_type
     sizes = [d.dim_value or None for d in kind.shape.dim][1:]
     shape = ("batch", *sizes)
     predicted = trace.input(output.name, kind.elem_type, shape)
-    labels: tuple[Any, ...] = (
-        (TensorProto.INT64, ("batch", 1))
-        if score == "log"
-        else (
-            kind.elem_type,
-            shape,
-        )
-    )
-    expected = trace.input("label", *labels)
     if score == "log":
+        expected = trace.input(names["label"], TensorProto.INT64, ("batch", 1))
         values = _log_loss(trace, predicted, expected, **_only(parameters, "eps"))
     else:
+        expected = trace.input(names["label"], kind.elem_type, shape)
         allowed = ("l1_weight", "l2_weight") if score == "elastic" else ()
         spec = {"name": score, **_only(parameters, *allowed)}
         loss = plugins().component("losses", spec, "score_name")
         values = loss.per_sample(op, predicted, expected)
-    if weight_name is not None:
-        weight = trace.input(weight_name, kind.elem_type, ("batch",))
-        column = op.Reshape(weight, np.array([-1] + [1] * len(sizes)))
-        values = values * column
-    square = np.array([1, 1])
+    if names["weight"] is not None:
+        weight = trace.input(names["weight"], kind.elem_type, ("batch",))
+        values = values * op.Reshape(weight, np.array([-1] + [1] * len(sizes)))
     total = (op.ReduceMean if score == "log" else op.ReduceSum)(values, keepdims=0)
     for name, formula in _penalties(onx, penalty).items():
         tensor = next(t for t in onx.graph.initializer if t.name == name)
         w = trace.input(name, tensor.data_type, tuple(tensor.dims))
         total = total + op.ReduceSum(formula.per_element(op, w), keepdims=0)
-    outputs = {"rows": op.Identity(values), "loss": op.Reshape(total, square)}
+    scalar = op.Reshape(total, np.array([1, 1]))
+    outputs = {rows_name(names["loss"]): op.Identity(values), names["loss"]: scalar}
     return build(trace, outputs, name="loss").proto().graph
 
 
@@ -206,41 +197,28 @@ def _penalties(onx: ModelProto, penalty: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _merge(onx: ModelProto, added: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Append the nodes of a graph; the names that it defines get a prefix."""
-    graph = onx.graph
-    outer = {i.name for i in added.input}
-    renamed: dict[str, str] = {name: name for name in outer} | dict(names)
-    taken = {n for node in graph.node for n in (*node.input, *node.output)}
-
-    renamed[""] = ""
+def _append(graph: onnx.GraphProto, loss: onnx.GraphProto, loss_name: str, taken: set[str]) -> None:
+    """Append the nodes, the constants and the new inputs of the loss; its inner names get a prefix."""
+    names: dict[str, str] = {value.name: value.name for value in (*loss.input, *loss.output)}
+    names[""] = ""
 
     def new(name: str) -> str:
-        if name not in renamed:
-            label, k = f"{names['loss']}/{name}", 1
+        if name not in names:
+            label, k = f"{loss_name}/{name}", 1
             while label in taken:
-                label, k = f"{names['loss']}/{name}.{k}", k + 1
-            renamed[name] = label
+                label, k = f"{loss_name}/{name}.{k}", k + 1
+            names[name] = label
             taken.add(label)
-        return renamed[name]
+        return names[name]
 
-    for node in added.node:
-        fresh = graph.node.add()
-        fresh.CopyFrom(node)
-        fresh.name = f"{names['loss']}/{node.name}"
-        for place in (fresh.input, fresh.output):
-            for k, name in enumerate(place):
-                place[k] = new(name)
-    for tensor in added.initializer:
-        fresh_tensor = graph.initializer.add()
-        fresh_tensor.CopyFrom(tensor)
-        fresh_tensor.name = new(tensor.name)
-    known = {i.name for i in (*graph.input, *graph.initializer)} | {
-        o for node in graph.node for o in node.output
-    }
-    order = [i for i in added.input if i.name == "label"]
-    order += [i for i in added.input if i.name != "label" and i.name not in known]
-    for info in order:
-        value = graph.input.add()
-        value.CopyFrom(info)
-        value.name = renamed[info.name]
+    for node in loss.node:
+        node.name = f"{loss_name}/{node.name}"
+        node.input[:] = map(new, node.input)
+        node.output[:] = map(new, node.output)
+    for tensor in loss.initializer:
+        tensor.name = new(tensor.name)
+    known = {i.name for i in (*graph.input, *graph.initializer)}
+    known |= {o for node in graph.node for o in node.output}
+    graph.node.extend(loss.node)
+    graph.initializer.extend(loss.initializer)
+    graph.input.extend(i for i in loss.input if i.name not in known)

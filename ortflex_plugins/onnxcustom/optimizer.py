@@ -3,70 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, suggest
+from ortflex_core.errors import ConfigError, DataError, ModelError, suggest
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.onnxcustom.checks import fitted
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
-from ortflex_plugins.onnxcustom.devices import core_device
-from ortflex_plugins.onnxcustom.estimator import (
-    BaseEstimator,
-    both_or_none,
-    drawn,
-    iterations,
-    last,
-)
-from ortflex_plugins.onnxcustom.exceptions import ConvergenceError, EvaluationError
+from ortflex_plugins.onnxcustom.devices import core_device, get_ort_device
+from ortflex_plugins.onnxcustom.estimator import BaseEstimator, both_or_none, drawn, last
+from ortflex_plugins.onnxcustom.exceptions import ConvergenceError, EvaluationError, NotSupported
+from ortflex_plugins.onnxcustom.learning_rate import select_rate
 from ortflex_plugins.onnxcustom.loss_output import rows_name
 from ortflex_plugins.onnxcustom.steps import Steps
 from ortflex_plugins.onnxcustom.weights import check_weights
 
-_SGD = "SGDOptimizer"
 
-
-class NotSupported(Unsupported, NotImplementedError):
-    """The error that the older API raises as a NotImplementedError."""
-
-
+@attrs.define(slots=False, eq=False, repr=False)
 class OrtGradientOptimizer(BaseEstimator):
     """Stochastic gradient descent on a model with a loss (:func:`add_loss_output`).
 
-    w ← w − rate/batch_size · ∂loss/∂w for every batch, the loss being a sum over the batch; the
-    rate changes once an iteration, which is ⌈rows/batch_size⌉ batches (:class:`OrtDataLoader`).
-    onnxruntime's TrainingSession runs it if it is installed and has the right gradients, else one
-    fused graph.
+    Every batch changes the weights: w ← w − rate/batch_size · ∂loss/∂w, where the loss is a sum over
+    the batch. The rate changes once an iteration, which is ⌈rows/batch_size⌉ batches
+    (:class:`OrtDataLoader`). onnxruntime's TrainingSession runs the steps if it is installed and has
+    the right gradients, otherwise one fused graph.
 
     Args:
         model_onnx: the model; its inputs are X, label and, if there are any, sample weights.
         weights_to_train: names of float initializers.
-        loss_output_name: the output to minimize, of one element.
-        max_iter: iterations.
+        loss_output_name: the output to minimize, which has one element.
+        max_iter: the number of iterations.
         training_optimizer_name: ``"SGDOptimizer"``.
-        batch_size: rows a batch.
+        batch_size: the rows of a batch.
         learning_rate: a learning rate without velocity, its name, or a number.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or an ``OrtDevice``.
-        warm_start: start from the weights of the last :meth:`fit`, at first from the file's;
-            otherwise from normal random numbers (``numpy.random``'s global state).
+        warm_start: start from the weights of the last :meth:`fit`, and the first time from those of
+            the file; otherwise from normal random numbers (``numpy.random``'s global state).
         verbose: 1 for a progress bar.
-        validation_every: iterations between validations; below 1 a fraction of ``max_iter``.
+        validation_every: the number of iterations between validations, or a fraction of ``max_iter``.
         saved_gradient: a file for the graph of the gradients; the graph of a whole step is then in
             ``<file>.training.onnx``.
-        sample_weight_name: of the input with sample weights.
+        sample_weight_name: the name of the input with sample weights.
 
     Attributes:
-        train_losses_: per iteration, the mean over its batches of loss/rows, as it was before each
-            step.
-        validation_losses_: loss/rows of the validation data, with the weights as they were then.
+        train_losses_: for each iteration, the mean over its batches of loss/rows, before each step.
+        validation_losses_: loss/rows of the validation data, with the weights of that time.
         trained_coef_: the weights by name, as arrays.
         train_session_: the engine.
 
     Raises:
-        NotImplementedError: a learning rate with velocity.
-        ValueError: unknown names.
+        NotImplementedError: the learning rate has a velocity.
+        ValueError: a name is unknown.
 
     Example:
         >>> train_session = OrtGradientOptimizer(onx_loss, ["intercept", "coef"])  # doctest: +SKIP
@@ -75,40 +65,32 @@ class OrtGradientOptimizer(BaseEstimator):
     Source: the class of this name in onnxcustom.
     """
 
-    train_session_: Steps
+    model_onnx: ModelProto
+    weights_to_train: Sequence[str]
+    loss_output_name: str = "loss"
+    max_iter: int = 100
+    training_optimizer_name: str = "SGDOptimizer"
+    batch_size: int = 10
+    learning_rate: Any = attrs.field(default="SGD", converter=select_rate)
+    device: Any = attrs.field(default="cpu", converter=get_ort_device)
+    warm_start: bool = False
+    verbose: int = 0
+    validation_every: float = 0.1
+    saved_gradient: str | None = None
+    sample_weight_name: str = "weight"
+    train_session_: Steps = attrs.field(init=False)
+    trained_coef_: dict[str, Array] = attrs.field(init=False)
 
-    def __init__(
-        self,
-        model_onnx: ModelProto,
-        weights_to_train: Sequence[str],
-        loss_output_name: str = "loss",
-        max_iter: int = 100,
-        training_optimizer_name: str = "SGDOptimizer",
-        batch_size: int = 10,
-        learning_rate: Any = "SGD",
-        device: Any = "cpu",
-        warm_start: bool = False,
-        verbose: int = 0,
-        validation_every: float = 0.1,
-        saved_gradient: str | None = None,
-        sample_weight_name: str = "weight",
-    ) -> None:
-        super().__init__(model_onnx, learning_rate, device)
-        self.weights_to_train = weights_to_train
-        self.loss_output_name = loss_output_name
-        self.max_iter = max_iter
-        self.training_optimizer_name = training_optimizer_name
-        self.batch_size = batch_size
-        self.warm_start = warm_start
-        self.verbose = verbose
-        self.validation_every = validation_every
-        self.saved_gradient = saved_gradient
-        self.sample_weight_name = sample_weight_name
+    def __attrs_post_init__(self) -> None:
         self._check_parameters()
         self.build_onnx_function()
 
     def build_onnx_function(self) -> None:
-        """Check that the graph of a step can have the learning rate."""
+        """Check that the graph of a step can use the learning rate.
+
+        Raises:
+            NotImplementedError: the learning rate has a velocity.
+        """
         if self.learning_rate.needs_grad:
             raise NotSupported(
                 f"{type(self).__name__} keeps no velocity, {type(self.learning_rate).__name__} needs "
@@ -131,18 +113,18 @@ class OrtGradientOptimizer(BaseEstimator):
         Args:
             X: features.
             y: labels, [rows] or [rows, columns].
-            sample_weight: one a row, if and only if the model has an input for them.
-            X_val: features to validate with.
-            y_val: their labels.
-            use_numpy: not used; every batch is copied into the buffers of the graphs.
+            sample_weight: one weight per row, if the model has an input for them; otherwise None.
+            X_val: features of the validation data, or None.
+            y_val: labels of the validation data, or None.
+            use_numpy: not used, because every batch is copied into the buffers of the graphs.
 
         Raises:
-            DataError: data that do not fit the model.
-            ConvergenceError: the loss is no longer finite.
+            DataError: the data do not fit the model.
+            ConvergenceError: the loss is not finite.
+            EvaluationError: the loss of the validation data is not finite.
         """
         start = self.get_state() if self.warm_start and self._is_fitted() else None
-        self._check_model()
-        names = self._names(sample_weight is not None)
+        self._check_model(sample_weight is not None)
         data = self._arrays(X, y, sample_weight)
         loader = OrtDataLoader(*data, batch_size=self.batch_size)
         steps = self._create(min(len(loader), self.batch_size))
@@ -152,25 +134,16 @@ class OrtGradientOptimizer(BaseEstimator):
             start = {n: drawn(kinds[n].shape, kinds[n].numpy) for n in steps.weights}
         steps.load_state(start or {})
         self.train_session_ = steps
-        self.input_names_ = names
-        self.train_losses_: list[float] = []
-        self.validation_losses_: list[float] = []
-        self.learning_rate.init_learning_rate()
-        for iteration in iterations(self.max_iter, self.verbose):
-            rate = self.learning_rate.value / self.batch_size
-            self.train_losses_.append(self._iteration(loader, names, rate))
-            self.learning_rate.update_learning_rate(iteration)
-            if validation is not None and (iteration + 1) % self.validation_every == 0:
-                self.validation_losses_.append(self._evaluation(validation))
+        self.input_names_ = [spec.name for spec in self._specs()]
+        self.train_losses_ = []
+        self.validation_losses_ = []
+        evaluate = None if validation is None else lambda: self._evaluation(validation)
+        self._descend(lambda: self._iteration(loader), evaluate)
         self.trained_coef_ = steps.get_state()
         return self
 
-    def _check_model(self) -> None:
-        if self.training_optimizer_name != _SGD:
-            raise NotSupported(
-                f"training_optimizer_name: expected {_SGD!r}, got {self.training_optimizer_name!r}. "
-                "ortflex_core.Trainer has other optimizers"
-            )
+    def _check_model(self, weighted: bool) -> None:
+        self._check_optimizer()
         check_weights(self.model_onnx, list(self.weights_to_train), ordered=False)
         outputs = [o.name for o in self.model_onnx.graph.output]
         if self.loss_output_name not in outputs:
@@ -179,17 +152,23 @@ class OrtGradientOptimizer(BaseEstimator):
                 "add_loss_output(model) adds a loss; "
                 f"{suggest(self.loss_output_name, outputs)}"
             )
+        features, label, *weight = [spec.name for spec in self._specs()]
+        if weighted and not weight:
+            raise DataError(
+                "sample_weight is given, but the model has no input for it: "
+                "add_loss_output(model, weight_name='weight')"
+            )
+        if weight and not weighted:
+            raise DataError(f"the model requires sample weights ({weight[0]!r}), got none")
+        if weighted and self.sample_weight_name in (features, label):
+            raise ConfigError(
+                f"sample_weight_name: {self.sample_weight_name!r} is one of the other inputs"
+            )
 
     def _create(self, rows: int) -> Steps:
-        names = [spec.name for spec in self._specs()]
-        steps = Steps(
-            self.model_onnx,
-            list(self.weights_to_train),
-            self.loss_output_name,
-            names[1],
-            core_device(self.device),
-            rows,
-        )
+        label = self._specs()[1].name
+        weights, device = list(self.weights_to_train), core_device(self.device)
+        steps = Steps(self.model_onnx, weights, self.loss_output_name, label, device, rows)
         if self.saved_gradient is not None:
             steps.save_gradient(self.saved_gradient)
         return steps
@@ -204,23 +183,8 @@ class OrtGradientOptimizer(BaseEstimator):
             )
         return [TensorSpec.from_proto(i) for i in inputs]
 
-    def _names(self, weighted: bool) -> list[str]:
-        names = [spec.name for spec in self._specs()]
-        if weighted and len(names) == 2:
-            raise DataError(
-                "sample_weight is given, but the model has no input for it: "
-                "add_loss_output(model, weight_name='weight')"
-            )
-        if not weighted and len(names) == 3:
-            raise DataError(f"the model requires sample weights ({names[2]!r}), got none")
-        if weighted and self.sample_weight_name in names[:2]:
-            raise ConfigError(
-                f"sample_weight_name: {self.sample_weight_name!r} is one of the other inputs"
-            )
-        return names
-
     def _arrays(self, X: Any, y: Any, weight: Any) -> tuple[Array, Array, Array | None]:
-        """Data in the types and shapes of the model's inputs."""
+        """The data in the types and shapes of the model's inputs."""
         specs = self._specs()
         y = y if np.ndim(y) != 1 else np.asarray(y).reshape(-1, 1)
         return (
@@ -229,10 +193,11 @@ class OrtGradientOptimizer(BaseEstimator):
             None if weight is None else fitted(np.ravel(weight), specs[2], "sample_weight"),
         )
 
-    def _iteration(self, loader: OrtDataLoader, names: list[str], rate: float) -> float:
+    def _iteration(self, loader: OrtDataLoader) -> float:
+        rate = self.learning_rate.value / self.batch_size
         losses: list[float] = []
         for batch in loader.iter_numpy():
-            loss = self.train_session_.run(dict(zip(names, batch, strict=True)), rate)
+            loss = self.train_session_.run(dict(zip(self.input_names_, batch, strict=True)), rate)
             if not np.isfinite(loss):
                 raise ConvergenceError(
                     f"the loss is {loss} at the rate {rate:g}: the gradient descent has failed; the "
@@ -257,7 +222,7 @@ class OrtGradientOptimizer(BaseEstimator):
         return loss / len(next(iter(data.values())))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Minus the loss of some data, divided by their rows: larger is better.
+        """The negative loss of some data, divided by their rows, so that a larger score is better.
 
         Raises:
             AttributeError: nothing was trained yet.
@@ -270,7 +235,7 @@ class OrtGradientOptimizer(BaseEstimator):
 
         Raises:
             AttributeError: nothing was trained yet.
-            ModelError: the loss was not made by :func:`add_loss_output`.
+            ModelError: the loss does not come from :func:`add_loss_output`.
         """
         data = self._validation(X, y, sample_weight)
         steps = self._compiled()
@@ -286,7 +251,7 @@ class OrtGradientOptimizer(BaseEstimator):
         return hasattr(self, "train_session_") or hasattr(self, "trained_coef_")
 
     def _compiled(self) -> Steps:
-        """The engine; made again if only the weights exist (after unpickling)."""
+        """The engine, which is created again after unpickling."""
         if not hasattr(self, "train_session_"):
             state = self.get_state()
             steps = self._create(self.batch_size)
@@ -307,15 +272,15 @@ class OrtGradientOptimizer(BaseEstimator):
         raise AttributeError("there are no weights yet: call fit first")
 
     def get_full_state(self) -> dict[str, Array]:
-        """The same as :meth:`get_state`."""
+        """The weights by name, as :meth:`get_state` returns them."""
         return self.get_state()
 
     def set_state(self, state: Any) -> None:
-        """Replace weights, arrays by name; those not named stay.
+        """Replace weights by arrays of the same names; weights without an array keep their values.
 
         Raises:
             AttributeError: nothing was trained yet.
-            DataError: an unknown name or another shape.
+            DataError: a name is unknown, or an array has another shape.
         """
         if not isinstance(state, Mapping):
             names = ", ".join(self.weights_to_train)
@@ -325,12 +290,4 @@ class OrtGradientOptimizer(BaseEstimator):
         self._compiled().load_state(state)
         self.trained_coef_ = self.get_state()
 
-    def get_trained_onnx(self, model: ModelProto | None = None) -> ModelProto:
-        """The model with the current weights; or another one, such as that without the loss.
-
-        Raises:
-            AttributeError: nothing was trained yet.
-        """
-        return self._get_trained_onnx(self.get_state(), model)
-
-    _kept = (*BaseEstimator._kept, "trained_coef_")
+    _kept: ClassVar[tuple[str, ...]] = (*BaseEstimator._kept, "trained_coef_")

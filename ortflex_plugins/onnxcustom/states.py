@@ -1,4 +1,4 @@
-"""Weights and velocities as ``OrtValue`` objects: read, replaced, pickled, put into a model."""
+"""Weights and velocities as ``OrtValue`` objects: how they are read, replaced and pickled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
 
 from ortflex_core.errors import DataError, suggest
 from ortflex_plugins.onnxcustom.devices import core_device, plain
@@ -16,16 +15,17 @@ _ATTRIBUTES = {"weight": "train_state_", "grad": "train_grad_state_"}
 
 
 class OrtValueState(BaseEstimator):
-    """An optimizer whose weights are a list of ``OrtValue`` objects, one input of the model before them."""
+    """An optimizer whose state is a list: None for the model's input, then one ``OrtValue`` per weight."""
 
     def get_full_state(self, kind: Any = "weight") -> Any:
-        """None for every input of the model, then the weights, as ``OrtValue`` objects.
+        """A list of None for the model's input, then the weights as ``OrtValue`` objects.
 
         Args:
-            kind: ``"weight"``, or ``"grad"`` for the velocities; of a list, a list.
+            kind: ``"weight"``, or ``"grad"`` for the velocities; a list of both returns a list of lists.
 
         Raises:
             AttributeError: nothing was trained yet.
+            DataError: the kind is unknown.
         """
         if isinstance(kind, list):
             return [self.get_full_state(k) for k in kind]
@@ -37,7 +37,7 @@ class OrtValueState(BaseEstimator):
         return getattr(self, _ATTRIBUTES[kind])
 
     def get_state(self, kind: str = "weight") -> list[Any]:
-        """The weights (or velocities), in the order of ``weights_to_train``, as ``OrtValue`` objects.
+        """The weights (or velocities) as ``OrtValue`` objects, in the order of ``weights_to_train``.
 
         Raises:
             AttributeError: nothing was trained yet.
@@ -49,18 +49,18 @@ class OrtValueState(BaseEstimator):
     def set_state(
         self, state: Any, check_trained: bool = True, kind: str = "weight", zero: bool = False
     ) -> None:
-        """Replace the weights, by copies.
+        """Replace the weights by copies of other values.
 
         Args:
-            state: arrays or ``OrtValue`` objects, as :meth:`get_full_state` or :meth:`get_state`
-                give them, or by name.
-            check_trained: refuse before :meth:`fit`.
+            state: arrays or ``OrtValue`` objects: a list as :meth:`get_full_state` or
+                :meth:`get_state` return it, or a mapping by name.
+            check_trained: refuse to set a state before :meth:`fit`.
             kind: ``"weight"``, or ``"grad"`` for the velocities.
-            zero: zeros of their shapes instead.
+            zero: replace them by zeros of the same shapes instead.
 
         Raises:
-            AttributeError: before :meth:`fit`.
-            DataError: another number of tensors, or another shape.
+            AttributeError: :meth:`fit` was not called yet.
+            DataError: the number of tensors or a shape does not fit.
         """
         if check_trained and not hasattr(self, "train_session_"):
             raise AttributeError("there are no weights to replace yet: call fit first")
@@ -72,11 +72,11 @@ class OrtValueState(BaseEstimator):
                     f"state: unknown weight {unknown[0]!r}; {suggest(unknown[0], names)}"
                 )
             state = [state.get(n) for n in names]
-        values = list(state)[-len(names) :] if names else []
+        values = list(state)[-len(names) :]
         if len(values) != len(names) or any(v is None for v in values):
             raise DataError(f"state: expected {', '.join(names)}, got {len(values)} tensors")
         device = core_device(self.device)
-        made: list[Any] = [None]
+        values_on_device: list[Any] = [None]
         shapes = {t.name: list(t.dims) for t in self.model_onnx.graph.initializer}
         for name, value in zip(names, values, strict=True):
             array = value if isinstance(value, np.ndarray) else device.read(plain(value))
@@ -84,8 +84,8 @@ class OrtValueState(BaseEstimator):
                 raise DataError(
                     f"state: {name!r} has shape {shapes[name]}, got {list(array.shape)}"
                 )
-            made.append(device.put(np.zeros_like(array) if zero else array))
-        setattr(self, _ATTRIBUTES[kind], made)
+            values_on_device.append(device.put(np.zeros_like(array) if zero else array))
+        setattr(self, _ATTRIBUTES[kind], values_on_device)
 
     @property
     def trained_coef_(self) -> dict[str, Any]:
@@ -95,14 +95,6 @@ class OrtValueState(BaseEstimator):
             AttributeError: nothing was trained yet.
         """
         return dict(zip(self.weights_to_train, self.get_state(), strict=True))
-
-    def get_trained_onnx(self, model: ModelProto | None = None) -> ModelProto:
-        """The model (or another one with these initializers) with the current weights.
-
-        Raises:
-            AttributeError: nothing was trained yet.
-        """
-        return self._get_trained_onnx(self.trained_coef_, model)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -1,4 +1,4 @@
-"""Steps of descent on a model that contains its loss, by the engines of the Trainer."""
+"""Steps of gradient descent on a model that contains its loss, by the engines of the Trainer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("ortflex")
 
 @attrs.frozen(kw_only=True)
 class LossInside(Loss):
-    """The loss of a model that computes it: its output is minimized.
+    """The loss that a model computes itself: its output is minimized.
 
     >>> LossInside().describe()
     {'name': 'loss_inside'}
@@ -44,7 +44,7 @@ class LossInside(Loss):
     name: ClassVar[str] = "loss_inside"
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The output; the labels are inputs of the model."""
+        """The output of the model, which reads the labels itself."""
         return predicted
 
     def gradient(self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor) -> Tensor:
@@ -53,17 +53,17 @@ class LossInside(Loss):
 
 
 class Steps:
-    """A model with a loss of one element, and its weights in an engine; a step at a time.
+    """A model with a loss of one element, whose weights are in an engine that runs single steps.
 
-    TrainingSession runs it if it is installed and has the right gradients, else the fused step.
+    TrainingSession is the engine if it is installed and has the right gradients, otherwise ``fused``.
 
     Args:
         onx: the model.
         weights: names of the initializers to train.
         loss: the output to minimize.
-        label: an input of the model that has one row a sample.
+        label: an input of the model with one row per sample.
         device: the device of the weights.
-        batch_size: rows of a batch.
+        batch_size: the rows of a batch.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class Steps:
         self.name, self.engine = _engine(self._problem, device)
 
     def run(self, data: Mapping[str, Array], rate: float) -> float:
-        """One step; returns the loss before it."""
+        """Run one step, and return the loss before it."""
         [(loss, _)] = self.engine.run([_batch(data)], [rate]).read()
         return loss
 
     def evaluate(self, data: Mapping[str, Array], output: str | None = None) -> Array:
-        """The loss (or another tensor) of some data, with the current weights.
+        """The loss, or another tensor, of some data with the current weights.
 
         Raises:
             GraphError: onnxruntime refuses the data.
@@ -126,7 +126,7 @@ class Steps:
         """Replace weights.
 
         Raises:
-            DataError: an unknown name or another shape.
+            DataError: a name is unknown, or an array has another shape.
         """
         kinds = self.model.initializers
         self.engine.load(
@@ -134,19 +134,19 @@ class Steps:
         )
 
     def save_gradient(self, path: str) -> None:
-        """Write the graph of the gradients, and that of a step to ``<path>.training.onnx``."""
+        """Write the graph of the gradients, and to ``<path>.training.onnx`` the graph of a step."""
         gradient = gradient_model(self._onx, self.weights, [self._loss], plugins=plugins())
         write_bytes(Path(path), gradient.SerializeToString())
         write_bytes(Path(f"{path}.training.onnx"), self._step().SerializeToString())
 
     def _step(self) -> ModelProto:
-        """A whole step in standard operators, for any engine."""
+        """The graph of a whole step, in standard operators."""
         return step_program(self._problem, rows=self._problem.batch_size).proto()
 
     def save_onnx_graph(
         self, folder: Any, prefix: str | None = None, suffix: str | None = None
     ) -> dict[str, Any]:
-        """Save the graph of a step, and the model with the current weights, which evaluates."""
+        """Save the graph of a step, and the model with the current weights for evaluation."""
         evaluation = with_weights(self._onx, self.get_state())
         graphs = {"training_onnx_": self._step(), "evaluation_onnx_": evaluation}
         return save_graphs(type(self).__name__, graphs, folder, prefix, suffix)
@@ -157,7 +157,11 @@ def _batch(data: Mapping[str, Array]) -> Batch:
 
 
 def _engine(problem: Problem, device: Device) -> tuple[str, Engine]:
-    """The first backend that can train a problem; the error has the reason of the last one."""
+    """The name and the engine of the first backend that can train a problem.
+
+    Raises:
+        GraphError: no backend can; the message has the reason of the last one.
+    """
     runtime = this_runtime()
     for spec in _BACKENDS:
         backend: Backend = plugins().component("backends", spec, "backend")

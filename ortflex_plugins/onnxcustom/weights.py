@@ -1,4 +1,4 @@
-"""The initializers of a model: the trained ones, their order and their names."""
+"""The initializers of a model: which are trained, their order and their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
 def get_train_initializer(onx: ModelProto) -> OrderedDict[str, tuple[Array, TensorProto]]:
-    """Every float initializer, ``{name: (value, tensor)}``, in the file's order.
+    """Every float initializer, ``{name: (value, tensor)}``, in the order of the file.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model(
@@ -39,10 +39,9 @@ def get_train_initializer(onx: ModelProto) -> OrderedDict[str, tuple[Array, Tens
 
 
 def onnx_rename_weights(onx: ModelProto) -> ModelProto:
-    """Put ``I0_``, ``I1_``, … before the initializers' names: their order is then alphabetical.
+    """Put ``I0_``, ``I1_``, … before the names of the initializers, so that they are in alphabetical order.
 
-    The model is changed in place and returned. The numbers have as many digits as the number of
-    initializers.
+    The model is changed in place and returned. All numbers have the same number of digits.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model(
@@ -61,10 +60,10 @@ def onnx_rename_weights(onx: ModelProto) -> ModelProto:
 
 
 def rename_tensors(graph: GraphProto, renamed: Mapping[str, str]) -> None:
-    """Rename tensors of a graph, also in subgraphs that do not redefine the name.
+    """Rename tensors of a graph, also where its subgraphs read them.
 
     Raises:
-        ModelError: one of the new names is taken.
+        ModelError: a tensor already has one of the new names.
     """
     taken = _names(graph) & set(renamed.values())
     if taken:
@@ -92,10 +91,10 @@ def _names(graph: GraphProto) -> set[str]:
 
 
 def check_weights(onx: ModelProto, names: list[str], ordered: bool) -> None:
-    """Refuse names that are not float initializers; with ``ordered``, another order, too.
+    """Refuse names that are not float initializers and, with ``ordered``, names in another order.
 
     Raises:
-        ModelError: names the initializer, the alternatives and the next step.
+        ModelError: the message has the name, the alternatives and the next step.
     """
     known = get_train_initializer(onx)
     for name in names:
@@ -106,11 +105,11 @@ def check_weights(onx: ModelProto, names: list[str], ordered: bool) -> None:
             )
     if len(set(names)) != len(names):
         raise ModelError(f"weights_to_train: a name occurs twice in {names}")
-    if ordered and (sorted(names) != names or [n for n in known if n in names] != names):
+    in_file = [n for n in known if n in names]
+    if ordered and not sorted(names) == names == in_file:
         raise ModelError(
             f"weights_to_train: {names} should be in alphabetical order and in that of the model's "
-            f"initializers, {[n for n in known if n in names]}; call onnx_rename_weights(model) "
-            "first, and use the new names"
+            f"initializers, {in_file}; call onnx_rename_weights(model) first, and use the new names"
         )
 
 
@@ -118,11 +117,11 @@ def with_weights(onx: ModelProto, state: Mapping[str, Any]) -> ModelProto:
     """A copy of a model with other values of some initializers.
 
     Args:
-        onx: the model, left as it is.
-        state: arrays or ``OrtValue`` objects by the initializers' names.
+        onx: the model, which is not changed.
+        state: arrays or ``OrtValue`` objects, by the names of the initializers.
 
     Raises:
-        ModelError: there is no initializer of a name.
+        ModelError: the model has no initializer of a given name.
     """
     out = ModelProto()
     out.CopyFrom(onx)

@@ -1,1 +1,1 @@
-"""How a weight moves along its gradient: one optimizer a module."""
+"""Optimizers, one in each module: how a weight moves along its gradient."""

@@ -17,18 +17,20 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class Adafactor(Optimizer):
     """Adafactor, whose state for a matrix is one number per row and per column; default rate 0.01.
 
-    With ``share = stepᵇ``, b being ``beta2_decay``, and for weights of shape [.., m, n]:
-    ``row ← row + share·(mean over n of g² − row)`` of shape [.., m, 1],
-    ``column ← column + share·(mean over m of g² − column)`` of shape [.., 1, n],
-    ``v = row·column / max(mean of row, eps1)``. Weights of fewer than two axes keep every element:
-    ``variance ← variance + share·(g² − variance)``, ``v = variance``. Then
+    The newest square has the fraction ``f = tᵇ`` of a mean, where t is the step, counted from 1, and b is
+    ``beta2_decay``. For weights of shape [.., m, n],
+    ``row ← row + f·(mean over n of g² − row)`` has the shape [.., m, 1],
+    ``column ← column + f·(mean over m of g² − column)`` has the shape [.., 1, n], and
+    ``v = row·column / max(mean of row, eps1)``. For weights with fewer than two axes,
+    ``variance ← variance + f·(g² − variance)`` has the shape of w, and ``v = variance``. Then
 
     ``d = g / max(√v, eps1)``, ``w ← (1 − rate·weight_decay)·w − α·d / max(1, rms(d)/clip)`` with
-    ``α = min(rate, 1/√step)·max(eps2, rms(w))``, rms being the root of the mean square.
+    ``α = min(rate, 1/√t)·max(eps2, rms(w))``, where rms is the root of the mean square. All slots start
+    at 0.
 
     Raises:
-        ValueError: ``beta2_decay`` is positive, ``eps1``, ``eps2`` or ``clip`` not positive, or
-            ``weight_decay`` negative.
+        ValueError: ``beta2_decay`` is positive, ``eps1``, ``eps2`` or ``clip`` is not positive, or
+            ``weight_decay`` is negative.
 
     >>> Adafactor().slot_shapes((768, 512))
     {'row': (768, 1), 'column': (1, 512)}
@@ -47,7 +49,7 @@ class Adafactor(Optimizer):
     beta2_decay: float = hyper(
         default=-0.8,
         validator=number(le=0),
-        help="the exponent b of the step; the newest g² has the weight stepᵇ",
+        help="the exponent b; the newest g² has the weight tᵇ at step t",
     )
     eps1: float = hyper(default=2.0**-23, validator=number(gt=0), help="the smallest √v")
     eps2: float = hyper(default=1e-3, validator=number(gt=0), help="the smallest rms of w")
@@ -59,7 +61,7 @@ class Adafactor(Optimizer):
     )
 
     def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
-        """A mean a row and one a column of matrices, a mean an element of everything else."""
+        """A mean per row and per column of a matrix; for fewer axes, a mean per element."""
         if len(shape) < 2:
             return {"variance": shape}
         return {"row": (*shape[:-1], 1), "column": (*shape[:-2], 1, shape[-1])}
@@ -68,7 +70,7 @@ class Adafactor(Optimizer):
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
         """The formula."""
-        share = step**self.beta2_decay
+        fraction = step**self.beta2_decay
         square = gradient * gradient
         means = {"variance": square}
         if "row" in slots:
@@ -76,15 +78,17 @@ class Adafactor(Optimizer):
                 "row": op.ReduceMean(square, axes=[-1], keepdims=1),
                 "column": op.ReduceMean(square, axes=[-2], keepdims=1),
             }
-        slots = {name: slots[name] + share * (mean - slots[name]) for name, mean in means.items()}
+        slots = {
+            name: slots[name] + fraction * (mean - slots[name]) for name, mean in means.items()
+        }
         if "row" in slots:
             row_mean = op.ReduceMean(slots["row"], axes=[-2], keepdims=1)
-            # A gradient of 0 everywhere has means of 0, which the quotient must not be taken of.
-            shares = slots["row"] / op.Max(row_mean, self.eps1)
-            v = op.MatMul(shares, slots["column"])
+            # If all gradients are 0, so are the means, and the quotient would be 0/0.
+            ratios = slots["row"] / op.Max(row_mean, self.eps1)
+            v = op.MatMul(ratios, slots["column"])
         else:
             v = slots["variance"]
-        # Not √max(v, eps1²): the square of a small eps1 is 0 in float32.
+        # √max(v, eps1²) would be equal, but the square of a small eps1 is 0 in float32.
         direction = gradient / op.Max(op.Sqrt(v), self.eps1)
         size = op.Max(_rms(op, weight), self.eps2) * op.Min(rate, 1 / step**0.5)
         excess = op.Max(_rms(op, direction) / self.clip, 1.0)

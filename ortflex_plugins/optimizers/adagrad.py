@@ -15,7 +15,8 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class Adagrad(Optimizer):
     """Adagrad; default rate 0.01.
 
-    ``s ← s + g²``, ``w ← w − rate / (1 + (t − 1)·rate_decay) · g / (√s + eps)``.
+    ``s ← s + g²``, ``w ← w − rate / (1 + (t − 1)·rate_decay) · g / (√s + eps)``, where t is the step,
+    counted from 1. The slot s has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``rate_decay`` is negative, or ``eps`` is not positive.
@@ -38,7 +39,7 @@ class Adagrad(Optimizer):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The rate's decay is computed on the host."""
+        """The formula; the decay of the rate is computed on the host."""
         s = slots["s"] + gradient * gradient
         size = rate / (1 + (step - 1) * self.rate_decay)
         return weight - size * (gradient / (op.Sqrt(s) + self.eps)), {"s": s}

@@ -16,7 +16,8 @@ class Adam(Optimizer):
     """Adam; default rate 0.001.
 
     ``m ← beta1·m + (1 − beta1)·g``, ``v ← beta2·v + (1 − beta2)·g²``,
-    ``w ← w − rate·m̂ / (√v̂ + eps)`` with ``m̂ = m / (1 − beta1ᵗ)``, ``v̂ = v / (1 − beta2ᵗ)``.
+    ``w ← w − rate·m̂ / (√v̂ + eps)`` with ``m̂ = m / (1 − beta1ᵗ)``, ``v̂ = v / (1 − beta2ᵗ)``, where t
+    is the step, counted from 1. The slots m and v have the shape of w and start at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` is not positive.

@@ -16,7 +16,8 @@ class Adamax(Optimizer):
     """Adamax, Adam with the infinity norm; default rate 0.002.
 
     ``m ← beta1·m + (1 − beta1)·g``, ``u ← max(beta2·u, |g| + eps)``,
-    ``w ← w − rate / (1 − beta1ᵗ) · m / u``.
+    ``w ← w − rate / (1 − beta1ᵗ) · m / u``, where t is the step, counted from 1. The slots m and u have
+    the shape of w and start at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` is not positive.
@@ -29,10 +30,7 @@ class Adamax(Optimizer):
 
     name: ClassVar[str] = "adamax"
     default_rate: ClassVar[float] = 2e-3
-    slots: ClassVar[tuple[str, ...]] = (
-        "m",
-        "u",
-    )
+    slots: ClassVar[tuple[str, ...]] = ("m", "u")
 
     beta1: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of the mean of g")
     beta2: float = hyper(

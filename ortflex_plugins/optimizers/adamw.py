@@ -15,11 +15,11 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class AdamW(Optimizer):
     """Adam with decoupled weight decay; default rate 0.001.
 
-    ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``; m̂ and v̂ are those of Adam and do not
-    depend on the decay.
+    ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``, with Adam's slots m and v and its means m̂
+    and v̂, which do not depend on the decay.
 
     Raises:
-        ValueError: a beta is not in [0, 1), ``eps`` not positive, ``weight_decay`` negative.
+        ValueError: a beta is not in [0, 1), ``eps`` is not positive, or ``weight_decay`` is negative.
 
     >>> AdamW(weight_decay=0.1).describe()["weight_decay"]
     0.1
@@ -46,7 +46,7 @@ class AdamW(Optimizer):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """``(1 − rate·weight_decay)·w`` less what Adam moves."""
+        """``(1 − rate·weight_decay)·w`` minus the move of Adam."""
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
         v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient**2
         m_hat = m / (1 - self.beta1**step)

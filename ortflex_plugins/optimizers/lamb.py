@@ -16,11 +16,12 @@ class Lamb(Optimizer):
     """LAMB: Adam's direction, scaled to the norm of the weight tensor; default rate 0.001.
 
     ``d = m̂ / (√v̂ + eps) + weight_decay·w``, ``w ← w − rate·ratio·d`` with
-    ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 where a norm is 0. Norms are Euclidean,
-    over the whole tensor; m̂ and v̂ are Adam's.
+    ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 if a norm is 0. Norms are Euclidean and of the
+    whole tensor; the slots m and v and their means m̂ and v̂ are those of Adam.
 
     Raises:
-        ValueError: a beta is not in [0, 1), ``eps`` not positive, another field negative.
+        ValueError: a beta is not in [0, 1), ``eps`` or ``ratio_max`` is not positive, or
+            ``weight_decay`` or ``ratio_min`` is negative.
 
     >>> Lamb(weight_decay=0.01).describe()["ratio_max"]
     10.0
@@ -54,11 +55,11 @@ class Lamb(Optimizer):
         direction = m_hat / (op.Sqrt(v_hat) + self.eps) + self.weight_decay * weight
         size_w, size_d = _norm(op, weight), _norm(op, direction)
         ratio = op.Clip(size_w / size_d, self.ratio_min, self.ratio_max)
-        # 0/0 and x/0 come out of the division, and are not taken.
+        # Where a norm is 0, the quotient is 0/0 or x/0 and is not used.
         ratio = op.Where(op.Greater(op.Min(size_w, size_d), 0.0), ratio, 1.0)
         return weight - (rate * ratio) * direction, {"m": m, "v": v}
 
 
 def _norm(op: Ops, tensor: Tensor) -> Tensor:
-    """‖x‖ over all elements, of rank 0."""
+    """The Euclidean norm of all elements, of rank 0."""
     return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))

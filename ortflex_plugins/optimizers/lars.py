@@ -16,11 +16,12 @@ class Lars(Optimizer):
     """LARS: momentum with a separate rate for each tensor, which depends on its norm; default rate 1.
 
     ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
-    ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 where ``w`` or ``g`` is 0. Norms are
-    Euclidean, over the whole tensor. Biases and scales usually get another optimizer (``groups``).
+    ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. Norms are Euclidean and
+    of the whole tensor. v is the slot ``velocity``, which has the shape of w and starts at 0. Biases and
+    scales usually get another optimizer (``groups``).
 
     Raises:
-        ValueError: ``beta`` is not in [0, 1), ``trust`` not positive, ``weight_decay`` negative.
+        ValueError: ``beta`` is not in [0, 1), ``trust`` is not positive, or ``weight_decay`` is negative.
 
     >>> Lars(trust=0.02).describe()["beta"]
     0.9
@@ -48,13 +49,13 @@ class Lars(Optimizer):
         """The formula."""
         size_w, size_g = _norm(op, weight), _norm(op, gradient)
         local = self.trust * size_w / (size_g + self.weight_decay * size_w)
-        # 0/0 comes out of the division, and is not taken.
+        # Where both norms are 0, the quotient is 0/0 and is not used.
         local = op.Where(op.Greater(op.Min(size_w, size_g), 0.0), local, 1.0)
-        moved = (rate * local) * (gradient + self.weight_decay * weight)
-        velocity = self.beta * slots["velocity"] + moved
+        move = (rate * local) * (gradient + self.weight_decay * weight)
+        velocity = self.beta * slots["velocity"] + move
         return weight - velocity, {"velocity": velocity}
 
 
 def _norm(op: Ops, tensor: Tensor) -> Tensor:
-    """‖x‖ over all elements, of rank 0."""
+    """The Euclidean norm of all elements, of rank 0."""
     return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))

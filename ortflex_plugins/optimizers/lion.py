@@ -13,10 +13,10 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 
 @attrs.frozen(kw_only=True)
 class Lion(Optimizer):
-    """Lion, which steps in the sign of a momentum; default rate 0.0001.
+    """Lion, which moves each element by the sign of a momentum; default rate 0.0001.
 
     ``d = sign(beta1·m + (1 − beta1)·g)``, ``m ← beta2·m + (1 − beta2)·g``,
-    ``w ← (1 − rate·weight_decay)·w − rate·d``.
+    ``w ← (1 − rate·weight_decay)·w − rate·d``. The slot m has the shape of w and starts at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``weight_decay`` is negative.

@@ -15,6 +15,8 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class Momentum(Optimizer):
     """Gradient descent with momentum: ``v ← beta·v + g``, ``w ← w − rate·v``; default rate 0.001.
 
+    v is the slot ``velocity``, which has the shape of w and starts at 0.
+
     Raises:
         ValueError: ``beta`` is not in [0, 1).
 
@@ -22,7 +24,7 @@ class Momentum(Optimizer):
     {'name': 'momentum', 'beta': 0.95}
 
     Source: B. Polyak, "Some methods of speeding up the convergence of iteration methods" (1964);
-    torch.optim.SGD(momentum=beta), whose first step is ``v = g`` too.
+    torch.optim.SGD(momentum=beta), whose first step also has ``v = g``.
     """
 
     name: ClassVar[str] = "momentum"

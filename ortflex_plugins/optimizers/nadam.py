@@ -15,8 +15,10 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class NAdam(Optimizer):
     """Adam with Nesterov's momentum; default rate 0.002.
 
-    ``μₜ = beta1·(1 − ½·0.96^(t·decay))``, ``Pₜ = Πᵢ μᵢ``; ``m``, ``v`` as Adam's;
-    ``w ← w − rate·((1 − μₜ)·g / (1 − Pₜ) + μₜ₊₁·m / (1 − Pₜ₊₁)) / (√v̂ + eps)``.
+    ``μₜ = beta1·(1 − ½·0.96^(t·decay))``, ``Pₜ = Πᵢ μᵢ``, and
+    ``w ← w − rate·((1 − μₜ)·g / (1 − Pₜ) + μₜ₊₁·m / (1 − Pₜ₊₁)) / (√v̂ + eps)``, where t is the step,
+    counted from 1. The slots m and v and the mean v̂ are those of Adam; the slot ``q = 1 − Pₜ`` has the
+    shape of w.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``decay`` is negative, or ``eps`` is not positive.
@@ -29,11 +31,7 @@ class NAdam(Optimizer):
 
     name: ClassVar[str] = "nadam"
     default_rate: ClassVar[float] = 2e-3
-    slots: ClassVar[tuple[str, ...]] = (
-        "m",
-        "v",
-        "q",
-    )
+    slots: ClassVar[tuple[str, ...]] = ("m", "v", "q")
 
     beta1: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of the mean of g")
     beta2: float = hyper(
@@ -45,13 +43,13 @@ class NAdam(Optimizer):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """``q = 1 − Pₜ`` is a slot: the product has no closed form, and slots start at zero."""
+        """The slot is 1 − Pₜ and not Pₜ, because slots start at 0; the product has no closed form."""
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
         v = self.beta2 * slots["v"] + (1 - self.beta2) * (gradient * gradient)
-        now = self.beta1 * (1 - 0.5 * 0.96 ** (step * self.decay))
-        later = self.beta1 * (1 - 0.5 * 0.96 ** ((step + 1) * self.decay))
-        q = (1 - now) + now * slots["q"]
-        ahead = (1 - later) + later * q
+        mu = self.beta1 * (1 - 0.5 * 0.96 ** (step * self.decay))
+        next_mu = self.beta1 * (1 - 0.5 * 0.96 ** ((step + 1) * self.decay))
+        q = (1 - mu) + mu * slots["q"]
+        next_q = (1 - next_mu) + next_mu * q
         root = op.Sqrt(v * (1 / (1 - self.beta2**step))) + self.eps
-        move = (1 - now) * (gradient / q) + later * (m / ahead)
+        move = (1 - mu) * (gradient / q) + next_mu * (m / next_q)
         return weight - rate * (move / root), {"m": m, "v": v, "q": q}

@@ -15,6 +15,8 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class Nesterov(Optimizer):
     """Nesterov's momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``; default rate 0.001.
 
+    v is the slot ``velocity``, which has the shape of w and starts at 0.
+
     Raises:
         ValueError: ``beta`` is not in [0, 1).
 

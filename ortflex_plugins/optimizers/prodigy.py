@@ -16,15 +16,15 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class Prodigy(Optimizer):
     """Prodigy: Adam that estimates its step size d; default rate 1.
 
-    All weights share d and r. With w₀ for the weights before the first step, β₃ = √beta2, and sums
-    over all weights:
+    All weights share the numbers d and r. w₀ is the weight before the first step, β₃ = √beta2, and the
+    sums are over all elements of all weights:
     ``d ← max(d0, d, r / Σ|s|)``, ``r ← β₃·r + (1 − β₃)·rate·d²·Σ g·(w₀ − w)``, and for every weight
     ``s ← β₃·s + (1 − β₃)·rate·d²·g``,
     ``m ← beta1·m + (1 − beta1)·d·g``, ``v ← beta2·v + (1 − beta2)·d²·g²``,
-    ``w ← w − rate·d·m / (√v + d·eps)``.
+    ``w ← w − rate·d·m / (√v + d·eps)``. The slots m, v, s and ``start`` (w₀) have the shape of w.
 
-    Leave the rate at 1, or use a schedule that starts at 1: d replaces the search for a rate. With
-    groups of parameters, each group has its own d.
+    Leave the rate at 1, or use a schedule that starts at 1, because d replaces the search for a rate.
+    With groups of parameters, each group has its own d.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` or ``d0`` is not positive.
@@ -59,7 +59,7 @@ class Prodigy(Optimizer):
         slots: Sequence[Slots],
         shared: Slots,
     ) -> Slots:
-        """d, from r and s of the step before, as the paper has it at a step's end; then r."""
+        """D from r and s of the step before, which the paper computes at the end of that step; then r."""
         root = self.beta2**0.5
         sizes = [op.ReduceSum(op.Abs(own["s"]), keepdims=0) for own in slots]
         products = [
@@ -67,7 +67,7 @@ class Prodigy(Optimizer):
             for w, g, own in zip(weights, gradients, slots, strict=True)
         ]
         size = op.Sum(*sizes)
-        # Before the second step both are 0, and the quotient is not taken.
+        # Before the second step both are 0, and the quotient is not used.
         estimate = op.Where(op.Greater(size, 0.0), shared["r"] / size, 0.0)
         d = op.Max(shared["d"], estimate, self.d0)
         r = root * shared["r"] + ((1 - root) * rate) * (d * d * op.Sum(*products))
@@ -78,15 +78,15 @@ class Prodigy(Optimizer):
     ) -> Updated:
         """The formula."""
         root, d = self.beta2**0.5, slots["d"]
-        moved = d * gradient
-        m = self.beta1 * slots["m"] + (1 - self.beta1) * moved
-        v = self.beta2 * slots["v"] + (1 - self.beta2) * (moved * moved)
-        s = root * slots["s"] + ((1 - root) * rate * d) * moved
+        scaled = d * gradient
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * scaled
+        v = self.beta2 * slots["v"] + (1 - self.beta2) * (scaled * scaled)
+        s = root * slots["s"] + ((1 - root) * rate * d) * scaled
         new = weight - (rate * d) * m / (op.Sqrt(v) + self.eps * d)
         return new, {"m": m, "v": v, "s": s, "start": _start(op, weight, step, slots)}
 
 
 def _start(op: Ops, weight: Tensor, step: Host, slots: Slots) -> Tensor:
-    """The weight before the first step: in that step, where its slot is 0, the weight itself."""
+    """The weight before the first step; in that step, when its slot is still 0, the weight itself."""
     first = op.Max(2 - step, 0.0)
     return slots["start"] + first * weight

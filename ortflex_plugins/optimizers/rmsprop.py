@@ -15,7 +15,8 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class RmsProp(Optimizer):
     """RMSprop, neither centered nor with momentum; default rate 0.01.
 
-    ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``.
+    ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``. The slot v has the shape of w and
+    starts at 0.
 
     Raises:
         ValueError: ``alpha`` is not in [0, 1), or ``eps`` is not positive.

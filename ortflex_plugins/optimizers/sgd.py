@@ -15,7 +15,8 @@ from ortflex_core.protocols import Optimizer, Slots, Updated
 class Sgd(Optimizer):
     """Stochastic gradient descent: ``w ← w − rate·(g + weight_decay·w)``; default rate 0.001.
 
-    Unlike a penalty, ``weight_decay`` is not part of the loss and is not clipped with the gradients.
+    It has no slots. Unlike a penalty, ``weight_decay`` is not part of the loss, and transforms such as
+    clipping do not change it.
 
     Raises:
         ValueError: ``weight_decay`` is negative.
@@ -30,7 +31,7 @@ class Sgd(Optimizer):
     name: ClassVar[str] = "sgd"
     default_rate: ClassVar[float] = 1e-3
 
-    # A constant of the graph: as a hyperparameter it would cost a product a weight even at 0.
+    # A constant of the graph, because a hyperparameter would cost a product per weight, even at 0.
     weight_decay: float = setting(
         default=0.0, validator=number(ge=0), help="fraction of w in the gradient"
     )
@@ -38,7 +39,7 @@ class Sgd(Optimizer):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """``(1 − rate·weight_decay)·w − rate·g``: the gradient is only scaled, as without decay."""
+        """``(1 − rate·weight_decay)·w − rate·g``, in which the gradient is only scaled."""
         if self.weight_decay:
             weight = (1 - rate * self.weight_decay) * weight
         return weight - rate * gradient, {}

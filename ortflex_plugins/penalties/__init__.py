@@ -1,1 +1,1 @@
-"""What a weight costs: one penalty a module."""
+"""Penalties, one in each module: the cost of a weight."""

@@ -14,9 +14,9 @@ from ortflex_core.protocols import Penalty
 
 @attrs.frozen(kw_only=True)
 class ElasticPenalty(Penalty):
-    """Absolute values and squares: ``l1·Σ|w| + l2·Σw²``, without the factor ½.
+    """A sum of absolute values and squares: ``l1·Σ|w| + l2·Σw²``, without the factor ½.
 
-    Added once a step, under both reductions.
+    It is added once per step, for both reductions.
 
     Raises:
         ValueError: a factor is negative.

@@ -20,14 +20,14 @@ def _integer_or_none(_: object, __: object, value: object) -> None:
 
 @attrs.frozen(kw_only=True)
 class GroupLasso(Penalty):
-    """Norms of groups: ``factor·Σ √n·‖w_g‖`` over the groups g, of n elements each.
+    """The sum of the norms of groups g with n elements each: ``factor·Σ √n·‖w_g‖``.
 
     It moves whole groups to 0.
 
-    The groups of a weight are its slices along ``axis``: with axis 0 a matrix [in, out] of a MatMul has one
-    for each input, one of shape [out, in] for each output, a kernel [out, in, …] for each output channel.
-    Elements of a vector are groups of one. ``axis=None`` makes each whole weight one group. A
-    group of zeros has the gradient 0. Added once a step, under both reductions.
+    The groups of a weight are its slices along ``axis``. With axis 0, a MatMul's matrix [in, out] has one
+    group per input, a matrix [out, in] one per output, and a kernel [out, in, …] one per output channel;
+    each element of a vector is a group. With ``axis=None``, each weight is one group. The gradient of a
+    group of zeros is 0. The penalty is added once per step, for both reductions.
 
     Raises:
         ValueError: ``factor`` is negative.
@@ -53,21 +53,21 @@ class GroupLasso(Penalty):
     )
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
-        """Nothing: what an element costs depends on its group."""
+        """None: the cost of an element depends on its group."""
         return None
 
     def per_tensor(self, op: Ops, weight: Tensor) -> Tensor | None:
         """``factor·√n·‖w_g‖`` for every group."""
         shape = weight.shape or ()
         kept = None if self.axis is None else _place(self.axis, len(shape))
-        others = [k for k in range(len(shape)) if k != kept]
+        summed = [k for k in range(len(shape)) if k != kept]
         squares = weight * weight
-        if others:
-            squares = op.ReduceSum(squares, axes=others, keepdims=0)
-        # The root of 0 has no slope: such groups are given another number, and cost nothing.
-        some = op.Cast(squares > 0, to=weight.dtype)
-        norms = some * op.Sqrt(squares + (1 - some))
-        sizes = [int(shape[k] or 0) for k in others]  # the shape of a weight is known
+        if summed:
+            squares = op.ReduceSum(squares, axes=summed, keepdims=0)
+        # The slope of a root is infinite at 0: groups of zeros get the root of 1, times 0.
+        nonzero = op.Cast(squares > 0, to=weight.dtype)
+        norms = nonzero * op.Sqrt(squares + (1 - nonzero))
+        sizes = [int(shape[k] or 0) for k in summed]  # the shape of a weight is known
         root = math.sqrt(math.prod(sizes)) if self.by_size else 1.0
         cost: Tensor = self.factor * root * norms
         return cost

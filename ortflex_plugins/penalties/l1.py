@@ -13,9 +13,9 @@ from ortflex_core.protocols import Penalty
 
 @attrs.frozen(kw_only=True)
 class L1(Penalty):
-    """Absolute values: ``l1·Σ|w|``; the gradient of ``|w|`` at 0 is 0.
+    """The sum of absolute values: ``l1·Σ|w|``. The gradient at ``w = 0`` is 0.
 
-    Added once a step, under both reductions.
+    It is added once per step, for both reductions.
 
     Raises:
         ValueError: ``l1`` is negative.

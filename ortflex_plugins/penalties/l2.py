@@ -13,9 +13,9 @@ from ortflex_core.protocols import Penalty
 
 @attrs.frozen(kw_only=True)
 class L2(Penalty):
-    """Squares: ``l2·Σw²``, without the factor ½, so its gradient is ``2·l2·w``.
+    """The sum of squares: ``l2·Σw²``, without the factor ½, so its gradient is ``2·l2·w``.
 
-    Added once a step, under both reductions. torch's ``weight_decay`` is ``2·l2``.
+    It is added once per step, for both reductions. torch's ``weight_decay`` is ``2·l2``.
 
     Raises:
         ValueError: ``l2`` is negative.

@@ -12,7 +12,7 @@ from ortflex_core.protocols import Penalty
 
 @attrs.frozen(kw_only=True)
 class NoPenalty(Penalty):
-    """No penalty; it adds no node to the graph.
+    """No penalty; the graph gets no node.
 
     >>> NoPenalty().describe()
     {'name': 'none'}
@@ -21,5 +21,5 @@ class NoPenalty(Penalty):
     name: ClassVar[str] = "none"
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
-        """Nothing."""
+        """None: no element has a cost."""
         return None

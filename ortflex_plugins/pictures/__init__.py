@@ -1,17 +1,16 @@
-"""Pictures of graphs and of trainings: SVG, HTML and PNG, drawn in plain Python.
+"""Pictures of graphs and reports of runs: SVG, HTML and PNG, drawn in plain Python.
 
-- ``reading`` makes boxes of a file's operators, with the colours of ``check_model`` or, for graphs that
-  training uses, of ``parts``.
-- ``building`` puts them into levels and folds what ``repeats`` finds: runs of operators that are
-  equal one by one and wired alike, in the order of the file or of the outputs' needs, whichever
-  folds more.
-- ``layout`` is Sugiyama's method with isotonic regression for the coordinates. ``page.js`` repeats only
-  that last step, so that a box can open in place.
-- ``svg``, ``html`` and ``figures`` write the result; ``measure`` listens to a training for what
-  ``report`` shows.
+- ``reading`` makes boxes of the operators in a file, with the colours of ``check_model`` or, for graphs
+  that training uses, of ``step_parts``.
+- ``building`` puts the boxes into levels and folds the repeated blocks that ``repeats`` finds: operators
+  that are equal and connected in the same way. It tries the order of the file and the order in which
+  the outputs need the operators, and takes the order that folds more.
+- ``layout`` computes the positions: Sugiyama's method, with isotonic regression for the coordinates.
+  ``page.js`` repeats only this last step, so that a box can open in place.
+- ``svg``, ``html`` and ``figures`` write the picture.
+- ``measure`` is a callback that takes the measurements that ``report`` shows; ``several`` compares runs.
 
-Strings of files pass through ``scene.clean`` and are escaped where they are written; pages cannot
-load anything.
+Strings from files pass through ``scene.clean`` and are escaped when they are written; pages load nothing.
 """
 
 from ortflex_plugins.pictures.measure import Measures

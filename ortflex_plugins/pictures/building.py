@@ -1,4 +1,4 @@
-"""Operators into levels: repeated ones folded, constants as lines in the boxes that read them."""
+"""Operators as levels: repeated ones are folded, constants are lines in the boxes that read them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ortflex_core.graph import PARTS
 from ortflex_plugins.pictures.repeats import repeats
 from ortflex_plugins.pictures.scene import Chip, Item, Level
 
-# Up to this number of operators a graph is easier to read unfolded.
+# A graph with at most this number of operators is easier to read unfolded.
 SMALL = 24
 _PORTS = 3
 _ENDS = 6
-# The kinds in order of importance: a folded part has the most important one inside.
+# The kinds in order of importance: a folded part has the most important kind of its operators.
 _RANK = ("no rule", "trainable", "passes", "not differentiable", "frozen")
 
 
 @attrs.frozen(kw_only=True)
 class Op:
-    """An operator: its box, its inputs and outputs, and the key by which operators are equal."""
+    """An operator: its box, its inputs and outputs, and the key that equal operators share."""
 
     item: Item
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     token: Hashable = None
     size: int = 1
-    """The number of operators in it."""
+    """The number of operators inside."""
 
 
 @attrs.frozen
 class End:
-    """An input or output of a graph: the tensor, and its box."""
+    """An input or output of a graph: the name of the tensor, and its box."""
 
     tensor: str
     item: Item
@@ -45,8 +45,8 @@ def level(
     """A level of these operators.
 
     Args:
-        ops: in any order.
-        inputs: the graph's inputs; unused ones are left out.
+        ops: the operators, in any order.
+        inputs: the graph's inputs; unused inputs are left out.
         outputs: the graph's outputs.
         fold: fold repeated blocks; by default in graphs of more than 24 operators.
     """
@@ -55,13 +55,13 @@ def level(
     if not fold:
         return _connected(ops, inputs, outputs)
     wanted = [end.tensor for end in outputs]
-    # The order of the file, and that of the outputs' needs: in one of them blocks are contiguous.
+    # In one of two orders blocks are contiguous: the order of the file, or that of the outputs' needs.
     orders = [_by_part(ops), _by_part(_sorted(ops, wanted))]
     return _connected(min((_grouped(o, wanted) for o in orders), key=len), inputs, outputs)
 
 
 def _by_part(ops: Sequence[Op]) -> list[Op]:
-    """The parts of a training step one after the other, if an order of execution allows it."""
+    """Sort by the part of a training step, as far as an order of execution allows this."""
     return _sorted(sorted(ops, key=lambda op: _part(op) or 0), [])
 
 
@@ -70,8 +70,8 @@ def _part(op: Op) -> int:
 
 
 def _sorted(ops: Sequence[Op], first: Iterable[str]) -> list[Op]:
-    """An order of execution: first the nodes that the tensors ``first`` need, then the rest."""
-    makers = {name: k for k, op in enumerate(ops) for name in op.outputs}
+    """An order of execution: first the operators that the tensors ``first`` need, then the others."""
+    makers = _makers(ops)
     done: set[int] = set()
     order: list[Op] = []
     roots = [makers[name] for name in first if name in makers]
@@ -89,15 +89,21 @@ def _sorted(ops: Sequence[Op], first: Iterable[str]) -> list[Op]:
     return order
 
 
+def _makers(ops: Iterable[Op], start: int = 0) -> dict[str, int]:
+    """The number of the operator that computes each tensor."""
+    return {name: k for k, op in enumerate(ops, start) for name in op.outputs}
+
+
 def _grouped(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
-    makers = {name: k for k, op in enumerate(ops) for name in op.outputs}
+    """Fold repeated blocks; ``wanted`` are tensors that are read outside."""
+    makers = _makers(ops)
     wiring = [[makers.get(n, -1) for n in op.inputs] for op in ops]
     readers: dict[str, set[int]] = {name: {-1} for name in wanted}
     for k, op in enumerate(ops):
         for name in op.inputs:
             readers.setdefault(name, set()).add(k)
     out: list[Op] = []
-    at = 0
+    end = 0
     for _, same in groupby(range(len(ops)), key=lambda k: _part(ops[k])):
         piece = list(same)
         low = piece[0]
@@ -105,40 +111,37 @@ def _grouped(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
             [ops[k].token for k in piece], [[m - low for m in wiring[k]] for k in piece]
         ):
             start, stop = low + repeat.start, low + repeat.stop
-            out += ops[at:start]
+            out += ops[end:start]
             copies = [ops[s : s + repeat.period] for s in range(start, stop, repeat.period)]
             out.append(_block(copies, start, stop, readers))
-            at = stop
-    return [*out, *ops[at:]]
+            end = stop
+    return [*out, *ops[end:]]
 
 
 def _block(
     copies: Sequence[Sequence[Op]], start: int, stop: int, readers: Mapping[str, set[int]]
 ) -> Op:
-    """Copies of a block as one box, with the first of them inside."""
+    """Copies of a block as one box, with the first copy inside."""
     everything = [op for copy in copies for op in copy]
-    names = set(made_in(everything))
-    outside = [n for n in made_in(everything) if _leaves(n, start, stop, readers)]
     first = start + len(copies[0])
-    leaving = [n for n in made_in(copies[0]) if _leaves(n, start, first, readers)]
-    reads = tuple(dict.fromkeys(n for op in everything for n in op.inputs if n not in names))
-    item = folded(f"{_summary(copies[0])} ×{len(copies)}", copies[0], everything, leaving)
+    leaving = [n for n in _makers(copies[0]) if _leaves(n, start, first, readers)]
     return Op(
-        item=item,
-        inputs=reads,
-        outputs=tuple(outside),
+        item=folded(f"{_summary(copies[0])} ×{len(copies)}", copies[0], everything, leaving),
+        inputs=tuple(_outer_inputs(everything)),
+        outputs=tuple(n for n in _makers(everything) if _leaves(n, start, stop, readers)),
         token=object(),
         size=sum(op.size for op in everything),
     )
 
 
-def made_in(ops: Iterable[Op]) -> list[str]:
-    """The tensors that operators make."""
-    return [name for op in ops for name in op.outputs]
+def _outer_inputs(ops: Sequence[Op]) -> list[str]:
+    """The tensors that operators read and do not compute themselves."""
+    makers = _makers(ops)
+    return list(dict.fromkeys(n for op in ops for n in op.inputs if n not in makers))
 
 
 def _leaves(name: str, start: int, stop: int, readers: Mapping[str, set[int]]) -> bool:
-    """Whether a tensor is read outside, or by no node at all: then it is a result."""
+    """Whether a tensor is read outside the block; a tensor that no operator reads is a result."""
     return any(not start <= k < stop for k in readers.get(name, {-1}))
 
 
@@ -146,8 +149,8 @@ def folded(
     title: str, shown: Sequence[Op], everything: Sequence[Op], leaving: Sequence[str]
 ) -> Item:
     """A box for ``everything`` with ``shown`` inside; ``leaving`` are its results."""
-    names = {name for op in shown for name in op.outputs}
-    reads = list(dict.fromkeys(n for op in shown for n in op.inputs if n not in names))
+    made = _makers(shown)
+    reads = _outer_inputs(shown)
     if len(reads) > _PORTS:
         # Too many to draw: the boxes list their inputs.
         shown = [
@@ -165,7 +168,7 @@ def folded(
         ]
         reads = []
     ports = [End(n, Item(title=n, kind="io", tip="from outside")) for n in reads]
-    exits = [End(n, Item(title=n, kind="io", tip="to outside")) for n in leaving if n in names]
+    exits = [End(n, Item(title=n, kind="io", tip="to outside")) for n in leaving if n in made]
     weights = {c.text for op in everything for c in op.item.chips if c.kind == "parameter"}
     count = sum(op.size for op in everything)
     chips = [Chip(f"{count} operators", "note")] if count else []
@@ -191,8 +194,8 @@ def _summary(block: Sequence[Op]) -> str:
 
 
 def _bundled(ops: Sequence[Op], outputs: Sequence[End]) -> list[End]:
-    """The outputs; many outputs of one box, such as all new weights, are one."""
-    makers = {n: k for k, op in enumerate(ops) for n in op.outputs}
+    """The outputs; if a box has many outputs, such as all new weights, they become one."""
+    makers = _makers(ops)
     together: dict[int, list[End]] = {}
     for k, end in enumerate(outputs):
         together.setdefault(makers.get(end.tensor, -1 - k), []).append(end)
@@ -209,13 +212,11 @@ def _bundled(ops: Sequence[Op], outputs: Sequence[End]) -> list[End]:
 def _connected(ops: Sequence[Op], inputs: Sequence[End], outputs: Sequence[End]) -> Level:
     outputs = _bundled(ops, outputs)
     used = {n for op in ops for n in op.inputs} | {end.tensor for end in outputs}
-    made_here = {n for op in ops for n in op.outputs}
-    starts = [e for e in inputs if e.tensor in used and e.tensor not in made_here]
+    made = _makers(ops)
+    starts = [e for e in inputs if e.tensor in used and e.tensor not in made]
     ordered = _sorted(ops, [])
     items = [*(e.item for e in starts), *(op.item for op in ordered), *(e.item for e in outputs)]
-    makers = {e.tensor: k for k, e in enumerate(starts)}
-    for k, op in enumerate(ordered, len(starts)):
-        makers.update((n, k) for n in op.outputs)
+    makers = {e.tensor: k for k, e in enumerate(starts)} | _makers(ordered, len(starts))
     edges = [
         (makers[n], k)
         for k, op in enumerate(ordered, len(starts))

@@ -1,4 +1,4 @@
-"""Small charts as SVG: lines over epochs, fractions of a whole, two overlaid histograms."""
+"""Small charts as SVG: lines over epochs, bars with percentages, two overlaid histograms."""
 
 from __future__ import annotations
 
@@ -15,22 +15,15 @@ _DASHES = ("6 3", "2 3", "8 3 2 3", "3 6")
 Numbers = Sequence[float | None]
 
 
-def lines(
-    series: Mapping[str, Numbers],
-    *,
-    x: str = "epoch",
-    log: bool | None = None,
-    legend: bool = True,
-) -> str:
-    """Lines over 1, 2, …; gaps where there is no number.
+def lines(series: Mapping[str, Numbers], *, log: bool | None = None, legend: bool = True) -> str:
+    """Lines over the epochs 1, 2, …, with gaps where there is no number.
 
-    A line that would hide an earlier one is dashed, so that both colors show.
+    A line that would hide an earlier one is dashed, so that both colours are visible.
 
     Args:
         series: the values of each line; None and values that are not finite are left out.
-        x: what the horizontal axis counts.
-        log: a logarithmic axis; by default where the values span more than two decades.
-        legend: name the lines in the chart; charts of many lines share a :func:`legend`.
+        log: use a logarithmic axis; by default, if the values span more than two decades.
+        legend: name the lines in the chart; several charts can share a :func:`legend` instead.
     """
     values = [v for row in series.values() for v in row if v is not None and math.isfinite(v)]
     if not values:
@@ -41,17 +34,16 @@ def lines(
     scale = _Scale(low, high, log)
     count = max(len(row) for row in series.values())
     out = [*(_names(list(series)) if legend else []), *_y_axis(scale)]
-    for tick in _whole(count):
-        at = _across(tick - 1, count)
-        out.append(_label(at, _H - _BOTTOM + 15, str(tick), "middle"))
-    out.append(_label(_W - _RIGHT, _H - 4, x, "end"))
+    for tick in _epoch_ticks(count):
+        x = _across(tick - 1, count)
+        out.append(_label(x, _H - _BOTTOM + 15, str(tick), "middle"))
+    out.append(_label(_W - _RIGHT, _H - 4, "epoch", "end"))
     rows = list(series.values())
     for k, row in enumerate(rows):
         style = _style(k)
         color = style["stroke"]
         if any(_hides(row, earlier, scale) for earlier in rows[:k]):
             style = style | {"stroke-dasharray": "9 9"}
-        stroke = " ".join(f'{key}="{value}"' for key, value in style.items())
         for piece in _pieces(row):
             points = [(_across(i, count), scale.y(v)) for i, v in piece]
             if len(points) == 1 or count <= 30:
@@ -59,30 +51,30 @@ def lines(
                     f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{color}"/>' for a, b in points
                 ]
             path = "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
-            out.append(f'<path d="M{path}" fill="none" {stroke} stroke-width="1.8"/>')
+            out.append(f'<path d="M{path}" fill="none" {_attributes(style)} stroke-width="1.8"/>')
     return _frame(out)
 
 
 def shares(parts: Mapping[str, float], colors: Mapping[str, str], unit: str) -> str:
-    """Horizontal bars, each with its value and its fraction of the whole."""
-    whole = sum(parts.values()) or 1.0
-    most = max(parts.values(), default=1.0) or 1.0
+    """Horizontal bars, each with its value and its percentage of the sum."""
+    total = sum(parts.values()) or 1.0
+    largest = max(parts.values(), default=1.0) or 1.0
     out = []
     for k, (name, value) in enumerate(parts.items()):
         y = 26 + 38 * k
-        width = max(1.0, 190 * value / most)
+        width = max(1.0, 190 * value / largest)
         out += [
             _label(80, y + 13, name, "end"),
             f'<rect x="88" y="{y}" width="{width:.1f}" height="18" rx="3" '
             f'fill="{colors.get(name, _COLORS[0])}"/>',
-            _label(94 + width, y + 13, f"{value:.4g} {unit}, {value / whole:.0%}", "start"),
+            _label(94 + width, y + 13, f"{value:.4g} {unit}, {value / total:.0%}", "start"),
         ]
     return _frame(out)
 
 
 def histograms(low: float, high: float, before: Sequence[int], after: Sequence[int]) -> str:
-    """The distributions of values before and after, over the same bins: an area and a line."""
-    # At least four, so that the ticks are integers.
+    """The distributions of values before (an area) and after (a line), over the same bins."""
+    # The axis ends at 4 or above, so that the ticks are integers.
     scale = _Scale(0.0, float(max([*before, *after, 4])), False)
     out = [*_names(("before", "after")), *_y_axis(scale)]
     for k, (counts, color) in enumerate(zip((before, after), _COLORS, strict=False)):
@@ -94,13 +86,13 @@ def histograms(low: float, high: float, before: Sequence[int], after: Sequence[i
         points.append(f"{_W - _RIGHT} {scale.y(0):.1f}")
         fill = f'fill="{color}" fill-opacity="0.18"' if k == 0 else 'fill="none"'
         out.append(f'<path d="M{"L".join(points)}" {fill} stroke="{color}" stroke-width="1.5"/>')
-    for value, at, anchor in ((low, _LEFT, "start"), (high, _W - _RIGHT, "end")):
-        out.append(_label(at, _H - _BOTTOM + 15, f"{value:.3g}", anchor))
+    for value, x, anchor in ((low, _LEFT, "start"), (high, _W - _RIGHT, "end")):
+        out.append(_label(x, _H - _BOTTOM + 15, f"{value:.3g}", anchor))
     return _frame(out)
 
 
 class _Scale:
-    """From values to heights, with round ticks."""
+    """The heights of values on a linear or logarithmic axis, with round ticks."""
 
     def __init__(self, low: float, high: float, log: bool) -> None:
         self.log = log
@@ -116,8 +108,10 @@ class _Scale:
         self._low, self._high = low, high
 
     def y(self, value: float) -> float:
-        at = math.log10(value) if self.log and value > 0 else value
-        return _H - _BOTTOM - (_H - _TOP - _BOTTOM) * (at - self._low) / (self._high - self._low)
+        position = math.log10(value) if self.log and value > 0 else value
+        return (
+            _H - _BOTTOM - (_H - _TOP - _BOTTOM) * (position - self._low) / (self._high - self._low)
+        )
 
 
 def _round(low: float, high: float) -> list[float]:
@@ -135,8 +129,8 @@ def _decades(low: float, high: float) -> list[float]:
     return [10.0**k for k in range(first, last + 1, every)]
 
 
-def _whole(count: int) -> list[int]:
-    """At most seven epochs to label, the first among them."""
+def _epoch_ticks(count: int) -> list[int]:
+    """At most seven epochs with a label, including the first."""
     step = next(s for e in range(12) for s in (10**e, 2 * 10**e, 5 * 10**e) if count / s <= 7)
     return sorted({1, *range(step, count + 1, step)} - ({2} if step == 2 and count > 8 else set()))
 
@@ -168,7 +162,7 @@ def legend(names: Sequence[str]) -> str:
     """The names of lines as HTML, for charts that have the same lines."""
     marks = (
         '<svg width="24" height="8"><path d="M0 4H24" stroke-width="3" '
-        + " ".join(f'{key}="{value}"' for key, value in _style(k).items())
+        + _attributes(_style(k))
         + f"/></svg>{text(name, 80)}"
         for k, name in enumerate(names)
     )
@@ -176,13 +170,17 @@ def legend(names: Sequence[str]) -> str:
 
 
 def _style(k: int) -> dict[str, str]:
-    """The color of a line; lines with the color of an earlier one are dashed."""
+    """The colour of a line; lines with the colour of an earlier line are dashed."""
     dashed = {"stroke-dasharray": _DASHES[k // len(_COLORS) % len(_DASHES)]}
     return {"stroke": _COLORS[k % len(_COLORS)]} | (dashed if k >= len(_COLORS) else {})
 
 
+def _attributes(style: Mapping[str, str]) -> str:
+    return " ".join(f'{key}="{value}"' for key, value in style.items())
+
+
 def _hides(row: Numbers, other: Numbers, scale: _Scale) -> bool:
-    """Whether a line covers another one: wherever both are, they are less than a pixel apart."""
+    """Whether a line covers another one: they are less than a pixel apart wherever both have values."""
     both = [
         (a, b)
         for a, b in zip(row, other, strict=False)
@@ -194,12 +192,12 @@ def _hides(row: Numbers, other: Numbers, scale: _Scale) -> bool:
 def _names(names: Sequence[str]) -> list[str]:
     if len(names) < 2:
         return []
-    out, at = [], float(_LEFT)
+    out, x = [], float(_LEFT)
     for k, name in enumerate(names):
         color = _COLORS[k % len(_COLORS)]
-        out.append(f'<rect x="{at:.0f}" y="6" width="12" height="4" rx="2" fill="{color}"/>')
-        out.append(_label(at + 16, 12, name, "start"))
-        at += 34 + 7 * len(name)
+        out.append(f'<rect x="{x:.0f}" y="6" width="12" height="4" rx="2" fill="{color}"/>')
+        out.append(_label(x + 16, 12, name, "start"))
+        x += 34 + 7 * len(name)
     return out
 
 

@@ -1,4 +1,4 @@
-"""A drawing as a matplotlib figure, and that as PNG."""
+"""A drawing as a matplotlib figure, and the figure as PNG."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ortflex_plugins.pictures.scene import CHIPS, COLORS, clean
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_POINTS = 72 / 100  # a unit of the layout, in points of a figure with 100 units an inch
-_MOST = 14_000  # pixels a side: what viewers open
-_LONGEST = 32_000  # and what most of them open if the other side is short
+_POINTS = 72 / 100  # points per unit of the layout, of which 100 are an inch
+_MOST = 14_000  # pixels per side that viewers open
+_LONGEST = 32_000  # pixels of one side that most viewers open if the other side is short
 
 
 def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
-    """Draw with matplotlib, one unit of the layout 1/100 inch.
+    """Draw with matplotlib; one unit of the layout is 1/100 inch.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -35,8 +35,8 @@ def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
     shown = [k for k in kinds if k not in ("io", "plain")]
     top = 30 + 18 * len(shown)
     w, h = max(drawing.w, 320) + 32, drawing.h + top + 32
-    made = Figure(figsize=(w / 100, h / 100), dpi=100)
-    axes = made.add_axes((0.0, 0.0, 1.0, 1.0))
+    drawn = Figure(figsize=(w / 100, h / 100), dpi=100)
+    axes = drawn.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_xlim(0, w)
     axes.set_ylim(h, 0)
     axes.set_axis_off()
@@ -53,11 +53,11 @@ def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
         )
         axes.text(34, 40 + 18 * k, meaning, fontsize=11 * _POINTS, va="center", parse_math=False)
     _level(axes, drawing, (w - drawing.w) / 2, top + 16)
-    return made
+    return drawn
 
 
 def resolution(width: float, height: float) -> float:
-    """Pixels an inch: two a unit, or fewer if that would be too many, as long as text is legible.
+    """Pixels per inch: two per unit, or fewer if the image would be too large, unless text is illegible.
 
     >>> resolution(10, 10), resolution(5, 100), resolution(5, 300)
     (200.0, 140.0, 80.0)
@@ -67,16 +67,16 @@ def resolution(width: float, height: float) -> float:
     return max(min(200.0, _MOST / longer), readable)
 
 
-def png(made: Figure) -> bytes:
-    """The figure as a file."""
+def png(drawn: Figure) -> bytes:
+    """The figure as a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
-    FigureCanvasAgg(made)
+    FigureCanvasAgg(drawn)
     with warnings.catch_warnings():
-        # matplotlib warns of each letter that the font lacks, and draws a box for it.
+        # matplotlib warns about each letter that the font does not have, and draws a box instead.
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
-        made.savefig(out, format="png", dpi=resolution(*made.get_size_inches()))
+        drawn.savefig(out, format="png", dpi=resolution(*drawn.get_size_inches()))
     return out.getvalue()
 
 
@@ -111,28 +111,35 @@ def _box(axes: Any, box: Box, dx: float, dy: float) -> None:
     assert item is not None
     fill, line, _ = COLORS[item.kind]
     x, y = box.x - box.w / 2 + dx, box.y - box.h / 2 + dy
-    shown = box.inner is not None and (box.w, box.h) == place.opened(box)
     style = f"round,pad=0,rounding_size={12 if item.round else 4}"
-    for shift in (4, 0) if item.inner is not None and not shown else (0,):
+    for shift in (4, 0) if item.inner is not None and not box.open else (0,):
         axes.add_patch(
             FancyBboxPatch(
                 (x + shift, y + shift), box.w, box.h, boxstyle=style, fc=fill, ec=line, lw=0.8
             )
         )
-    at = y + place.PAD + 6
-    # A dollar sign in a name does not begin a formula.
+    middle = y + place.PAD + 6
+    # A dollar sign in a name must not begin a formula.
     plain = {"va": "center", "parse_math": False, "clip_on": True}
     axes.text(
-        box.x + dx, at, box.title, ha="center", fontsize=12 * _POINTS, fontweight="bold", **plain
+        box.x + dx,
+        middle,
+        box.title,
+        ha="center",
+        fontsize=12 * _POINTS,
+        fontweight="bold",
+        **plain,
     )
-    if shown and box.inner is not None:
+    if box.open and box.inner is not None:
         left = box.x + dx - box.inner.w / 2
         _level(axes, box.inner, left, y + place.PAD + place.LINE + 4)
         return
     for chip in box.lines:
-        at += place.LINE
+        middle += place.LINE
         if chip.kind in CHIPS:
-            axes.plot([x + place.PAD + 3], [at], "o", color=COLORS[chip.kind][0], ms=6 * _POINTS)
-            axes.text(x + place.PAD + 11, at, chip.text, fontsize=11 * _POINTS, **plain)
+            axes.plot(
+                [x + place.PAD + 3], [middle], "o", color=COLORS[chip.kind][0], ms=6 * _POINTS
+            )
+            axes.text(x + place.PAD + 11, middle, chip.text, fontsize=11 * _POINTS, **plain)
         else:
-            axes.text(box.x + dx, at, chip.text, ha="center", fontsize=11 * _POINTS, **plain)
+            axes.text(box.x + dx, middle, chip.text, ha="center", fontsize=11 * _POINTS, **plain)

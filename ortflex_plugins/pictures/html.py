@@ -1,8 +1,9 @@
-"""Pages: one file each that loads nothing, with every string escaped."""
+"""Pages: each is one file that loads nothing, and every string is escaped."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,22 @@ _HERE = Path(__file__).parent
 
 
 def page(title: str, body: str, *, note: str = "", refresh: bool = False) -> str:
-    """A whole page; ``body`` is HTML already, title and note are plain strings.
+    """A complete page; ``body`` is HTML, title and note are plain strings.
 
-    With ``refresh`` a browser loads the page again every five seconds.
+    With ``refresh``, browsers load the page again every five seconds.
     """
     style = (_HERE / "page.css").read_text("utf-8")
     script = (_HERE / "page.js").read_text("utf-8")
-    again = '<meta http-equiv="refresh" content="5">\n' if refresh else ""
-    said = f'<p class="note">{text(note)}</p>' if note else ""
+    reload = '<meta http-equiv="refresh" content="5">\n' if refresh else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"{again}"
-        # The page may load nothing, whatever strings a file contains.
+        f"{reload}"
+        # The page may load nothing, for all strings that a file can contain.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">\n"
         f"<title>{text(title)}</title>\n<style>\n{style}</style></head>\n"
-        f"<body><h1>{text(title)}</h1>\n{said}{body}\n<script>\n{script}</script></body></html>\n"
+        f"<body><h1>{text(title)}</h1>\n{paragraph(note)}{body}\n<script>\n{script}</script></body></html>\n"
     )
 
 
@@ -40,25 +40,47 @@ def text(value: str, limit: int = 300) -> str:
     return escape(clean(value, limit))
 
 
+def paragraph(note: str) -> str:
+    """A note, or nothing if it is empty."""
+    return f'<p class="note">{text(note)}</p>' if note else ""
+
+
+def figure(title: str, chart: str, note: str = "") -> str:
+    """A chart, which is SVG, with a title and a note below it."""
+    below = f'<div class="note">{text(note)}</div>' if note else ""
+    return f"<figure><figcaption>{text(title)}</figcaption>{chart}{below}</figure>"
+
+
+def charts(figures: Iterable[str]) -> str:
+    """Figures side by side."""
+    return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def table(rows: Iterable[Iterable[str]]) -> str:
+    """A table of rows of cells that are HTML."""
+    lines = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="wide"><table>{lines}</table></div>'
+
+
 def setting(value: Any) -> str:
-    """A value of a recipe or of JSON, as a person writes it.
+    """A value of a recipe or of JSON in words.
 
     >>> setting([{"name": "checkpoint", "every": 5}, "epoch_line", True])
     'checkpoint (every 5), epoch_line, true'
     """
     if isinstance(value, dict):
-        rest = ", ".join(f"{key} {setting(v)}" for key, v in value.items() if key != "name")
+        fields = ", ".join(f"{key} {setting(v)}" for key, v in value.items() if key != "name")
         name = setting(value["name"]) if "name" in value else ""
-        return f"{name} ({rest})" if name and rest else name or rest
+        return f"{name} ({fields})" if name and fields else name or fields
     if isinstance(value, list | tuple):
         return ", ".join(map(setting, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def graph(level: Level, title: str) -> str:
-    """A graph whose folded boxes open at a click; without JavaScript, the folded picture."""
+    """A graph whose folded boxes open at a click; without JavaScript, the folded picture is shown."""
     drawing = layout.layout(level)
-    still = svg.svg(drawing, level.kinds(), title)
+    folded = svg.svg(drawing, level.kinds(), title)
     scene = {"colors": COLORS, "root": _level(drawing)}
     data = json.dumps(scene, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
     buttons = ""
@@ -70,7 +92,7 @@ def graph(level: Level, title: str) -> str:
         )
     return (
         f'<div class="graph">{buttons}<div class="legend">{_legend(level)}</div>'
-        f'<div class="canvas" tabindex="0">{still}</div>'
+        f'<div class="canvas" tabindex="0">{folded}</div>'
         f'<script type="application/json">{data}</script></div>'
     )
 
@@ -87,7 +109,7 @@ def _legend(level: Level) -> str:
 
 
 def _level(drawing: Drawing) -> dict[str, Any]:
-    """The data from which page.js places the boxes again: orders, sizes and positions."""
+    """The data with which page.js places the boxes again: orders, sizes and positions."""
     number = {id(box): k for k, box in enumerate(drawing.boxes)}
     return {
         "layers": [[number[id(b)] for b in layer] for layer in drawing.layers],

@@ -1,8 +1,8 @@
-"""The positions of boxes: layers from top to bottom, as in Sugiyama's method, in plain Python.
+"""The positions of boxes, in layers from top to bottom (Sugiyama, Tagawa and Toda 1981).
 
-Layers by longest paths, orders by barycenters (Sugiyama, Tagawa and Toda 1981), coordinates by
-isotonic regression: in every layer the positions nearest to the neighbours' mean that keep the
-order and the distances. ``page.js`` repeats the last part, since unfolding a box changes sizes only.
+Longest paths give the layers, barycenters the order in a layer, and isotonic regression the
+coordinates: the positions nearest to the mean of the neighbours that keep the order and the distances.
+``page.js`` repeats only the last part, because unfolding a box changes nothing but sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LINE = 15
 PAD = 9
 GAP_X = 18
 GAP_Y = 30
-# An edge over more layers than this becomes a line of text in the box it leads to.
+# An edge over more layers than this becomes a line of text in the box that it leads to.
 FAR = 12
 _SWEEPS = 12
 _LONG = 80  # layers
@@ -28,7 +28,10 @@ _TITLE, _CHIP = 34, 36
 
 @attrs.define(eq=False)
 class Box:
-    """A place in a layer: an item, or (``item`` is None) a point of a long edge."""
+    """A place in a layer: an item, or, if ``item`` is None, a point of a long edge.
+
+    ``inner`` is the content of a folded item, and ``open`` whether the box shows it.
+    """
 
     item: Item | None
     layer: int
@@ -37,6 +40,7 @@ class Box:
     x: float = 0.0
     y: float = 0.0
     inner: Drawing | None = None
+    open: bool = False
 
     @property
     def title(self) -> str:
@@ -55,7 +59,7 @@ class Box:
 
 @attrs.define(eq=False)
 class Drawing:
-    """A level laid out: boxes in layers, edges as the boxes they go through, and the whole's size."""
+    """A level with positions: boxes in layers, edges as lists of the boxes on their way, and the size."""
 
     layers: list[list[Box]]
     edges: list[list[Box]]
@@ -69,21 +73,21 @@ class Drawing:
 
 
 def width(text: str, size: float = FONT) -> float:
-    """The largest width of a string in browsers' sans-serif fonts.
+    """An upper bound of the width of a string in the sans-serif fonts of browsers.
 
     >>> width("MatMul") < width("MatMul of A and B")
     True
     """
-    # Letters such as CJK are twice as wide as Latin ones.
+    # CJK letters are twice as wide as Latin ones.
     return size * sum(1.05 if ord(c) > 0x2E80 else 0.62 if c.islower() else 0.7 for c in text)
 
 
 def layout(level: Level, *, unfold: bool = False) -> Drawing:
-    """Lay a level out, and what is folded in it, each with its origin at 0, 0.
+    """Compute the positions of a level and of the levels inside its boxes, each with its origin at 0, 0.
 
     Args:
-        level: what to draw.
-        unfold: draw what is inside folded boxes, too.
+        level: the level to draw.
+        unfold: show the content of folded boxes.
     """
     level = _without_far_edges(level, _layers(level))
     depth = _layers(level)
@@ -106,15 +110,15 @@ def layout(level: Level, *, unfold: bool = False) -> Drawing:
     islands = _islands(boxes, edges)
     for layer in layers:
         layer.sort(key=lambda box: islands[id(box)])
-    _across(layers, above, below)
-    _together(layers, islands)
+    _place_across(layers, above, below)
+    _move_together(layers, islands)
     drawing = Drawing(layers, edges)
-    _down(drawing)
+    _place_down(drawing)
     return drawing
 
 
 def _layers(level: Level) -> list[int]:
-    """Longest paths from the top; then boxes with room move down towards their readers."""
+    """The layer of each item: its longest path from the top, then as near to its readers as possible."""
     above: list[list[int]] = [[] for _ in level.items]
     below: list[list[int]] = [[] for _ in level.items]
     for a, b in level.edges:
@@ -124,14 +128,14 @@ def _layers(level: Level) -> list[int]:
     for k in range(len(depth)):
         depth[k] = max((depth[a] + 1 for a in above[k]), default=0)
     for k in reversed(range(len(depth))):
-        # Only if that does not lengthen an edge on the other side.
+        # Only if the edges from above do not become longer in total.
         if below[k] and len(above[k]) <= len(below[k]):
             depth[k] = min(depth[b] for b in below[k]) - 1
     return depth
 
 
 def _without_far_edges(level: Level, depth: Sequence[int]) -> Level:
-    """Edges over many layers as lines in the boxes that they lead to."""
+    """The level with edges over many layers as lines in the boxes that they lead to."""
     far = [(a, b) for a, b in level.edges if depth[b] - depth[a] > FAR]
     chips: dict[int, list[Chip]] = {}
     for a, b in far:
@@ -141,8 +145,8 @@ def _without_far_edges(level: Level, depth: Sequence[int]) -> Level:
         attrs.evolve(item, chips=(*item.chips, *dict.fromkeys(chips[k]))) if k in chips else item
         for k, item in enumerate(level.items)
     )
-    gone = set(far)
-    return Level(items, tuple(e for e in level.edges if e not in gone))
+    removed = set(far)
+    return Level(items, tuple(edge for edge in level.edges if edge not in removed))
 
 
 def _measure(box: Box, unfold: bool) -> None:
@@ -152,13 +156,8 @@ def _measure(box: Box, unfold: bool) -> None:
     box.w = max(64.0, max(texts) + 2 * PAD + (18 if item.inner is not None else 0))
     box.h = 2 * PAD + LINE * (1 + len(box.lines)) - 3
     if unfold and box.inner is not None:
-        box.w, box.h = opened(box)
-
-
-def opened(box: Box) -> tuple[float, float]:
-    """Width and height of a box whose inside is shown."""
-    assert box.inner is not None
-    return max(box.w, box.inner.w + 2 * PAD), box.inner.h + 2 * PAD + LINE + 4
+        box.open = True
+        box.w, box.h = max(box.w, box.inner.w + 2 * PAD), box.inner.h + 2 * PAD + LINE + 4
 
 
 Neighbours = dict[int, list[Box]]
@@ -175,7 +174,7 @@ def _neighbours(edges: Sequence[Sequence[Box]]) -> tuple[Neighbours, Neighbours]
 
 
 def _order(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
-    """Few crossings: each layer is sorted by the mean place of its neighbours, down and up again."""
+    """Sort each layer by the mean place of its neighbours, down and up in turn, to avoid crossings."""
     place = {id(box): float(k) for layer in layers for k, box in enumerate(layer)}
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
@@ -191,10 +190,10 @@ def _order(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> Non
             place.update((id(box), float(k)) for k, box in enumerate(layer))
 
 
-def _across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
+def _place_across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
     for layer in layers:
         spread(layer, [0.0] * len(layer))
-    # One side at a time makes straight lines; both together keep long chains from drifting.
+    # The neighbours of one side make lines straight; those of both sides keep long chains in place.
     long = len(layers) > _LONG
     for sweep in range(2 * _SWEEPS):
         down = sweep % 2 == 0
@@ -209,7 +208,7 @@ def _across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> No
 
 
 def _islands(boxes: Sequence[Box], edges: Sequence[Sequence[Box]]) -> dict[int, int]:
-    """For every box the number of its connected component, the largest first."""
+    """The number of the connected component of each box; the largest component is 0."""
     root = {id(box): id(box) for box in (*boxes, *(b for way in edges for b in way))}
 
     def top(k: int) -> int:
@@ -227,8 +226,8 @@ def _islands(boxes: Sequence[Box], edges: Sequence[Sequence[Box]]) -> dict[int, 
     return {k: number[top(k)] for k in root}
 
 
-def _together(layers: Sequence[Sequence[Box]], islands: dict[int, int]) -> None:
-    """Move every component as near to those on its left as the widths allow."""
+def _move_together(layers: Sequence[Sequence[Box]], islands: dict[int, int]) -> None:
+    """Move every component as near to the components on its left as the widths allow."""
     for number in range(1, max(islands.values(), default=0) + 1):
         room, ends, own = [], [], []
         for layer in layers:
@@ -239,17 +238,18 @@ def _together(layers: Sequence[Sequence[Box]], islands: dict[int, int]) -> None:
             if boxes and left:
                 room.append(boxes[0].x - boxes[0].w / 2 - left[-1].x - left[-1].w / 2 - GAP_X)
         start = min(b.x - b.w / 2 for b in own)
-        # Components without a common layer may lie below one another, but not further left.
+        # Components without a common layer may be below one another, but not further left.
         shift = min([*room, start - min(ends, default=start)])
         for box in own:
             box.x -= shift
 
 
 def spread(layer: Sequence[Box], goals: Sequence[float]) -> None:
-    """Centres as near to the goals as the order and the widths allow, in least squares.
+    """Move the centres as near to the goals as the order and the widths allow, in least squares.
 
-    minimise Σ (x_k − goal_k)² with x_{k+1} − x_k ≥ (w_k + w_{k+1}) / 2 + gap: isotonic regression,
-    by pooling adjacent violators. Points of long edges weigh more, so that these stay straight.
+    This minimizes Σ (x_k − goal_k)² with x_{k+1} − x_k ≥ (w_k + w_{k+1}) / 2 + gap. It is an isotonic
+    regression, computed by pooling adjacent violators. Points of long edges have a larger weight, which
+    keeps these edges straight.
     """
     offset, blocks = 0.0, []
     offsets = []
@@ -271,8 +271,8 @@ def spread(layer: Sequence[Box], goals: Sequence[float]) -> None:
             k += 1
 
 
-def _down(drawing: Drawing) -> None:
-    """Heights of layers, the origin at the upper left corner, the size of the whole."""
+def _place_down(drawing: Drawing) -> None:
+    """Set the heights of layers, the origin at the upper left corner, and the size of the drawing."""
     boxes = drawing.boxes
     left = min((b.x - b.w / 2 for b in boxes), default=0.0)
     y = 0.0

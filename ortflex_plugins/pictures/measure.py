@@ -1,4 +1,4 @@
-"""Measurements of a training for its report, which do not change the training."""
+"""Measurements for the report of a run; they do not change the training."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ _RUNS, _SECONDS = 20, 0.5
 
 
 class Measures:
-    """A callback: histograms of weights, gradient norms, times.
+    """A callback that measures histograms of weights, gradient norms and times.
 
-    The gradient's norm, of loss and penalty by all parameters before clipping, is that of the first
-    batch of the data with the weights at each epoch's end. The time of each part of a step is
-    onnxruntime's, node by node, on the graph of ``ortflex graph --training``, which nothing fuses:
-    compare the parts with one another, not with the time of an epoch.
+    The gradient norm is computed for the first batch of the data, with the weights at the end of each
+    epoch: the norm of the gradient of loss and penalty by all parameters, before clipping. The times of
+    the parts of a step are the sums of onnxruntime's times of the nodes, in the graph of
+    ``ortflex graph --training``, in which nothing is fused. Compare the parts with one another, not with
+    the time of an epoch.
 
     >>> from ortflex_plugins.pictures.measure import Measures
     >>> Measures().content()["epochs"]
@@ -58,17 +59,17 @@ class Measures:
 
     @hook
     def train_start(self, trainer: Trainer) -> None:
-        """Keep the weights, and prepare the measurements."""
+        """Keep the weights and prepare the measurements."""
         self._before = trainer.get_state()
         self._begun = self._scores(trainer)
-        why = self._prepare(trainer)
-        if why:
-            self._notes.append(f"no gradient norms and no times per part: {why}")
+        obstacle = self._prepare(trainer)
+        if obstacle:
+            self._notes.append(f"no gradient norms and no times per part: {obstacle}")
 
     def _scores(self, trainer: Trainer) -> dict[str, float]:
-        """The results on the validation data with the weights of the start, by column of the History.
+        """The results on the validation data with the first weights, by column of the History.
 
-        They are left out if the training continues an earlier one or runs in several processes.
+        They are left out if the run continues an earlier one or has several processes.
         """
         loop = internals_of(trainer).loop
         if loop is None or loop.plan.validate is None:
@@ -76,19 +77,18 @@ class Measures:
         if loop.plan.start is not None or loop.plan.peers is not None:
             return {}
         try:
-            found = loop.plan.validate()
+            scores = loop.plan.validate()
         except OrtflexError as error:
             self._notes.append(f"no results before the training: {error}")
             return {}
-        return {f"validation_{k}": float(v) for k, v in found.items() if math.isfinite(v)}
+        return {f"validation_{k}": float(v) for k, v in scores.items() if math.isfinite(v)}
 
     def _prepare(self, trainer: Trainer) -> str:
+        """Make the graph for norms and times; returns why that is impossible, or ""."""
         inner = internals_of(trainer)
         problem, loop = inner.problem, inner.loop
         if trainer.device.name != "cpu":
-            return (
-                f"they are measured on the CPU only, and this training ran on {trainer.device.name}"
-            )
+            return f"they are measured on the CPU only, and this run was on {trainer.device.name}"
         if sum(array.size for array in self._before.values()) > _ELEMENTS:
             return f"there are more than {_ELEMENTS:,} weights"
         try:
@@ -111,12 +111,12 @@ class Measures:
     @hook
     def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> None:
         """Record the epoch."""
-        whole = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self._started
         self._epochs.append(
             {
                 "epoch": record["epoch"],
                 "steps_seconds": record["seconds"],
-                "validation_seconds": max(0.0, whole - record["seconds"]),
+                "validation_seconds": max(0.0, seconds - record["seconds"]),
                 "gradient_norm": self._norm(trainer),
             }
         )
@@ -159,23 +159,23 @@ class Measures:
 
     @hook
     def exception(self) -> None:
-        """Measure nothing more after an interrupt."""
+        """Skip the measurements at the end."""
         self._failed = True
 
     @hook
     def train_end(self, trainer: Trainer) -> None:
-        """Keep the weights; time the parts of a step."""
+        """Keep the weights and measure the times of the parts of a step."""
         self._after = trainer.get_state()
         if self._step is None or self._failed:
             return
         try:
             feeds, values = self._feeds(trainer, self._step.program)
             self._parts = profiled(self._step, feeds, values)
-        except Exception as error:  # any of onnxruntime; the training is finished
+        except Exception as error:  # of onnxruntime; it must not end a finished run
             self._notes.append(f"no times per part: {error}")
 
     def content(self) -> dict[str, Any]:
-        """Everything as values of JSON."""
+        """All measurements as values of JSON."""
         return {
             "begun": self._begun,
             "epochs": self._epochs,
@@ -189,17 +189,17 @@ class Measures:
 
 
 def histogram(name: str, before: Array, after: Array) -> dict[str, Any]:
-    """Histograms of a weight before and after, over the same bins.
+    """Histograms of a weight before and after the training, over the same bins.
 
-    >>> made = histogram("w", np.zeros(3), np.ones(3))
-    >>> made["before"][0], made["after"][-1], made["low"], made["high"]
+    >>> bins = histogram("w", np.zeros(3), np.ones(3))
+    >>> bins["before"][0], bins["after"][-1], bins["low"], bins["high"]
     (3, 3, 0.0, 1.0)
     """
     low = float(min(before.min(initial=0), after.min(initial=0)))
     high = float(max(before.max(initial=0), after.max(initial=0)))
     if low == high:
         low, high = low - 0.5, high + 0.5
-    # As many bins as the number of values allows.
+    # The more values, the more bins.
     bins = min(BINS, max(8, round(2 * before.size**0.5)))
     counts = [np.histogram(a.astype(np.float64), bins, (low, high))[0] for a in (before, after)]
     return {
@@ -215,7 +215,7 @@ def histogram(name: str, before: Array, after: Array) -> dict[str, Any]:
 def profiled(
     step: Step, feeds: Mapping[Key, Array], values: Mapping[str, float]
 ) -> dict[str, float]:
-    """Seconds of a step by part, the mean of some runs, as onnxruntime's profiler counts them."""
+    """The mean seconds of each part of a step over some runs, by onnxruntime's profiler."""
     import onnxruntime
 
     program = step.program
@@ -223,7 +223,7 @@ def profiled(
     arrays = {spec.name: feeds[key] for key, spec in program.takes.items()}
     with tempfile.TemporaryDirectory() as folder:
         options = session_options(1)
-        # Fused operators belong to no part.
+        # A fused operator would belong to several parts.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
@@ -236,7 +236,7 @@ def profiled(
             runs += 1
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
     nodes = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
-    # The first run allocates; it is left out.
+    # The first run is left out, because it allocates memory.
     nodes = nodes[len(nodes) // runs :]
     total: Counter[str] = Counter()
     for event in nodes:

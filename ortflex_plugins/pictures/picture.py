@@ -1,4 +1,4 @@
-"""Graphs as pictures: the functions for users."""
+"""The functions for users: a model or a training step as a picture."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnx import ModelProto
 from ortflex_core import check_model
 from ortflex_core.errors import ConfigError, NotDifferentiable, OrtflexError
 from ortflex_core.files import write_bytes
+from ortflex_core.graph import Program
 from ortflex_core.model import Model, as_model, read_model
 from ortflex_core.problem import bind_terms
 from ortflex_core.training import internals_of
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ortflex_core import Trainer
-    from ortflex_core.graph import Program
     from ortflex_core.registry import Plugins
 
 FORMATS = ("svg", "html", "png")
@@ -40,8 +40,8 @@ class Picture:
     Attributes:
         title: the name of the graph.
         level: its boxes and edges.
-        unfold: show the content of folded boxes in SVG and PNG; in HTML a reader opens them.
-        note: missing information, or "".
+        unfold: show the content of folded boxes in SVG and PNG; in HTML, they open at a click.
+        note: what is missing in the picture, or "".
     """
 
     title: str
@@ -50,19 +50,19 @@ class Picture:
     note: str = ""
 
     def svg(self) -> str:
-        """An SVG document; it refers to nothing outside."""
+        """An SVG document; it loads nothing."""
         drawing = layout.layout(self.level, unfold=self.unfold)
         return svg.svg(drawing, self.level.kinds(), self.title)
 
     def html(self) -> str:
-        """A page on which folded boxes open at a click; it refers to nothing outside."""
+        """A page whose folded boxes open at a click; it loads nothing."""
         return html.page(self.title, html.graph(self.level, self.title), note=self.note)
 
     def figure(self) -> Figure:
         """A matplotlib figure.
 
         Raises:
-            ImportError: matplotlib is not installed (``pip install "ortflex[plot]"``).
+            ConfigError: matplotlib is not installed (``pip install "ortflex[plot]"``).
         """
         from ortflex_plugins.pictures import figures
 
@@ -73,8 +73,8 @@ class Picture:
         """Write the picture; the suffix gives the format.
 
         Raises:
-            ConfigError: the suffix is not .svg, .html or .png; or PNG without matplotlib.
-            OutputError: the file cannot be written; an old one of that name is untouched.
+            ConfigError: the suffix is not .svg, .html or .png, or it is .png and matplotlib is missing.
+            OutputError: the file cannot be written; an existing file is not changed.
         """
         target = Path(path)
         kind = target.suffix.lower().lstrip(".")
@@ -109,18 +109,18 @@ def draw(
 ) -> Picture:
     """Draw a model, or a graph that training uses.
 
-    Operators of a model have the colours of :func:`ortflex_core.check.check_model`; those of a graph
-    from ``Trainer.save_onnx_graph`` the colours of forward, loss, backward, penalty, transforms and
-    update.
+    The colours of a model's operators are those of :func:`ortflex_core.check.check_model`. In a graph
+    from ``Trainer.save_onnx_graph``, forward, loss, backward, penalty, transforms and update have
+    different colours.
 
     Args:
         model: a path, bytes, a ModelProto, a Model, or a Program.
-        loss: the loss of the training, as for Trainer.
+        loss: the loss, as for Trainer.
         params: the trained parameters, as for Trainer; for a graph that training uses, the names of
             weights.
         fold: fold repeated blocks; by default in graphs of more than 24 operators.
         unfold: show the content of folded boxes.
-        title: instead of the file's name.
+        title: the title; by default the name of the file.
         plugins: the plugins with the gradient rules.
 
     Raises:
@@ -142,7 +142,7 @@ def draw(
         marks = _training_marks(proto, parts, chosen or ())
     else:
         try:
-            # From its file, if there is one: large tensors stay in it.
+            # If there is a file, large tensors stay in it.
             source = model if isinstance(model, Model | str | os.PathLike) else proto
             marks = _checked(as_model(source, False), proto, loss, chosen, plugins)
         except OrtflexError as error:
@@ -162,40 +162,32 @@ def draw_step(
 ) -> Picture:
     """Draw one training step of a Trainer: forward, loss, backward, penalty, transforms and update.
 
-    Nothing is compiled and no data are needed: without data, labels have the form that each loss
-    expects.
+    Nothing is compiled, and no data are needed: labels then have the form that each loss expects.
 
     Raises:
         NoGradientRule, NotDifferentiable: the problem cannot be differentiated.
     """
     inner = internals_of(trainer)
-    now = inner.problem
-    if not now.terms:
+    problem = inner.problem
+    if not problem.terms:
         requests = inner.setup.requests
         labels = {r.label: r.loss.label(trainer.model.value(r.predicted), None) for r in requests}
-        now = attrs.evolve(now, terms=bind_terms(trainer.model, requests, labels, {}))
+        problem = attrs.evolve(problem, terms=bind_terms(trainer.model, requests, labels, {}))
     fixed = [i.shape[0] for i in trainer.model.inputs if i.shape and isinstance(i.shape[0], int)]
     rows = fixed[0] if fixed else trainer.batch_size
     try:
-        step = step_of(now, rows)
+        step = step_of(problem, rows)
     except NotDifferentiable as error:
         raise NotDifferentiable(
             f"{error}. Do not train such parameters: params=['*', '!name']"
         ) from None
     proto = step.program.proto()
-    marks = Marks(
-        kinds=[step.parts[node.name] for node in proto.graph.node],
-        trained=_names(proto, "parameter"),
-        slots=_names(proto, *_STATE),
-        types=_types(proto),
-    )
+    marks = _training_marks(proto, [step.parts[node.name] for node in proto.graph.node], ())
     heading = title or f"One step of training {trainer.model.label}"
     return Picture(title=clean(heading, 80), level=reading.read(proto, marks, fold), unfold=unfold)
 
 
 def _proto(model: Any) -> tuple[ModelProto, str]:
-    from ortflex_core.graph import Program
-
     if isinstance(model, Model):
         return model.proto, model.label
     if isinstance(model, Program):
@@ -205,7 +197,7 @@ def _proto(model: Any) -> tuple[ModelProto, str]:
 
 
 def _training_marks(proto: ModelProto, parts: list[str], params: Iterable[str]) -> Marks:
-    """The roles of inputs from the graph, and the trained parameters from the caller."""
+    """Marks of a graph that training uses; ``params`` are further trained parameters."""
     inputs = {value.name for value in proto.graph.input}
     return Marks(
         kinds=parts,
@@ -216,7 +208,7 @@ def _training_marks(proto: ModelProto, parts: list[str], params: Iterable[str]) 
 
 
 def _names(proto: ModelProto, *roles: str) -> frozenset[str]:
-    """The inputs of some roles, which our graphs have as doc strings."""
+    """The inputs with some roles, which ortflex's graphs record as doc strings."""
     return frozenset(v.name for v in proto.graph.input if v.doc_string in roles)
 
 
@@ -232,17 +224,15 @@ def _checked(
     report = check_model(model, loss, params, plugins=plugins)
     trained = frozenset(c.name for c in report.choices if c.trained)
     nodes = report.nodes
-    # A check walks the graph with functions inlined, in the order in which this loop visits nodes.
-    same = [n.op_type for n in model.internal.graph.node] == list(_executed(proto))
+    # The report has the nodes with functions inlined, in the order in which `reading` visits them.
+    same_nodes = [n.op_type for n in model.internal.graph.node] == list(_executed(proto))
     types = {n: str(model.value(n)) for n in model.producers}
-    if same:
-        return Marks(
-            kinds=[n.status for n in nodes],
-            reasons=[n.reason for n in nodes],
-            trained=trained,
-            types=types,
+    marks = Marks(trained=trained, types=types)
+    if same_nodes:
+        marks = attrs.evolve(
+            marks, kinds=[n.status for n in nodes], reasons=[n.reason for n in nodes]
         )
-    return Marks(trained=trained, types=types)
+    return marks
 
 
 def _executed(proto: ModelProto) -> Iterable[str]:

@@ -17,11 +17,11 @@ from ortflex_plugins.pictures.scene import Chip, Item, Level, describe
 
 @attrs.frozen(kw_only=True)
 class Marks:
-    """Further information about a graph.
+    """Information about a graph that its nodes do not have.
 
     Attributes:
-        kinds: the kind of every node, in the order in which functions are executed; or empty.
-        reasons: the reason for that kind.
+        kinds: the kind of every node, with the nodes of functions at the places of their calls; or empty.
+        reasons: the reason for each kind.
         trained: the names of trained parameters.
         slots: the names of optimizer state.
         types: tensors as strings, ``h: float32[N, 8]``.
@@ -38,8 +38,8 @@ def read(proto: ModelProto, marks: Marks, fold: bool | None = None) -> Level:
     """The level of a model's graph.
 
     Args:
-        proto: the model; functions are folded boxes.
-        marks: further information.
+        proto: the model; calls of functions are folded boxes.
+        marks: information about its nodes and tensors.
         fold: fold repeated blocks; by default in graphs of more than 24 operators.
     """
     return _Reader(proto, marks, fold).whole()
@@ -50,7 +50,7 @@ class _Reader:
         self.graph, self.marks, self.fold = proto.graph, marks, fold
         self.functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
         self.initializers = {t.name: t for t in proto.graph.initializer}
-        self.at = 0  # in the marks: nodes are met in the order of execution
+        self.position = 0  # in marks.kinds, which has the nodes in the order of execution
 
     def whole(self) -> Level:
         graph = self.graph
@@ -71,7 +71,7 @@ class _Reader:
         for node in nodes:
             if node.op_type == "Constant" and not node.domain and len(node.output) == 1:
                 chips[node.output[0]] = _constant(node)
-                self.at += 1
+                self.position += 1
             else:
                 ops.append(self._op(node, chips))
         return ops
@@ -82,11 +82,11 @@ class _Reader:
         own = tuple(dict.fromkeys(chips[n] for n in names if n in chips))
         reads = tuple(dict.fromkeys(n for n in names if n not in chips))
         makes = tuple(n for n in node.output if n)
-        marks, k = self.marks, self.at
+        marks, k = self.marks, self.position
         if function is not None:
             item = self._call(node, function, own)
         else:
-            self.at += 1
+            self.position += 1
             bodies = [b for a in node.attribute for b in _bodies(a)]
             kind = marks.kinds[k] if k < len(marks.kinds) else "plain"
             tip = describe(
@@ -108,11 +108,13 @@ class _Reader:
             tuple(chips[n].kind if n in chips else "" for n in node.input if n),
             tuple(sorted(_token(a) for a in node.attribute)),
         )
-        return Op(item=item, inputs=reads, outputs=makes, token=token, size=max(self.at - k, 1))
+        return Op(
+            item=item, inputs=reads, outputs=makes, token=token, size=max(self.position - k, 1)
+        )
 
     def _call(self, node: NodeProto, function: FunctionProto, own: tuple[Chip, ...]) -> Item:
         given = dict(zip(function.input, node.input, strict=False))
-        # Weights passed to a function are shown inside it, at their readers.
+        # Weights that are passed to a function are shown inside, in the boxes that read them.
         chips = {
             name: self._chip(self.initializers[outer])
             for name, outer in given.items()
@@ -120,19 +122,19 @@ class _Reader:
         }
         ops = self._ops(function.node, chips)
         item = folded(node.op_type, ops, ops, [n for n in function.output if n])
-        mine = tuple(c for c in own if c.kind != "parameter")
+        constants = tuple(c for c in own if c.kind != "parameter")
         tip = describe({"function": f"{node.domain} {node.op_type}", "name": node.name})
-        return attrs.evolve(item, chips=(*item.chips, *mine), tip=tip)
+        return attrs.evolve(item, chips=(*item.chips, *constants), tip=tip)
 
     def _bodies(self, bodies: Sequence[GraphProto], chips: Mapping[str, Chip]) -> Level:
-        """The bodies of control flow side by side; their nodes have no marks."""
+        """The bodies of If, Loop or Scan side by side; their nodes have no marks."""
         ops: list[Op] = []
         ends: tuple[list[End], list[End]] = [], []
         for k, body in enumerate(bodies):
             inner = _Reader(ModelProto(graph=body), Marks(types=self.marks.types), self.fold)
             inner.functions = self.functions
             local = {**chips, **{t.name: inner._chip(t) for t in body.initializer}}
-            # Both bodies may use the same names.
+            # Two bodies may use the same names.
             ops.extend(
                 attrs.evolve(
                     op,
@@ -158,7 +160,7 @@ def _sizes(dims: Iterable[object]) -> str:
 
 
 def _number(tensor: TensorProto) -> str | None:
-    """The value of a tensor of one element that is in the file."""
+    """The value of a tensor with one element, unless it is external or cannot be read."""
     if list(tensor.dims) not in ([], [1]) or tensor.data_location == TensorProto.EXTERNAL:
         return None
     try:
@@ -193,7 +195,7 @@ def _attribute(attribute: AttributeProto) -> str:
         return attribute.name
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
-    elif isinstance(value, Message):  # a type, as Optional has it
+    elif isinstance(value, Message):  # a type, for example of Optional
         value = type(value).__name__
     elif not isinstance(value, int | float):
         value = list(value)[:16]
@@ -213,7 +215,7 @@ def _bodies(attribute: AttributeProto) -> list[GraphProto]:
 
 
 def typed(value: onnx.ValueInfoProto, bare: bool = False) -> str:
-    """Type and shape of a value, ``float32 N×8``; ``bare``: its name and shape."""
+    """Type and shape of a value, such as ``float32 N×8``; with ``bare``, name and shape."""
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return value.name

@@ -1,4 +1,4 @@
-"""Repeated blocks of a graph, recognized by their operators, not by their names."""
+"""Repeated blocks of a graph, which are found by their operators and not by their names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEAST = 4  # operators that folding must save
 
 @attrs.frozen
 class Repeat:
-    """``count`` copies of ``period`` operators, from ``start`` on, one after the other."""
+    """``count`` consecutive copies of ``period`` operators, from operator ``start`` on."""
 
     start: int
     period: int
@@ -20,19 +20,19 @@ class Repeat:
 
     @property
     def stop(self) -> int:
-        """The first operator after them."""
+        """The first operator after the copies."""
         return self.start + self.period * self.count
 
 
 def repeats(tokens: Sequence[Hashable], makers: Sequence[Sequence[int]]) -> list[Repeat]:
-    """Runs of equal blocks that do not overlap, chosen by how many operators they save.
+    """Repeated blocks that do not overlap, chosen by the number of operators that folding saves.
 
-    Two blocks are equal if their operators are equal one by one and read the same places of their
-    own block and of the block before. Inputs from outside may differ.
+    Two blocks are equal if their operators have the same keys in the same order and read the same
+    positions of their own block and of the block before. Inputs from outside may differ.
 
     Args:
         tokens: the key of each operator, in an order of execution.
-        makers: for every operator and input the operator that makes it, −1 if none does.
+        makers: for each input of each operator, the operator that computes it, or −1.
 
     >>> repeats("aXYXYXYb", [[-1], [0], [1], [2], [3], [4], [5], [6]])
     [Repeat(start=1, period=2, count=3)]
@@ -85,18 +85,21 @@ def _best(
 def _verified(
     makers: Sequence[Sequence[int]], start: int, period: int, count: int
 ) -> Iterator[Repeat]:
-    """The parts of a run in which blocks are wired alike."""
+    """The parts of a run of equal tokens in which the blocks are connected in the same way."""
     first = 0
     for k in range(count - 1):
         low = start + k * period
         origin = start + first * period
-        if not all(_alike(makers, low + j, origin, low, period) for j in range(period)):
+        if not all(_connected_alike(makers, low + j, origin, low, period) for j in range(period)):
             yield Repeat(origin, period, k + 1 - first)
             first = k + 1
     yield Repeat(start + first * period, period, count - first)
 
 
-def _alike(makers: Sequence[Sequence[int]], node: int, origin: int, low: int, period: int) -> bool:
+def _connected_alike(
+    makers: Sequence[Sequence[int]], node: int, origin: int, low: int, period: int
+) -> bool:
+    """Whether an operator of the block at ``low`` and its copy in the next block read the same places."""
     if len(makers[node]) != len(makers[node + period]):
         return False
     for a, b in zip(makers[node], makers[node + period], strict=True):
@@ -109,7 +112,7 @@ def _alike(makers: Sequence[Sequence[int]], node: int, origin: int, low: int, pe
 
 
 def _crossing(makers: Sequence[Sequence[int]], repeat: Repeat) -> int:
-    """How many values go from one block into the next: the fewer, the better the cut."""
+    """The number of values that the second block reads from the first; fewer make a better cut."""
     low = repeat.start + repeat.period
-    here = range(low, low + repeat.period)
-    return len({a for k in here for a in makers[k] if repeat.start <= a < low})
+    second = range(low, low + repeat.period)
+    return len({a for k in second for a in makers[k] if repeat.start <= a < low})

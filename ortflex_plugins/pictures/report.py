@@ -14,18 +14,18 @@ from ortflex_plugins.pictures.run_files import Run, read_run
 from ortflex_plugins.pictures.scene import COLORS, clean
 
 _KNOWN = ("epoch", "loss", "penalty", "rate", "rows", "seconds")
-_OPEN = 8  # histograms shown before the reader asks for more
+_OPEN = 8  # histograms that are shown without a click
 _LONGEST = 100_000  # characters of a recipe
 
 
 def report(folder: Path) -> str:
-    """The page of a folder that ``ortflex train`` wrote; it refers to nothing outside.
+    """The page about a folder that ``ortflex train`` wrote; it loads nothing from elsewhere.
 
-    Missing parts are left out: measures that were not taken, or the graph if the model does not
+    Missing parts are left out: measurements that were not taken, or the graph if the model does not
     exist any more. Every string is escaped.
 
     Raises:
-        ConfigError: it is not a run folder, or one of its files is broken.
+        ConfigError: this is not a run folder, or one of its files is broken.
     """
     run = read_run(folder)
     history, versions, measures = run.history, run.versions, run.measures
@@ -40,8 +40,7 @@ def report(folder: Path) -> str:
             f"{type(error).__name__}: {error}"
         ) from error
     parts = [*shown, _graph(folder), _recipe(run.recipe), _versions(versions)]
-    title = f"Training {folder.resolve().name}"
-    return html.page(title, "\n".join(parts), refresh=run.may_run)
+    return html.page(f"Run {folder.resolve().name}", "\n".join(parts), refresh=run.may_run)
 
 
 def _summary(run: Run) -> str:
@@ -55,24 +54,19 @@ def _summary(run: Run) -> str:
                 facts[f"{name.replace('_', ' ')} before the training"] = f"{start:.5g}"
             facts[f"last {name.replace('_', ' ')}"] = f"{last[-1]:.5g}" if last else "–"
     if history.get("seconds"):
-        whole = sum(history["seconds"])
-        facts["seconds in steps"] = f"{whole:.3g}"
-        if whole and history.get("rows"):
-            facts["rows per second"] = f"{sum(history['rows']) / whole:,.0f}"
+        seconds = sum(history["seconds"])
+        facts["seconds in steps"] = f"{seconds:.3g}"
+        if seconds and history.get("rows"):
+            facts["rows per second"] = f"{sum(history['rows']) / seconds:,.0f}"
     for key in ("backend", "device"):
         if key in versions:
             facts[key] = str(versions[key])
     if not facts:
-        return '<p class="note">No epoch was finished.</p>'
+        return html.paragraph("No epoch was finished.")
     cells = (
         f"<div><b>{html.text(v)}</b><span>{html.text(k)}</span></div>" for k, v in facts.items()
     )
     return f'<div class="facts">{"".join(cells)}</div>'
-
-
-def _figure(title: str, chart: str, note: str = "") -> str:
-    said = f'<div class="note">{html.text(note)}</div>' if note else ""
-    return f"<figure><figcaption>{html.text(title)}</figcaption>{chart}{said}</figure>"
 
 
 def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any]) -> str:
@@ -83,20 +77,22 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
             series["penalty"] = history["penalty"]
         if "validation_loss" in history:
             series["validation"] = history["validation_loss"]
-        figures.append(_figure("Loss", charts.lines(series)))
+        figures.append(html.figure("Loss", charts.lines(series)))
     for name, column in history.items():
         if name.startswith("validation_") and name != "validation_loss":
             shown = name.removeprefix("validation_")
-            figures.append(_figure(f"Validation: {shown}", charts.lines({shown: column})))
+            figures.append(html.figure(f"Validation: {shown}", charts.lines({shown: column})))
     if history.get("rate"):
-        figures.append(_figure("Learning rate", charts.lines({"rate": history["rate"]}, log=False)))
-    # A training that continued from a checkpoint measured its later epochs only.
+        figures.append(
+            html.figure("Learning rate", charts.lines({"rate": history["rate"]}, log=False))
+        )
+    # If the run continued from a checkpoint, only its later epochs were measured.
     measured = {e.get("epoch"): e for e in measures.get("epochs", ()) if isinstance(e, dict)}
     epochs = [measured.get(k, {}) for k in history.get("epoch", ())]
     norms = _column(epochs, "gradient_norm")
     if any(v is not None for v in norms):
         note = "of the first batch, with the weights at the end of each epoch"
-        figures.append(_figure("Gradient norm", charts.lines({"norm": norms}), note))
+        figures.append(html.figure("Gradient norm", charts.lines({"norm": norms}), note))
     seconds: dict[str, Numbers] = {}
     if history.get("seconds"):
         seconds["steps"] = history["seconds"]
@@ -104,7 +100,7 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
     if "validation_loss" in history and any(validation):
         seconds["validation"] = validation
     if seconds:
-        figures.append(_figure("Seconds per epoch", charts.lines(seconds, log=_wide(seconds))))
+        figures.append(html.figure("Seconds per epoch", charts.lines(seconds, log=_wide(seconds))))
     timed = {str(k): float(v) for k, v in measures.get("parts", {}).items() if _number(v)}
     if timed:
         scale, unit = next(
@@ -117,15 +113,13 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
             "measured by onnxruntime's profiler after the training, operator by operator, unfused"
         )
         chart = charts.shares(timed, colors, unit)
-        figures.append(_figure("Time of the parts of a step", chart, note))
-    notes = "".join(
-        f'<p class="note">{html.text(str(note))}</p>' for note in measures.get("notes", ())
-    )
-    return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>{notes}' if figures else ""
+        figures.append(html.figure("Time of the parts of a step", chart, note))
+    notes = "".join(html.paragraph(str(note)) for note in measures.get("notes", ()))
+    return f"<h2>Curves</h2>{html.charts(figures)}{notes}" if figures else ""
 
 
 def _wide(series: Mapping[str, Numbers]) -> bool:
-    """Whether times need a logarithmic axis; that the first epoch compiles is no reason."""
+    """Whether times need a logarithmic axis; the first epoch does not count, because it compiles."""
     times = [v for row in series.values() for v in row[1:] if v is not None and v > 0]
     return bool(times) and max(times) > 1000 * min(times)
 
@@ -148,16 +142,12 @@ def _weights(measures: Mapping[str, Any]) -> str:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"measures.json: a histogram is broken: {error!r}") from error
         chart = charts.histograms(low, high, before, after)
-        figures.append(_figure(clean(title, 60), chart))
+        figures.append(html.figure(clean(title, 60), chart))
     if not figures:
         return ""
-    first, more = figures[:_OPEN], figures[_OPEN:]
-    out = f'<h2>Weights, before and after</h2><div class="charts">{"".join(first)}</div>'
-    if more:
-        out += (
-            f"<details><summary>{len(more)} more</summary>"
-            f'<div class="charts">{"".join(more)}</div></details>'
-        )
+    out = f"<h2>Weights, before and after</h2>{html.charts(figures[:_OPEN])}"
+    if folded := figures[_OPEN:]:
+        out += f"<details><summary>{len(folded)} more</summary>{html.charts(folded)}</details>"
     return out
 
 
@@ -170,7 +160,7 @@ def _graph(folder: Path) -> str:
         recipe = Recipe.load(folder / "recipe.toml")
         chosen = {"loss": recipe.loss, "params": recipe.params}
         models = [folder / "trained.onnx", folder / "last_good.onnx", Path(recipe.model)]
-    except OrtflexError:  # a plugin of that training is not installed here: drawn without colours
+    except OrtflexError:  # for example, a plugin of the run is not installed: no colours
         models = [folder / "trained.onnx", folder / "last_good.onnx"]
     path = next((p for p in models if p.is_file()), None)
     if path is None:
@@ -181,9 +171,8 @@ def _graph(folder: Path) -> str:
         try:
             picture = draw(path, title=path.name)
         except OrtflexError as error:
-            return f'<h2>Graph</h2><p class="note">{html.text(str(error))}</p>'
-    note = f'<p class="note">{html.text(picture.note)}</p>' if picture.note else ""
-    return f"<h2>Graph</h2>{note}{html.graph(picture.level, picture.title)}"
+            return f"<h2>Graph</h2>{html.paragraph(str(error))}"
+    return f"<h2>Graph</h2>{html.paragraph(picture.note)}{html.graph(picture.level, picture.title)}"
 
 
 def _recipe(recipe: str) -> str:
@@ -199,9 +188,5 @@ def _versions(versions: Mapping[str, Any]) -> str:
             shown = ", ".join(f"{k} {html.setting(v)}" for k, v in value.items())
         else:
             shown = html.setting(value)
-        rows.append(
-            f"<tr><th>{html.text(key, 30)}</th><td>{html.text(shown, 1000) or '–'}</td></tr>"
-        )
-    return (
-        f'<h2>Versions</h2><div class="wide"><table>{"".join(rows)}</table></div>' if rows else ""
-    )
+        rows.append([f"<th>{html.text(key, 30)}</th>", f"<td>{html.text(shown, 1000) or '–'}</td>"])
+    return f"<h2>Versions</h2>{html.table(rows)}" if rows else ""

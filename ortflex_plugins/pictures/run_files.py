@@ -1,4 +1,4 @@
-"""The files of a run folder, which may come from elsewhere."""
+"""The files of a run folder; they are checked, because others may have written them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LOCK = ".run.lock"
 
 @attrs.frozen
 class Run:
-    """A run folder: the text and the keys of its recipe, and what else there is.
+    """The content of a run folder: the recipe as a string and as keys, and the other files.
 
-    ``state`` is ``finished``, ``interrupted`` (Ctrl-C), ``stopped`` (killed, or failed), ``running``,
-    or ``running or stopped`` where the file system has no locks.
+    ``state`` is ``finished``, ``interrupted`` (by Ctrl-C), ``stopped`` (killed, or ended by an error),
+    ``running``, or ``running or stopped`` if the file system has no locks.
     """
 
     recipe: str
@@ -36,15 +36,15 @@ class Run:
 
     @property
     def may_run(self) -> bool:
-        """Whether the run may have more epochs soon."""
+        """Whether the run may be in progress."""
         return self.state.startswith("running")
 
 
 def read_run(folder: Path) -> Run:
-    """Read what is there.
+    """Read the files of a run folder.
 
     Raises:
-        ConfigError: it is no run folder, or one of its files is broken.
+        ConfigError: this is not a run folder, or one of its files is broken.
     """
     if not (folder / "recipe.toml").is_file():
         raise ConfigError(
@@ -54,7 +54,7 @@ def read_run(folder: Path) -> Run:
     recipe = _read_text(folder / "recipe.toml")
     try:
         keys = tomllib.loads(recipe)
-    except (ValueError, RecursionError):  # the page shows its text
+    except (ValueError, RecursionError):  # the page shows the recipe as it is
         keys = {}
     versions = _json(folder / "versions.json")
     mark = versions.pop("state", None)
@@ -69,12 +69,12 @@ def read_run(folder: Path) -> Run:
 
 
 def is_running(folder: Path) -> bool | None:
-    """Whether a training holds the folder's lock; None where that cannot be known.
+    """Whether a run holds the lock of the folder; None if the file system has no locks.
 
-    The lock's file is left as it is, and a lock on it is shared and held for a moment.
+    The file of the lock is not changed, and only a shared lock on it is held for a moment.
     """
     path = folder / _LOCK
-    if not path.is_file():  # a pipe would wait for its writer
+    if not path.is_file():  # opening a pipe would wait for its writer
         return False
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -90,7 +90,7 @@ def is_running(folder: Path) -> bool | None:
 
 
 def _state(folder: Path, mark: object) -> str:
-    """How far a run is, by its lock and the mark in versions.json."""
+    """The state of a run, from its lock and the mark in versions.json."""
     running = is_running(folder)
     if running:
         return "running"
@@ -114,16 +114,16 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(_read_text(path))
+        content = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{str(path)!r}: expected an object, got {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise ConfigError(f"{str(path)!r}: expected an object, got {type(content).__name__}")
+    return content
 
 
 def _history(path: Path) -> dict[str, list[float]]:
-    """Columns of history.csv; an empty cell is not a number."""
+    """The columns of history.csv; an empty cell is NaN."""
     if not path.is_file():
         return {}
     try:

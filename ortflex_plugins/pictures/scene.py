@@ -1,4 +1,4 @@
-"""The content of a picture, without positions: items, the edges between them, levels."""
+"""The content of a picture without positions: items, the edges between them, and levels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLORS: Mapping[str, tuple[str, str, str]] = {
     "host": ("#c2410c", "#c2410c", "number from the host"),
     "far": ("#1d4ed8", "#1d4ed8", "value computed far above"),
 }
-"""Fill, line and meaning of every kind; those of chips come last."""
+"""Fill, line and meaning of every kind; the kinds of chips come last."""
 
 CHIPS = ("parameter", "constant", "slot", "host", "far")
 
@@ -50,7 +50,7 @@ def clean(text: str, limit: int = 300) -> str:
 
 @attrs.frozen
 class Chip:
-    """A line in a box: a weight, a constant, a value from far above."""
+    """A line in a box: a weight, a constant, or a value that is computed far above."""
 
     text: str
     kind: str
@@ -74,13 +74,13 @@ class Item:
 
 @attrs.frozen
 class Level:
-    """Items in an order in which every edge ``(from, to)`` goes forward."""
+    """Items and the edges ``(from, to)`` between them; every edge leads to a later item."""
 
     items: tuple[Item, ...]
     edges: tuple[tuple[int, int], ...]
 
     def kinds(self) -> list[str]:
-        """Every kind in it, including folded parts, in the order of :data:`COLORS`."""
+        """The kinds of all items and chips, including folded ones, in the order of :data:`COLORS`."""
         names: set[str] = set()
         pending = [self]
         while pending:
@@ -93,7 +93,7 @@ class Level:
 
 
 def describe(values: Mapping[str, Any]) -> str:
-    """Lines of a tooltip, without the empty ones.
+    """The lines of a tooltip; empty values are left out.
 
     >>> describe({"name": "conv1", "reason": ""})
     'name: conv1'

@@ -1,4 +1,4 @@
-"""Several run folders as one page: curves together, results, and where the recipes differ."""
+"""Several run folders as one page: curves, results, and where the recipes differ."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ortflex_core.errors import MALFORMED, ConfigError, OrtflexError
 from ortflex_plugins.pictures import charts, html
 from ortflex_plugins.pictures.charts import Numbers
 from ortflex_plugins.pictures.run_files import Run, read_run
+from ortflex_plugins.pictures.scene import clean
 
 _LONGEST = 200
 _LARGEST = 1e307  # the difference of two values, and of the ticks around them, is still finite
 
 
 def report_several(folders: Sequence[Path]) -> str:
-    """The page of several folders that ``ortflex train`` wrote; it refers to nothing outside.
+    """The page about several folders that ``ortflex train`` wrote; it loads nothing from elsewhere.
 
-    A folder that is no run folder, or has a broken file, is listed with the reason.
+    Folders that are not run folders or have a broken file are listed with the reason.
 
     Raises:
-        ConfigError: a folder is given twice, or every folder is broken.
+        ConfigError: a folder is given twice, or all folders are broken.
     """
     if len({path.resolve() for path in folders}) < len(folders):
         raise ConfigError("report: a run folder is given twice; give each one once")
@@ -38,11 +39,11 @@ def report_several(folders: Sequence[Path]) -> str:
         raise ConfigError([f"{name} is broken: {reason}" for name, reason in broken.items()])
     body = [_results(runs, broken), _curves(runs), _differences(runs)]
     running = any(run.may_run for run in runs.values())
-    return html.page(f"{len(folders)} trainings", "\n".join(body), refresh=running)
+    return html.page(f"{len(folders)} runs", "\n".join(body), refresh=running)
 
 
 def _drawable(name: str, folder: Path) -> Run:
-    """A run of which each part of the page can be made.
+    """Read a run, and make every part of the page for it once, so that broken files are found.
 
     Raises:
         ConfigError: one of its files is broken.
@@ -54,22 +55,21 @@ def _drawable(name: str, folder: Path) -> Run:
             raise ConfigError(
                 f"history.csv: {column} has {large:g}; a chart shows numbers up to {_LARGEST:g}"
             )
-    only = {name: run}
     for part in (_results, _curves, _differences):
-        part(only)
+        part({name: run})
     return run
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell the folders apart.
+    """The shortest ends of the paths that are different for all folders.
 
     >>> _names([Path("/runs/a/x"), Path("/runs/b/x")])
     ['a/x', 'b/x']
     """
-    whole = [path.resolve().parts for path in folders]
+    paths = [path.resolve().parts for path in folders]
     names: list[str] = []
-    for count in range(1, max(map(len, whole)) + 1):
-        names = ["/".join(parts[-count:]) for parts in whole]
+    for count in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-count:]) for parts in paths]
         if len(set(names)) == len(names):
             break
     return names
@@ -100,13 +100,11 @@ def _curves(runs: Mapping[str, Run]) -> str:
             name: run.history.get(column, ()) for name, run in runs.items()
         }
         heading = "learning rate" if column == "rate" else column.replace("_", " ")
-        title = html.text(heading.capitalize(), 60)
         chart = charts.lines(series, log=False if column == "rate" else None, legend=False)
-        figures.append(f"<figure><figcaption>{title}</figcaption>{chart}</figure>")
+        figures.append(html.figure(clean(heading.capitalize(), 60), chart))
     if not figures:
         return ""
-    names = charts.legend(list(runs))
-    return f'<h2>Curves</h2>{names}<div class="charts">{"".join(figures)}</div>'
+    return f"<h2>Curves</h2>{charts.legend(list(runs))}{html.charts(figures)}"
 
 
 def _columns(runs: Mapping[str, Run]) -> list[str]:
@@ -114,7 +112,7 @@ def _columns(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _differences(runs: Mapping[str, Run]) -> str:
-    """The keys of the recipes that are not the same in all runs."""
+    """The keys of the recipes that differ between the runs."""
     flat = {name: dict(_flat(run.keys)) for name, run in runs.items()}
     keys = list(dict.fromkeys(key for table in flat.values() for key in table))
     rows = []
@@ -141,9 +139,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        made = (f"<{tag}>{html.text(cell, _LONGEST)}</{tag}>" for cell in cells)
-        return f"<tr>{''.join(made)}</tr>"
+    def cells(row: Sequence[str], tag: str) -> list[str]:
+        return [f"<{tag}>{html.text(cell, _LONGEST)}</{tag}>" for cell in row]
 
-    body = "".join(row(cells, "td") for cells in rows)
-    return f'<div class="wide"><table>{row(head, "th")}{body}</table></div>'
+    return html.table([cells(head, "th"), *(cells(row, "td") for row in rows)])

@@ -13,7 +13,7 @@ from ortflex_core.problem import Problem
 from ortflex_core.programs import step_program
 
 PRODUCER = "ortflex"
-"""The producer name of our graphs (``ortflex_core.graph.program``)."""
+"""The producer name of ortflex's graphs (``ortflex_core.graph.program``)."""
 
 
 @attrs.frozen
@@ -42,13 +42,13 @@ def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
 def parts_of(proto: ModelProto) -> list[str] | None:
     """The part of every node of a graph that a backend uses; None for other graphs.
 
-    Our graphs record it at every node (``trace.part``). onnxruntime's own graph has a YieldOp between
-    its forward and its backward pass.
+    Graphs of ortflex record the part at every node (``trace.part``). onnxruntime's own training graph has
+    a YieldOp between its forward and its backward pass.
     """
     nodes = list(proto.graph.node)
     seeds = {name for node in nodes if node.op_type == "YieldOp" for name in node.output}
     if seeds:
-        return ["backward" if late else "forward" for late in _below(nodes, seeds)]
+        return ["backward" if late else "forward" for late in _depend_on(nodes, seeds)]
     known = any(node.doc_string in PARTS for node in nodes)
     return _recorded(nodes) if known and proto.producer_name == PRODUCER else None
 
@@ -58,11 +58,11 @@ def _recorded(nodes: Sequence[NodeProto]) -> list[str]:
     return [node.doc_string if node.doc_string in PARTS else "update" for node in nodes]
 
 
-def _below(nodes: Sequence[NodeProto], names: set[str]) -> list[bool]:
-    """Whether each node depends on some of the names."""
-    reached, found = set(names), []
+def _depend_on(nodes: Sequence[NodeProto], names: set[str]) -> list[bool]:
+    """Whether each node depends on at least one of the names."""
+    dependent, answers = set(names), []
     for node in nodes:
-        found.append(bool(reached & set(reads(node))))
-        if found[-1]:
-            reached |= {n for n in node.output if n}
-    return found
+        answers.append(bool(dependent & set(reads(node))))
+        if answers[-1]:
+            dependent |= {n for n in node.output if n}
+    return answers

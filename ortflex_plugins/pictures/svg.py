@@ -1,4 +1,4 @@
-"""A drawing as SVG: plain shapes and escaped strings, nothing from outside."""
+"""A drawing as SVG: plain shapes and escaped strings, which load nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
 
 
 def svg(drawing: Drawing, kinds: Sequence[str], title: str) -> str:
-    """The picture of a drawing with a legend of ``kinds`` below its title, as a document."""
-    legend, wide, tall = _legend(kinds, max(drawing.w, 360.0))
+    """A document with the title, a legend of ``kinds``, and the drawing."""
+    legend, legend_width, legend_height = _legend(kinds, max(drawing.w, 360.0))
     head = MARGIN + 20
-    w = max(drawing.w, wide, place.width(clean(title, 60), 14)) + 2 * MARGIN
-    top = head + tall + 18
+    w = max(drawing.w, legend_width, place.width(clean(title, 60), 14)) + 2 * MARGIN
+    top = head + legend_height + 18
     h = top + drawing.h + MARGIN
     left = (w - drawing.w) / 2
     parts = [
@@ -47,7 +47,7 @@ def lines(value: str) -> str:
 
 
 def path(way: Sequence[Box]) -> str:
-    """A smooth line through boxes, from the bottom of the first to the top of the last."""
+    """A smooth line through boxes, from the bottom of the first box to the top of the last one."""
     first = way[0]
     x, y = first.x, first.y + first.h / 2
     out = [f"M{x:.1f} {y:.1f}"]
@@ -80,8 +80,7 @@ def _box(box: Box) -> Iterable[str]:
     assert item is not None
     fill, line, _ = COLORS[item.kind]
     x, y = box.x - box.w / 2, box.y - box.h / 2
-    shown = box.inner is not None and (box.w, box.h) == place.opened(box)
-    if item.inner is not None and not shown:
+    if item.inner is not None and not box.open:
         yield (
             f'<rect x="{x + 4:.1f}" y="{y + 4:.1f}" width="{box.w:.1f}" height="{box.h:.1f}" rx="5" '
             f'fill="{fill}" stroke="{line}"/>'
@@ -89,34 +88,35 @@ def _box(box: Box) -> Iterable[str]:
     yield (
         f'<g><title>{lines(item.tip or item.title)}</title><rect x="{x:.1f}" y="{y:.1f}" '
         f'width="{box.w:.1f}" height="{box.h:.1f}" rx="{14 if item.round else 5}" '
-        f'fill="{fill}" stroke="{line}" fill-opacity="{0.45 if shown else 1}"/>'
+        f'fill="{fill}" stroke="{line}" fill-opacity="{0.45 if box.open else 1}"/>'
     )
-    at = y + place.PAD + 10
+    baseline = y + place.PAD + 10
     yield (
-        f'<text x="{box.x:.1f}" y="{at:.1f}" text-anchor="middle" font-weight="600" '
+        f'<text x="{box.x:.1f}" y="{baseline:.1f}" text-anchor="middle" font-weight="600" '
         f'fill="#0f172a">{text(box.title)}</text>'
     )
-    if shown and box.inner is not None:
+    if box.open and box.inner is not None:
         left = box.x - box.inner.w / 2
         yield f'<g transform="translate({left:.1f},{y + place.PAD + place.LINE + 4:.1f})">'
         yield from _level(box.inner)
         yield "</g></g>"
         return
     for chip in box.lines:
-        at += place.LINE
+        baseline += place.LINE
         dot = chip.kind in CHIPS
         if dot:
             yield (
-                f'<circle cx="{x + place.PAD + 3:.1f}" cy="{at - 4:.1f}" r="3.5" '
+                f'<circle cx="{x + place.PAD + 3:.1f}" cy="{baseline - 4:.1f}" r="3.5" '
                 f'fill="{COLORS[chip.kind][0]}"/>'
             )
         where = f'x="{x + place.PAD + 11:.1f}"' if dot else f'x="{box.x:.1f}" text-anchor="middle"'
-        yield f'<text {where} y="{at:.1f}" font-size="11" fill="#334155">{text(chip.text)}</text>'
+        yield f'<text {where} y="{baseline:.1f}" font-size="11" fill="#334155">{text(chip.text)}</text>'
     yield "</g>"
 
 
 def _legend(kinds: Sequence[str], room: float) -> tuple[list[str], float, float]:
-    out, x, y, wide = [], 0.0, 10.0, 0.0
+    """The marks of a legend in rows of at most the width ``room``; their width and height."""
+    out, x, y, widest = [], 0.0, 10.0, 0.0
     for kind in kinds:
         if kind in ("io", "plain") or kind not in COLORS:
             continue
@@ -133,5 +133,5 @@ def _legend(kinds: Sequence[str], room: float) -> tuple[list[str], float, float]
         label = f'<text x="{x + 17:.1f}" y="{y:.1f}" font-size="11" fill="#334155">{meaning}</text>'
         out += [mark, label]
         x += step
-        wide = max(wide, x)
-    return out, wide, y if out else 0.0
+        widest = max(widest, x)
+    return out, widest, y if out else 0.0

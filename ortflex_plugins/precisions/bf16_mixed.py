@@ -1,4 +1,4 @@
-"""The precision ``bf16_mixed``: the type; :mod:`ortflex_core.programs.precision` builds the step."""
+"""The precision ``bf16_mixed``; :mod:`ortflex_core.programs.precision` inserts the casts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ortflex_core.protocols import Precision
 class Bf16Mixed(Precision):
     """Matrix products and convolutions in bfloat16, with float32 masters.
 
-    ``h = cast(x)·cast(W)``, where ``cast`` rounds to bfloat16, 8 bits. Elementwise operators between
-    products stay in bfloat16; softmax, normalizations, reductions, losses and updates are in
-    float32. bfloat16 has the range of float32, so no loss scale is needed.
+    ``h = cast(x)·cast(W)``, where ``cast`` rounds to bfloat16, whose significand has 8 bits. Elementwise
+    operators between products stay in bfloat16; softmax, normalizations, reductions, losses and updates
+    are in float32. bfloat16 has the range of float32, so no loss scale is needed.
 
     onnxruntime has no bfloat16 arithmetic on a CPU; a backend that cannot run it refuses the problem.
 

@@ -11,9 +11,9 @@ from ortflex_core.protocols import Precision
 
 @attrs.frozen(kw_only=True)
 class Float32(Precision):
-    """Everything in the types of the file: float32, and float64 if the file has it.
+    """Computes in the types of the file: float32, and float64 if the file has float64 tensors.
 
-    ``h = x·W``, without any cast; float16 and bfloat16 files are converted to float32 first.
+    ``h = x·W`` without casts; files in float16 and bfloat16 are converted to float32 first.
 
     >>> Float32().describe()
     {'name': 'float32'}

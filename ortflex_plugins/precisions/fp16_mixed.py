@@ -27,12 +27,14 @@ class Fp16Mixed(Precision):
 
     ``h = cast(x)·cast(W)``, where ``cast`` rounds to float16; ``∂L/∂W = cast(∂(s·L)/∂W) / s``. Elementwise
     operators between products stay in float16; softmax, normalizations, reductions, losses and updates
-    are in float32. Gradients below 6e-8 are zero in float16: the loss scale s lifts them.
+    are in float32. Gradients below 6e-8 would be zero in float16, so losses are multiplied by the loss
+    scale s.
 
-    With ``dynamic`` s starts at ``loss_scale``, is doubled after ``growth_steps`` updates in a row with
-    finite gradients, and is halved where one is not finite; that update is left out: weights, slots and
-    statistics stay, the counter of steps continues. s and its counters are state of the optimizer, in
-    checkpoints, too. Without ``dynamic`` s stays, and gradients that are not finite end the training.
+    If ``dynamic`` is True, s starts at ``loss_scale``, is doubled after ``growth_steps`` updates in a row
+    with finite gradients, and is halved if a gradient is not finite. That update is left out: weights,
+    slots and statistics do not change, but the step counts. s and its counters are part of the
+    optimizer's state and of checkpoints. If ``dynamic`` is False, s is constant, and gradients that are
+    not finite end the training.
 
     Raises:
         ValueError: ``loss_scale`` is not positive, ``growth_steps`` is not a positive integer, or
@@ -55,10 +57,10 @@ class Fp16Mixed(Precision):
 
     @property
     def scale(self) -> Any:
-        """The loss scale, at the start if it is dynamic."""
+        """The loss scale; if it is dynamic, its first value."""
         return self.loss_scale
 
     @property
     def growth(self) -> Growth | None:
-        """Its growth, if it is dynamic."""
+        """How the loss scale grows, if it is dynamic."""
         return Growth(steps=self.growth_steps) if self.dynamic else None

@@ -1,1 +1,1 @@
-"""Groups of processes that make one training."""
+"""Groups of processes that train together."""

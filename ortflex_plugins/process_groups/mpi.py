@@ -37,21 +37,21 @@ class Mpi(ProcessGroup):
 
     @classmethod
     def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
-        """Reasons why this process is in no world of MPI."""
+        """Reasons why this process does not belong to a world of MPI."""
         if importlib.util.find_spec("mpi4py") is None:
             return ["mpi4py is not installed: pip install 'ortflex[mpi]'"]
-        half = []
+        incomplete = []
         for pair in _VARIABLES:
-            there = [name for name in pair if environ.get(name)]
-            if len(there) == len(pair):
+            found = [name for name in pair if environ.get(name)]
+            if len(found) == len(pair):
                 return []
-            if there and there != ["SLURM_NTASKS"]:
-                missing = ", ".join(name for name in pair if name not in there)
-                half.append(f"the launcher set {there[0]}, but not {missing}")
-        return half or ["this process was not started by mpiexec or srun"]
+            if found and found != ["SLURM_NTASKS"]:
+                missing = ", ".join(name for name in pair if name not in found)
+                incomplete.append(f"the launcher set {found[0]}, but not {missing}")
+        return incomplete or ["this process was not started by mpiexec or srun"]
 
     def join(self) -> Communicator:
-        """Its place; there is one in a process."""
+        """The place of this process, created at the first call."""
         if not _joined:
             _joined.append(_World())
         return _joined[0]

@@ -46,7 +46,7 @@ class Torch(ProcessGroup):
 
     @classmethod
     def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
-        """Reasons why this process is in no group of torch.distributed."""
+        """Reasons why this process does not belong to a group of torch.distributed."""
         if importlib.util.find_spec("torch") is None:
             return ["torch is not installed: pip install 'ortflex[distributed]'"]
         if _initialized():
@@ -57,13 +57,13 @@ class Torch(ProcessGroup):
                 "this process was not started by torchrun or another launcher of torch.distributed"
             ]
         if missing:
-            there = [name for name in _VARIABLES if name not in missing]
-            return [f"the launcher set {', '.join(there)}, but not {', '.join(missing)}"]
+            found = [name for name in _VARIABLES if name not in missing]
+            return [f"the launcher set {', '.join(found)}, but not {', '.join(missing)}"]
         wrong = [name for name in ("RANK", "WORLD_SIZE") if not environ[name].isdigit()]
         return [f"{name} is {environ[name]!r}, expected a number" for name in wrong]
 
     def join(self) -> Communicator:
-        """Its place; there is one in a process."""
+        """The place of this process, created at the first call."""
         if not _joined:
             _joined.append(_Gloo(self.timeout))
         return _joined[0]
@@ -83,7 +83,8 @@ class _Gloo:
         import torch.distributed
 
         self._torch, self._distributed = torch, torch.distributed
-        limit, self._group = timedelta(seconds=timeout), None
+        limit = timedelta(seconds=timeout)
+        self._group = None
         if not _initialized():
             try:
                 self._distributed.init_process_group("gloo", timeout=limit)
@@ -93,7 +94,7 @@ class _Gloo:
                     "processes with the same MASTER_ADDR and MASTER_PORT"
                 ) from error
             atexit.register(self.close)
-        elif self._distributed.get_backend() != "gloo":  # of a program that trains on GPUs itself
+        elif self._distributed.get_backend() != "gloo":  # the program itself trains on GPUs
             self._group = self._distributed.new_group(backend="gloo", timeout=limit)
         self.rank: int = self._distributed.get_rank()
         self.size: int = self._distributed.get_world_size()

@@ -1,1 +1,1 @@
-"""The learning rate over time: one schedule a module."""
+"""Schedules, one in each module: the learning rate over time."""

@@ -1,4 +1,4 @@
-"""What schedules made of others share: the others, and the time as they see it."""
+"""Shared by schedules that are made of others: their field, and the time as each part counts it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortflex_core.types import Progress
 
 
 def schedules_field() -> Any:
-    """The field ``schedules``: one or more, all counting by the unit of the whole."""
+    """The field ``schedules``: at least one schedule, all in the unit of the composition."""
     return setting(
         converter=tuple, validator=_check, help="names, or tables with the key name and parameters"
     )
@@ -30,38 +30,38 @@ def _check(instance: Any, attribute: attrs.Attribute[Any], value: Sequence[Any])
         same_unit(instance, schedule)
 
 
-def same_unit(whole: Schedule, part: Schedule) -> None:
-    """Refuse a part that counts by another unit than the whole.
+def same_unit(composition: Schedule, part: Schedule) -> None:
+    """Refuse a part that counts by another unit than the composition.
 
     Raises:
-        ConfigError: the two units.
+        ConfigError: names the two units.
     """
-    if part.by != whole.by:
+    if part.by != composition.by:
         raise ConfigError(
-            f"{whole.name} counts by {whole.by!r} and its schedule {part.name!r} by {part.by!r}; "
-            "use the same by= for both"
+            f"{composition.name} counts by {composition.by!r} and its schedule {part.name!r} by "
+            f"{part.by!r}; use the same by= for both"
         )
 
 
 def since(by: Unit, progress: Progress, start: int, end: int | None, total: int | None) -> Progress:
-    """The progress as a schedule sees it that begins at a time and lasts until another.
+    """The progress for a part, a schedule that begins and ends at given times.
 
     Args:
-        by: the unit in which everything here is counted.
-        progress: of the whole training.
-        start: when the schedule begins; before, its time is 0.
-        end: when it ends; None is the end of the training.
-        total: how long the training is; None if unknown.
+        by: the unit of all times.
+        progress: the progress of the whole training.
+        start: when the part begins; before that, its time is 0.
+        end: when the part ends; None is the end of the training.
+        total: the length of the run; None if it is unknown.
     """
     until = total if end is None else end
-    left = None if until is None else max(0, until - start)
-    # A total of steps or rows is a product with the epochs: one epoch holds it all.
-    epochs = progress.epochs if left is None else 1
+    length = None if until is None else max(0, until - start)
+    # The length in steps or rows is a number per epoch times the epochs: here it is one epoch.
+    epochs = progress.epochs if length is None else 1
     if by == "step":
         time = max(0, progress.step - start)
-        return attrs.evolve(progress, step=time, steps_per_epoch=left, epochs=epochs)
+        return attrs.evolve(progress, step=time, steps_per_epoch=length, epochs=epochs)
     if by == "rows":
         time = max(0, progress.rows - start)
-        return attrs.evolve(progress, rows=time, rows_per_epoch=left, epochs=epochs)
+        return attrs.evolve(progress, rows=time, rows_per_epoch=length, epochs=epochs)
     time = max(0, progress.epoch - start)
-    return attrs.evolve(progress, epoch=time, epochs=left, history=progress.history[start:])
+    return attrs.evolve(progress, epoch=time, epochs=length, history=progress.history[start:])

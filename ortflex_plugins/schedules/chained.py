@@ -14,10 +14,10 @@ from ortflex_plugins.schedules._composition import schedules_field
 
 @attrs.frozen(kw_only=True)
 class Chained(Schedule):
-    """Several schedules together: the rate of each is the base of the next.
+    """Several schedules together: the rate of each one is the base of the next one.
 
-    If all multiply the base by a factor, the result is the product of the factors. All must count
-    in the same unit.
+    If all schedules multiply the base by a factor, the result is the product of the factors. All must
+    count in the same unit.
 
     Raises:
         ValueError: ``schedules`` is empty.
@@ -30,7 +30,7 @@ class Chained(Schedule):
     >>> [chain.rate(1.0, Progress(step=t)) for t in range(4)]
     [1.0, 0.5, 0.125, 0.0625]
 
-    Source: torch.optim.lr_scheduler.ChainedScheduler, whose rates these are for schedules that
+    Source: torch.optim.lr_scheduler.ChainedScheduler, which gives the same rates for schedules that
     multiply by a factor.
     """
 
@@ -43,5 +43,5 @@ class Chained(Schedule):
         return attrs.evolve(self, schedules=tuple(s.bind(context) for s in self.schedules))
 
     def rate(self, base: float, progress: Progress) -> float:
-        """One after the other on the base."""
+        """The rate of the last schedule."""
         return reduce(lambda rate, part: part.rate(rate, progress), self.schedules, base)

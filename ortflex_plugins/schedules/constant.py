@@ -13,7 +13,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class Constant(Schedule):
-    """The base rate at every time: ``rate(t) = base``.
+    """The base rate at all times: ``rate(t) = base``.
 
     >>> Constant().rate(0.1, Progress(step=1000))
     0.1
@@ -21,7 +21,7 @@ class Constant(Schedule):
 
     name: ClassVar[str] = "constant"
 
-    # The loop asks once an epoch, which is once too often already.
+    # With "epoch", the loop computes the rate only once per epoch.
     by: Unit = attrs.field(default="epoch", validator=one_of("step", "epoch", "rows"))
 
     def rate(self, base: float, progress: Progress) -> float:

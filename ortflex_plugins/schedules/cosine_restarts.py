@@ -16,8 +16,8 @@ from ortflex_core.types import Progress
 class CosineRestarts(Schedule):
     """Half cosines with restarts: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
 
-    ``T`` is ``period``, then ``period·factor``, ``period·factor²``, …; ``s`` is the time since the
-    last restart.
+    The length ``T`` of the cosines is ``period``, then ``period·factor``, ``period·factor²``, …, and
+    ``s`` is the time since the last restart; all are in the unit ``by``.
 
     Raises:
         ValueError: ``period`` is not positive, ``factor`` is below 1, or ``minimum`` is negative.

@@ -13,7 +13,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class Exponential(Schedule):
-    """A constant factor per unit of time: ``rate(t) = base·gammaᵗ``.
+    """A constant factor per unit of time: ``rate(t) = base·gammaᵗ``, with ``t`` in the unit ``by``.
 
     Raises:
         ValueError: ``gamma`` is not positive.

@@ -15,9 +15,10 @@ from ortflex_core.types import Progress
 class InverseScaling(Schedule):
     """A negative power of the time: ``rate(t) = base / (scale·t + 1)^power``.
 
-    scikit-learn's SGDRegressor has ``by="rows"`` and ``power=0.25`` (the default here), its
-    SGDClassifier and perceptrons ``power=0.5``. The perceptrons count rows too, but change the
-    rate after each epoch only: ``by="epoch"`` and ``scale`` = rows of the training data.
+    ``t`` is in the unit ``by``. scikit-learn's SGDRegressor corresponds to ``by="rows"`` and
+    ``power=0.25`` (the default here), its SGDClassifier and perceptrons to ``power=0.5``. The
+    perceptrons count rows, but change the rate only after each epoch: use ``by="epoch"`` and the number
+    of rows of the training data as ``scale``.
 
     Raises:
         ValueError: ``power`` is negative, or ``scale`` is not positive.

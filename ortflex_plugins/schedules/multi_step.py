@@ -13,7 +13,9 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class MultiStep(Schedule):
-    """A factor at given times: ``rate(t) = base·gamma^#{m in milestones: m ≤ t}``.
+    """A factor at given times: ``rate(t) = base·gammaⁿ``, where n milestones are at most ``t``.
+
+    ``t`` and the milestones are in the unit ``by``.
 
     Raises:
         ValueError: a milestone is negative, or ``gamma`` is not positive.

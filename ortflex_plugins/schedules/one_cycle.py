@@ -8,21 +8,22 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import number, setting
-from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
+from ortflex_plugins.schedules._length import known_length, length_field
 
 
 @attrs.frozen(kw_only=True)
 class OneCycle(Schedule):
-    """A rise to ``base``, the largest rate, and a fall far below the first one, in half cosines.
+    """A rise to ``base``, the largest rate, and a fall far below the first rate, both as half cosines.
 
-    From ``base / start_divisor`` up to ``base`` at ``t = up·length − 1``, then down to
-    ``base / (start_divisor·end_divisor)`` at ``t = length − 1``, where it stays.
+    The rate rises from ``base / start_divisor`` to ``base`` at ``t = up·length − 1``, falls to
+    ``base / (start_divisor·end_divisor)`` at ``t = length − 1``, and stays there. ``t`` and ``length`` are
+    in the unit ``by``; if ``length`` is None, it is the length of the run.
 
     Raises:
         ValueError: ``up`` is not in (0, 1), or a divisor or ``length`` is not positive.
-        ConfigError: ``length`` is None and the length of the training is not known.
+        ConfigError: ``length`` is None and the length of the run is unknown.
 
     >>> OneCycle(length=10, up=0.5).rate(0.5, Progress(step=4))
     0.5
@@ -34,11 +35,7 @@ class OneCycle(Schedule):
     name: ClassVar[str] = "one_cycle"
     aliases: ClassVar[tuple[str, ...]] = ("onecycle", "onecyclelr")
 
-    length: float | None = setting(
-        default=None,
-        validator=attrs.validators.optional(number(gt=0)),
-        help="the length of the cycle; None: the whole training",
-    )
+    length: float | None = length_field("the length of the cycle")
     up: float = setting(
         default=0.3,
         validator=number(gt=0, lt=1),
@@ -53,12 +50,7 @@ class OneCycle(Schedule):
 
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""
-        length = self.duration(progress) if self.length is None else self.length
-        if length is None:
-            raise ConfigError(
-                f"one_cycle: length=None is the length of the training in units of {self.by!r}, "
-                "which is not known for this data source; set length="
-            )
+        length = known_length(self, "length", progress)
         first = base / self.start_divisor
         top, end = self.up * length - 1, length - 1
         time = min(self.time(progress), end)
@@ -67,6 +59,6 @@ class OneCycle(Schedule):
         return _between(base, first / self.end_divisor, (time - top) / (end - top))
 
 
-def _between(a: float, b: float, share: float) -> float:
-    """On a half cosine from ``a`` to ``b``."""
-    return b + (a - b) / 2 * (1 + math.cos(math.pi * share))
+def _between(a: float, b: float, fraction: float) -> float:
+    """The value at a fraction of the way on a half cosine from ``a`` to ``b``."""
+    return b + (a - b) / 2 * (1 + math.cos(math.pi * fraction))

@@ -17,14 +17,15 @@ from ortflex_core.types import Progress
 class Optimal(Schedule):
     """Bottou's rate for a strongly convex problem: ``rate(t) = 1 / (alpha·(t0 + t))``.
 
-    The base rate is not used. ``t0`` makes the first step as large as typical weights,
-    ``τ = alpha^(−¼)``: ``t0 = 1 / (alpha·τ / max(1, slope(−τ, 1)))``, where ``slope(s, y)`` is the
-    derivative of the loss by the score. Unless given, it is computed when the training starts.
-    scikit-learn's SGDRegressor and SGDClassifier count by rows.
+    The base rate is not used, and ``t`` is in the unit ``by``; scikit-learn's SGDRegressor and
+    SGDClassifier count rows. If ``t0`` is None, it is computed when the run starts, so that the
+    first step is as large as typical weights, ``τ = alpha^(−¼)``:
+    ``t0 = 1 / (alpha·τ / max(1, slope(−τ, 1)))``, where ``slope(s, y)`` is the derivative of the loss by
+    the score.
 
     Raises:
-        ValueError: ``alpha`` is not positive, or ``t0`` is.
-        ConfigError: :meth:`rate` was asked for before :meth:`bind`, without a ``t0``.
+        ValueError: ``alpha`` or ``t0`` is not positive.
+        ConfigError: :meth:`rate` was called before :meth:`bind`, and ``t0`` is None.
 
     >>> Optimal(alpha=0.01, t0=100.0).rate(0.1, Progress(step=0))
     1.0
@@ -57,7 +58,7 @@ class Optimal(Schedule):
         if self.t0 is None:
             raise ConfigError(
                 "optimal: t0 depends on the loss and is not known yet. A Trainer computes it "
-                "when the training starts; elsewhere call bind(ScheduleContext(slope=…)) first, "
+                "when the run starts; elsewhere call bind(ScheduleContext(slope=…)) first, "
                 "or pass t0="
             )
         return 1 / (self.alpha * (self.t0 + self.time(progress)))

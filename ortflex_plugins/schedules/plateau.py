@@ -12,24 +12,24 @@ from ortflex_core.errors import ConfigError, suggest
 from ortflex_core.protocols import Schedule, ScheduleContext, Unit
 from ortflex_core.types import Progress
 
-_EPS = 1e-8  # torch's: smaller changes of the rate are ignored
+_EPS = 1e-8  # smaller changes of the rate are ignored, as in torch
 
 
 @attrs.frozen(kw_only=True)
 class Plateau(Schedule):
     """A rate that is reduced when a value stops improving: ``rate ← max(rate·factor, minimum)``.
 
-    It falls after more than ``patience`` epochs in a row without an improvement by more than
-    ``threshold``, relative to the best or absolute; the ``cooldown`` epochs after a fall do not
-    count. ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or
-    loss + penalty without validation data. ``mode="auto"`` is ``"max"`` for metrics that
-    are better when they are higher, and ``"min"`` for all other columns.
+    The rate falls after more than ``patience`` epochs in a row without an improvement by more than
+    ``threshold``, which is a fraction of the best value or an absolute number. The ``cooldown`` epochs
+    after a fall do not count. ``monitor`` is a column of the History; ``"auto"`` is the validation loss,
+    or loss + penalty without validation data. ``mode="auto"`` is ``"max"`` for metrics that are better
+    when they are higher, and ``"min"`` for all other columns.
 
-    The rate is a function of the finished lines of the History, computed from the first one, so
-    that a resumed training has nothing to restore.
+    The rate is computed from all lines of the History, so a resumed run has nothing to restore.
 
     Raises:
-        ValueError: ``factor`` is not in (0, 1), another number is negative, or a word unknown.
+        ValueError: ``factor`` is not in (0, 1), another number is negative, or ``mode`` or
+            ``threshold_mode`` has another value.
         ConfigError: after the first epoch, if the History has no such column.
 
     >>> lines = tuple({"loss": loss, "penalty": 0.0} for loss in (2.0, 1.0, 1.0, 1.0))
@@ -73,18 +73,18 @@ class Plateau(Schedule):
     minimum: float = setting(default=0.0, validator=number(ge=0), help="the lowest rate")
 
     def bind(self, context: ScheduleContext) -> Schedule:
-        """The schedule with its mode, which a metric knows."""
+        """The schedule with its mode, which depends on the metric."""
         if self.mode != "auto":
             return self
         return attrs.evolve(self, mode="max" if self.monitor in context.higher else "min")
 
     def rate(self, base: float, progress: Progress) -> float:
-        """The rate after the epochs of ``progress.history``."""
+        """The rate after the epochs in ``progress.history``."""
         rate, best = float(base), None
         waited = resting = 0
         for record in progress.history:
             value = self._value(record)
-            # Of the first, only NaN is no improvement.
+            # Without a best value, every number except NaN is an improvement.
             if (value == value) if best is None else self._better(value, best):
                 best, waited = value, 0
             else:

@@ -7,18 +7,20 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import number, setting
-from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
+from ortflex_plugins.schedules._length import known_length, length_field
 
 
 @attrs.frozen(kw_only=True)
 class Polynomial(Schedule):
-    """A polynomial down to zero: ``rate(t) = base·(1 − min(t, length) / length)^power``.
+    """A polynomial that falls to zero: ``rate(t) = base·(1 − min(t, length) / length)^power``.
+
+    ``t`` and ``length`` are in the unit ``by``. If ``length`` is None, it is the length of the run.
 
     Raises:
         ValueError: ``power`` or ``length`` is not positive.
-        ConfigError: ``length`` is None and the length of the training is not known.
+        ConfigError: ``length`` is None and the length of the run is unknown.
 
     >>> Polynomial(length=4).rate(0.5, Progress(step=2))
     0.25
@@ -28,22 +30,13 @@ class Polynomial(Schedule):
 
     name: ClassVar[str] = "polynomial"
 
-    length: float | None = setting(
-        default=None,
-        validator=attrs.validators.optional(number(gt=0)),
-        help="the time until the rate is zero; None: the whole training",
-    )
+    length: float | None = length_field("the time until the rate is zero")
     power: float = setting(
         default=1.0, validator=number(gt=0), help="the exponent; 1 is a straight line"
     )
 
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""
-        length = self.duration(progress) if self.length is None else self.length
-        if length is None:
-            raise ConfigError(
-                f"polynomial: length=None is the length of the training in units of {self.by!r}, "
-                "which is not known for this data source; set length="
-            )
-        share = 1 - min(self.time(progress) / max(length, 1), 1)
-        return float(base * share ** float(self.power))
+        length = known_length(self, "length", progress)
+        remaining = 1 - min(self.time(progress) / max(length, 1), 1)
+        return float(base * remaining ** float(self.power))

@@ -16,13 +16,14 @@ from ortflex_plugins.schedules._composition import schedules_field, since
 
 @attrs.frozen(kw_only=True)
 class Sequential(Schedule):
-    """Schedules one after another; the k-th applies from ``milestones[k − 1]`` to ``milestones[k]``.
+    """Schedules one after another: schedule k applies from ``milestones[k − 1]`` to ``milestones[k]``.
 
-    The time of each starts at 0, and a schedule that lasts the whole training lasts until the next
-    begins. All must count in the same unit.
+    The time of each schedule starts at 0, and a schedule whose length is that of the training ends when
+    the next one begins. All must count in the same unit, which is that of the milestones.
 
     Raises:
-        ValueError: there is not one milestone fewer than schedules, or they do not rise from above 0.
+        ValueError: the number of milestones is not the number of schedules − 1, a milestone is not
+            positive, or the milestones do not rise.
         TypeError: an item of ``schedules`` is not a schedule.
         ConfigError: a schedule counts by another unit.
 
@@ -59,8 +60,8 @@ class Sequential(Schedule):
         return attrs.evolve(self, schedules=tuple(s.bind(context) for s in self.schedules))
 
     def rate(self, base: float, progress: Progress) -> float:
-        """The rate of the schedule whose turn it is."""
+        """The rate of the schedule that applies at ``t``."""
         k = bisect_right(self.milestones, self.time(progress))
-        start, *rest = (0, *self.milestones)[k:]
-        inner = since(self.by, progress, start, rest[0] if rest else None, self.duration(progress))
+        start, end = (0, *self.milestones)[k], (*self.milestones, None)[k]
+        inner = since(self.by, progress, start, end, self.duration(progress))
         return self.schedules[k].rate(base, inner)

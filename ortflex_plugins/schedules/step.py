@@ -15,6 +15,8 @@ from ortflex_core.types import Progress
 class StepDecay(Schedule):
     """A factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
 
+    ``t`` and ``size`` are in the unit ``by``.
+
     Raises:
         ValueError: ``size`` or ``gamma`` is not positive.
 

@@ -18,8 +18,8 @@ class Warmup(Schedule):
     """A linear rise to the first rate of another schedule, which then starts.
 
     ``rate(t) = (start + (1 − start)·t / length)·inner(0)`` for ``t < length``, then
-    ``inner(t − length)``; an inner schedule that lasts the whole training lasts what is left of it.
-    Both count in the same unit.
+    ``inner(t − length)``. If the length of the inner schedule is that of the training, it is the rest of
+    the training. Both must count in the same unit, which is that of ``length``.
 
     Raises:
         ValueError: ``length`` is not a whole number above 0, or ``start`` is not in [0, 1].
@@ -57,7 +57,7 @@ class Warmup(Schedule):
             raise ValueError(f"Warmup.length must be a whole number, got {value!r}")
 
     def bind(self, context: ScheduleContext) -> Schedule:
-        """The schedule with its inner one bound."""
+        """The schedule with its inner schedule bound."""
         return attrs.evolve(self, schedule=self.schedule.bind(context))
 
     def rate(self, base: float, progress: Progress) -> float:

@@ -1,1 +1,1 @@
-"""What stands between gradients and the optimizer."""
+"""Transforms, one in each module: changes of the gradients before the optimizer uses them."""

@@ -13,11 +13,11 @@ from ortflex_core.protocols import Transform, TransformContext
 
 @attrs.frozen(kw_only=True)
 class Centralize(Transform):
-    """Subtracts the mean of the gradient of each output's weights: ``g ← g − mean(g)``.
+    """Subtracts from the gradient its mean over the weights of each output: ``g ← g − mean(g)``.
 
-    The mean is taken over all axes except that of the outputs, which depends on the graph: the last of a
-    MatMul's matrix [inputs, outputs], the first of a convolution's kernel [outputs, inputs, …]. Weights
-    that are read otherwise (biases, factors, embeddings) keep their gradient.
+    The mean is taken over all axes except the axis of the outputs, which depends on the graph: it is the
+    last axis of a MatMul's matrix [inputs, outputs] and the first of a convolution's kernel
+    [outputs, inputs, …]. Gradients of other weights (biases, factors, embeddings) do not change.
 
     >>> Centralize().describe()
     {'name': 'centralize'}
@@ -32,7 +32,7 @@ class Centralize(Transform):
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
     ) -> Mapping[str, Tensor]:
-        """Linear, so that it takes gradients of any scale."""
+        """The formula; it is linear, so gradients may have any scale."""
         out = dict(gradients)
         for name, kept in context.output_axes.items():
             gradient = gradients.get(name)

@@ -19,7 +19,8 @@ _TINY = 1e-30
 class ClipNorm(Transform):
     """Bounds the norm of all gradients together: ``g ← g · min(1, bound / (‖g‖ + 1e-6))``.
 
-    ``clip_norm=1.0`` is short for this transform, after ``clip_value`` and before the list.
+    The argument ``clip_norm=1.0`` is a short form; it applies after ``clip_value`` and before
+    ``transforms``.
 
     Raises:
         ValueError: ``bound`` is not positive.
@@ -28,7 +29,7 @@ class ClipNorm(Transform):
     {'name': 'clip_norm', 'bound': 0.5}
 
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks"
-    (ICML 2013), §3.2; the 1e-6 is that of ``torch.nn.utils.clip_grad_norm_``.
+    (ICML 2013), §3.2; the 1e-6 is from ``torch.nn.utils.clip_grad_norm_``.
     """
 
     name: ClassVar[str] = "clip_norm"
@@ -40,9 +41,9 @@ class ClipNorm(Transform):
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
     ) -> Mapping[str, Tensor]:
-        """Bound and guard are as large as the gradients are multiplied."""
+        """The formula; bound and 1e-6 are multiplied by the factor of the gradients."""
         size = op.Abs(context.scale)
         norm = global_norm(op, gradients)
-        # Scaled by 0, nothing is left to be clipped, and 0/0 must not come of it.
+        # If the factor is 0, all gradients are 0, and the quotient must not be 0/0.
         factor = op.Min((self.bound * size + _TINY) / (norm + (1e-6 * size + _TINY)), 1.0)
         return {name: g * op.Cast(factor, to=g.dtype) for name, g in gradients.items()}

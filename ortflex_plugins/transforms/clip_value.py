@@ -16,7 +16,7 @@ from ortflex_core.protocols import Transform, TransformContext
 class ClipValue(Transform):
     """Bounds every element of every gradient: ``g ← min(max(g, −bound), bound)``.
 
-    ``clip_value=0.5`` is short for this transform as the first of all.
+    The argument ``clip_value=0.5`` is a short form; it applies before all other transforms.
 
     Raises:
         ValueError: ``bound`` is not positive.
@@ -38,6 +38,6 @@ class ClipValue(Transform):
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
     ) -> Mapping[str, Tensor]:
-        """The bound is as large as the gradients are multiplied."""
+        """The formula; the bound is multiplied by the factor of the gradients."""
         bound = self.bound * op.Abs(context.scale)
         return {name: op.Min(op.Max(g, -bound), bound) for name, g in gradients.items()}

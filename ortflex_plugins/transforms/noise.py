@@ -16,8 +16,8 @@ from ortflex_core.protocols import Transform, TransformContext
 class Noise(Transform):
     """Adds Gaussian noise that decreases with time: ``g ← g + σ·z`` with ``σ² = eta / (1 + t)^gamma``.
 
-    t is the number of updates before this one, z is standard normal, a function of the training's seed,
-    the parameter and t alone: a resumed training and every backend draw the same numbers.
+    t is the number of earlier updates. z is standard normal and depends only on the seed of the training,
+    the name of the parameter and t, so a resumed run and every backend draw the same numbers.
 
     Raises:
         ValueError: ``eta`` or ``gamma`` is negative.
@@ -40,7 +40,7 @@ class Noise(Transform):
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
     ) -> Mapping[str, Tensor]:
-        """The first step is number 1, so that 1 + t is the number of the step."""
+        """The formula; steps are counted from 1, so ``context.step`` is 1 + t."""
         deviation = context.scale * op.Sqrt(self.eta / context.step**self.gamma)
         return {
             name: g + deviation * normal(op, g, context.step, seed=context.seed, name=name)

@@ -5,20 +5,30 @@ from __future__ import annotations
 import os
 from typing import Any
 
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+from tests.benchmarks.workloads import (
+    DEVICE,
+    HEADS,
+    LENGTH,
+    THREADS,
+    WIDTH,
+    Workload,
+    data,
+    weights,
 )
+
+if THREADS == 1:
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    )
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.benchmarks.workloads import DEVICE, HEADS, LENGTH, WIDTH, Workload, data, weights
-
 jax.config.update("jax_platforms", "cpu" if DEVICE == "cpu" else f"{DEVICE},cpu")
-# JAX has no option for the number of threads that it keeps: one processor is all it may see.
+# JAX has no option for the number of threads that it keeps: it may see as many processors.
 if DEVICE == "cpu" and hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-THREADS:])
 
 
 def _normalized(x: Any, scale: Any, shift: Any) -> Any:

@@ -13,7 +13,7 @@ from onnxruntime.training import artifacts
 from onnxruntime.training.api import CheckpointState, Module, Optimizer
 
 from tests.benchmarks.onnx_network import network
-from tests.benchmarks.workloads import Workload, data, weights
+from tests.benchmarks.workloads import THREADS, Workload, data, weights
 
 
 def made(workload: Workload) -> Any:
@@ -42,7 +42,7 @@ def made(workload: Workload) -> Any:
             model.ir_version = 9
             onnx.save(model, path)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = THREADS
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         module = Module(
             str(folder / "training_model.onnx"),

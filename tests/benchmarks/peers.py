@@ -1,7 +1,7 @@
 """Who takes part. Each is a function of a workload that returns a function of a number of epochs.
 
 Every peer starts from the same weights, shuffles again each epoch, keeps the loss of every step and
-computes on one thread. An epoch function returns the losses of its last epoch.
+computes with as many threads. An epoch function returns the losses of its last epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.workloads import DEVICE, Workload, data, weights
+from tests.benchmarks.workloads import DEVICE, THREADS, Workload, data, weights
 
 Epochs = Callable[[int], Any]
 """Trains so many epochs; the losses of the last one's steps, or what the peer keeps of them."""
@@ -25,7 +25,7 @@ class Absent(Exception):
 
 
 def trainer_of(workload: Workload, backend: Any = "fused", device: str = "cpu") -> Any:
-    """The Trainer of a workload, on one thread, everything else at its default."""
+    """The Trainer of a workload, everything but its threads at its default."""
     from ortflex_core import Trainer
     from tests.benchmarks.onnx_network import network
 
@@ -44,7 +44,7 @@ def trainer_of(workload: Workload, backend: Any = "fused", device: str = "cpu") 
         epochs=1,
         backend=backend,
         device=device,
-        threads=1,
+        threads=THREADS,
         progress=False,
     )
 
@@ -62,8 +62,8 @@ def ours_recorded(workload: Workload) -> Epochs:
 
 
 def ours_on_xla(workload: Workload) -> Epochs:
-    """The same on the backend xla, on one processor as JAX is."""
-    # It makes JAX see one processor before the first of its arrays.
+    """The same on the backend xla, on as many processors as JAX."""
+    # It limits the processors that JAX sees, before the first of its arrays.
     importlib.import_module("tests.benchmarks.jax_network")
     return _fit(workload, {"name": "xla", "platform": DEVICE})
 
@@ -122,7 +122,7 @@ def _torch(workload: Workload, options: dict[str, Any], compiled: bool = False) 
 
     from tests.benchmarks.torch_network import forward, loss_of
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     x, y, weight = (a if a is None else torch.from_numpy(a).to(DEVICE) for a in data(workload))
     if weight is not None:
         weight = weight[:, None]
@@ -194,7 +194,7 @@ def scikit_learn(workload: Workload) -> Epochs:
 
     def epochs(count: int) -> Any:
         model.max_iter = count
-        with threadpool_limits(1), warnings.catch_warnings():
+        with threadpool_limits(THREADS), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(x, labels)
         return model.loss_curve_[-1:]

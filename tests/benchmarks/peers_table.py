@@ -37,7 +37,11 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": os.environ.get("ORTFLEX_BENCH_THREADS", "1"),
+                "PYTHONPATH": path,
+            },
         )
         self.steps = workload.steps
         self.epochs = 1
@@ -116,19 +120,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--clock",
-        default="processor",
         choices=["processor", "wall"],
-        help="every peer has one thread, and processor time depends little on other processes",
+        help="by default processor time, which depends little on other processes, for one thread, and "
+        "elapsed time for several",
     )
+    parser.add_argument("--threads", type=int, default=1, help="of every peer")
     parser.add_argument("--seconds", type=float, default=0.15, help="a turn, at least one epoch")
     parser.add_argument(
         "--python", action="append", default=[], metavar="PEER=PATH", help="its interpreter"
     )
     parser.add_argument("--results", type=Path, default=table.RESULTS / "peers.csv")
     options = parser.parse_args(arguments)
+    options.clock = options.clock or ("processor" if options.threads == 1 else "wall")
+    os.environ["ORTFLEX_BENCH_THREADS"] = str(options.threads)
     pythons = dict(text.split("=", 1) for text in options.python)
     names = [n for n in PEERS if n in (options.peer or PEERS.keys() - ON_GPU) or n == "ortflex"]
-    print(table.heading(table.circumstances()), f"{options.clock} time", sep=", ")
+    print(
+        table.heading(table.circumstances()),
+        f"{options.clock} time, threads {options.threads}",
+        sep=", ",
+    )
     for name in options.workload or WORKLOADS:
         workload = WORKLOADS[name]
         how = (options.rounds, options.seconds, options.clock)

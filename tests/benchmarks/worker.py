@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
+os.environ.setdefault(
+    "OMP_NUM_THREADS", os.environ.get("ORTFLEX_BENCH_THREADS", "1")
+)  # before anybody loads a BLAS
 
 import json
 import sys

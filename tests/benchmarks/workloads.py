@@ -14,6 +14,8 @@ PIXELS = 64
 """Rows and columns of an image of W9 and W10."""
 DEVICE = os.environ.get("ORTFLEX_BENCH_DEVICE", "cpu")
 """Where the peers compute that can choose."""
+THREADS = int(os.environ.get("ORTFLEX_BENCH_THREADS", "1"))
+"""Threads of every peer."""
 STEPS = int(os.environ.get("ORTFLEX_BENCH_STEPS", "0"))
 """Steps an epoch; 0: as many as the workload says."""
 

@@ -54,6 +54,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
                 "setting",
                 "expected_count",
                 "is_count",
+                "is_number",
                 "MOST",
             ),
         ),

@@ -163,7 +163,7 @@ def test_a_files_problems_come_in_the_order_of_its_keys() -> None:
         ("params", (n for n in ["coef", "!b*"]), ("coef", "!b*")),
         ("params", None, None),
         ("reinitialize", True, True),
-        ("gradients", ["rest"], ("rest",)),
+        ("gradients", ["signal"], ("signal",)),
         (
             "schedule",
             {"name": "multi_step", "steps": [1, 2]},

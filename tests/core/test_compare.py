@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from onnx.reference import ReferenceEvaluator
 
 from ortflex_core.comparison.comparison import Comparison, compare
-from ortflex_core.data.columns import Batch
+from ortflex_core.data.batches import Batch
 from ortflex_core.errors import ConfigError, DataError, TrainingDiverged, Unsupported
 from ortflex_core.hooks import hook
 from ortflex_core.problem.problem import Problem

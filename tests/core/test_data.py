@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.data.columns import ArrayBatches, Columns, as_columns, fit_to, split
+from ortflex_core.data.batches import ArrayBatches, Epoch
+from ortflex_core.data.columns import Columns, as_columns, fit_to, split
 from ortflex_core.errors import DataError
 from ortflex_core.types import TensorSpec
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.per_python
 
 def rows_of(batches: ArrayBatches, seed: int | None) -> list[list[int]]:
     rng = None if seed is None else np.random.default_rng(seed)
-    return [batch.array("X")[:, 0].tolist() for [batch] in batches.epoch(rng)]
+    return [batch.array("X")[:, 0].tolist() for [batch] in batches.batches(Epoch(rng))]
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_shuffled_places_are_uniform() -> None:
     rng = np.random.default_rng(0)
     counts = np.zeros((4, 4))
     for _ in range(2000):
-        [[batch]] = batches.epoch(rng)
+        [[batch]] = batches.batches(Epoch(rng))
         counts[np.arange(4), batch.rows] += 1
     # 500 expected, standard deviation 19.4.
     assert abs(counts - 500).max() < 5 * 19.4
@@ -52,14 +53,14 @@ def test_shuffled_places_are_uniform() -> None:
 
 def test_denominators_follow_the_rows(batches: ArrayBatches) -> None:
     weight = np.linspace(0, 1, 23)
-    for [batch] in batches.epoch(np.random.default_rng(3)):
+    for [batch] in batches.batches(Epoch(np.random.default_rng(3))):
         count, weights = batch.denominators
         assert count == batch.size == len(batch.rows)
         np.testing.assert_allclose(weights, weight[batch.rows].sum(), rtol=1e-12)
 
 
 def test_a_batch_copies_its_rows_into_memory_that_is_given(batches: ArrayBatches) -> None:
-    for [batch] in batches.epoch(np.random.default_rng(0)):
+    for [batch] in batches.batches(Epoch(np.random.default_rng(0))):
         out = np.empty(batch.shape("X"))
         batch.copy("X", out)
         np.testing.assert_array_equal(out, batch.array("X"))
@@ -176,8 +177,8 @@ def test_large_finite_values_are_not_taken_for_infinite() -> None:
 
 
 def test_groups_hold_the_rows_of_single_batches(batches: ArrayBatches) -> None:
-    single = [batch for [batch] in batches.epoch(np.random.default_rng(3))]
-    groups = list(batches.epoch(np.random.default_rng(3), at_once=2))
+    single = [batch for [batch] in batches.batches(Epoch(np.random.default_rng(3)))]
+    groups = list(batches.batches(Epoch(np.random.default_rng(3), at_once=2)))
     assert [len(g) for g in groups] == [2, 2, 1]
     for one, other in zip(single, [b for group in groups for b in group], strict=True):
         np.testing.assert_array_equal(one.rows, other.rows)

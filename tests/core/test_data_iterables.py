@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ortflex_core.data.batches import Epoch
 from ortflex_core.data.columns import Columns
 from ortflex_core.data.iterables import Batches, IterableBatches
-from ortflex_core.data.pieces import Making
+from ortflex_core.data.pieces import Conversion
 from ortflex_core.errors import DataError
 from tests import models
 from tests.training import make, regression, same
 
 pytestmark = pytest.mark.per_python
 
-MAKING = Making(prepare=lambda columns: dict(columns.inputs), denominators=lambda columns: [1.0])
+CONVERSION = Conversion(
+    prepare=lambda columns: dict(columns.inputs), denominators=lambda columns: [1.0]
+)
 
 
 def numbers(sizes: list[int], first: int = 0) -> list[Any]:
@@ -32,18 +35,18 @@ def open_(source: Any, *, limit: int | None = None, size: int = 4, **options: An
         return Columns(inputs={"X": np.asarray(X)})
 
     made = IterableBatches(Batches(source, **options), convert, limit, size)
-    made.use(MAKING)
+    made.use(CONVERSION)
     return made
 
 
 def epoch(source: Any, number: int = 0, seed: int | None = 0, at_once: int = 1) -> list[list[int]]:
     rng = None if seed is None else np.random.default_rng([seed, number])
-    groups = source.epoch(rng, at_once, 0, number)
+    groups = source.batches(Epoch(rng, at_once, number=number))
     return [b.array("X")[:, 0].astype(int).tolist() for group in groups for b in group]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_without_a_buffer_batches_are_as_they_come(prefetch: int) -> None:
+def test_without_a_buffer_batches_are_not_changed(prefetch: int) -> None:
     source = open_(numbers([3, 1, 4]), prefetch=prefetch)
     for number in range(2):
         assert epoch(source, number) == [[0, 1, 2], [3], [4, 5, 6, 7]]
@@ -123,7 +126,7 @@ def test_a_source_may_write_its_batches_into_one_array(buffer: int) -> None:
     assert sorted(row for b in seen for row in b) == sorted([*range(6)] * 2)
 
 
-def test_batches_of_other_shapes_are_trained_on_unless_they_are_mixed() -> None:
+def test_batches_of_different_shapes_train_unless_a_buffer_mixes_them() -> None:
     batches = [(np.zeros((2, 3)), None), (np.zeros((2, 5)), None)]
     assert len(epoch(open_(batches))) == 2
     with pytest.raises(
@@ -132,7 +135,7 @@ def test_batches_of_other_shapes_are_trained_on_unless_they_are_mixed() -> None:
         epoch(open_(batches, buffer=3))
 
 
-def test_what_is_no_source_of_batches_is_refused() -> None:
+def test_objects_that_yield_no_batches_are_refused() -> None:
     with pytest.raises(TypeError, match="expected an iterable or a function, got int"):
         Batches(3)  # type: ignore[arg-type]
     for wrong in (-1, 2.0, True):
@@ -153,7 +156,7 @@ def parts(x: Any, y: Any, size: int = 7) -> list[Any]:
     return [(x[k : k + size], y[k : k + size]) for k in range(0, len(x), size)]
 
 
-def test_a_buffer_of_all_rows_trains_in_the_order_it_says() -> None:
+def test_a_buffer_of_all_rows_trains_in_its_documented_order() -> None:
     x, y = regression(rows=40)
     trainer = make(models.linear(), epochs=2, batch_size=8, learning_rate=0.05)
     trainer.fit(Batches(parts(x, y), buffer=100))

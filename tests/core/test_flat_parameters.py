@@ -102,7 +102,7 @@ def test_a_scalar_and_a_matrix_come_back_in_their_shapes() -> None:
     values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     trace, every = Trace({"": 17}), flat_parameters.Layout(shapes=shapes)
     inputs = {name: trace.input(name, np.float32, shape) for name, shape in shapes.items()}
-    parts = every.parted(trace, every.joined(trace, inputs) * 2)
+    parts = every.split(trace, every.concat(trace, inputs) * 2)
     got = run(build(trace, {f"new/{n}": t for n, t in parts.items()}, name="p"), values)
     for name, value in values.items():
         np.testing.assert_array_equal(got[f"new/{name}"], 2 * value)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflex_core.model.inference_mode import in_training, inferring
+from ortflex_core.model.inference_mode import switch_to_inference, training_nodes
 from ortflex_core.model.model import Model
 from tests import models
 from tests.training import make
@@ -58,9 +58,9 @@ def _true() -> onnx.NodeProto:
 @pytest.mark.parametrize("flag", ["initializer", "node"])
 def test_statistics_are_used_and_nothing_is_dropped(flag: str) -> None:
     model = in_training_mode(flag)
-    assert in_training(model) == ["BatchNormalization 'norm'", "Dropout 'drop'"]
-    inferring(model)
-    assert in_training(model) == []
+    assert training_nodes(model) == ["BatchNormalization 'norm'", "Dropout 'drop'"]
+    switch_to_inference(model)
+    assert training_nodes(model) == []
     onnx.checker.check_model(model, full_check=True)
     left = {t.name for t in model.graph.initializer} | {
         o for n in model.graph.node for o in n.output
@@ -95,8 +95,8 @@ def test_nodes_of_branches_and_modes_that_are_fed() -> None:
         [models.floats("Y", "N", 4)],
         {"ratio": np.array(0.5, np.float32), "mode": np.array(True)},
     )
-    assert in_training(model) == ["Dropout 'inner'"]
-    inferring(model)
+    assert training_nodes(model) == ["Dropout 'inner'"]
+    switch_to_inference(model)
     x = np.ones((2, 4), np.float32)
     feeds = {"X": x, "which": np.array(True), "fed": np.array(False)}
     np.testing.assert_array_equal(models.predict(model, feeds)["Y"], x)
@@ -111,13 +111,13 @@ def test_exports_keep_the_mode_with_a_warning_unless_inference_is_requested(
     x = RNG.standard_normal((16, 4)).astype(np.float32)
     trainer.fit(x, x[:, :1])
     with caplog.at_level(logging.WARNING, "ortflex"):
-        assert in_training(trainer.export())
+        assert training_nodes(trainer.export())
     assert "is in training mode (BatchNormalization 'norm', Dropout 'drop')" in caplog.text
     assert "export(inference=True)" in caplog.text
     caplog.clear()
     made = trainer.export(inference=True)
     assert not caplog.text
-    assert not in_training(made)
+    assert not training_nodes(made)
     np.testing.assert_allclose(
         models.predict(made, {"X": x})["Y"], trainer.predict(x, "Y"), rtol=1e-4, atol=1e-5
     )

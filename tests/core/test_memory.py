@@ -55,6 +55,20 @@ def test_the_parts_of_a_chain_are_those_of_paper_and_pencil() -> None:
     assert found.largest[0].size == ONE
 
 
+def test_large_weights_and_their_optimizer_state_have_one_version() -> None:
+    model = models.mlp((512, 512, 64))
+    large, small = 4 * 512 * 512, 4 * (512 * 64 + 512 + 64)
+    parts = estimate_memory(model, batch_size=ROWS, optimizer="adam").parts
+    assert parts["weights, two versions of the small ones"] == large + 2 * small
+    assert parts["optimizer state, two versions of the small ones"] == 2 * large + 4 * small
+    assert parts["gradients of the large ones"] == large
+    again = estimate_memory(model, batch_size=ROWS, optimizer="adam", recompute=True).parts
+    assert again["weights"] == large + small
+    # The update of momentum is short, and stays in the graph.
+    parts = estimate_memory(model, batch_size=ROWS, optimizer="momentum").parts
+    assert parts["weights, two versions"] == 2 * (large + small)
+
+
 def test_more_rows_take_more_and_fewer_weights_less() -> None:
     model = models.mlp((WIDTH,) * 7)
     step = "tensors of the step at its peak"
@@ -115,24 +129,25 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
 def test_estimates_are_near_measured_peaks(
     name: str, rows: int, size: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Within a quarter, up to 40 MiB that the libraries take in any case; of gpt2 with recompute, too."""
+    """Within a fifth, up to 15 MiB of the libraries; convolutions also need working memory."""
     pytest.importorskip("torch")
     from tests.benchmarks import memory
 
     path = str(memory.write(name, rows, tmp_path, **size))
-    for recompute in ("False", "True") if name == "gpt2" else ("False",):
+    least = 0.6 if name == "resnet" else 0.8
+    for recompute in ("False", "True"):
         measured = memory.fresh("peak", name, path, recompute)["mib"]
         estimated = memory.fresh("estimate", name, path, recompute)["mib"]
-        assert 0.75 * measured - 40 <= estimated <= 1.25 * measured
+        assert least * measured - 15 <= estimated <= 1.2 * measured + 15
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_recompute_takes_less_memory_in_a_process(tmp_path: Path) -> None:
-    """onnxruntime must not keep the memory of a tensor for the one that is computed again."""
+    """A block with planned places: onnxruntime's allocator would lose a quarter of the memory."""
     pytest.importorskip("torch")
     from tests.benchmarks import memory
 
     path = str(memory.write("W8", 256, tmp_path))
     plain, again = (memory.fresh("peak", "W8", path, way)["mib"] for way in ("False", "True"))
-    assert again < 0.75 * plain
+    assert again < 0.5 * plain

@@ -12,8 +12,9 @@ import pytest
 
 from ortflex_core import Trainer
 from ortflex_core.data import Batches
+from ortflex_core.data.batches import Epoch
 from ortflex_core.data.columns import Columns
-from ortflex_core.data.pieces import Making, PieceBatches, Pieces
+from ortflex_core.data.pieces import Conversion, PieceBatches, Pieces
 from ortflex_core.errors import DataError, Unsupported
 from ortflex_core.hooks import hook
 from ortflex_core.testing import ThreadGroup, run_ranks
@@ -57,7 +58,7 @@ Counted.__abstractmethods__ = frozenset()
 @pytest.mark.parametrize(
     ("size", "per_rank", "weighted"), [(2, 1, True), (4, 1, False), (3, 2, True)]
 )
-def test_pieces_in_several_processes_are_those_of_one(
+def test_several_processes_train_on_pieces_as_one_process_does(
     size: int, per_rank: int, weighted: bool
 ) -> None:
     equal(size, (Counted(weighted),), per_rank, optimizer="adam", epochs=2)
@@ -86,7 +87,9 @@ def test_each_process_reads_its_share(size: int) -> None:
     assert 3 * ROWS <= sum(counts) <= 3 * (ROWS + 2 * CHUNK * size)
 
 
-MAKING = Making(prepare=lambda columns: dict(columns.inputs), denominators=lambda columns: [1.0])
+CONVERSION = Conversion(
+    prepare=lambda columns: dict(columns.inputs), denominators=lambda columns: [1.0]
+)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 5, 200])
@@ -95,8 +98,8 @@ def test_streams_have_every_row_once_and_can_be_entered_anywhere(streams: int, s
     """Batches are whole but the last, whose number is what it is without streams."""
 
     def batches(start: int, own: tuple[int, int] = (0, 1)) -> list[Any]:
-        source = PieceBatches(Counted(), MAKING, SIZE, streams, own)
-        drawn = source.epoch(np.random.default_rng(3), 1, start)
+        source = PieceBatches(Counted(), CONVERSION, SIZE, streams, own)
+        drawn = source.batches(Epoch(np.random.default_rng(3), start=start))
         return [batch.array("X") for group in drawn for batch in group]
 
     whole = batches(0)
@@ -135,7 +138,7 @@ def test_a_resume_within_an_epoch_in_another_number_of_processes(tmp_path: Path)
         assert one == whole
 
 
-def test_pieces_in_order_are_those_of_one_process() -> None:
+def test_pieces_in_order_give_the_bits_of_one_process() -> None:
     equal(2, (Counted(),), shuffle=False, epochs=1)
 
 
@@ -154,7 +157,7 @@ class Augment:
 
 
 @pytest.mark.parametrize("kind", ["pieces", "iterable"])
-def test_batches_that_hooks_change_are_those_of_one_process(kind: str) -> None:
+def test_hooks_change_batches_as_in_one_process(kind: str) -> None:
     source = Counted() if kind == "pieces" else by_epoch
     equal(3, (source,), 2, epochs=2, callbacks=[Augment()])
 
@@ -245,7 +248,7 @@ def test_processes_with_other_numbers_of_batches_end_an_epoch_together(
     assert "the processes have different numbers of batches" in caplog.text
 
 
-def test_an_iterable_that_knows_nothing_of_processes_is_refused() -> None:
+def test_an_iterable_without_rank_and_size_is_refused() -> None:
     for source in ([(X, Y), (X, Y)], lambda epoch: iter([(X, Y)])):
         for error in run_ranks(2, lambda g, s=source: training(distributed=g).fit(s)):
             assert isinstance(error, Unsupported), error

@@ -260,7 +260,7 @@ def test_a_tensor_inside_a_fused_operator_is_named() -> None:
         trainer.step((x, x[:, :1]))
 
 
-@pytest.mark.parametrize("backend", ["training_agent", "training_session", "xla"])
+@pytest.mark.parametrize("backend", ["training_agent", "training_session", "openvino"])
 def test_other_backends_refuse(backend: str) -> None:
     x, y = regression(rows=8, features=6)
     trainer = Trainer(
@@ -290,5 +290,5 @@ def test_memory_is_not_planned_ahead_where_tensors_are_computed_again(
     )
     trainer.step((x, y))
     assert plans
-    # Training builds of 1.16 never reuse memory.
-    assert plans[0] is not (again or session._reuses_too_early(onnxruntime.__version__))
+    # Training builds of 1.16 never reuse memory. The last session is the one that runs.
+    assert plans[-1] is not (again or session._reuses_too_early(onnxruntime.__version__))

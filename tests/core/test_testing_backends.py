@@ -240,7 +240,7 @@ PLANTED = [
     Planted("test_adam", AlwaysTheFirst(), "after three steps of Adam"),
     Planted("test_evaluation_changes_nothing", LearnsFromEvaluation(), "evaluation: '.*' differs"),
     Planted("test_state", Lends(), "the state after a caller has changed its copy: '.*' differs"),
-    Planted("test_slots", ForgetsTheStep(), "a training that continues: '.*' differs"),
+    Planted("test_slots", ForgetsTheStep(), "a run that continues: '.*' differs"),
     Planted("test_determinism", Shaky(), "the same training twice: '.*' differs"),
     Planted("test_what_it_refuses", TakesAll(), "DID NOT RAISE"),
     Planted("test_graphs_and_counters", NoGraphs(), r"programs\(\) is empty"),

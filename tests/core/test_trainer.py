@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from ortflex_core.engines import scores
 from ortflex_core.errors import OrtflexError, Unsupported
+from ortflex_core.registry import Plugins
 from ortflex_core.training import internals_of
 from tests import models
 from tests.training import every_backend, make, plugins, regression
@@ -173,7 +175,20 @@ def test_if_no_backend_can_train_the_error_has_the_reason_of_each() -> None:
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("no backend can train this here (onnxruntime")
     for name in plugins()["backends"].names():
-        assert any(line.startswith(f"  {name}: ") for line in lines[1:]), name
+        candidate = plugins()["backends"].load(name).priority > -math.inf
+        assert any(line.startswith(f"  {name}: ") for line in lines[1:]) == candidate, name
+
+
+def test_a_backend_of_priority_minus_infinity_is_used_only_if_it_is_named() -> None:
+    """The class: a slow backend that is meant for comparisons trains what no other backend can."""
+    entries = [entry for registry in plugins() for entry in registry]
+    installed = Plugins([e for e in entries if e.kind != "backends" or e.name == "example_numpy"])
+    for word in ("auto", "fastest"):
+        with pytest.raises(Unsupported, match="no backend"):
+            make(models.linear(), plugins=installed, backend=word, epochs=1).fit(X, Y)
+    trainer = make(models.linear(), plugins=installed, backend="example_numpy", epochs=1)
+    trainer.fit(X, Y)
+    assert trainer.backend_ == "example_numpy"
 
 
 def test_training_continues_after_divergence_with_a_smaller_rate() -> None:

@@ -18,6 +18,7 @@ from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError
 from ortflex_core.hooks import hook
 from ortflex_core.training import internals_of
+from ortflex_plugins.callbacks.mlflow import Mlflow
 from tests import children, models
 from tests.training import make, plugins, regression
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.per_python
 
 
 class Interrupt:
-    """Ends a training after some steps, as Ctrl-C does."""
+    """Ends the training after some steps, as Ctrl-C does."""
 
     def __init__(self, step: int, error: BaseException) -> None:
         self.step, self.error = step, error
@@ -275,7 +276,7 @@ def test_mlflow_has_parameters_history_and_model(
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt(), "KILLED"), (ValueError("no"), "FAILED")]
 )
-def test_mlflow_says_how_a_training_ended(
+def test_mlflow_records_how_the_run_ended(
     store: str, error: BaseException, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -318,8 +319,8 @@ def test_a_store_that_goes_away_does_not_end_a_training(
         @hook
         def epoch_start(self, trainer: Any) -> None:
             for callback in internals_of(trainer).setup.callbacks:
-                if hasattr(callback, "_client"):
-                    callback._client = None
+                if isinstance(callback, Mlflow):
+                    callback._run = None
 
     _, fit = train({"name": "mlflow", "experiment": "broken", "uri": store}, Break())
     with caplog.at_level(logging.WARNING, "ortflex"):

@@ -63,7 +63,7 @@ def test_a_second_run_into_the_folder_of_another_is_refused_and_touches_nothing(
     place = tmp_path / "ck"
     trainer(place, epochs=first).fit(X, Y)
     before = content(place)
-    with pytest.raises(CheckpointError, match=r"which this training did not write; .* --resume"):
+    with pytest.raises(CheckpointError, match=r"which this run did not write; .* --resume"):
         trainer(place, epochs=second, seed=7).fit(X, Y)
     assert content(place) == before
     # The way out that the message names.
@@ -106,7 +106,7 @@ def test_what_appears_during_the_training_is_not_replaced(tmp_path: Path) -> Non
                 (place / "step-000000006").mkdir()
                 (place / "step-000000006" / "thesis.txt").write_text("years of work")
 
-    with pytest.raises(OutputError, match="was not written by this training"):
+    with pytest.raises(OutputError, match="was not written by this run"):
         trainer(place, Other()).fit(X, Y)
     assert (place / "step-000000006" / "thesis.txt").read_text() == "years of work"
 

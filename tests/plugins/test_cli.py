@@ -52,7 +52,7 @@ def test_help_lists_every_command_with_its_own_first_line() -> None:
     result = ortflex("--help")
     assert result.exit_code == 0
     context = click.Context(main)
-    for name, (_, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         assert name in result.output
         command = main.get_command(context, name)
         assert command is not None

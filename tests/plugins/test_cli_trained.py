@@ -205,7 +205,7 @@ def test_a_tensor_without_rows_is_not_repeated_for_each_batch(
     np.savez("big.npz", X=np.zeros((5000, 5), np.float32), y=np.zeros((5000, 1), np.float32))
     result = ortflex("predict", "run", "big.npz", "--tensor", "intercept", "-o", "big.out.npz")
     assert result.exit_code == 1
-    assert "its first axis is not that of the rows" in result.output
+    assert "its first axis does not count the rows" in result.output
     assert ortflex("predict", "run", "big.npz", "-o", "big.out.npz").exit_code == 0
 
 

@@ -92,9 +92,7 @@ def test_another_optimizer_in_a_later_round_is_an_error(tmp_path: Path) -> None:
     def make_trainer(context: Context, config: Any) -> Any:
         return new(optimizer=["adam", "momentum"][config["server-round"] - 1]), parts()[0]
 
-    with pytest.raises(
-        OrtflexError, match=r"round 2.*belongs to a different training.*keep='nothing'"
-    ):
+    with pytest.raises(OrtflexError, match=r"round 2.*belongs to another run.*keep='nothing'"):
         federate(tmp_path, make_trainer)
 
 

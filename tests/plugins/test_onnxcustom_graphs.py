@@ -253,6 +253,18 @@ def test_log_loss_output(weighted: bool) -> None:
     assert graph.graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
 
 
+def test_an_output_with_the_name_of_the_labels_is_renamed() -> None:
+    model = models.linear(3)
+    model.graph.output[0].name = model.graph.node[-1].output[0] = "label"
+    graph = add_loss_output(model)
+    onnx.checker.check_model(graph, full_check=True)
+    assert [i.name for i in graph.graph.input] == ["X", "label"]
+    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
+    out = run(graph, {"X": x, "label": Y})
+    np.testing.assert_allclose(out["_label_"], run(model, {"X": x})["label"], rtol=1e-6)
+    np.testing.assert_allclose(out["loss"], [[((out["_label_"] - Y) ** 2).sum()]], rtol=1e-5)
+
+
 def test_loss_output_says_what_is_wrong() -> None:
     model = models.linear()
     with pytest.raises(ConfigError, match="did you mean 'squared_error'"):

@@ -76,7 +76,7 @@ def test_after_its_length_the_last_rate_stays() -> None:
 
 @pytest.mark.parametrize("schedule", [Polynomial(), OneCycle()])
 def test_an_unknown_length_is_an_error(schedule: Schedule) -> None:
-    with pytest.raises(ConfigError, match="length=None is the length of the training in units of"):
+    with pytest.raises(ConfigError, match="length=None is the length of the run in units of"):
         schedule.rate(0.1, Progress())
 
 

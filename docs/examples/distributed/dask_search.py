@@ -19,7 +19,7 @@ def search():
 
 
 if __name__ == "__main__":
-    # Client("first-machine:8786") takes a cluster that runs; without an address it starts workers here.
+    # Client("first-machine:8786") connects to a running cluster; without an address it starts workers here.
     with (
         Client(n_workers=2, threads_per_worker=1, dashboard_address=None),
         joblib.parallel_config("dask"),

@@ -1,4 +1,4 @@
-"""A training in workers of Ray Train.
+"""Train in workers of Ray Train.
 
 python ray_train.py model.onnx data.npz trained.onnx
 """
@@ -24,7 +24,7 @@ def train(config):
 
 
 if __name__ == "__main__":
-    # Workers have folders of their own, so paths are absolute; on several machines, of a shared disk.
+    # Workers have their own folders, so paths are absolute; several machines need a shared disk.
     model, data, output = map(os.path.abspath, sys.argv[1:])
     TorchTrainer(
         train,

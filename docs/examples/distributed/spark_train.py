@@ -1,4 +1,4 @@
-"""A training in processes that Spark starts.
+"""Train in processes that Spark starts.
 
 spark-submit spark_train.py model.onnx data.npz trained.onnx
 """
@@ -24,7 +24,7 @@ def train(model, data, output):
 
 if __name__ == "__main__":
     spark = SparkSession.builder.getOrCreate()
-    # local_mode=True: on the machine of the driver; False: on those of the cluster, with a shared disk.
+    # local_mode=True: on the driver's machine; False: on the machines of the cluster, with a shared disk.
     distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False)
     distributor.run(train, *map(os.path.abspath, sys.argv[1:]))
     spark.stop()

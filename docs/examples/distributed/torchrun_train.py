@@ -1,4 +1,4 @@
-"""A training in all processes that torchrun or srun started; the first one writes the model.
+"""Train in all processes that torchrun or srun started; the first one writes the model.
 
 torchrun --nproc-per-node 2 torchrun_train.py model.onnx data.npz trained.onnx
 """

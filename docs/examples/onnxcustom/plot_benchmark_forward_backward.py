@@ -1,12 +1,12 @@
 """
-Forward and backward: what it costs
-===================================
+The cost of forward and backward passes
+=======================================
 
-A step that is one graph (``fused``), a step of four graphs around onnxruntime's ``TrainingAgent``
-(``training_agent``, where it is installed), the two passes called from Python with numpy between them,
-and scikit-learn: the same network, batch sizes from 1 to 1000. The trainer draws its rows at random out
-of 20,000, the others take the same ones again. ``make bench`` measures more, and alternating; these are
-single runs of a page that has to be built quickly.
+This page compares a step that is one graph (``fused``), a step of four graphs around onnxruntime's
+``TrainingAgent`` (``training_agent``, if it is installed), the two passes called from Python with numpy
+between them, and scikit-learn, for the same network and batch sizes from 1 to 1000. The trainer draws its
+rows at random from 20,000; the others use the same rows again. The times are from single runs;
+``make bench`` measures more, and in alternation.
 """
 
 import time
@@ -32,7 +32,7 @@ engines = [name for name in ("fused", "training_agent") if name in available_bac
 
 
 def whole(backend):
-    """A Trainer's steps, a hundred to a thousand of them, without what is done once."""
+    """The time of a hundred to a thousand steps of a Trainer, without the work that is done once."""
 
     def run(batch):
         rows = min(len(X), 1000 * batch)

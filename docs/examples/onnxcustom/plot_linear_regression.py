@@ -1,9 +1,9 @@
 """
-Linear regression, beside scikit-learn's
-========================================
+Linear regression, compared with scikit-learn
+=============================================
 
-A linear model made by scikit-learn is converted to ONNX, forgets what it knew, and learns it again by
-gradient descent. The coefficients are scikit-learn's.
+A linear model from scikit-learn is converted to ONNX, gets random weights, and is trained by gradient
+descent. The coefficients become those of scikit-learn.
 """
 
 import matplotlib.pyplot as plt

@@ -2,10 +2,10 @@
 Linear regression, forward and backward by hand
 ===============================================
 
-A step of training is: the model's forward pass, the gradient of the loss by what the model predicted, the
-model's backward pass, the update. ``OnnxFunction`` does the two passes, on onnxruntime's ``TrainingAgent``
-where that is installed; everything else is numpy. What stands between the passes can be anything, which is
-what this way of training is for.
+A training step consists of the model's forward pass, the gradient of the loss by the predictions, the
+model's backward pass, and the update. ``OnnxFunction`` computes the two passes, with onnxruntime's
+``TrainingAgent`` if it is installed, and numpy computes everything else. Use this form of training if you
+need your own code between the passes.
 """
 
 import matplotlib.pyplot as plt
@@ -26,8 +26,8 @@ model = to_onnx(exact, X[:1], target_opset=17, black_op={"LinearRegressor"})
 # The two passes
 # --------------
 #
-# ``forward`` gives predictions and what the backward pass will need; ``backward`` takes the gradient of the
-# loss by the predictions and gives those by the weights.
+# ``forward`` returns predictions and the values that the backward pass needs; ``backward`` takes the
+# gradient of the loss by the predictions and returns the gradients by the weights.
 
 engine, device = best_of("training_agent", otherwise="fused"), best_device()
 function = OnnxFunction(model, engine=engine, device=device, inputs=[])
@@ -52,8 +52,8 @@ for order in orders:
         weights = {name: w - rate * gradients[name] for name, w in weights.items()}
 
 # %%
-# The same by a Trainer
-# ---------------------
+# The same with a Trainer
+# -----------------------
 
 trainer = Trainer(
     model,

@@ -2,9 +2,9 @@
 Linear regression in detail, on TrainingSession
 ===============================================
 
-What ``backend="training_session"`` does, written out: a graph with a loss, a session that differentiates
-and updates by itself, a loop. onnxruntime's ``TrainingSession`` exists in onnxruntime-training 1.16; on
-another onnxruntime this page runs the same loop on a graph whose gradient and update are made by hand.
+This page shows what ``backend="training_session"`` does: a graph with a loss, a session that
+differentiates and updates it, and a loop. onnxruntime's ``TrainingSession`` is in onnxruntime-training
+1.16; with another onnxruntime, the page runs the same loop on a graph that contains gradient and update.
 """
 
 import matplotlib.pyplot as plt
@@ -43,14 +43,14 @@ for name, array in weights.items():
 # TrainingSession
 # ---------------
 #
-# It wants the weights as initializers and as inputs, the name of the loss, and the name of one of its own
-# optimizers; it adds an input ``Learning_Rate``. Two of its defaults are traps: in the default order of
-# execution ``SGDOptimizer`` may write a weight before the backward pass has read it, and gradients are
-# clipped to norm 1 for some optimizers.
+# It needs the weights as initializers and as inputs, the name of the loss, and the name of one of its own
+# optimizers; it adds an input ``Learning_Rate``. Two of its defaults are dangerous: in the default order of
+# execution, ``SGDOptimizer`` may write a weight before the backward pass has read it, and for some
+# optimizers gradients are clipped to norm 1.
 
 
 def training_session():
-    """A function that makes a step and returns its loss, and one that reads the weights."""
+    """Two functions: one makes a step and returns its loss, the other reads the weights."""
     from onnxruntime.capi import _pybind_state as state
     from onnxruntime.capi.training.training_session import TrainingSession
 

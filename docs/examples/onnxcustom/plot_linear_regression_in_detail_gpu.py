@@ -2,10 +2,9 @@
 Linear regression in detail, on a GPU
 =====================================
 
-The training of the page before, its data and weights on a GPU. What changes is who owns the memory:
-batches are copied to the device, everything else is bound to memory that stays there, and the loss comes
-back when somebody looks at it. Without a GPU the page binds main memory instead; nothing else is
-different.
+The training of the page before, with data and weights on a GPU. The difference is the memory: batches are
+copied to the device, all other values are bound to memory that stays there, and the loss is copied back
+only when it is read. Without a GPU, the page binds main memory instead, and everything else is the same.
 """
 
 import time
@@ -48,11 +47,11 @@ with_loss = model(
 )
 
 # %%
-# What is bound
-# -------------
+# Binding memory
+# --------------
 #
-# Memory on the device, which a session reads and writes where it is. onnxruntime remembers addresses
-# only: who binds memory has to keep it.
+# A session reads and writes bound memory on the device without copies. onnxruntime keeps only addresses, so
+# the caller must keep the memory.
 
 alive = []
 
@@ -79,12 +78,12 @@ def bound(session, inputs, outputs):
 
 
 # %%
-# With TrainingSession the weights are inside: a batch, the rate and the loss are bound, once for all
-# steps.
+# With TrainingSession, the weights are inside the session. A batch, the rate and the loss are bound once
+# for all steps.
 
 
 def training_session():
-    """A function that makes a step, and one that reads the weights."""
+    """Two functions: one makes a step, the other reads the weights."""
     from onnxruntime.capi import _pybind_state as state
     from onnxruntime.capi.training.training_session import TrainingSession
 
@@ -111,8 +110,8 @@ def training_session():
 
 
 # %%
-# In a graph made by hand each weight has two places that take turns: one is read, the other written.
-# Binding an output over its own input would save one, and gives wrong results where the update runs
+# In the other graph, each weight has two places that take turns: one is read, the other is written.
+# Binding an output over its own input would save one of them, but the results are wrong if the update runs
 # before the last reader of the old value.
 
 
@@ -168,8 +167,8 @@ for _ in range(5):
 print(f"{1e6 * (time.perf_counter() - began) / len(losses):.0f} µs a step")
 
 # %%
-# The same by a Trainer
-# ---------------------
+# The same with a Trainer
+# -----------------------
 
 trainer = Trainer(
     model("float[N, 50] X", "float[N, 1] Y"),

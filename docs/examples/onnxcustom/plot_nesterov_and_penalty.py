@@ -2,8 +2,8 @@
 Momentum, Nesterov and penalties
 ================================
 
-The same regression with plain gradient descent, with momentum, and with Nesterov's; then with a growing
-penalty on the weights, which shrinks them.
+The same regression with plain gradient descent, with momentum, and with Nesterov's momentum; then with a
+growing penalty, which shrinks the weights.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 A neural network made by scikit-learn
 =====================================
 
-A classifier that scikit-learn trained for a few epochs is exported, and its training goes on where
-scikit-learn stopped, on whatever onnxruntime is installed; on a GPU where there is one.
+A classifier that scikit-learn trained for a few epochs is exported, and ortflex continues where
+scikit-learn stopped, with any onnxruntime and, if there is one, on a GPU.
 """
 
 import warnings
@@ -28,10 +28,10 @@ with warnings.catch_warnings():
 model = to_onnx(network, X[:1], target_opset=17, options={"zipmap": False})
 
 # %%
-# The training goes on
-# --------------------
+# Continue the training
+# ---------------------
 #
-# The loss sees the scores before the softmax, and the class labels come from the file.
+# The loss uses the scores before the softmax, and the class labels come from the file.
 
 device = best_device()
 trainer = Trainer(

@@ -2,10 +2,10 @@
 A neural network, forward and backward on a GPU
 ===============================================
 
-The loop of the page before, for a network of scikit-learn and on a GPU; without one the page runs on the
-CPU, and says so. Then ``backend="training_agent"``, which keeps everything on the device: forward and
-backward by onnxruntime's ``TrainingAgent``, and our graphs for the loss and the update. Where there is no
-onnxruntime-training, ``fused`` takes its place.
+The loop of the page before, for a network from scikit-learn and on a GPU; without a GPU, the page prints
+that it uses the CPU. The second part uses ``backend="training_agent"``, which keeps all values on the
+device: onnxruntime's ``TrainingAgent`` computes forward and backward pass, and graphs of ortflex compute
+loss and update. Without onnxruntime-training, ``fused`` is used instead.
 """
 
 import time
@@ -34,7 +34,7 @@ model = to_onnx(network, X[:1], target_opset=17)
 # Numpy between the passes
 # ------------------------
 #
-# Arrays go to the device and come back at every step. That is what such a loop costs.
+# In such a loop, arrays are copied to the device and back at every step.
 
 function = OnnxFunction(model, engine=backend, device=device, inputs=[])
 [output] = function.outputs

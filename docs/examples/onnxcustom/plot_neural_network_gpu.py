@@ -2,9 +2,9 @@
 A neural network made by scikit-learn, on a GPU
 ===============================================
 
-A GPU pays where a step has enough to compute: µs a step by batch size, on every device that onnxruntime
-has here. Without a GPU there is one curve, that of the CPU, and the page says so. ``device="cuda"`` is
-all that changes; weights and optimizer state stay on the device.
+A GPU is faster if a step has enough to compute. This page measures µs per step by batch size, on every
+device that onnxruntime supports here; without a GPU there is only the curve of the CPU. Only
+``device="cuda"`` is different; weights and optimizer state stay on the device.
 """
 
 import time
@@ -31,7 +31,7 @@ sizes = [16, 64, 256, 1024]
 
 
 def microseconds(device, batch):
-    """Of one step, the quickest of some epochs; and the weights after them."""
+    """The seconds per step of the fastest epoch, and the weights at the end."""
     trainer = Trainer(
         model,
         loss="softmax_cross_entropy",
@@ -63,7 +63,7 @@ axes.set_xticks(sizes, sizes)
 axes.legend()
 
 # %%
-# Both end in the same weights, but for rounding.
+# Both end with the same weights, except for rounding.
 
 for name, array in states["cpu"].items():
     for other in states.values():

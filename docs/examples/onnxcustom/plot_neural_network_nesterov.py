@@ -2,8 +2,8 @@
 Forward and backward with Nesterov's momentum and a penalty
 ===========================================================
 
-The network of the page before. First Nesterov's momentum and an elastic penalty are written between the
-passes, in numpy; then they are chosen by name. Both end in the same losses, on a GPU where there is one.
+The network of the page before. First, Nesterov's momentum and an elastic penalty are written in numpy
+between the passes; then they are chosen by name. Both give the same losses, on a GPU if there is one.
 """
 
 import warnings

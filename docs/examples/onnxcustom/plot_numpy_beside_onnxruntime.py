@@ -1,9 +1,9 @@
 """
-numpy beside onnxruntime on simple functions
-============================================
+numpy compared with onnxruntime on simple functions
+===================================================
 
-When does it pay to hand a few elementwise operations to onnxruntime? Calling it costs some microseconds,
-so small arrays belong to numpy; larger ones gain from one pass over memory less per operation, and from
+When is it faster to compute a few elementwise operations with onnxruntime? A call costs some microseconds,
+so numpy is faster for small arrays. For larger arrays, onnxruntime needs fewer passes over memory and has
 faster exponentials.
 """
 
@@ -28,7 +28,7 @@ sizes = [10, 100, 1_000, 10_000, 100_000, 1_000_000]
 
 
 def best(run):
-    """The quickest of some calls, in µs."""
+    """The time of the fastest of some calls, in µs."""
     times = []
     for _ in range(15):
         start = time.perf_counter()

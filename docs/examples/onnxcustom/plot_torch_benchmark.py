@@ -1,10 +1,10 @@
 """
-ONNX and torch: time of a layer, time of a training
-===================================================
+ONNX and torch: time of a layer, time of a run
+==============================================
 
-Two questions. What does a layer cost that is ONNX, between layers of torch? And what does the training of
-a network cost in torch, beside the same network as a file and a ``Trainer``? ``make bench`` measures
-more, and alternating; these are single runs of a page that has to be built quickly.
+This page measures the time of an ONNX layer between layers of torch, and the time of training a network in
+torch and, from its file, with a ``Trainer``. The times are from single runs; ``make bench`` measures more,
+and in alternation.
 """
 
 import itertools
@@ -73,11 +73,11 @@ for name, took in layers.items():
     print(f"{name:12s}" + "".join(f"{t:9.0f} µs" for t in took))
 
 # %%
-# A whole training
-# ----------------
+# A whole run
+# -----------
 #
-# Gradient descent with momentum. A ``Trainer`` runs the whole step as one graph, several steps at once
-# where they are short.
+# Gradient descent with momentum. A ``Trainer`` runs the whole step as one graph, and several short steps
+# at once.
 
 X, y = torch.randn(1500, 100), torch.randn(1500, 1)
 
@@ -137,5 +137,5 @@ for k, name in enumerate(("torch", "ortflex")):
     right.bar(place + 0.4 * k - 0.2, [pair[k] for pair in rows.values()], 0.4, label=name)
 right.set_yscale("log")
 right.set_xticks(place, rows)
-right.set_ylabel("µs a step of a training")
+right.set_ylabel("µs per step")
 right.legend()

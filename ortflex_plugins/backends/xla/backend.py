@@ -49,6 +49,7 @@ class XlaBackend(Backend):
 
     name: ClassVar[str] = "xla"
     priority: ClassVar[int] = 5
+    recomputes: ClassVar[bool] = True
 
     steps_per_run: int | str = attrs.field(default="auto", validator=check_steps)
     platform: str = attrs.field(default="cpu", validator=_platform)

@@ -81,6 +81,10 @@ class NumpyForms:
         with np.errstate(invalid="ignore", over="ignore"):
             return x.astype(dtype)
 
+    def after(self, x: Any, gate: Any) -> Any:
+        """``x``, which a compiler may use only when ``gate`` is known."""
+        return x
+
     def convolve(self, *arguments: Any) -> Any:
         """None: numpy has no convolution kernel."""
         return None
@@ -143,6 +147,14 @@ class JaxForms:
     def convert(self, x: Any, dtype: Any) -> Any:
         """Cast."""
         return x.astype(dtype)
+
+    def after(self, x: Any, gate: Any) -> Any:
+        """``x``, which a compiler may use only when ``gate`` is known."""
+        # A barrier of XLA is removed before XLA merges equal nodes on a CPU. This condition is always
+        # true, and the compiler does not know it.
+        element = self._lax.convert_element_type(self.xp.ravel(gate)[0], self.xp.float32)
+        bits = self._lax.bitcast_convert_type(element, self.xp.int32)
+        return self.xp.where((bits | 1) != 0, x, self.xp.zeros_like(x))
 
     def convolve(
         self,

@@ -12,6 +12,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 from ortflex_core.graph import Program
 from ortflex_core.opsets import body_of
+from ortflex_core.runtime import AGAIN, is_copy, repeat_forward
 from ortflex_core.types import onnx_dtype
 from ortflex_plugins.backends.xla import (
     control,
@@ -46,7 +47,7 @@ class Translation:
 
     def __init__(self, program: Program, forms: Forms) -> None:
         self.program = program
-        self._model = _Model(program.proto(), forms)
+        self._model = _Model(repeat_forward(program), forms)
         self._names = [spec.name for spec in program.outputs]
 
     def __call__(self, feeds: Mapping[str, Value]) -> dict[str, Value]:
@@ -92,9 +93,24 @@ class _Model:
         return [values[o.name] for o in graph.output]
 
     def _nodes(self, nodes: Any, values: dict[str, Value]) -> None:
+        latest: Value = None  # the last result that is not computed a second time
         for node in nodes:
-            results = self._node(node, values)
+            if is_copy(node):
+                results = self._node(node, self._delayed(node, values, latest))
+            else:
+                results = self._node(node, values)
+                latest = next(filter(_is_traced, results), latest)
             values.update((n, v) for n, v in zip(node.output, results, strict=False) if n)
+
+    def _delayed(self, node: NodeProto, values: dict[str, Value], gate: Value) -> dict[str, Value]:
+        """The inputs of a node that is computed a second time, one of them known only after ``gate``.
+
+        The compiler would merge the node with the first one otherwise.
+        """
+        names = [n for n in node.input if n and _is_traced(values[n])]
+        if not names or gate is None or any(n.endswith(AGAIN) for n in names):
+            return values
+        return {**values, names[0]: self.forms.after(values[names[0]], gate)}
 
     def _initializers(self, graph: GraphProto) -> dict[str, Value]:
         key = id(graph)
@@ -173,6 +189,11 @@ class _Absent(dict[str, Value]):
 
     def __missing__(self, key: str) -> Value:
         return None
+
+
+def _is_traced(value: Value) -> bool:
+    """Whether a value is a tensor with elements that are unknown before a run."""
+    return not isinstance(value, np.ndarray | list | None) and value.size > 0
 
 
 def _reads_outside(attributes: Mapping[str, Any]) -> bool:

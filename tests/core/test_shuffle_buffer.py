@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ortflex_core.data.batches import Epoch
 from ortflex_core.data.columns import Columns
-from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, rows_of, usual_buffer
-from ortflex_core.data.shuffle_buffer import Part, windows
+from ortflex_core.data.pieces import Conversion, PieceBatches, Pieces, head, rows_of, usual_buffer
+from ortflex_core.data.shuffle_buffer import Part, fill_buffers
 from ortflex_core.errors import DataError
 
 pytestmark = pytest.mark.per_python
@@ -46,8 +47,8 @@ class Runs(Pieces):
         return f"run {piece}"
 
 
-PLAIN = Making(prepare=lambda columns: dict(columns.inputs), denominators=lambda columns: [1.0])
-WEIGHTED = Making(
+PLAIN = Conversion(prepare=lambda columns: dict(columns.inputs), denominators=lambda columns: [1.0])
+WEIGHTED = Conversion(
     prepare=lambda columns: dict(columns.inputs),
     denominators=lambda columns: [1.0, columns["X"][:, 0] / 7],
 )
@@ -55,7 +56,7 @@ WEIGHTED = Making(
 
 def epoch(source: PieceBatches, seed: int | None, at_once: int = 1, start: int = 0) -> list[Any]:
     rng = None if seed is None else np.random.default_rng(seed)
-    return [b for group in source.epoch(rng, at_once, start) for b in group]
+    return [b for group in source.batches(Epoch(rng, at_once, start)) for b in group]
 
 
 def rows_in(batches: Sequence[Any]) -> list[list[int]]:
@@ -70,11 +71,11 @@ def test_the_order_is_the_documented_one() -> None:
     end_to_end = np.concatenate([np.arange(starts[p], starts[p + 1]) for p in rng.permutation(5)])
     key = int(rng.integers(2**63))
     wanted = []
-    for number, at in enumerate(range(0, 20, buffer)):
-        window = end_to_end[at : at + buffer]
-        order = np.arange(len(window))
+    for number, start in enumerate(range(0, 20, buffer)):
+        rows = end_to_end[start : start + buffer]
+        order = np.arange(len(rows))
         np.random.default_rng([key, number]).shuffle(order)
-        wanted += window[order].tolist()
+        wanted += rows[order].tolist()
     assert got.tolist() == wanted
 
 
@@ -110,11 +111,11 @@ def test_an_epoch_has_every_row_once_and_can_be_entered_anywhere(
         np.testing.assert_allclose(b.denominators, [len(numbers), sum(numbers) / 7], rtol=1e-12)
 
 
-def test_groups_begin_at_their_multiples_across_windows_and_wherever_one_enters() -> None:
+def test_groups_begin_at_multiples_of_their_size_wherever_an_epoch_is_entered() -> None:
     source = PieceBatches(Runs([10, 10, 10], buffer=8), PLAIN, 2)
 
     def lengths(start: int) -> list[int]:
-        return [len(g) for g in source.epoch(np.random.default_rng(0), 4, start)]
+        return [len(g) for g in source.batches(Epoch(np.random.default_rng(0), 4, start))]
 
     assert lengths(0) == [4, 4, 4, 1, 1, 1]
     assert lengths(4) == [4, 4, 1, 1, 1]
@@ -122,27 +123,29 @@ def test_groups_begin_at_their_multiples_across_windows_and_wherever_one_enters(
     assert lengths(13) == [1, 1]
 
 
-def test_rows_of_far_apart_pieces_meet_in_a_window_and_epochs_differ() -> None:
+def test_a_buffer_has_rows_of_distant_pieces_and_epochs_differ() -> None:
     source = PieceBatches(Runs([10] * 20, buffer=50), PLAIN, 50)
     first, second = rows_in(epoch(source, 0)), rows_in(epoch(source, 1))
     assert first != second
-    assert all(len({row // 10 for row in window}) == 5 for window in first)
+    assert all(len({row // 10 for row in rows}) == 5 for rows in first)
     assert {row // 10 for row in first[0]} != {row // 10 for row in second[0]}
 
 
-def test_entering_reads_no_piece_that_is_over() -> None:
+def test_entering_an_epoch_reads_no_earlier_piece() -> None:
     pieces = Runs([10] * 20, buffer=20)
     source = PieceBatches(pieces, PLAIN, 5)
-    epoch(source, None, start=30)  # row 150, the middle of window 7
+    epoch(source, None, start=30)  # row 150, the middle of buffer 7
     assert pieces.reads[0] == (14, 0)
 
 
-def test_the_next_epoch_is_begun_while_the_last_window_is_in_use() -> None:
+def test_the_next_epoch_is_read_while_the_last_buffer_is_in_use() -> None:
     pieces = Runs([10, 10], buffer=10)
     source = PieceBatches(pieces, PLAIN, 5)
     wanted = [rows_in(epoch(source, seed)) for seed in (0, 1)]
     pieces.reads.clear()
-    first = source.epoch(np.random.default_rng(0), number=0, more=lambda: np.random.default_rng(1))
+    first = source.batches(
+        Epoch(np.random.default_rng(0), following=lambda: np.random.default_rng(1))
+    )
     seen = []
     for group in first:
         seen += rows_in(group)
@@ -151,24 +154,23 @@ def test_the_next_epoch_is_begun_while_the_last_window_is_in_use() -> None:
     end = time.monotonic() + 10
     while len(pieces.reads) < 3 and time.monotonic() < end:
         time.sleep(0.001)
-    assert (
-        len(pieces.reads) >= 3
-    )  # the first window of the second epoch, which no one asked for yet
-    second = source.epoch(np.random.default_rng(1), number=1)
+    # The first buffer of the second epoch is read before it is requested.
+    assert len(pieces.reads) >= 3
+    second = source.batches(Epoch(np.random.default_rng(1), number=1))
     assert [r for group in second for r in rows_in(group)] == wanted[1]
     assert len(pieces.reads) == 4
     source.close()
     assert not [t for t in threading.enumerate() if t.name == "ortflex-data"]
 
 
-def test_an_epoch_that_was_begun_and_is_not_the_one_is_dropped() -> None:
+def test_rows_read_ahead_are_discarded_if_another_epoch_follows() -> None:
     source = PieceBatches(Runs([10, 10], buffer=10), PLAIN, 5)
     wanted = rows_in(epoch(source, 7))
-    for group in source.epoch(None, number=0, more=lambda: None):
+    for group in source.batches(Epoch(following=lambda: None)):
         time.sleep(0.02 * len(group))
-    again = source.epoch(np.random.default_rng(7), number=5)
+    again = source.batches(Epoch(np.random.default_rng(7), number=5))
     assert [r for group in again for r in rows_in(group)] == wanted
-    for _ in source.epoch(None, number=0, more=lambda: None):
+    for _ in source.batches(Epoch(following=lambda: None)):
         time.sleep(0.02)
     source.close()
     assert not [t for t in threading.enumerate() if t.name == "ortflex-data"]
@@ -180,10 +182,10 @@ def test_rows_of_different_shapes_cannot_be_mixed() -> None:
         Part(columns={"X": np.zeros((2, 4))}, denominators=[1.0], rows=2, where="b.npy"),
     ]
     with pytest.raises(DataError, match=r"b\.npy: the rows of 'X' have shape \[4\], those of a\.n"):
-        list(windows(parts, 10, 0, None))
+        list(fill_buffers(parts, 10, 0, None))
 
 
-def test_a_piece_with_other_rows_than_it_had_is_refused() -> None:
+def test_a_piece_whose_number_of_rows_has_changed_is_refused() -> None:
     pieces = Runs([4, 4], buffer=3)
     source = PieceBatches(pieces, PLAIN, 2)
     pieces._sizes = [4, 3]
@@ -193,7 +195,7 @@ def test_a_piece_with_other_rows_than_it_had_is_refused() -> None:
         epoch(source, None)
 
 
-def test_the_head_and_the_size_of_the_usual_buffer() -> None:
+def test_the_first_rows_and_the_default_buffer() -> None:
     pieces = Runs([2, 0, 5], buffer=3, chunk=2)
     assert rows_of(pieces) == 7
     assert head(pieces, 4).inputs["X"][:, 0].tolist() == [0, 1, 2, 3]

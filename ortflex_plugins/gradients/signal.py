@@ -12,28 +12,34 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, full
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor, count_to, known_size, size_of
+
+RULES = Rules()
+
+RULES.not_differentiable("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix")
 
 _INT64 = onnx.TensorProto.INT64
 
 
-def dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+@RULES.rule("DFT", since=17)
+def _dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """The transform is y = F x with a symmetric F, and its adjoint is conj(F) g.
 
-    conj(F) is the inverse transform without its 1/n. A half spectrum is a part of the whole one, a
-    real signal has no imaginary part, and a signal shorter than the transform ends in zeros.
+    conj(F) is the inverse transform without its factor 1/n. Half a spectrum is a part of the whole
+    spectrum, a real signal has no imaginary part, and a signal shorter than the transform is padded
+    with zeros.
     """
     x, axis = node.inputs[0], _axis(node)
+    whole = full(op, g, node.outputs[0])
     if x.shape is None or axis is None:
-        return [_at_run_time(op, node, full(op, g, node.outputs[0])), None, None]
+        return [_at_run_time(op, node, whole), None, None]
     axis %= len(x.shape)
     size = x.shape[axis]
     length = 2 * (size - 1) if node.onesided and node.inverse and isinstance(size, int) else size
     if node.input(1) is not None:
         length = None if node.input(1).constant is None else int(node.input(1).constant)
-    whole = full(op, g, node.outputs[0])
     if not all(isinstance(n, int) for n in (length, size, x.shape[-1])):
         return [_at_run_time(op, node, whole), None, None]
     if node.onesided and node.inverse:
@@ -50,62 +56,62 @@ def dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _at_run_time(op: Ops, node: NodeView, whole: Tensor) -> Tensor:
-    """The same if the axis or a size is known only at run time."""
-    x, given = node.inputs[0], node.input(1)
-    one = op.constant([-1])
-    axis = node.input(2)
+    """The adjoint if the axis or a size is known only when the graph runs."""
+    x, given, axis = node.inputs[0], node.input(1), node.input(2)
     along = (
-        op.constant([_axis(node)]) if axis is None else op.Cast(op.Reshape(axis, one), to=_INT64)
+        op.constant([_axis(node)]) if axis is None else op.Cast(op.Reshape(axis, [-1]), to=_INT64)
     )
     size = op.Gather(op.Shape(x), along)
     settings: dict[str, Any] = {"axis": _axis(node) if axis is None else axis}
-    length = size if given is None else op.Cast(op.Reshape(given, one), to=_INT64)
     if node.onesided and node.inverse:
         if given is not None:
             raise NoGradientRule("of half a spectrum, with a length that is not constant")
-        length = 2 * (size - 1)
         back = op.DFT(whole, **settings, onesided=1)
-        places = op.Range(op.constant(0), op.Squeeze(size, axes=[0]), op.constant(1))
-        ends = op.Equal(op.Mod(places, op.Max(op.Squeeze(size, axes=[0]) - 1, 1)), 0)
+        count = op.Squeeze(size, axes=[0])
+        ends = op.Equal(op.Mod(count_to(op, count), op.Max(count - 1, 1)), 0)
         counts = op.Where(ends, op.constant(1.0, x.dtype), op.constant(2.0, x.dtype))
-        back = back * op.Reshape(counts, _but_one(op, x, along, size))
-        return back / op.Cast(length, to=x.dtype)
+        back = back * op.Reshape(counts, _shape_along(op, x, along, size))
+        return back / op.Cast(2 * (size - 1), to=x.dtype)
+    length = size if given is None else op.Cast(op.Reshape(given, [-1]), to=_INT64)
     if node.onesided:
-        whole = _longer(op, whole, along, length - (length / 2 + 1))
+        whole = _padded_at_run_time(op, whole, along, length - (length / 2 + 1))
     back = op.DFT(whole, **settings, inverse=1 - node.inverse)
     scale = op.Cast(length, to=x.dtype)
     back = back / scale if node.inverse else back * scale
-    last = op.Slice(op.Shape(x), [-1], [np.iinfo(np.int64).max])
-    back = op.Slice(back, op.constant([0]), last, op.constant([-1]))
-    back = op.Slice(back, op.constant([0]), size, along)
+    parts = op.Slice(op.Shape(x), [-1], [np.iinfo(np.int64).max])
+    back = op.Slice(back, [0], parts, [-1])
+    back = op.Slice(back, [0], size, along)
     if given is not None:
-        back = _longer(op, back, along, op.Max(size - length, 0))
+        back = _padded_at_run_time(op, back, along, op.Max(size - length, 0))
     return op.Reshape(back, op.Shape(x))
 
 
-def _but_one(op: Ops, x: Tensor, along: Tensor, size: Tensor) -> Tensor:
-    """The shape that has ``size`` at one axis of x and 1 at the others."""
-    ones = op.Expand(op.constant([1]), op.Shape(op.Shape(x)))
-    return op.ScatterElements(ones, _place(op, x, along), size, axis=0)
-
-
-def _place(op: Ops, x: Tensor, along: Tensor) -> Tensor:
-    """An axis, counted from the front."""
-    return op.Mod(along, op.Shape(op.Shape(x)))
-
-
-def _longer(op: Ops, x: Tensor, along: Tensor, count: Tensor) -> Tensor:
-    """Zeros after the end of one axis."""
+def _shape_along(op: Ops, x: Tensor, along: Tensor, size: Tensor) -> Tensor:
+    """The shape with ``size`` at one axis of x and 1 at the others."""
     rank = op.Shape(op.Shape(x))
-    none = op.Expand(op.constant([0]), rank * 2)
-    pads = op.ScatterElements(none, _place(op, x, along) + rank, count, axis=0)
+    return op.ScatterElements(op.Expand(op.constant([1]), rank), op.Mod(along, rank), size, axis=0)
+
+
+def _padded_at_run_time(op: Ops, x: Tensor, along: Tensor, count: Tensor) -> Tensor:
+    """``count`` zeros after the end of one axis."""
+    rank = op.Shape(op.Shape(x))
+    zeros = op.Expand(op.constant([0]), rank * 2)
+    return op.Pad(x, op.ScatterElements(zeros, op.Mod(along, rank) + rank, count, axis=0))
+
+
+def _padded(op: Ops, x: Tensor, axis: int, count: int) -> Tensor:
+    """``count`` zeros after the end of one axis, if ``count`` is positive."""
+    if count <= 0:
+        return x
+    pads = [0] * (2 * (x.rank or 0))
+    pads[(x.rank or 0) + axis] = count
     return op.Pad(x, pads)
 
 
 def _to_half(op: Ops, spectrum: Tensor, axis: int, size: int, length: int) -> Tensor:
     """The cotangent of half a spectrum from which a real signal was computed.
 
-    The missing half is the mirror image of this one, so an element with an image counts twice.
+    The missing half is the mirror image of the given one, so an element with an image counts twice.
     """
     if length // 2 + 1 != size:
         raise NoGradientRule(
@@ -120,28 +126,21 @@ def _to_half(op: Ops, spectrum: Tensor, axis: int, size: int, length: int) -> Te
 
 
 def _axis(node: NodeView) -> int | None:
-    """An attribute up to opset 19, an input from 20 on."""
+    """The axis of a DFT: an attribute up to opset 19, an input from 20 on; None if it is not constant."""
     given = node.input(2)
     if given is not None:
         return None if given.constant is None else int(given.constant)
     return -2 if node.axis is None else int(node.axis)
 
 
-def _padded(op: Ops, x: Tensor, axis: int, count: int) -> Tensor:
-    if count <= 0:
-        return x
-    pads = [0] * (2 * (x.rank or 0))
-    pads[(x.rank or 0) + axis] = count
-    return op.Pad(x, op.constant(pads))
-
-
-def stft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Frames of the signal, times the window, each transformed."""
+@RULES.rule("STFT")
+def _stft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Frames of the signal, each multiplied by the window and transformed."""
     signal, step, window = node.inputs[0], node.inputs[1], node.input(2)
     if signal.rank != 3:
         raise NoGradientRule("of a signal that is not [batch, time, parts]")
-    length, size = _frame_length(node), signal.shape[1]
-    if step.constant is not None and isinstance(length, int) and isinstance(size, int):
+    length, size = _frame_length(node), known_size(signal, 1)
+    if step.constant is not None and isinstance(length, int) and size is not None:
         hop = int(step.constant)
         starts = np.arange((size - length) // hop + 1) * hop
         places = op.constant(starts[:, None] + np.arange(length), _INT64)
@@ -156,25 +155,19 @@ def stft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _frames(op: Ops, signal: Tensor, step: Tensor, length: int | Tensor) -> Tensor:
-    """The index in the signal of [frame, place in it]."""
-    scalar = op.constant(np.array([], np.int64))
-    zero, one = op.constant(0), op.constant(1)
-    hop = op.Cast(op.Reshape(step, scalar), to=_INT64)
-    count = op.constant(length) if isinstance(length, int) else op.Reshape(length, scalar)
+    """The index in the signal of each place in each frame, [frames, length]."""
+    hop = op.Cast(op.Reshape(step, []), to=_INT64)
+    count = op.constant(length) if isinstance(length, int) else op.Reshape(length, [])
     count = op.Cast(count, to=_INT64)
-    size = op.Gather(op.Shape(signal), one)
-    starts = op.Range(zero, size - count + 1, hop)
-    inside = op.Range(zero, count, one)
-    return op.Unsqueeze(starts, axes=[1]) + op.Unsqueeze(inside, axes=[0])
+    starts = op.Range(0, size_of(op, signal, 1) - count + 1, hop)
+    return op.Unsqueeze(starts, axes=[1]) + op.Unsqueeze(count_to(op, count), axes=[0])
 
 
 def _frame_length(node: NodeView) -> int | Tensor | None:
+    """The length of a frame: given, or the length of the window."""
     given, window = node.input(3), node.input(2)
     if given is not None:
         return given if given.constant is None else int(given.constant)
     if window is None:
         return None
-    size = None if window.shape is None else window.shape[0]
-    if isinstance(size, int):
-        return size
-    return node.trace.op.Shape(window)
+    return known_size(window, 0) or node.trace.op.Shape(window)

@@ -1,0 +1,188 @@
+"""Updates of large parameters by numpy, compared with the same updates in the graph of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import onnx.parser
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.engines import host_formulas, host_updates
+from ortflex_core.errors import TrainingDiverged
+from ortflex_core.graph import Host, Ops, Tensor
+from ortflex_core.protocols import Optimizer, Slots, Updated
+from ortflex_core.training import internals_of
+from ortflex_plugins.backends import fused
+from tests import models
+from tests.training import make, plugins, regression
+
+ELEMENTWISE = ["adadelta", "adagrad", "adam", "adamax", "adamw", "nadam", "radam", "rmsprop"]
+OPTIONS: Mapping[str, dict[str, Any]] = {
+    "plain": {},
+    "penalty and clip_norm": {"penalty": "l2", "clip_norm": 0.5},
+    "transforms": {"transforms": ["centralize"]},
+    "average": {"averaging": "ema"},
+    "constraint": {"constraint": {"W1": "non_negative"}},
+    "group": {"groups": [{"params": ["W1"], "rate": 0.3, "optimizer": "rmsprop"}]},
+    "later group": {"groups": [{"params": ["W2"], "start_epoch": 2}]},
+    "two threads": {"threads": 2},
+    "two batches": {"accumulate": 2},
+    "two batches, penalty and clip_norm": {"accumulate": 2, "penalty": "l2", "clip_norm": 0.5},
+    "schedule": {"schedule": "cosine"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small parameters count as large, and have several blocks, the last of which is shorter."""
+    monkeypatch.setattr(host_updates, "_LARGE", 6)
+    monkeypatch.setattr(host_updates, "_BLOCK", 7)
+
+
+X, Y = regression(features=6, rows=37)
+
+
+def new(model: Any = None, **options: Any) -> Trainer:
+    arguments = {"optimizer": "adam", "learning_rate": 0.01, "batch_size": 10, "epochs": 4}
+    return make(model or models.mlp(), backend="fused", **arguments | options)
+
+
+def trained(model: Any = None, in_graph: bool = False, **options: Any) -> Trainer:
+    """A trainer after four epochs, whose last batches are shorter."""
+    with pytest.MonkeyPatch.context() as patch:
+        if in_graph:
+            patch.setattr(fused, "host_formulas", lambda problem: {})
+        trainer = new(model, **options)
+        trainer.fit(X, Y)
+    return trainer
+
+
+def on_host(trainer: Trainer) -> list[str]:
+    """The parameters that numpy updates."""
+    return sorted(host_formulas(internals_of(trainer).problem))
+
+
+def assert_equal(found: Trainer, expected: Trainer) -> None:
+    for now, then in (
+        (found.get_state(), expected.get_state()),
+        (found.engine.slots(), expected.engine.slots()),
+    ):
+        assert now.keys() == then.keys()
+        for name, array in then.items():
+            np.testing.assert_allclose(now[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(found.history_["loss"], expected.history_["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ELEMENTWISE)
+def test_an_optimizer_has_the_same_results(optimizer: str) -> None:
+    found = trained(optimizer=optimizer)
+    assert_equal(found, trained(in_graph=True, optimizer=optimizer))
+
+
+def test_the_optimizers_of_large_networks_are_updated_by_numpy() -> None:
+    """Otherwise the tests above compare the graph with itself."""
+    for optimizer in ("adam", "adamw", "rmsprop", "adadelta"):
+        assert on_host(trained(optimizer=optimizer)) == ["W1", "W2", "b1"], optimizer
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_an_option_has_the_same_results(options: dict[str, Any]) -> None:
+    found = trained(**options)
+    assert on_host(found)
+    assert_equal(found, trained(in_graph=True, **options))
+
+
+def test_float64_has_the_same_results() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (double[N, 6] X) => (double[N, 1] Y)
+        <double[6, 1] W1 = {1, 2, 3, 4, 5, 6}> { Y = MatMul(X, W1) }"""
+    model = onnx.parser.parse_model(text)
+    found = trained(model)
+    assert on_host(found) == ["W1"]
+    assert_equal(found, trained(model, in_graph=True))
+
+
+@attrs.frozen(kw_only=True)
+class Earlier(Optimizer):
+    """Moves by the mean of the gradient and the step before; reads old values late."""
+
+    name: ClassVar[str] = "earlier"
+    default_rate: ClassVar[float] = 0.01
+    slots: ClassVar[tuple[str, ...]] = ("m", "before")
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        m = 0.5 * slots["m"] + 0.5 * gradient * gradient
+        new = weight - rate * gradient / (op.Sqrt(m) + 1e-3) - 0.1 * (weight - slots["before"])
+        return new, {"m": m + 0.01 * op.Abs(slots["m"]), "before": weight * 1.0}
+
+
+@attrs.frozen(kw_only=True)
+class Passing(Earlier):
+    """Its slot becomes the gradient itself."""
+
+    name: ClassVar[str] = "passing"
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        new, after = super().update(op, weight, gradient, rate, step, slots)
+        return new, {**after, "before": gradient}
+
+
+@pytest.mark.parametrize("optimizer", [Earlier(), Passing()], ids=lambda o: o.name)
+def test_an_update_that_reads_old_values_late_stays_in_the_graph(optimizer: Optimizer) -> None:
+    found = trained(optimizer=optimizer)
+    assert not on_host(found)
+    assert_equal(found, trained(in_graph=True, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "lamb", "adafactor"])
+def test_short_updates_and_those_with_norms_stay_in_the_graph(optimizer: str) -> None:
+    assert not on_host(trained(optimizer=optimizer))
+
+
+def test_the_tensors_of_the_updates_have_one_version() -> None:
+    engine: Any = trained().engine
+    for twins, own in ((engine._weights, ["W1"]), (engine._slots, ["m/W1", "v/W1"])):
+        first, second = twins.versions
+        assert all(first[name] is second[name] for name in own)
+        small = "b3" if twins is engine._weights else "m/b3"
+        assert first[small] is not second[small]
+
+
+def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
+    plain = trained(epochs=2)
+    plain.save(tmp_path / "run")
+    resumed = Trainer.resume(tmp_path / "run", plugins=plugins())
+    for trainer in (plain, resumed):
+        trainer.fit(X, Y)
+    for name, array in plain.get_state().items():
+        np.testing.assert_array_equal(resumed.get_state()[name], array, err_msg=name)
+
+
+def test_a_diverged_training_restores_the_last_good_state() -> None:
+    trainer = trained(check_finite=False)
+    good = trainer.get_state()
+    labels = Y.copy()
+    labels[25] = np.inf
+    with pytest.raises(TrainingDiverged):
+        trainer.fit(X, labels)
+    for name, array in good.items():
+        np.testing.assert_array_equal(trainer.get_state()[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["constraint", "group"])
+def test_equal_layers_may_have_updates_of_their_own(name: str) -> None:
+    """The constraint is a Relu, which stays in the graph; the other layer does not."""
+    model, options = models.mlp((6, 6, 6, 1)), OPTIONS[name]
+    found = trained(model, **options)
+    assert set(on_host(found)) & {"W1", "W2"} == ({"W2"} if name == "constraint" else {"W1", "W2"})
+    assert_equal(found, trained(model, in_graph=True, **options))
+    plain = trained(model)
+    assert not np.allclose(found.get_state()["W1"], plain.get_state()["W1"])
