@@ -8,12 +8,15 @@ import gc
 import json
 import os
 import platform
+import random
+import sys
 import time
 import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from ortflex_core.errors import RuntimeUnavailable
@@ -22,6 +25,8 @@ from ortflex_core.runtime.installation import require_runtime
 
 _SLOW = 7200
 """Seconds that a slow test may take, unless it says otherwise."""
+_TORCH_SEED = 67280421310721
+"""The seed of torch when it is imported: the same for a test that imports it and for later ones."""
 _RANK = ("passed", "skipped", "failed")
 
 
@@ -81,6 +86,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if on_gpu and (reasons := _against_cuda()):
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="; ".join(reasons)))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup() -> None:
+    # A test that draws without a seed draws the same numbers alone, in any order and in any process.
+    random.seed(0)
+    np.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(_TORCH_SEED)
 
 
 def pytest_collection_finish() -> None:
