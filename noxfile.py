@@ -121,7 +121,7 @@ def prepare(
             session.virtualenv.create()
         if with_torch:
             session.install("pip")  # uv makes environments without it
-            session.run("python", "-m", "pip", "install", "--quiet", TORCH)
+            session.run_install("python", "-m", "pip", "install", "--quiet", TORCH)
             session.install("onnxscript")  # torch's exporter needs it
         session.install("--editable", f".[{','.join(extras)}]", *pins)
         stamp.write_text(wanted)
