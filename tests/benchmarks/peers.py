@@ -24,7 +24,9 @@ class Absent(Exception):
     """A peer that cannot take part here, and why."""
 
 
-def trainer_of(workload: Workload, backend: Any = "fused", device: str = "cpu") -> Any:
+def trainer_of(
+    workload: Workload, backend: Any = "fused", device: str = "cpu", **arguments: Any
+) -> Any:
     """The Trainer of a workload, everything but its threads at its default."""
     from ortflex_core import Trainer
     from tests.benchmarks.onnx_network import network
@@ -46,6 +48,7 @@ def trainer_of(workload: Workload, backend: Any = "fused", device: str = "cpu") 
         device=device,
         threads=THREADS,
         progress=False,
+        **arguments,
     )
 
 
@@ -68,16 +71,31 @@ def ours_on_xla(workload: Workload) -> Epochs:
     return _fit(workload, {"name": "xla", "platform": DEVICE})
 
 
+def ours_on_xla_in_bf16(workload: Workload) -> Epochs:
+    """The backend xla with ``precision="bf16_mixed"``."""
+    importlib.import_module("tests.benchmarks.jax_network")
+    return _fit(workload, {"name": "xla", "platform": DEVICE}, precision="bf16_mixed")
+
+
 def ours_on_openvino(workload: Workload) -> Epochs:
     """The same on the backend openvino."""
+    return _on_openvino(workload)
+
+
+def ours_on_openvino_in_bf16(workload: Workload) -> Epochs:
+    """The backend openvino with ``inference_precision="bf16"``."""
+    return _on_openvino(workload, inference_precision="bf16")
+
+
+def _on_openvino(workload: Workload, **options: Any) -> Epochs:
     if importlib.util.find_spec("openvino") is None:
         raise Absent("openvino is not installed")
-    return _fit(workload, "openvino")
+    return _fit(workload, {"name": "openvino", **options})
 
 
-def _fit(workload: Workload, backend: Any, device: str = "cpu") -> Epochs:
+def _fit(workload: Workload, backend: Any, device: str = "cpu", **arguments: Any) -> Epochs:
     x, y, weight = data(workload)
-    trainer = trainer_of(workload, backend, device)
+    trainer = trainer_of(workload, backend, device, **arguments)
 
     def epochs(count: int) -> Any:
         trainer.epochs = count
@@ -95,6 +113,11 @@ def torch_eager(workload: Workload) -> Epochs:
 def torch_fused(workload: Workload) -> Epochs:
     """torch.optim with ``fused=True``."""
     return _torch(workload, {"fused": True})
+
+
+def torch_in_bf16(workload: Workload) -> Epochs:
+    """The same with the forward pass under ``torch.autocast`` to bfloat16."""
+    return _torch(workload, {"fused": True}, bf16=True)
 
 
 def torch_compiled(workload: Workload) -> Epochs:
@@ -117,7 +140,9 @@ def _images(workload: Workload) -> Any:
     return getattr(large_networks, workload.sizes[0])()
 
 
-def _torch(workload: Workload, options: dict[str, Any], compiled: bool = False) -> Epochs:
+def _torch(
+    workload: Workload, options: dict[str, Any], compiled: bool = False, bf16: bool = False
+) -> Epochs:
     import torch
 
     from tests.benchmarks.torch_network import forward, loss_of
@@ -135,8 +160,9 @@ def _torch(workload: Workload, options: dict[str, Any], compiled: bool = False) 
         parameters = [p.requires_grad_() for p in values]
 
     def cost(x: Any, y: Any, weight: Any) -> Any:
-        scores = forward(workload, x, parameters) if network is None else network(x)
-        return loss_of(workload, scores, y, weight)
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16):
+            scores = forward(workload, x, parameters) if network is None else network(x)
+        return loss_of(workload, scores.float(), y, weight)
 
     if compiled:
         cost = torch.compile(cost, mode="reduce-overhead")
@@ -233,10 +259,13 @@ PEERS: dict[str, tuple[Callable[[Workload], Epochs], tuple[str, ...]]] = {
         ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training"),
     ),
     "ortflex xla": (ours_on_xla, ("jax",)),
+    "ortflex xla bf16": (ours_on_xla_in_bf16, ("jax",)),
     "ortflex openvino": (ours_on_openvino, ("openvino",)),
+    "ortflex openvino bf16": (ours_on_openvino_in_bf16, ("openvino",)),
     "ortflex recorded": (ours_recorded, ("onnxruntime-gpu",)),
     "torch": (torch_eager, ("torch",)),
     "torch fused": (torch_fused, ("torch",)),
+    "torch fused bf16": (torch_in_bf16, ("torch",)),
     "torch compiled": (torch_compiled, ("torch",)),
     "scikit-learn": (scikit_learn, ("scikit-learn",)),
     "jax step": (jax_step, ("jax",)),
