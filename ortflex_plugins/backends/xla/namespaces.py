@@ -25,6 +25,11 @@ class NumpyForms:
         """The error function."""
         return np.vectorize(math.erf, otypes=[x.dtype])(x) if x.size else x
 
+    def dot(self, a: Any, b: Any, transposed: tuple[bool, bool]) -> Any:
+        """The product of two matrices, of which each may be given transposed."""
+        left, right = transposed
+        return np.matmul(a.T if left else a, b.T if right else b)
+
     def pad(self, x: Any, value: float, pads: Pads) -> Any:
         """Pad, dilate and cut."""
         sizes = [max(0, n + max(0, n - 1) * p[2]) for n, p in zip(x.shape, pads, strict=True)]
@@ -104,6 +109,13 @@ class JaxForms:
     def erf(self, x: Any) -> Any:
         """The error function."""
         return self._erf(x)
+
+    def dot(self, a: Any, b: Any, transposed: tuple[bool, bool]) -> Any:
+        """The product of two matrices, of which each may be given transposed."""
+        # Not a.T @ b: XLA copies a small transposed matrix before it multiplies.
+        left, right = transposed
+        axes = ((0 if left else 1,), (1 if right else 0,))
+        return self._lax.dot_general(a, b, (axes, ((), ())))
 
     def pad(self, x: Any, value: float, pads: Pads) -> Any:
         """Pad, dilate and cut."""

@@ -16,11 +16,12 @@ TABLE = Table()
 
 @TABLE("MatMul")
 def _matmul(c: Call, a: Value, b: Value) -> Value:
-    return product(c, a, b)
+    summed = _sum(c, a, b)
+    return c.xp.matmul(a, b) if summed is None else summed
 
 
-def product(c: Call, a: Value, b: Value) -> Value:
-    """The product of two tensors; of a constant row of ones and a matrix it is a sum.
+def _sum(c: Call, a: Value, b: Value) -> Value:
+    """The product if one factor is a constant vector of ones, computed as a sum; otherwise None.
 
     onnxruntime sums the rows of a matrix faster as a product; XLA sums them faster than it multiplies.
     """
@@ -28,7 +29,7 @@ def product(c: Call, a: Value, b: Value) -> Value:
         return c.xp.sum(b, axis=0, keepdims=a.ndim == 2)
     if a.ndim == 2 and _ones(b):
         return c.xp.sum(a, axis=1, keepdims=b.ndim == 2)
-    return c.xp.matmul(a, b)
+    return None
 
 
 def _ones(x: Value) -> bool:
@@ -39,10 +40,10 @@ def _ones(x: Value) -> bool:
 
 @TABLE("Gemm")
 def _gemm(c: Call, a: Value, b: Value, bias: Value = None) -> Value:
-    a = a.T if c.get("transA", 0) else a
-    b = b.T if c.get("transB", 0) else b
+    left, right = bool(c.get("transA", 0)), bool(c.get("transB", 0))
+    out = _sum(c, a.T if left else a, b.T if right else b)
+    out = c.forms.dot(a, b, (left, right)) if out is None else out
     alpha, beta = c.get("alpha", 1.0), c.get("beta", 1.0)
-    out = product(c, a, b)
     out = out if alpha == 1 else out * c.xp.asarray(alpha, out.dtype)
     if bias is None or beta == 0:
         return out
