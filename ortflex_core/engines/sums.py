@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-
-import numpy as np
-
-from ortflex_core.types import Array
+from collections.abc import Sequence
 
 
 class Sums:
@@ -20,20 +17,13 @@ class Sums:
         self.steps, self.rows, self.loss, self.penalty = steps, rows, loss, penalty
         self.last = (math.nan, math.nan)
 
-    def add_one(self, rows: int, loss: float, penalty: float) -> None:
-        """Add one step, as ``add`` does, without arrays."""
-        self.steps += 1
-        self.rows += rows
-        self.loss += rows * loss
-        self.penalty += rows * penalty
-        self.last = (loss, penalty)
-
-    def add(self, rows: Array, costs: Array) -> None:
-        """Add steps: their rows [n], and their losses and penalties [n, 2]."""
-        self.steps += len(rows)
-        self.rows += int(rows.sum())
-        # Added one by one, so that the sum does not depend on the number per call.
-        before = np.array([[self.loss, self.penalty]])
-        sums = np.cumsum(np.concatenate([before, rows[:, None] * costs]), axis=0)
-        self.loss, self.penalty = map(float, sums[-1])
-        self.last = (float(costs[-1, 0]), float(costs[-1, 1]))
+    def add(self, rows: Sequence[int], costs: Sequence[tuple[float, float]]) -> None:
+        """Add steps: the rows of each, and its loss and penalty."""
+        # One by one, so that the sums do not depend on the number of steps per call.
+        losses, penalties = self.loss, self.penalty
+        for count, (loss, penalty) in zip(rows, costs, strict=True):
+            losses += count * float(loss)
+            penalties += count * float(penalty)
+        self.loss, self.penalty, self.last = losses, penalties, costs[-1]
+        self.rows += sum(rows)
+        self.steps += len(costs)

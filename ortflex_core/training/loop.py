@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from functools import partial
@@ -59,7 +60,7 @@ class Loop:
         self._records: list[dict[str, float]] = []
         self._interrupted = False
         self._good = Good()
-        self._recent: list[float] = []
+        self._recent: deque[float] = deque(maxlen=5)
         self.first_loss: float | None = None
         """The loss of the first step in this process."""
         self._stop = False
@@ -238,7 +239,7 @@ class Loop:
                 f"{broken}, before the first step. Use a file with finite weights, or set them "
                 "with trainer.set_state or reinitialize="
             )
-        recent = ", ".join(f"{v:.4g}" for v in self._recent[-5:]) or "none"
+        recent = ", ".join(f"{v:.4g}" for v in self._recent) or "none"
         raise TrainingDiverged(
             f"{what} at step {step} with the rate {self._rate:.4g}; the last losses were {recent}. "
             f"{back.capitalize()}. A smaller learning_rate or scaled inputs usually help."
@@ -403,19 +404,15 @@ class Loop:
         if self.first_loss is None:
             # The loss of a few rows is not representative.
             self.first_loss = sum(costs[0]) if sizes[0] >= _REPRESENTATIVE_ROWS else math.inf
-        if len(costs) == 1 and math.isfinite(sum(costs[0])):  # a hook waits for every step
-            self._recent = [*self._recent[-4:], sum(costs[0])]
-            self._sums.add_one(sizes[0], *costs[0])
-            return costs
-        step = self.progress.step
-        table = np.asarray(costs, dtype=np.float64)
-        total = table.sum(axis=1)
-        bad = np.flatnonzero(~np.isfinite(total))
-        last = len(total) if not len(bad) else int(bad[0])
-        self._recent = [*self._recent, *total[max(0, last - 5) : last].tolist()][-5:]
-        if len(bad):
-            self._give_up(f"the loss is {total[last]}", step - len(total) + last + 1)
-        self._sums.add(np.asarray(sizes), table)
+        # Loops over lists: a run has too few steps for the functions of numpy to be faster.
+        totals = [loss + penalty for loss, penalty in costs]
+        if not all(map(math.isfinite, totals)):
+            last = next(k for k, total in enumerate(totals) if not math.isfinite(total))
+            self._recent.extend(totals[:last])
+            before = self.progress.step - len(totals)
+            self._give_up(f"the loss is {totals[last]}", before + last + 1)
+        self._recent.extend(totals)
+        self._sums.add(sizes, costs)
         return costs
 
     def _rate_at(self, progress: Progress) -> float:
