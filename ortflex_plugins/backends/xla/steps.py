@@ -57,8 +57,12 @@ class Part:
             out = np.stack([np.broadcast_to(np.asarray(v, np.float64), steps) for v in found], 1)
             if np.isfinite(out).all():
                 return out
-        known = {n: v for n, v in values.items() if n in self._hosts.symbols}
-        rows = ({n: _number(v, k) for n, v in known.items()} for k in range(steps))
+        names = [n for n in values if n in self._hosts.symbols]
+        columns = [np.broadcast_to(values[n], steps).tolist() for n in names]
+        rows = (
+            dict(zip(names, row, strict=True))
+            for _, *row in zip(range(steps), *columns, strict=True)
+        )
         return np.array([self._hosts(row) for row in rows], np.float64)
 
     def __call__(self, given: Mapping[Key, Any], hosts: Any) -> dict[Key, Any]:
@@ -77,10 +81,6 @@ def _plain(expression: Host) -> bool:
     """Whether an expression is the same in Python and in numpy, to the last bit."""
     parts = [a for a in expression.args if isinstance(a, Host)]
     return expression.op in _ARITHMETIC and all(map(_plain, parts))
-
-
-def _number(value: Any, step: int) -> float:
-    return float(value[step]) if isinstance(value, np.ndarray) else value
 
 
 class StepFunction:
