@@ -14,8 +14,11 @@ from ortflex_core.types import Array
 class Keeping(Protocol):
     """An engine that keeps a state itself, in memory that it allocates once."""
 
-    def keep(self) -> str | None:
-        """Keep the state; if a parameter is not finite, return its name and keep the earlier state."""
+    def not_finite(self) -> str | None:
+        """The name of a parameter that is not finite, if there is one."""
+
+    def keep(self) -> None:
+        """Keep the state."""
 
     def back(self) -> None:
         """Restore the kept state."""
@@ -29,21 +32,29 @@ class Good:
         self._keeper: Keeping | None = None
         self._copies: tuple[dict[str, Array], ...] = ()
 
+    def not_finite(self, engine: Engine) -> str | None:
+        """The name of a parameter that is not finite, if there is one."""
+        keeper = self._keeper_of(engine)
+        return first_not_finite(engine.state()) if keeper is None else keeper.not_finite()
+
     def keep(self, engine: Engine) -> str | None:
-        """Keep an engine's state; returns the name of a parameter that is not finite, if there is one."""
-        # Checked once per engine: isinstance of a protocol takes as long as ten small copies.
-        known = engine is self._engine
-        keeper = self._keeper if known else engine if isinstance(engine, Keeping) else None
-        if keeper is not None:
-            bad = keeper.keep()
+        """Keep an engine's state; if a parameter is not finite, return its name and keep nothing."""
+        keeper = self._keeper_of(engine)
+        bad = self.not_finite(engine)
+        if bad is not None:
+            return bad
+        if keeper is None:
+            self._copies = (engine.state(), engine.slots(), engine.buffers())
         else:
-            state = engine.state()
-            bad = first_not_finite(state)
-            if bad is None:
-                self._copies = (state, engine.slots(), engine.buffers())
-        if bad is None:
-            self._engine, self._keeper = engine, keeper
-        return bad
+            keeper.keep()
+        self._engine, self._keeper = engine, keeper
+        return None
+
+    def _keeper_of(self, engine: Engine) -> Keeping | None:
+        # Checked once per engine: isinstance of a protocol takes as long as ten small copies.
+        if engine is self._engine:
+            return self._keeper
+        return engine if isinstance(engine, Keeping) else None
 
     def restore(self) -> bool:
         """Restore the state; returns whether there was one."""

@@ -174,10 +174,10 @@ class Loop:
                 while not (self.ended or self._halted):
                     if plan.engine_for_epoch is not None:
                         self.engine = plan.engine_for_epoch(self.progress.epoch) or self.engine
-                    self._keep()
+                    self._check(self._good.keep(self.engine))
                     self._epoch(display)
                     interrupts.check()
-                self._keep()
+                self._check(self._good.not_finite(self.engine))
                 interrupts.held = False
             except KeyboardInterrupt as error:
                 # The interruption came between steps, so the state is complete.
@@ -224,9 +224,8 @@ class Loop:
         """The epochs so far."""
         return History(tuple(self._records), interrupted=self._interrupted)
 
-    def _keep(self) -> None:
-        """Keep the state if it is finite; otherwise restore the last finite state."""
-        bad = self._good.keep(self.engine)
+    def _check(self, bad: str | None) -> None:
+        """Restore the last finite state if a parameter is no longer finite."""
         if bad is not None:
             self._give_up(f"the parameter {bad!r} is no longer finite", self.progress.step)
 

@@ -321,13 +321,13 @@ class FusedEngine(TwinEngine):
     def load_buffers(self, buffers: Mapping[str, Array]) -> None:
         self._buffers.write(buffers, "buffer")
 
-    def keep(self) -> str | None:
-        bad = self._weights.not_finite()
-        if bad is None:
-            for twins in self._twins:
-                twins.keep()
-            self._kept_step = self._step
-        return bad
+    def not_finite(self) -> str | None:
+        return self._weights.not_finite()
+
+    def keep(self) -> None:
+        for twins in self._twins:
+            twins.keep()
+        self._kept_step = self._step
 
     def back(self) -> None:
         for twins in self._twins:

@@ -287,14 +287,15 @@ class OpenVinoEngine(DeviceEngine):
         self._write(own, self.problem.slot_ports, "optimizer slot")
         self._step = int(slots.get("step", self._step))
 
-    def keep(self) -> str | None:
+    def not_finite(self) -> str | None:
         self._fetch()
-        bad = first_not_finite({n: self._arrays[p] for n, p in self._parameters.items()})
-        if bad is None:
-            for key, array in self._arrays.items():
-                self._kept.setdefault(key, np.empty_like(array))[...] = array
-            self._kept_step = self._step
-        return bad
+        return first_not_finite({n: self._arrays[p] for n, p in self._parameters.items()})
+
+    def keep(self) -> None:
+        self._fetch()
+        for key, array in self._arrays.items():
+            self._kept.setdefault(key, np.empty_like(array))[...] = array
+        self._kept_step = self._step
 
     def back(self) -> None:
         self._inside, self._known = None, True

@@ -262,17 +262,19 @@ class XlaEngine(DeviceEngine):
         self._write(self._checked(own, self.problem.slot_ports, "optimizer slot"))
         self._step = int(slots.get("step", self._step))
 
-    def keep(self) -> str | None:
-        arrays = list(map(np.asarray, self._state))
-        for port, array in zip(self._ports, arrays, strict=True):
+    def not_finite(self) -> str | None:
+        for port, array in zip(self._ports, self._state, strict=True):
             if port.role == "parameter" and not np.isfinite(array).all():
                 return str(port.of)
+        return None
+
+    def keep(self) -> None:
+        arrays = list(map(np.asarray, self._state))
         if not self._kept:
             self._kept = tuple(map(np.empty_like, arrays))
         for kept, array in zip(self._kept, arrays, strict=True):
             np.copyto(kept, array)
         self._kept_step = self._step
-        return None
 
     def back(self) -> None:
         with self._wide():
