@@ -47,7 +47,7 @@ _BLOCK = 2**16
 """Elements of a block: fewer cost more calls, more do not stay in the cache."""
 _LARGE = 2**18
 """Smaller parameters are updated in the graph: the kernels find them in the cache."""
-_SHORT = 5
+_SHORT = 4
 """An update with fewer operators stays in the graph, where it may be part of a matrix product."""
 _RATE, _COUNTER = Port("rate").label, Port("counter").label
 _Place = Port | int | np.ndarray[Any, Any]

@@ -19,6 +19,7 @@ from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.ports import Port, Role
 from ortflex_core.graph.program import Program, build
 from ortflex_core.graph.shortcuts import Shortcuts
+from ortflex_core.graph.sizes import known_sizes
 from ortflex_core.model.training_mode import Modes, share_port, statistics_moves
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import AVERAGE, LOSS_SCALE, slot_port
@@ -128,8 +129,20 @@ def step_program(
     trace, outputs = rebuild.optimize(
         trace, outputs, replaced | shortcuts.instead, rows_of, _kept(relu_mask)
     )
+    for port, tensor in outputs.items():
+        if port.role == "gradient":
+            outputs[port] = _before_reshape(tensor)
     program = build(trace, outputs, name="step", rows=rows or problem.batch_size)
     return attrs.evolve(program, recompute=problem.recompute)
+
+
+def _before_reshape(tensor: Tensor) -> Tensor:
+    """The tensor with the same elements in another shape; a Reshape to an output is a copy."""
+    node = tensor.node
+    before = None if node is None or node.op_type != "Reshape" or node.domain else node.inputs[0]
+    if before is None or before.node is None or known_sizes(before) is None:
+        return tensor
+    return _before_reshape(before)
 
 
 def _kept(relu_mask: ReluMask) -> tuple[str, ...]:
