@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -209,10 +209,10 @@ def spread(op: Ops, g: Tensor, weight: Tensor, at: Windows, x: Tensor, group: in
     return op.Pad(whole, op.Concat(zero, op.Neg(first), zero, last, axis=0))
 
 
-def slices(op: Ops, x: Tensor, at: Windows) -> Iterator[Tensor]:
+def slices(op: Ops, x: Tensor, at: Windows, axes: Sequence[int]) -> Iterator[Tensor]:
     """For each element κ of the kernel, row by row, the values that all windows read there.
 
-    ``x`` has its padding already.
+    ``x`` has its padding already; the windows are over its ``axes``.
     """
     if at.plain:
         yield x
@@ -229,7 +229,7 @@ def slices(op: Ops, x: Tensor, at: Windows) -> Iterator[Tensor]:
                 -(span - 1 - first) or END for first, span in zip(starts, at.spans, strict=True)
             ]
         steps = None if set(at.strides) == {1} else list(at.strides)
-        yield op("Slice", x, starts, ends, list(at.axes), steps)
+        yield op("Slice", x, starts, ends, list(axes), steps)
 
 
 def shares(op: Ops, at: Windows, x: Tensor, out: Tensor) -> Array | Tensor:

@@ -168,20 +168,22 @@ def kernel_gradient(
         return _swapped(op, x, g, weight, at, group)
     dense = set(at.strides) == {1} and (elements is None or elements >= _LARGE)
     n = len(at.kernel)
-    front = [1, 0, *range(2, 2 + n)]
-    left = op.Transpose(g, perm=front)
-    moved = op.Transpose(padded(op, x, g, at), perm=front)
+    # With the samples innermost, slices copy longer runs, of several samples at least.
+    axes = range(1, 1 + n)
+    left = op.Transpose(g, perm=[1, *at.axes, 0])
+    moved = op.Transpose(padded(op, x, g, at), perm=[1, *at.axes, 0])
     bare = attrs.evolve(at, pads=((0, 0),) * n)
     if taps == 1 or (dense and (channels >= _MANY_CHANNELS or (group > 1 and channels == 1))):
         parts = [
-            _product(op, left, part, sizes[0], channels, group) for part in slices(op, moved, bare)
+            _product(op, left, part, sizes[0], channels, group)
+            for part in slices(op, moved, bare, axes)
         ]
         if taps == 1:
             return reshape_like(op, parts[0], weight)
         products = op.Concat(*parts, axis=-1)
         by_tap = op.Reshape(products, [group, sizes[0] // group, taps, channels])
         return reshape_like(op, op.Transpose(by_tap, perm=[0, 1, 3, 2]), weight)
-    columns = [op.Reshape(p, [channels * group, 1, -1]) for p in slices(op, moved, bare)]
+    columns = [op.Reshape(p, [channels * group, 1, -1]) for p in slices(op, moved, bare, axes)]
     side_by_side = op.Concat(*columns, axis=1)
     return reshape_like(
         op, _product(op, left, side_by_side, sizes[0], channels * taps, group), weight
