@@ -65,7 +65,7 @@ class FusedBackend(Backend):
     to float32 rounding.
 
     Parameters of 2¹⁸ elements and more are updated by numpy, in place, if the optimizer is elementwise
-    and longer than momentum (Adam and its relatives): their gradients are outputs of the graph.
+    and longer than SGD (momentum, Adam and its relatives): their gradients are outputs of the graph.
 
     ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, where the device can: short
     steps are bound by the launches of their kernels otherwise. If a step cannot be recorded (it has

@@ -46,6 +46,18 @@ def test_openvino_makes_the_steps_of_a_large_workload_as_fused_does(name: str) -
     agree(*trainers, 2e-3)
 
 
+def test_openvino_in_bfloat16_follows_the_losses_of_float32() -> None:
+    if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this processor has no arithmetic for bfloat16")
+    exact, rounded = (
+        fitted("W3", {"name": "openvino", "inference_precision": precision}, epochs=2)
+        for precision in ("f32", "bf16")
+    )
+    np.testing.assert_allclose(rounded.train_losses_, exact.train_losses_, rtol=0.02)
+    # Equal digits would show that the hint had no effect.
+    assert not np.allclose(rounded.train_losses_, exact.train_losses_, rtol=1e-5)
+
+
 def test_openvino_keeps_the_state_inside_and_holds_several_steps_in_a_graph() -> None:
     trainer = fitted("W5", "openvino", epochs=3, steps=9)
     # Eight whole batches and the shorter one, three times.
