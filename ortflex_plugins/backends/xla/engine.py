@@ -27,7 +27,7 @@ from ortflex_plugins.backends.xla.steps import (
 
 _MOST_STEPS = 4096
 _MOST_WORK = 2e10
-"""The largest number of operations per run: Ctrl-C takes effect after some tenths of a second."""
+"""The largest number of operations per run: Ctrl-C takes effect within about a second."""
 _UNKNOWN = 32
 """Steps per run if the length of an epoch is unknown."""
 _ROOM = 4 * 2**30
