@@ -64,8 +64,8 @@ def test_large_weights_and_their_optimizer_state_have_one_version() -> None:
     assert parts["gradients of the large ones"] == large
     again = estimate_memory(model, batch_size=ROWS, optimizer="adam", recompute=True).parts
     assert again["weights"] == large + small
-    # The update of momentum is short, and stays in the graph.
-    parts = estimate_memory(model, batch_size=ROWS, optimizer="momentum").parts
+    # The update of SGD is short, and stays in the graph.
+    parts = estimate_memory(model, batch_size=ROWS, optimizer="sgd").parts
     assert parts["weights, two versions"] == 2 * (large + small)
 
 
