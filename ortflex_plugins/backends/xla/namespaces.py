@@ -30,6 +30,10 @@ class NumpyForms:
         left, right = transposed
         return np.matmul(a.T if left else a, b.T if right else b)
 
+    def matmul(self, a: Any, b: Any) -> Any:
+        """The product of the last two axes."""
+        return np.matmul(a, b)
+
     def pad(self, x: Any, value: float, pads: Pads) -> Any:
         """Pad, dilate and cut."""
         sizes = [max(0, n + max(0, n - 1) * p[2]) for n, p in zip(x.shape, pads, strict=True)]
@@ -115,7 +119,17 @@ class JaxForms:
         # Not a.T @ b: XLA copies a small transposed matrix before it multiplies.
         left, right = transposed
         axes = ((0 if left else 1,), (1 if right else 0,))
-        return self._lax.dot_general(a, b, (axes, ((), ())))
+        product = self._lax.dot_general
+        return product(a, b, (axes, ((), ())), **self._sums(a)).astype(a.dtype)
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """The product of the last two axes."""
+        return self.xp.matmul(a, b, **self._sums(a)).astype(a.dtype)
+
+    def _sums(self, x: Any) -> dict[str, Any]:
+        """The option of a product that computes sums of short types in float32, on AMX if there is any."""
+        short = x.dtype in (self.xp.bfloat16, self.xp.float16)
+        return {"preferred_element_type": self.xp.float32} if short else {}
 
     def pad(self, x: Any, value: float, pads: Pads) -> Any:
         """Pad, dilate and cut."""
