@@ -31,6 +31,38 @@ def test_xla_trains_a_workload_as_fused_does(name: str) -> None:
     agree(fitted(name, "xla"), fitted(name, "fused"))
 
 
+@pytest.mark.parametrize("name", ["W3", "W8"])
+def test_xla_in_bfloat16_follows_the_losses_of_float32(name: str) -> None:
+    exact, rounded = (
+        fitted(name, "xla", epochs=1, steps=4, precision=precision)
+        for precision in ("float32", "bf16_mixed")
+    )
+    np.testing.assert_allclose(rounded.train_losses_, exact.train_losses_, rtol=0.02)
+    assert not np.array_equal(rounded.train_losses_, exact.train_losses_)
+
+
+def test_xla_repeats_a_run_without_float32_sums_if_xla_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weights of the run that failed were a copy."""
+    failures = []
+    real = jax.block_until_ready
+
+    def wait(results: Any) -> Any:
+        if not failures:
+            failures.append(results)
+            raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: DotThunk: BF16 x BF16 = F32")
+        return real(results)
+
+    options = {"epochs": 2, "steps": 3, "precision": "bf16_mixed", "seed": 5}
+    monkeypatch.setattr(jax, "block_until_ready", wait)
+    found = fitted("W2", "xla", **options)
+    monkeypatch.undo()
+    assert failures
+    exact = fitted("W2", "xla", **{**options, "precision": "float32"})
+    np.testing.assert_allclose(found.train_losses_, exact.train_losses_, rtol=0.02)
+
+
 def test_xla_leaves_the_types_of_other_jax_code_as_they_are() -> None:
     trainer = fitted("W5", "xla")
     assert jax.numpy.arange(3).dtype == np.int32

@@ -109,6 +109,9 @@ class JaxForms:
         self.xp = jax.numpy
         self._lax = jax.lax
         self._erf = jax.scipy.special.erf
+        self.has_wide_sums = False
+        """Whether a product of a short type had its sums in float32."""
+        self.allows_wide_sums = True
 
     def erf(self, x: Any) -> Any:
         """The error function."""
@@ -128,8 +131,10 @@ class JaxForms:
 
     def _sums(self, x: Any) -> dict[str, Any]:
         """The option of a product that computes sums of short types in float32, on AMX if there is any."""
-        short = x.dtype in (self.xp.bfloat16, self.xp.float16)
-        return {"preferred_element_type": self.xp.float32} if short else {}
+        if not self.allows_wide_sums or x.dtype not in (self.xp.bfloat16, self.xp.float16):
+            return {}
+        self.has_wide_sums = True
+        return {"preferred_element_type": self.xp.float32}
 
     def pad(self, x: Any, value: float, pads: Pads) -> Any:
         """Pad, dilate and cut."""

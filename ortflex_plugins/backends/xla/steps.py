@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -96,7 +97,7 @@ class StepFunction:
         import jax
 
         self._jax = jax
-        forms = JaxForms()
+        self._forms = forms = JaxForms()
         self.sizes = sizes
         self.ports = state_ports(problem)
         self.totals = [t.total_port for t in problem.terms]
@@ -160,11 +161,27 @@ class StepFunction:
         columns, place = arguments[2], next(iter(arguments[0][0].devices()))
         key = (steps, place, tuple((c.shape, c.dtype) for c in columns))
         if key not in self._runs:
-            function = self._single if steps == 1 else self._several
-            made = self._jax.jit(function, donate_argnums=(0,))
-            # Compiled in advance, because a call through jit takes twice as long.
-            self._runs[key] = made.lower(*arguments).compile()
+            self._runs[key] = self._compiled(steps, arguments)
         return self._runs[key]
+
+    def _compiled(self, steps: int, arguments: tuple[Any, ...]) -> Any:
+        function = self._single if steps == 1 else self._several
+        # JAX keeps what it traced for a method, but not for another partial.
+        made = self._jax.jit(partial(function), donate_argnums=(0,))
+        # Compiled in advance, because a call through jit takes twice as long.
+        run = made.lower(*arguments).compile()
+        if self._forms.has_wide_sums and self._forms.allows_wide_sums:
+            # XLA compiles some products of bfloat16 with sums in float32 that it cannot compute.
+            state, *others = arguments
+            try:
+                self._jax.block_until_ready(run(tuple(x.copy() for x in state), *others))
+            except self._jax.errors.JaxRuntimeError as error:
+                if "UNIMPLEMENTED" not in str(error):
+                    raise
+                self._forms.allows_wide_sums = False
+                self.call = self._jax.jit(partial(self._step))
+                return self._compiled(steps, arguments)
+        return run
 
     def _single(
         self, state: Arrays, frozen: Arrays, columns: Arrays, rows: Any, hosts: Any
