@@ -40,11 +40,13 @@ class Good:
     def keep(self, engine: Engine) -> str | None:
         """Keep an engine's state; if a parameter is not finite, return its name and keep nothing."""
         keeper = self._keeper_of(engine)
-        bad = self.not_finite(engine)
+        # The state of an engine that keeps none is a copy, which is read once.
+        state = engine.state() if keeper is None else {}
+        bad = first_not_finite(state) if keeper is None else keeper.not_finite()
         if bad is not None:
             return bad
         if keeper is None:
-            self._copies = (engine.state(), engine.slots(), engine.buffers())
+            self._copies = (state, engine.slots(), engine.buffers())
         else:
             keeper.keep()
         self._engine, self._keeper = engine, keeper

@@ -24,6 +24,7 @@ class Sums:
         for count, (loss, penalty) in zip(rows, costs, strict=True):
             losses += count * float(loss)
             penalties += count * float(penalty)
-        self.loss, self.penalty, self.last = losses, penalties, costs[-1]
+        self.loss, self.penalty = losses, penalties
+        self.last = (float(costs[-1][0]), float(costs[-1][1]))
         self.rows += sum(rows)
         self.steps += len(costs)
