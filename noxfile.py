@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,13 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.stop_on_first_error = False
+
+
+def lower_bounds() -> tuple[str, ...]:
+    """The oldest versions that pyproject.toml claims for our dependencies: ``onnx==1.21.*``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    claims = [*project["dependencies"], *project["optional-dependencies"]["stock"]]
+    return tuple(re.sub(">=([0-9.]+).*", r"==\1.*", claim) for claim in claims)
 
 
 class Environment(NamedTuple):
@@ -67,12 +75,12 @@ ENVIRONMENTS = {
         more=("mlflow", "hub"),
     ),
     "stock-3.13": Environment("stock", "3.13", False, scope="python", sample="16"),
-    # Comparisons with torch run above; this tests whether older runtimes compute the same.
-    "stock-1.23": Environment(
-        "stock", "3.11", False, scope="version", sample="16", pins=("onnxruntime==1.23.*",)
+    # Comparisons with torch run above; these test whether older runtimes compute the same.
+    "stock-3.12": Environment(
+        "stock", "3.12", False, scope="python", sample="16", pins=("onnxruntime==1.23.*",)
     ),
-    "stock-1.19": Environment(
-        "stock", "3.11", False, scope="version", sample="16", pins=("onnxruntime==1.19.2",)
+    "lowest": Environment(
+        "stock", "3.11", False, scope="version", sample="16", pins=lower_bounds()
     ),
 }
 
@@ -99,6 +107,7 @@ PYTHONS = {
     version: find_python(version)
     for version in sorted({environment.python for environment in ENVIRONMENTS.values()})
 }
+MUTATION_PYTHON = "3.12"  # the first with sys.monitoring
 
 
 def session_for(kind: str, name: str, python: str) -> Any:
@@ -245,11 +254,10 @@ for name, environment in ENVIRONMENTS.items():
                 *("-m", "not slow", *session.posargs),
                 env={
                     "ORTFLEX_TEST_REPORT": str(report),
-                    "ORTFLEX_TEST_SCOPE": os.environ.get("ORTFLEX_TEST_SCOPE", scope),
-                    "ORTFLEX_TEST_SAMPLE": os.environ.get(
-                        "ORTFLEX_TEST_SAMPLE", environment.sample
-                    ),
+                    **sampled(scope, environment.sample),
                     "ORTFLEX_TEST_SILENCE": str(limit + 300),
+                    # Its thread and its file in the home folder.
+                    "ORT_DISABLE_TELEMETRY": "1",
                     # One thread a worker: two would compete for the same cores.
                     "OMP_NUM_THREADS": "1",
                     # Without bytecode, each worker and each process of a test compiles everything
@@ -318,6 +326,12 @@ def run_peft(session: nox.Session) -> None:
         session.run(*pytest, *tests, env={"OMP_NUM_THREADS": "1"})
 
 
+def sampled(scope: str, sample: str) -> dict[str, str]:
+    """The variables that choose which tests run, unless the caller has set them."""
+    chosen = {"ORTFLEX_TEST_SCOPE": scope, "ORTFLEX_TEST_SAMPLE": sample}
+    return {name: os.environ.get(name, value) for name, value in chosen.items()}
+
+
 def run_backend(session: nox.Session, name: str) -> None:
     """The tests of a backend that is an extra of its name, and its kit."""
     with reported(f"tests({name})"):
@@ -327,8 +341,12 @@ def run_backend(session: nox.Session, name: str) -> None:
         pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
         own = sorted(map(str, ROOT.glob(f"tests/plugins/test_{name}*.py")))
         kit = ("tests/plugins/test_conformance.py", "-k", f"Backends and {name}")
+        env = {"OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
         for tests in (own, kit):
-            session.run(*pytest, *tests, env={"OMP_NUM_THREADS": "1"})
+            session.run(*pytest, *tests, env=env)
+        # The tests of the core ask each installed backend.
+        core = ("--numprocesses", "auto", "--dist", "worksteal", "tests/core")
+        session.run(*pytest, *core, env={**env, **sampled("version", "16")})
 
 
 @session_for("tests", "xla", "3.11")
@@ -354,6 +372,19 @@ def run_launchers(session: nox.Session) -> None:
         prepare(session, "stock", "sklearn", "dev", with_torch=slow, pins=clusters)
         tests = "tests/end_to_end/test_launchers.py"
         session.run("python", "-m", "pytest", tests, "-m", "not slow", *session.posargs)
+
+
+@session_for("mutation", "stock", MUTATION_PYTHON)
+def mutation(session: nox.Session) -> None:
+    """Mutants of the sources against the tests that reach them: the map, then ``-- --count 300``."""
+    if PYTHONS[MUTATION_PYTHON] is None:
+        session.skip(f"no Python {MUTATION_PYTHON} was found")
+    stock = ENVIRONMENTS["stock"]
+    extras = ("stock", "sklearn", "plot", "tensorboard", "parquet", "dev", *stock.more)
+    prepare(session, *extras, with_torch=True, pins=stock.pins)
+    session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
+    session.run("python", "-m", "tests.mutation", "map")
+    session.run("python", "-m", "tests.mutation", *session.posargs)
 
 
 for name in ("agent", "session"):

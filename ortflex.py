@@ -15,25 +15,30 @@ from typing import TYPE_CHECKING, Any
 from ortflex_core import __version__
 
 if TYPE_CHECKING:
-    from ortflex_core import Trainer, check_model, gradient_model
-    from ortflex_core.comparison import Comparison, compare
-    from ortflex_core.config import Recipe
-    from ortflex_core.data import Batches, Pieces
-    from ortflex_core.errors import (
+    from ortflex_core import (
+        Batches,
         CheckpointError,
+        Comparison,
         ConfigError,
         DataError,
+        History,
         ModelError,
         OrtflexError,
+        Pieces,
         PluginError,
+        Plugins,
+        Progress,
+        Recipe,
         RuntimeUnavailable,
+        Summary,
+        Trainer,
         TrainingDiverged,
         Unsupported,
+        check_model,
+        compare,
+        gradient_model,
+        hook,
     )
-    from ortflex_core.hooks import hook
-    from ortflex_core.registry import Plugins
-    from ortflex_core.types import Progress
-    from ortflex_core.views import History, Summary
     from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
     from ortflex_plugins.layers import OnnxFunction, OrtLayer
     from ortflex_plugins.pictures import Measures, draw, draw_step
@@ -73,18 +78,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ortflex_core": "Trainer check_model gradient_model",
-    "ortflex_core.comparison": "Comparison compare",
-    "ortflex_core.config": "Recipe",
-    "ortflex_core.data": "Batches Pieces",
-    "ortflex_core.errors": (
-        "CheckpointError ConfigError DataError ModelError OrtflexError PluginError "
-        "RuntimeUnavailable TrainingDiverged Unsupported"
+    "ortflex_core": (
+        "Batches CheckpointError Comparison ConfigError DataError History ModelError "
+        "OrtflexError Pieces PluginError Plugins Progress Recipe RuntimeUnavailable "
+        "Summary Trainer TrainingDiverged Unsupported check_model compare gradient_model "
+        "hook"
     ),
-    "ortflex_core.hooks": "hook",
-    "ortflex_core.registry": "Plugins",
-    "ortflex_core.types": "Progress",
-    "ortflex_core.views": "History Summary",
     "ortflex_plugins.estimators": "OrtClassifier OrtRegressor pipeline_to_onnx",
     "ortflex_plugins.layers": "OnnxFunction OrtLayer",
     "ortflex_plugins.pictures": "Measures draw draw_step",

@@ -51,7 +51,9 @@ def directive(module: str, name: str) -> Iterator[str]:
         theirs = [n for n in dir(value) if n.endswith("_request") or n == "get_metadata_routing"]
         if theirs:
             yield f"   :exclude-members: {', '.join(theirs)}"
-        inherited = [c for c in value.__mro__[1:] if c.__module__.startswith("ortflex_core.hub")]
+        inherited = [
+            c for c in value.__mro__[1:] if c.__module__.startswith("ortflex_core.training.hub")
+        ]
         if inherited:
             yield "   :inherited-members: object"
     if issubclass(value, Enum):

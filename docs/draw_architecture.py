@@ -13,57 +13,72 @@ from functools import cache
 from pathlib import Path
 
 import ortflex_core
-from ortflex_core.registry import KINDS
+from ortflex_core import KINDS
 from ortflex_plugins.pictures.layout import layout
 from ortflex_plugins.pictures.scene import Chip, Item, Level
 from ortflex_plugins.pictures.svg import svg
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "explanation"
-FLAT, PLUGINS = "modules in no package", "kinds of plugins"
+PLUGINS = "kinds of plugins"
 
 # Box: (kind, what it says, module or path that it stands for), then where its arrows lead.
 DATA: Mapping[str, tuple[str, str, str, tuple[str, ...]]] = {
     "train.toml, arguments": ("io", "", "", ("Recipe",)),
     "model.onnx": ("io", "", "", ("Model",)),
     "user's data": ("io", "", "", ("Columns, Pieces, Batches",)),
-    "Recipe": ("forward", "names and parameters", "ortflex_core/config/recipe.py", ("components",)),
+    "Recipe": (
+        "forward",
+        "names and parameters",
+        "ortflex_core/training/config/recipe.py",
+        ("components",),
+    ),
     "components": (
-        *("forward", "found, built, validated", "ortflex_core/registry.py"),
+        *("forward", "found, built, validated", "ortflex_core/kernel/registry.py"),
         ("Problem", "Loop"),
     ),
     "Model": (
         "forward",
         "vetted, completed",
-        "ortflex_core/model/model.py",
+        "ortflex_core/compiler/model/model.py",
         ("Problem", "trained .onnx"),
     ),
     "Columns, Pieces, Batches": (
-        *("penalty", "by name", "ortflex_core/data/columns.py"),
+        *("penalty", "by name", "ortflex_core/training/data/columns.py"),
         ("Problem", "Preparation"),
     ),
     "Problem": (
-        *("forward", "what is trained, symbolically", "ortflex_core/problem/problem.py"),
+        *("forward", "what is trained, symbolically", "ortflex_core/compiler/problem/problem.py"),
         ("Backend",),
     ),
     "Backend": (
         *("loss", "supports(problem), build(…)", "ortflex_plugins/backends"),
         ("Engine", "programs"),
     ),
-    "programs": ("loss", "one ONNX graph or several", "ortflex_core/programs/step.py", ("Engine",)),
+    "programs": (
+        "loss",
+        "one ONNX graph or several",
+        "ortflex_core/compiler/programs/step.py",
+        ("Engine",),
+    ),
     "Preparation": (
-        *("penalty", "types and shapes of the graphs", "ortflex_core/feed/preparation.py"),
+        *("penalty", "types and shapes of the graphs", "ortflex_core/training/data/preparation.py"),
         ("Source",),
     ),
-    "Source": ("penalty", "batches, epoch after epoch", "ortflex_core/data/batches.py", ("Loop",)),
+    "Source": (
+        "penalty",
+        "batches, epoch after epoch",
+        "ortflex_core/kernel/batches.py",
+        ("Loop",),
+    ),
     "Engine": (
         "update",
         "weights, slots, run(batches, rates)",
-        "ortflex_core/protocols",
+        "ortflex_core/kernel/protocols",
         ("Loop",),
     ),
     "Loop": (
-        *("update", "epochs, rates, hooks", "ortflex_core/training/loop.py"),
+        *("update", "epochs, rates, hooks", "ortflex_core/kernel/loop.py"),
         ("History", "checkpoint", "trained .onnx"),
     ),
     "History": ("io", "", "", ()),
@@ -98,9 +113,8 @@ def place(module: str) -> str | None:
     inner = ortflex_core._PLACES.get(inner, inner).partition(".")[0]
     if parts[0] == "ortflex_plugins":
         return PLUGINS if inner in KINDS else inner or None
-    if (ROOT / "ortflex_core" / inner).is_dir():
-        return inner or None
-    return FLAT
+    # The face itself, and its version, are in no storey.
+    return inner if inner and (ROOT / "ortflex_core" / inner).is_dir() else None
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -138,7 +152,7 @@ def edges() -> dict[str, set[str]]:
         others = {place(name) for name in imports(tree)}
         direct.setdefault(box, set()).update(o for o in others if o and o != box)
     # What these hand on is imported by name, late.
-    direct["ortflex"] |= {"comparison", "estimators", "layers", "pictures", "cli"}
+    direct["ortflex"] |= {"tools", "estimators", "layers", "pictures", "cli"}
 
     @cache
     def reached(box: str) -> frozenset[str]:
@@ -155,10 +169,17 @@ def packages() -> Level:
     found = edges()
     order: list[str] = []
     while len(order) < len(found):
-        order += sorted(b for b in found if b not in order and found[b] <= set(order))
-    kinds = {FLAT: "forward", PLUGINS: "update", "ortflex": "io"}
+        placed = sorted(b for b in found if b not in order and found[b] <= set(order))
+        if not placed:
+            raise ValueError(f"these import one another: {sorted(found.keys() - set(order))}")
+        order += placed
+    kinds = {PLUGINS: "update", "ortflex": "io"}
     says = {
-        FLAT: ("errors, types, component,", "registry, hooks, files, …"),
+        "kernel": ("loop, binder, protocols,", "registry, hooks"),
+        "compiler": ("graphs, gradients,", "programs, runtime"),
+        "training": ("Trainer, data, engines,", "checkpoints, …"),
+        "tools": ("check, comparison, …",),
+        "testing": ("the conformance kits",),
         PLUGINS: tuple(", ".join(sorted(KINDS)[k : k + 3]) for k in range(0, len(KINDS), 3)),
         "ortflex": ("the names for users",),
     }

@@ -1,53 +1,217 @@
-"""ortflex: train ONNX models with onnxruntime.
+"""ortflex: train ONNX models with onnxruntime. The public names of the core, for authors of plugins.
 
->>> from ortflex_core import Trainer
+>>> from ortflex_core import Loss, Ops, hyper
+
+Each name is imported from its module when it is first used: ``import ortflex_core`` imports neither
+numpy nor onnx. Users import from ``ortflex``. The modules are in four storeys, each of which imports
+only itself and those before it: ``kernel`` (the training loop, the caching binder, the protocols of
+plugins), ``compiler`` (ONNX graphs), ``training`` (the Trainer), ``tools``; ``testing`` has the
+conformance kits.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
-
-__version__ = "0.2.0"
-__all__ = ["Trainer", "check_model", "gradient_model", "registry"]
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-    from ortflex_core import registry
-    from ortflex_core.check import check_model
-    from ortflex_core.programs.gradient_model import gradient_model
-    from ortflex_core.training.trainer import Trainer
+__version__ = "0.2.0"
 
-_PLACES = {
-    "Trainer": "training.trainer",
-    "check_model": "check",
-    "gradient_model": "programs.gradient_model",
+PUBLIC = {
+    "kernel.batches": "Batch Block Lasting",
+    "kernel.binder": "Binder binding_counts HostVector value_key",
+    "kernel.component": (
+        "Component expected_count hyper is_count is_number MOST number one_of setting"
+    ),
+    "kernel.construct": "component_schema expected field_types",
+    "kernel.entries": "Entry singular",
+    "kernel.error_reasons": "error_reason",
+    "kernel.errors": (
+        "BrokenPlugin CheckpointError ConfigError DataError GraphError MALFORMED MissingKernel "
+        "ModelError NoGradientRule NotDecomposed NotDifferentiable OrtflexError PluginError "
+        "printable RuntimeUnavailable short_repr suggest TrainingDiverged Unsupported"
+    ),
+    "kernel.files": "make_folder OutputError write_bytes",
+    "kernel.hooks": "hook HookManager Hooks NAMES",
+    "kernel.host_scalars": "Host HostProgram",
+    "kernel.kinds": "HOOKS KINDS TABLES",
+    "kernel.last_good": "first_not_finite",
+    "kernel.locks": "FolderLock lock_handle",
+    "kernel.protocols.adapter": "Adapter match_products Product",
+    "kernel.protocols.average": "Average",
+    "kernel.protocols.backend": "Backend Engine LayerBackend Losses Passes",
+    "kernel.protocols.constraint": "Constraint",
+    "kernel.protocols.data_source": "DataSource",
+    "kernel.protocols.device": "Device Value",
+    "kernel.protocols.loss": "Loss",
+    "kernel.protocols.metric": "Metric MetricState",
+    "kernel.protocols.optimizer": "Optimizer Slots Updated",
+    "kernel.protocols.penalty": "Penalty",
+    "kernel.protocols.precision": "Growth Place Precision",
+    "kernel.protocols.process_group": "Communicator ProcessGroup",
+    "kernel.protocols.schedule": "Schedule ScheduleContext Unit",
+    "kernel.protocols.transform": "Transform TransformContext",
+    "kernel.registry": "Plugins Registry",
+    "kernel.regular_files": (
+        "LINE lines NotRegular open_regular open_text read_bytes read_json read_text reason "
+        "RegularFile TABLE TEXT file_size"
+    ),
+    "kernel.synonyms": "translate_key",
+    "kernel.tracebacks": "short_traceback short_tracebacks",
+    "kernel.types": (
+        "Array array_at dtype_name numpy_dtype onnx_dtype Progress same_shape Shape shape_text "
+        "TensorSpec"
+    ),
+    "compiler.adapters.adapted_model": "adapt AdaptedModel frozen_values with_values",
+    "compiler.adapters.portable": "write_adapter write_base",
+    "compiler.adapters.products": "find_products",
+    "compiler.autodiff.cotangents": (
+        "add_at full passed positions put_back ranked reshape_like unbroadcast zeros_like"
+    ),
+    "compiler.autodiff.families": "load_rules",
+    "compiler.autodiff.reverse": "gradients NodeView",
+    "compiler.autodiff.rules": "Gradient Rules RuleTable",
+    "compiler.graph.control_flow": "captured_names prefix_names replay Sub",
+    "compiler.graph.counter_rng": "dropout normal",
+    "compiler.graph.ops": "FLOATS Ops RANDOM Tensor Trace",
+    "compiler.graph.ports": "COLUMNS Key PARTS Port ports_of",
+    "compiler.graph.program": "ancestors build Program",
+    "compiler.graph.protos": "opsets_of",
+    "compiler.graph.schemas": "changed_attributes",
+    "compiler.graph.sequences": "SEQUENCE_OPERATORS",
+    "compiler.graph.sizes": "count_to dims known_size known_sizes size_of size_vector",
+    "compiler.model.model": "as_model Model OLDEST_OPSET Rewrite",
+    "compiler.model.shape_probe": "complete_shapes explain_unknown",
+    "compiler.model.targets": "check_tensor default_output file_classes raw_scores",
+    "compiler.model.training_mode": (
+        "buffer_spec buffer_value inactive_dropout Modes rewrite_for_inference running_statistics "
+        "share_port statistics_moves trains_statistics"
+    ),
+    "compiler.onnx_files.model_file": "read_model",
+    "compiler.onnx_files.nodes": "ancestor_nodes find_nodes reads split_nodes",
+    "compiler.opsets.decomposition_table": "Call Decomposition Decompositions",
+    "compiler.opsets.function_bodies": "body_of has_body",
+    "compiler.parameters.selection": "choose_parameters",
+    "compiler.problem.labels": (
+        "float_labels float_scores integer_labels require_range shape_mismatch shapes_compatible"
+    ),
+    "compiler.problem.losses": "bind_terms loss_tables LossRequest",
+    "compiler.problem.problem": "LossTerm Problem",
+    "compiler.problem.updating": "AVERAGE",
+    "compiler.programs.cache_key": "problem_key",
+    "compiler.programs.formulas": "Formula",
+    "compiler.programs.gradient_model": "gradient_model",
+    "compiler.programs.rebuild": "optimize",
+    "compiler.programs.stages": "forward_program loss_program training_program",
+    "compiler.programs.step": "gradient_program NORM step_program update_program",
+    "compiler.programs.updates": "adding_program batch_gradient global_norm",
+    "compiler.runtime.missing_kernels": "missing_kernel",
+    "compiler.runtime.installation": "diagnose find_distributions require_runtime Runtime",
+    "compiler.runtime.recompute": "AGAIN is_copy repeat_forward",
+    "compiler.runtime.session": (
+        "get_program get_session keep_alive new_session open_session plans_memory "
+        "rounds_short_types run_arrays run_once session_options use_library"
+    ),
+    "compiler.runtime.workspace": "Workspace",
+    "training.checkpoints.array_file": "ArrayFile",
+    "training.checkpoints.checkpoint": "list_checkpoints Saved",
+    "training.config.arguments": "Arguments device_spec kinds_of_plugins plain_help",
+    "training.config.components": "Parts to_plain",
+    "training.config.recipe": "key_choices Recipe",
+    "training.config.toml": "to_toml",
+    "training.data.columns": "Columns fit_to split",
+    "training.data.iterables": "Batches",
+    "training.data.pieces": "Pieces read_if_small usual_buffer",
+    "training.engines.array_engine": "HostEngine",
+    "training.engines.backend_choice": "refusals",
+    "training.engines.buffers": (
+        "averaged check_state DataBuffers read_into ReadLosses Scalar Scales start_average Twins"
+    ),
+    "training.engines.device_engine": "DeviceEngine TwinEngine",
+    "training.engines.evaluator": "Evaluator",
+    "training.engines.host_updates": "host_formulas HostUpdates",
+    "training.engines.plan_cache": "PlanCache",
+    "training.engines.precision_support": "missing_types",
+    "training.internals": "Internals internals_of",
+    "training.portable.export": "export_step",
+    "training.portable.folder": "open_step PortableStep",
+    "training.portable.trained": "apply_state",
+    "training.process_groups.gradient_sum": "GradientExchange",
+    "training.process_groups.peers": "Peers RankFailed RanksDiffer",
+    "training.trainer": "Trainer",
+    "training.views.history": "History",
+    "training.views.progress": "epoch_summary",
+    "training.views.summary": "Summary",
+    "training.views.tables": "text_table",
+    "tools.check": "check_model",
+    "tools.comparison": "compare Comparison Result",
+    "tools.memory": "estimate_memory mebibytes MemoryReport",
+    "tools.report": "ModelReport NodeReport",
+    "tools.times": "time_backends Times",
+    "testing.adapter": "AdapterKit",
+    "testing.average": "AverageKit",
+    "testing.backend": "BackendKit",
+    "testing.callback": "CallbackKit",
+    "testing.constraint": "ConstraintKit",
+    "testing.decomposition": "DecompositionCase DecompositionKit",
+    "testing.device": "DeviceKit",
+    "testing.emulated": "Emulated",
+    "testing.gradient": "GradientCase GradientKit",
+    "testing.loss": "LossKit",
+    "testing.metric": "MetricKit",
+    "testing.optimizer": "OptimizerKit",
+    "testing.penalty": "PenaltyKit",
+    "testing.precision": "PrecisionKit",
+    "testing.process_group": "ProcessGroupKit",
+    "testing.schedule": "ScheduleKit",
+    "testing.source": "DataSourceKit",
+    "testing.threads": "run_ranks ThreadGroup",
+    "testing.transform": "TransformKit",
 }
+"""The public names by their modules; ``__init__.pyi`` has them for type checkers and editors."""
+
+_PLACES = {name: module for module, names in PUBLIC.items() for name in names.split()}
+__all__ = ["__version__", *sorted(_PLACES)]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: ``ortflex plugins`` and ``--help`` need neither onnx nor numpy."""
-    import importlib
+    """Import a public name when it is first used.
 
+    Raises:
+        AttributeError: there is no such name.
+    """
     if name in _PLACES:
-        return getattr(importlib.import_module(f"ortflex_core.{_PLACES[name]}"), name)
-    if name == "registry" or (name[:1] != "_" and _Moved.find_spec(f"ortflex_core.{name}")):
+        module = importlib.import_module(f"ortflex_core.{_PLACES[name]}")
+        value = globals()[name] = getattr(module, name)
+        return value
+    if name[:1] != "_" and _Moved.find_spec(f"ortflex_core.{name}"):
         return importlib.import_module(f"ortflex_core.{name}")
     raise AttributeError(f"module 'ortflex_core' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
+_FOLDERS = frozenset(("kernel", "compiler", "training", "tools", "testing", "moved"))
+
+
 class _Moved:
-    """Finds import paths of 0.1; their table is imported only when a module is not found."""
+    """Finds the import paths of 0.2; their list is imported only when a module is not found."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> ModuleSpec | None:
         """Return a spec for an old name, None for any other."""
-        if not name.startswith("ortflex_core."):
+        core, _, rest = name.partition(".")
+        if core != __name__ or rest.partition(".")[0] in _FOLDERS:
             return None
         from ortflex_core.moved import find_spec
 
         return find_spec(name)
 
 
-sys.meta_path.append(_Moved)
+# First: a folder that an older checkout left, with bytecode alone, would be found as a package.
+sys.meta_path.insert(0, _Moved)

@@ -1,102 +1,107 @@
-"""Deprecated import paths of ortflex 0.1: each works in 0.2, with a warning that names the new path."""
+"""Deprecated import paths of ortflex 0.2: its public modules; their names are those of ortflex_core."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.machinery
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, cast
 
 _CORE = "ortflex_core."
 
-# Package: the modules that are in it now, as ``old=new`` where the name changed, too.
-_PLACES = {
-    "": "structure=construct hookspecs=hooks",
-    "graph": (
-        "ops shortcuts schemas simplify host=host_scalars "
-        "folding=constant_folding sequences subgraphs=control_flow program "
-        "dropout=counter_rng"
-    ),
-    "protocols": "formulas=calls",
-    "process_groups": "interrupts",
-    "runtime": "session binder",
-    "opsets": (
-        "bodies=function_bodies kernels lowering=downgrade raising=upgrade "
-        "shapes=shape_inference equality=equivalence"
-    ),
-    "autodiff": "rules cotangents families",
-    "onnx_files": (
-        "modelfile=model_file vetting external=external_data attributes functions exporting=export "
-        "loops=loop_bounds"
-    ),
-    "model": (
-        "probe=shape_probe freeing=free_batch inference=inference_mode modes=training_mode targets"
-    ),
-    "parameters": "uses evidence classical=classical_nodes initialize",
-    "data": (
-        "batches labels pieces prefetch iterables items=iterable_position windows=shuffle_buffer digests"
-    ),
-    "problem": "terms=losses updating grouping=groups hyperparameters",
-    "programs": (
-        "passes=rebuild patterns compose=stages step updates together=flat_parameters rewrites work=cost "
-        "identity=cache_key vjp=gradient_model"
-    ),
-    "engines": (
-        "evaluate=evaluator hostengine=array_engine keeping=last_good choosing=backend_choice "
-        "scoring=scores diagnosis=failures"
-    ),
-    "reference": "double=double_precision parting=divergence inference_check=export_check",
-    "config": "recipe_parts=components toml arguments",
-    "checkpoints": "checkpoint record saved=callback_values folders",
-    "feed": "preparation feeding=feed",
-    "views": "display=progress",
-    "training": (
-        "trainer setup live=state judging=state fitting=fit loop checkpointing pickling differences "
-        "fingerprint"
-    ),
-    "comparison": "compare=comparison",
-}
-
-MODULES = {
-    old: f"{package}.{new or old}".lstrip(".")
-    for package, modules in _PLACES.items()
-    for old, _, new in (entry.partition("=") for entry in modules.split())
-}
-"""The new place of every module of 0.1 that has moved, without ``ortflex_core.``."""
+MODULES = frozenset(
+    [
+        "adapters",
+        "autodiff",
+        "check",
+        "checkpoints",
+        "comparison",
+        "component",
+        "config",
+        "construct",
+        "data",
+        "engines",
+        "errors",
+        "files",
+        "graph",
+        "hooks",
+        "locks",
+        "model",
+        "opsets",
+        "parameters",
+        "portable",
+        "problem",
+        "process_groups",
+        "programs",
+        "protocols",
+        "registry",
+        "regular_files",
+        "runtime",
+        "types",
+        "views",
+    ]
+)
+"""The public modules of 0.2 that are elsewhere now, without ``ortflex_core.``."""
 
 
 class _Loader:
-    """Loads a module of 0.1 by its old name; its attributes are those of the new module."""
+    """Loads a public module of 0.2, whose attributes are the public names."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         """Let Python make an empty module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Hand on the attributes of the new module.
+        """Hand on the public names.
 
         Warns:
-            DeprecationWarning: the old and the new name.
+            DeprecationWarning: the old path and the new one.
         """
-        name = _CORE + MODULES[module.__name__.removeprefix(_CORE)]
+        core = importlib.import_module("ortflex_core")
+        old = module.__name__
         warnings.warn(
-            f"{module.__name__} is now {name}; the old name goes away in 0.3. The public names are those "
-            f"that {name.rpartition('.')[0]} itself has",
+            f"the public names of {old} are in ortflex_core now: from ortflex_core import …; the old path "
+            "goes away in 0.4",
             DeprecationWarning,
             stacklevel=2,
         )
-        new = importlib.import_module(name)
 
-        def attribute(attribute: str) -> Any:
-            return getattr(new, attribute)
+        def attribute(name: str) -> Any:
+            if name[:1] == "_":
+                raise AttributeError(f"module {old!r} has no attribute {name!r}")
+            return getattr(core if name in core.__all__ else _new_place(old), name)
 
         module.__getattr__ = attribute  # type: ignore[method-assign]
-        module.__doc__ = new.__doc__
+        module.__doc__ = f"The public names of ``{old}`` in version 0.2."
+
+
+def _new_place(old: str) -> ModuleType:
+    """The module of an old path in its storey: pickles of 0.2 name classes that are not public."""
+    for storey in ("kernel", "compiler", "training", "tools"):
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(f"{_CORE}{storey}.{old.removeprefix(_CORE)}")
+    return ModuleType(old)
+
+
+def forwarding(package: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package that had public names in 0.2 and has none now."""
+
+    def attribute(name: str) -> Any:
+        core = importlib.import_module("ortflex_core")
+        if name[:1] == "_" or name not in core.__all__:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        text = f"{name} of {package} is in ortflex_core now: from ortflex_core import {name}"
+        warnings.warn(f"{text}; the old path goes away in 0.4", DeprecationWarning, stacklevel=2)
+        return getattr(core, name)
+
+    return attribute
 
 
 def find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return a spec for an old name, None for any other."""
-    if name.removeprefix(_CORE) not in MODULES:
+    """Return a spec for an old path, or a module inside of it; None for any other."""
+    if not name.startswith(_CORE) or name.split(".")[1] not in MODULES:
         return None
     loader = cast("importlib.machinery.SourceFileLoader", _Loader())  # it has the same two methods
-    return importlib.machinery.ModuleSpec(name, loader)
+    return importlib.machinery.ModuleSpec(name, loader, is_package=True)

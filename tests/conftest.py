@@ -19,9 +19,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pytest
 
-from ortflex_core.errors import RuntimeUnavailable
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import Plugins, RuntimeUnavailable, require_runtime
 
 _SLOW = 7200
 """Seconds that a slow test may take, unless it says otherwise."""
@@ -45,9 +43,11 @@ class Scope(NamedTuple):
 
 SCOPES = {
     "all": Scope(),
-    "runtime": Scope(("once", "per_python"), tables=8),
+    "runtime": Scope(("once", "per_python"), tables=8, cases=4),
     "python": Scope(("once",), tables=16, cases=16),
     "version": Scope(("once", "per_python"), tables=16, cases=16),
+    # Of tests/mutation: which tests reach a line.
+    "mutation": Scope(tables=8, cases=4),
     # What the last three are with `make test-all`.
     "every case": Scope(slow_once=True),
 }

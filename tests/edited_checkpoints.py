@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ortflex_core.checkpoints import record
-from ortflex_core.data import digests
+from ortflex_core.kernel.regular_files import sha256_of
+from ortflex_core.training.checkpoints import record
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -23,6 +23,6 @@ def seal(folder: Path) -> None:
     """Have the record say what the files of a checkpoint are now."""
 
     def say(table: dict[str, Any]) -> None:
-        table["files"] = {name: digests.of_file(folder / name) for name in table["files"]}
+        table["files"] = {name: sha256_of(folder / name) for name in table["files"]}
 
     edit(folder, say)

@@ -13,11 +13,8 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
-from ortflex_core.graph.ops import Tensor, Trace
-from ortflex_core.graph.program import Program, build
-from ortflex_core.runtime.session import session_options
-from ortflex_core.types import Array, Shape
+from ortflex_core import Array, Program, Shape, Tensor, Trace, build, gradients, session_options
+from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
 from ortflex_plugins import gradients as families
 
 Formula = Callable[..., Tensor]

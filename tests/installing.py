@@ -12,7 +12,7 @@ Install = Callable[..., None]
 
 GOOD = """
 import attrs
-from ortflex_core.protocols.kinds import Loss
+from ortflex_core import Loss
 
 @attrs.frozen(kw_only=True)
 class Cubed(Loss):

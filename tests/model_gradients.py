@@ -10,9 +10,8 @@ import onnx
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import gradient_model
-from ortflex_core.graph.program import ir_for
-from ortflex_core.types import Array
+from ortflex_core import Array, gradient_model
+from ortflex_core.compiler.graph.program import ir_for
 from tests import models
 from tests.training import plugins
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx
 
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import require_runtime
 from ortflex_plugins.cli import reference
 from tests.node_cases import OUTCOMES, Result, by_operator
 

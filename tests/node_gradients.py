@@ -11,11 +11,16 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto
 
-from ortflex_core import gradient_model
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, OrtflexError
-from ortflex_core.graph.ops import RANDOM
-from ortflex_core.opsets import downgrade
-from ortflex_core.types import Array
+from ortflex_core import (
+    RANDOM,
+    Array,
+    GraphError,
+    NoGradientRule,
+    NotDifferentiable,
+    OrtflexError,
+    gradient_model,
+)
+from ortflex_core.compiler.opsets import downgrade
 from tests.node_cases import ELEMENTS, LARGE, Result
 from tests.node_oracle import STEP, Oracle, double, double_model, evaluator, is_real
 

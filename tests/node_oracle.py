@@ -18,8 +18,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflex_core.reference.double_precision import widened_model
-from ortflex_core.types import Array
+from ortflex_core import Array
+from ortflex_core.tools.double_precision import widened_model
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 STEP = 1e-5

@@ -11,12 +11,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from ortflex_core.component import Component
-from ortflex_core.graph.host_scalars import HostProgram
-from ortflex_core.graph.ops import Ops, Tensor, Trace
-from ortflex_core.graph.program import Program, build
-from ortflex_core.problem.hyperparameters import symbolic
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import Component, HostProgram, Ops, Program, Tensor, Trace, build, require_runtime
+from ortflex_core.compiler.problem.hyperparameters import symbolic
 
 NEWEST = require_runtime().max_opset
 """The newest opset that the installed runtime loads."""

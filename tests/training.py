@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.hooks import hook
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import Plugins, Trainer, hook, require_runtime
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ortflex import OrtflexError, Trainer
-from ortflex_core import registry
+from ortflex_core.kernel import registry
 
 sys.path.insert(0, str(Path(__file__).parent))
 from demo_picture import draw

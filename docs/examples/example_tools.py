@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortflex import Plugins
-from ortflex_core.runtime import require_runtime
+from ortflex_core import require_runtime
 
 
 def available_backends() -> list[str]:

@@ -12,8 +12,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflex import Trainer, draw, draw_step, gradient_model
-from ortflex_core.programs import loss_program, update_program
-from ortflex_core.training import internals_of
+from ortflex_core import internals_of, loss_program, update_program
 
 rng = np.random.default_rng(0)
 graph = helper.make_graph(

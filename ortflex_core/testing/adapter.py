@@ -9,16 +9,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.errors import Unsupported
-from ortflex_core.graph.ops import Ops, Tensor
-from ortflex_core.graph.program import Program
-from ortflex_core.protocols import Adapter, Product, calls
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph.ops import Ops, Tensor
+from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.runtime.installation import require_runtime
+from ortflex_core.kernel.errors import Unsupported
+from ortflex_core.kernel.protocols.adapter import Adapter, Product
+from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.trainer import Trainer
-from ortflex_core.types import Array
 
 Arrays = Mapping[str, Array]
 Reference = Callable[[Array, Array, Arrays], Array]

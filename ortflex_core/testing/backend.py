@@ -9,16 +9,16 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.comparison.comparison import compare
-from ortflex_core.errors import Unsupported
-from ortflex_core.protocols import Backend
-from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.runtime.session import cpu_session
-from ortflex_core.testing import compositions, running, step_programs
+from ortflex_core.compiler.runtime.installation import require_runtime
+from ortflex_core.compiler.runtime.session import cpu_session
+from ortflex_core.kernel.errors import DataError, Unsupported
+from ortflex_core.kernel.protocols.backend import Backend
+from ortflex_core.kernel.types import Array
+from ortflex_core.testing import compositions, frozen, running, step_programs
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.reference import Reference
 from ortflex_core.testing.running import check_reasons, close, require
-from ortflex_core.types import Array
+from ortflex_core.tools.comparison import compare
 
 RATE = 0.1
 
@@ -146,6 +146,24 @@ class BackendKit(ComponentKit):
             complete.step((x[4 * step : 4 * step + 4], y[4 * step : 4 * step + 4]))
         running.same_bits(complete.get_state(), continued.get_state(), "a run that continues")
 
+    def test_state_is_checked(self, here: Backend) -> None:
+        """A name that the engine does not have, and an array of another shape, are a DataError."""
+        x, y = running.regression(rows=4)
+        trainer = running.trainer(running.linear_model(), backend=here, optimizer="adam")
+        trainer.step((x, y))
+        engine = trainer.engine
+        slots = {n: a for n, a in engine.slots().items() if n != "step"}
+        loads = {"load": engine.state(), "load_slots": slots, "load_buffers": engine.buffers()}
+        for method, known in loads.items():
+            with pytest.raises(DataError):
+                getattr(engine, method)({"no such tensor": np.zeros(3, np.float32)})
+            for name, array in known.items():
+                with pytest.raises(DataError):
+                    getattr(engine, method)({name: np.zeros((*array.shape, 2), array.dtype)})
+            now = {"load": engine.state, "load_slots": engine.slots, "load_buffers": engine.buffers}
+            kept = {n: a for n, a in now[method]().items() if n in known}
+            running.same_bits(known, kept, f"a refused {method}")
+
     def test_determinism(self, here: Backend) -> None:
         """The same training ends in the same bits."""
         x, y = running.regression(rows=10)
@@ -157,6 +175,17 @@ class BackendKit(ComponentKit):
             trainer.fit(x, y)
             states.append(trainer.get_state())
         running.same_bits(states[0], states[1], "the same training twice")
+
+    @pytest.mark.parametrize("form", frozen.FORMS)
+    def test_frozen(self, here: Backend, form: str) -> None:
+        """Gradients through frozen square matrices and kernels of 2 to 64 equal float64.
+
+        A step reads them plainly and transposed, and one form shares them between two products.
+        """
+        try:
+            frozen.check_every_size(here, form)
+        except Unsupported as error:
+            pytest.skip(str(error))
 
     def test_what_it_refuses(self, here: Backend) -> None:
         """An operator without a gradient is refused with a reason, not trained without it."""

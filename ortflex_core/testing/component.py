@@ -12,15 +12,15 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.class_paths import is_class_path
-from ortflex_core.component import Component
-from ortflex_core.config.components import to_plain
-from ortflex_core.config.toml import to_toml
-from ortflex_core.construct import structure
-from ortflex_core.entries import singular
-from ortflex_core.errors import ConfigError
-from ortflex_core.graph.program import Program
+from ortflex_core.compiler.graph.program import Program
+from ortflex_core.kernel.class_paths import is_class_path
+from ortflex_core.kernel.component import Component
+from ortflex_core.kernel.construct import structure
+from ortflex_core.kernel.entries import singular
+from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.testing.running import plugins, require
+from ortflex_core.training.config.components import to_plain
+from ortflex_core.training.config.toml import to_toml
 
 
 class ComponentKit:

@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 import onnx
 
+from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.types import Array
 
 ROWS, BATCH = 26, 4
 """The rows of the data and of a batch; the last batch has two rows."""

@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.graph.program import Program
-from ortflex_core.problem.hyperparameters import symbolic
-from ortflex_core.protocols import Constraint
+from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.problem.hyperparameters import symbolic
+from ortflex_core.kernel.protocols.constraint import Constraint
+from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
-from ortflex_core.types import Array
 
 RATE = 0.1
 

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.protocols import Device
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.compiler.runtime.installation import require_runtime
+from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.types import Array, numpy_dtype
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import check_reasons, close, require
-from ortflex_core.types import Array, numpy_dtype
 
 ARRAYS: dict[str, Array] = {
     "a matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -92,7 +92,7 @@ class DeviceKit(ComponentKit):
         formula = running.traced(
             lambda op, x: {"y": op.Tanh(x) * 2.0}, {"x": np.ones((2, 3), np.float32)}
         )
-        from ortflex_core.runtime.session import run_once
+        from ortflex_core.compiler.runtime.session import run_once
 
         feeds = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
         got = run_once(formula, dict(feeds), {}, here)["y"]

@@ -14,12 +14,13 @@ import numpy as np
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflex_core.engines.array_engine import HostEngine
-from ortflex_core.graph.program import Program
-from ortflex_core.problem.problem import Problem
-from ortflex_core.protocols import Backend, Device
-from ortflex_core.runtime.installation import Runtime
-from ortflex_core.types import Array
+from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.compiler.runtime.installation import Runtime
+from ortflex_core.kernel.protocols.backend import Backend
+from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.types import Array
+from ortflex_core.training.engines.array_engine import HostEngine
 
 
 class MatMul(OpRun):

@@ -8,18 +8,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.autodiff.cotangents import full
-from ortflex_core.autodiff.families import load_rules
-from ortflex_core.autodiff.reverse import gradients
-from ortflex_core.data.columns import spec_of
-from ortflex_core.errors import DataError, OrtflexError
-from ortflex_core.graph.ops import Ops, Tensor
-from ortflex_core.problem.hyperparameters import symbolic
-from ortflex_core.protocols import Loss
+from ortflex_core.compiler.autodiff.cotangents import full
+from ortflex_core.compiler.autodiff.families import load_rules
+from ortflex_core.compiler.autodiff.reverse import gradients
+from ortflex_core.compiler.graph.ops import Ops, Tensor
+from ortflex_core.compiler.problem.hyperparameters import symbolic
+from ortflex_core.kernel.errors import DataError, OrtflexError
+from ortflex_core.kernel.protocols.loss import Loss
+from ortflex_core.kernel.types import Array, TensorSpec, onnx_dtype, shape_text
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
-from ortflex_core.types import Array, TensorSpec, onnx_dtype, shape_text
+from ortflex_core.training.data.columns import spec_of
 
 Reference = Callable[[Array, Array], Array]
 RATE = 0.1
@@ -140,6 +140,22 @@ class LossKit(FormulaKit):
         trainer = running.trainer(model, loss=component, params=["shift"])
         got = trainer.evaluate(predicted.astype(np.float32), labels, weight)["loss"]
         close(got, weighted(component, predicted, labels, weight)[0], 1e-4, "Σ w·l / Σ w")
+
+    def label_weights(self, component: Loss, labels: Array) -> Array | None:
+        """Override it for a loss that weights its values by their labels: those weights, per value."""
+        return None
+
+    def test_counts(self, component: Loss, predicted: Array, labels: Array) -> None:
+        """``counts`` are the mask, times the weights by which the loss multiplies its values."""
+        run = Run(component, predicted, labels)
+        found, weights = run(), self.label_weights(component, labels)
+        wanted = found["mask"] if weights is None else found["mask"] * weights
+        close(
+            np.broadcast_to(found["counts"], run.shape),
+            np.broadcast_to(wanted, run.shape),
+            1e-6,
+            "counts, by which the loss is divided, compared with the mask and label_weights of the kit",
+        )
 
     def test_backends(self, component: Loss, predicted: Array, labels: Array) -> None:
         """Every backend that supports the loss computes the step of its gradient."""

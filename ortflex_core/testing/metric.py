@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,11 +11,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.protocols import Metric
+from ortflex_core.kernel.protocols.metric import Metric
+from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit
 from ortflex_core.testing.running import close, require
-from ortflex_core.types import Array
 
 Reference = Callable[[Array, Array, Array], float]
 
@@ -112,6 +113,19 @@ class MetricKit(FormulaKit):
         first, second = state.result(), state.result()
         require(type(first) is float and math.isfinite(first), f"the result is {first!r}")
         require(first == second, f"two calls give {first} and {second}")
+
+    def test_not_finite(self, component: Metric, expected: Array, predicted: Array) -> None:
+        """The result is NaN after a prediction that is NaN, in any batch; after ∞ it is not finite."""
+        if predicted.dtype.kind != "f":
+            pytest.skip("the predictions are classes")
+        for wrong, bounds in itertools.product([math.nan, math.inf], [[0, 12], [0, 2, 3, 12]]):
+            scores, state = np.array(predicted), component.start()
+            scores[2] = wrong
+            for begin, end in pairwise(bounds):
+                state.update(expected[begin:end], scores[begin:end], None)
+            got = state.result()
+            right = math.isnan(got) or (math.isinf(got) and math.isinf(wrong))
+            require(right, f"the result is {got!r} where a row of the predictions is {wrong}")
 
     def test_a_trainer_reports_it(
         self, component: Metric, expected: Array, predicted: Array

@@ -8,15 +8,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ortflex_core.errors import Unsupported
-from ortflex_core.graph.ops import FLOATS
-from ortflex_core.protocols import Growth, Precision
-from ortflex_core.protocols.precision import Place
+from ortflex_core.compiler.graph.ops import FLOATS
+from ortflex_core.kernel.errors import Unsupported
+from ortflex_core.kernel.protocols.precision import Growth, Place, Precision
+from ortflex_core.kernel.types import Array, numpy_dtype
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.emulated import Emulated
 from ortflex_core.testing.running import require
-from ortflex_core.types import Array, numpy_dtype
 
 WIDE = (
     *("Softmax", "LogSoftmax", "LayerNormalization", "BatchNormalization", "InstanceNormalization"),

@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.process_groups import GradientExchange, Peers, RankFailed
-from ortflex_core.protocols.process_group import Communicator, ProcessGroup
+from ortflex_core.kernel.protocols.process_group import Communicator, ProcessGroup
+from ortflex_core.kernel.types import Array
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import check_reasons, plugins, require
-from ortflex_core.types import Array
+from ortflex_core.training.process_groups.gradient_sum import GradientExchange
+from ortflex_core.training.process_groups.peers import Peers, RankFailed
 
 SECONDS = 120.0
 SIZES = (1, 7, 1000, 100_003, 10_000_000)

@@ -8,20 +8,21 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.data.batches import Batch
-from ortflex_core.engines.buffers import ReadLosses
-from ortflex_core.graph.program import Program
-from ortflex_core.model.training_mode import buffer_value
-from ortflex_core.problem.problem import Problem
-from ortflex_core.protocols import Backend, Device
-from ortflex_core.reference.divergence import Step
-from ortflex_core.reference.double_step import Double
-from ortflex_core.runtime.installation import Runtime
-from ortflex_core.types import Array
+from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.model.training_mode import buffer_value
+from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.compiler.runtime.installation import Runtime
+from ortflex_core.kernel.batches import Batch
+from ortflex_core.kernel.protocols.backend import Backend
+from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.types import Array
+from ortflex_core.tools.divergence import Step
+from ortflex_core.tools.double_step import Double
+from ortflex_core.training.engines.buffers import ReadLosses
 
 
 class ReferenceEngine:
-    """Steps of ``ortflex_core.reference.double_step.Double``; the state between two steps is float32."""
+    """Steps of ``ortflex_core.tools.double_step.Double``; the state between two steps is float32."""
 
     steps_per_run = 1
 

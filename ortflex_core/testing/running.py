@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
-from ortflex_core.errors import MissingKernel, Unsupported
-from ortflex_core.graph.ops import Tensor, Trace
-from ortflex_core.graph.program import Program, build
-from ortflex_core.protocols import Device
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.runtime.session import run_once
+from ortflex_core.compiler.graph.ops import Tensor, Trace
+from ortflex_core.compiler.graph.program import Program, build
+from ortflex_core.compiler.runtime.installation import require_runtime
+from ortflex_core.compiler.runtime.session import run_once
+from ortflex_core.kernel.errors import MissingKernel, Unsupported
+from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.types import Array
 from ortflex_core.training.trainer import Trainer
-from ortflex_core.types import Array
 
 OPSET = 17
 """The opset of the graphs of the kits; every runtime reads it."""
@@ -232,14 +233,22 @@ def trainer(model: Any, **options: Any) -> Trainer:
     return Trainer(model, **(given | options))
 
 
+def quick() -> bool:
+    """Whether kits try a single backend: with ``ORTFLEX_KITS=quick`` in the environment."""
+    return os.environ.get("ORTFLEX_KITS") == "quick"
+
+
 def on_every_backend(train: Callable[[str], None], what: str) -> list[str]:
     """Call ``train`` with each backend that works here; returns those that did not refuse.
 
     Raises:
         AssertionError: every one refused, each with its reasons.
     """
-    done, refused = [], []
+    done: list[str] = []
+    refused: list[str] = []
     for name in working_backends():
+        if done and quick():
+            break
         try:
             train(name)
             done.append(name)

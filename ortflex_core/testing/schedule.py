@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 
-from ortflex_core.errors import ConfigError
-from ortflex_core.hooks import hook
-from ortflex_core.protocols import Schedule, ScheduleContext, Unit
+from ortflex_core.kernel.errors import ConfigError
+from ortflex_core.kernel.hooks import hook
+from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext, Unit
+from ortflex_core.kernel.types import Progress
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit
 from ortflex_core.testing.running import close, require
-from ortflex_core.types import Progress
 
 EPOCHS, STEPS, ROWS = 3, 4, 10
 """The training of the kit: three epochs of four steps with ten rows each."""

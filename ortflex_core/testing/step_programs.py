@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from ortflex_core.kernel.types import Array
 from ortflex_core.testing.compositions import FEATURES, ROWS, Composition
 from ortflex_core.testing.running import model_of
-from ortflex_core.types import Array
 
 OPTIMIZERS: Mapping[str, float] = {
     "sgd": 0.05,

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 import numpy as np
 
-from ortflex_core.protocols.process_group import ProcessGroup
-from ortflex_core.types import Array
+from ortflex_core.kernel.protocols.process_group import ProcessGroup
+from ortflex_core.kernel.types import Array
 
 T = TypeVar("T")
 
 
 class _Seat:
-    """The communicator of a thread (see :class:`ortflex_core.protocols.Communicator`)."""
+    """The communicator of a thread (see :class:`ortflex_core.Communicator`)."""
 
     def __init__(self, rank: int, given: list[Array], barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(given)

@@ -9,15 +9,16 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.graph.host_scalars import Host
-from ortflex_core.graph.ops import Ops, Tensor
-from ortflex_core.graph.program import Program
-from ortflex_core.problem.hyperparameters import symbolic
-from ortflex_core.protocols import Transform, TransformContext, calls
+from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph.ops import Ops, Tensor
+from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.problem.hyperparameters import symbolic
+from ortflex_core.kernel.host_scalars import Host
+from ortflex_core.kernel.protocols.transform import Transform, TransformContext
+from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
-from ortflex_core.types import Array
 
 Arrays = Mapping[str, Array]
 RATE = 0.1

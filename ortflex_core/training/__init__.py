@@ -2,13 +2,10 @@
 
 Owns: the only mutable state of the core.
 
-May import: feed and the packages before it.
-
-Add here: actions between steps (:mod:`~ortflex_core.training.loop`), methods of the Trainer
+Add here: actions between steps (:mod:`~ortflex_core.kernel.loop`), methods of the Trainer
 (:mod:`~ortflex_core.training.trainer`).
 """
 
-from ortflex_core.training.internals import Internals, internals_of
-from ortflex_core.views.progress import epoch_summary
+from ortflex_core.moved import forwarding
 
-__all__ = ["Internals", "epoch_summary", "internals_of"]
+__getattr__ = forwarding(__name__)

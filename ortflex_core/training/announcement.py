@@ -6,12 +6,12 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from ortflex_core.problem.description import headline
-from ortflex_core.problem.updating import LOSS_SCALE, SKIPPED_STEPS
+from ortflex_core.compiler.problem.description import headline
+from ortflex_core.compiler.problem.updating import LOSS_SCALE, SKIPPED_STEPS
+from ortflex_core.kernel.types import dtype_name, shape_text
 from ortflex_core.training.internals import internals_of
-from ortflex_core.types import dtype_name, shape_text
-from ortflex_core.views.progress import say
-from ortflex_core.views.summary import Summary
+from ortflex_core.training.views.progress import say
+from ortflex_core.training.views.summary import Summary
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,28 +12,34 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from ortflex_core import class_paths
-from ortflex_core.adapters import frozen_values, with_values
-from ortflex_core.checkpoints import checkpoint
-from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Written
-from ortflex_core.checkpoints.record import Position
-from ortflex_core.engines.buffers import check_state
-from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
-from ortflex_core.model.model import Model
-from ortflex_core.process_groups import joining
-from ortflex_core.registry import Plugins
+from ortflex_core.compiler.adapters.adapted_model import frozen_values, with_values
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.kernel.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    OrtflexError,
+)
+from ortflex_core.kernel.position import Position
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.types import Array, Progress, Size
 from ortflex_core.training import differences, fingerprint
+from ortflex_core.training.checkpoints import checkpoint
+from ortflex_core.training.checkpoints.checkpoint import Checkpoint, Record, Saved, Written
+from ortflex_core.training.engines.buffers import check_state
 from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import call_hook, internals_of
-from ortflex_core.types import Array, Progress, Size
+from ortflex_core.training.process_groups import joining
 
 if TYPE_CHECKING:
-    from ortflex_core.data.batches import Source
+    from ortflex_core.kernel.batches import Source
     from ortflex_core.training.trainer import Trainer
 
 T = TypeVar("T", bound="Trainer")
 _log = logging.getLogger("ortflex")
 _TRIES = 10
+_KEY = re.compile(r"\W")
 
 
 @attrs.define
@@ -106,13 +113,27 @@ def save(trainer: Trainer, folder: Path) -> Path:
 
 
 def resume(
-    cls: type[T], folder: Path, plugins: Plugins | None, strict: bool, changes: Mapping[str, Any]
+    cls: type[T],
+    folder: Path,
+    plugins: Plugins | None,
+    changes: Mapping[str, Any],
+    *,
+    strict: bool,
+    trust_code: bool,
 ) -> T:
     """A Trainer from a checkpoint (see :meth:`ortflex_core.Trainer.resume`)."""
+    available = plugins or Plugins.discover()
     for _ in range(_TRIES):
-        found = checkpoint.read(folder)
+        found = checkpoint.read(folder, model="model" not in changes)
+        known = available
+        if not trust_code:
+            known = available.for_data(
+                f"the checkpoint {str(found.folder)!r}",
+                changes,
+                way_out="Pass the object: Trainer.resume(folder, {key}=…)",
+            )
         try:
-            return _resumed(cls, found, plugins, strict, changes)
+            return _resumed(cls, found, known, strict, changes)
         except OrtflexError:
             # Another process may have replaced the checkpoint since it was read.
             if checkpoint.is_there(found):
@@ -125,7 +146,7 @@ def resume(
 def _resumed(
     cls: type[T],
     found: Checkpoint,
-    plugins: Plugins | None,
+    plugins: Plugins,
     strict: bool,
     changes: Mapping[str, Any],
 ) -> T:
@@ -136,12 +157,12 @@ def _resumed(
             f"the training of {str(folder)!r} used objects that cannot be written to a file; "
             f"pass them again: Trainer.resume(folder, {', '.join(f'{name}=…' for name in missing)})"
         )
-    arguments = {**found.record.arguments, **changes}
-    _refuse_files({k: v for k, v in found.record.arguments.items() if k not in changes}, folder)
+    own = {name: value for name, value in changes.items() if name != "model"}
+    arguments = {**found.record.arguments, **own}
     if changes.get("distributed") is not None and "accumulate" not in changes:
-        members = joining.join((plugins or Plugins.discover()), changes["distributed"])
+        members = joining.join(plugins, changes["distributed"])
         arguments["accumulate"] = joining.share(arguments.get("accumulate", 1), members)
-    model = arguments.pop("model", found.model)
+    model = changes.get("model", found.model)
     trainer = None
     with contextlib.suppress(ModelError):
         trainer = _made(cls, found, model, plugins, arguments)
@@ -154,36 +175,28 @@ def _resumed(
     return trainer
 
 
-def _refuse_files(arguments: Mapping[str, Any], folder: Path) -> None:
-    """A checkpoint is data: it must not cause the import of modules.
-
-    Raises:
-        CheckpointError: an argument names a class in such a module or file.
-    """
-    for name, value in arguments.items():
-        if new := [m for m in class_paths.modules(value) if not class_paths.is_imported(m)]:
-            what = "file" if new[0].endswith(".py") else "module"
-            raise CheckpointError(
-                f"the {name} of the training of {str(folder)!r} is a class in the {what} {new[0]!r}, "
-                f"which a checkpoint does not execute. If you trust the {what}, pass the class: "
-                f"Trainer.resume(folder, {name}={value!r})"
-            )
-
-
 def _made(
-    cls: type[T], found: Checkpoint, model: Any, plugins: Plugins | None, arguments: Any
+    cls: type[T], found: Checkpoint, model: Any, plugins: Plugins, arguments: Mapping[str, Any]
 ) -> T:
-    if arguments.get("adapters") == found.record.arguments.get("adapters"):
+    recorded = found.record.arguments
+    if arguments.get("adapters") == recorded.get("adapters"):
         model = with_values(model, arguments, found.part("parameter", "adapter"), plugins)
     try:
         return cls(model, plugins=plugins, **arguments)
     except TypeError as error:
         raise CheckpointError(f"the checkpoint {str(found.folder)!r} is broken: {error}") from error
+    except ConfigError as error:
+        keys = [_KEY.split(line, maxsplit=1)[0] for line in error.problems]
+        # Values of the caller are the caller's mistakes.
+        if all(key in recorded and arguments[key] is recorded[key] for key in keys):
+            text = f"arguments of the checkpoint {str(found.folder)!r} are not valid: {error}"
+            raise CheckpointError(text) from error
+        raise
 
 
 def restore(trainer: Trainer, folder: Path, strict: bool) -> None:
     """Put a Trainer into the state of a checkpoint."""
-    _take(trainer, checkpoint.read(folder), strict)
+    _take(trainer, checkpoint.read(folder, model=False), strict)
 
 
 def _take(

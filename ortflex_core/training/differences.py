@@ -10,10 +10,11 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ortflex_core.checkpoints.record import Record
-from ortflex_core.entries import OURS
-from ortflex_core.errors import OrtflexError, printable
+from ortflex_core.compiler.model.training_mode import normalized_by_batch
+from ortflex_core.kernel.entries import OURS
+from ortflex_core.kernel.errors import OrtflexError, printable
 from ortflex_core.training import fingerprint
+from ortflex_core.training.checkpoints.record import Record
 from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import internals_of
 from ortflex_core.training.setup import Setup
@@ -38,7 +39,7 @@ FREE: Mapping[str, str] = {
 """Arguments that may differ, and the reason why the result of training does not change."""
 
 GO_ON = ("0.1.0",)
-"""Versions whose checkpoints resume here to the same bits (tests/core/test_saved_by_0_1_0.py)."""
+"""Versions whose checkpoints resume here bit-identically (test_saved_by_earlier_versions.py)."""
 
 _NOTHING = object()
 _SHOWN = 160
@@ -121,8 +122,10 @@ def _same(trainer: Trainer, name: str, old: Any, new: Any) -> bool:
         return False
     meaning = _MEANINGS[name]
     given = {**inner.arguments, "callbacks": (), "progress": False, name: old}
+    own = [component for _, component in fingerprint.components(trainer)]
+    plugins = trainer.plugins.for_data("the checkpoint", own)
     try:
-        twin = type(trainer)(trainer.model, plugins=trainer.plugins, **given)
+        twin = type(trainer)(trainer.model, plugins=plugins, **given)
     except (OrtflexError, TypeError, ValueError):
         return False
     return bool(meaning(internals_of(twin).setup) == meaning(inner.setup))
@@ -140,6 +143,9 @@ _MEANINGS: Mapping[str, Callable[[Setup], Any]] = {
     "constraint": lambda setup: setup.problem.updating.constraints,
     "precision": lambda setup: setup.problem.precision,
     "averaging": lambda setup: setup.problem.updating.average,
+    "batch_norm": lambda setup: normalized_by_batch(
+        setup.problem, [request.predicted for request in setup.requests]
+    ),
 }
 
 

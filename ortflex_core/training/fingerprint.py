@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.checkpoints.record import to_json
-from ortflex_core.component import Component
-from ortflex_core.config.components import Parts, to_plain
-from ortflex_core.data import digests
-from ortflex_core.errors import CheckpointError, OrtflexError
-from ortflex_core.onnx_files import model_file
-from ortflex_core.registry import Entry, Plugins
+from ortflex_core.compiler.onnx_files import model_file
+from ortflex_core.kernel import digests
+from ortflex_core.kernel.component import Component
+from ortflex_core.kernel.entries import Entry
+from ortflex_core.kernel.errors import CheckpointError, OrtflexError
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.training.checkpoints.record import to_json
+from ortflex_core.training.config.components import Parts, to_plain
 from ortflex_core.training.internals import internals_of
 
 if TYPE_CHECKING:
+    from ortflex_core.compiler.model.model import Model
     from ortflex_core.training.trainer import Trainer
 
 
@@ -43,7 +46,9 @@ class Identity:
             arguments=arguments,
             unnamed=tuple(unnamed),
             versions={entry.distribution: entry.version for entry in _entries(trainer)},
-            frozen=digests.of_frozen(trainer.model, internals_of(trainer).setup.problem.parameters),
+            frozen=_digests_of_frozen(
+                trainer.model, internals_of(trainer).setup.problem.parameters
+            ),
         )
 
 
@@ -109,10 +114,11 @@ def _with_parts(component: Component) -> Iterator[Component]:
                 yield from _with_parts(part)
 
 
-def _entries(trainer: Trainer) -> Iterator[Entry]:
-    plugins, setup = trainer.plugins, internals_of(trainer).setup
+def components(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    """The components that change the result of a training, each with its kind."""
+    setup = internals_of(trainer).setup
     updating = setup.problem.updating
-    parts: list[tuple[str, Any]] = [
+    yield from (
         ("optimizers", setup.optimizer),
         *(("optimizers", group.optimizer) for group in updating.groups),
         *(("adapters", a.adapter) for a in getattr(setup.model, "attachments", ())),
@@ -124,9 +130,33 @@ def _entries(trainer: Trainer) -> Iterator[Entry]:
         ("devices", setup.device),
         *(("losses", loss) for r in setup.requests for loss in _with_parts(r.loss)),
         *(("penalties", term.penalty) for term in setup.problem.penalties),
-    ]
-    for kind, component in parts:
+    )
+
+
+def _entries(trainer: Trainer) -> Iterator[Entry]:
+    plugins = trainer.plugins
+    for kind, component in components(trainer):
         entry = plugins[kind].entry_of(component)
         if entry is not None:
             yield entry
     yield from plugins["gradients"]
+
+
+def _digests_of_frozen(model: Model, trained: Collection[str]) -> dict[str, str]:
+    """A digest of every initializer of a model's file, and of its adapters, that is not trained.
+
+    Raises:
+        ModelError: the data of an initializer are in another file, which has been changed in place.
+    """
+    graph = model.proto.graph
+    out = {
+        tensor.name: digests.of_array(model_file.array_of(tensor, model.files))
+        for tensor in graph.initializer
+        if tensor.name not in trained
+    }
+    frozen = (name for name in model.attached if name not in trained)
+    out |= {name: digests.of_array(model.initializer(name)) for name in frozen}
+    for sparse in graph.sparse_initializer:
+        content = sparse.SerializeToString(deterministic=True)
+        out[sparse.values.name] = hashlib.sha256(content).hexdigest()[:32]
+    return out

@@ -9,26 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.checkpoints.record import Position
-from ortflex_core.data.batches import Source
-from ortflex_core.data.iterable_position import item_of
-from ortflex_core.engines import failures
-from ortflex_core.errors import GraphError, Unsupported
-from ortflex_core.feed import ranks
-from ortflex_core.feed.augmentation import AlteredBatches
-from ortflex_core.feed.feed import Feed, held_out
-from ortflex_core.feed.preparation import Preparation
-from ortflex_core.problem.description import shared_parameters
-from ortflex_core.protocols import calls
-from ortflex_core.training import process_groups
+from ortflex_core.compiler.problem.description import shared_parameters
+from ortflex_core.kernel.batches import Source
+from ortflex_core.kernel.calling import checked_rate
+from ortflex_core.kernel.errors import GraphError, Unsupported
+from ortflex_core.kernel.loop import Loop, beginning
+from ortflex_core.kernel.plan import TrainingPlan
+from ortflex_core.kernel.position import Position
+from ortflex_core.kernel.types import Size
+from ortflex_core.training import agreement
 from ortflex_core.training.announcement import announce, announce_skipped
 from ortflex_core.training.checkpointing import go_on
+from ortflex_core.training.data import rank_checks as ranks
+from ortflex_core.training.data import single_rows
+from ortflex_core.training.data.augmentation import AlteredBatches
+from ortflex_core.training.data.feed import Feed, held_out
+from ortflex_core.training.data.iterable_position import item_of
+from ortflex_core.training.data.preparation import Preparation
+from ortflex_core.training.engines import failures
 from ortflex_core.training.internals import internals_of
-from ortflex_core.training.loop import Loop, beginning
-from ortflex_core.training.plan import TrainingPlan
 from ortflex_core.training.setup import Setup
-from ortflex_core.types import Size
-from ortflex_core.views.history import History, risen
+from ortflex_core.training.views.history import History, risen
+from ortflex_core.training.views.progress import Display
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer
@@ -68,6 +70,7 @@ def fit(
                 shuffle=trainer.shuffle,
                 peers=peers,
                 limit=steps_per_epoch,
+                drop_last=internals.arguments["drop_last"],
             )
             opened.append(source)
         return opened[0]
@@ -78,7 +81,7 @@ def fit(
     alter = partial(_add_batch_hooks, trainer, preparing)
     validate = None if validation is None else internals.live.scorer(validation, peers)
     if peers is not None and validation is not None:
-        peers.agree("validation", process_groups.validation_facts(validation.first))
+        peers.agree("validation", agreement.validation_facts(validation.first))
     return train(trainer, source, validate, alter)
 
 
@@ -118,7 +121,7 @@ def train(
         go_on(start, now, source, standing.strict)
     _warn(internals.setup, validated=validate is not None, first=not standing.fits)
     if (peers := live.problem.peers) is not None:
-        peers.agree("start", process_groups.facts(trainer, source))
+        peers.agree("start", agreement.facts(trainer, source))
         ranks.check_rows(peers, source)
     plan = _plan(trainer, source, validate, alter, start)
     loop = Loop(plan)
@@ -129,11 +132,11 @@ def train(
     internals.loop = loop
     live.in_training = True
     try:
-        history = loop.run()
+        loop.run()
         if peers is not None:
             peers.any("end", flag=False)
         announce_skipped(trainer)
-        if start is None and (losses := risen(loop.first_loss, history)):
+        if start is None and (losses := risen(loop.first_loss, _history(loop))):
             _log.warning(
                 "the loss rose from %.4g to %.4g; try a smaller learning_rate (it was %.4g)",
                 *losses,
@@ -157,15 +160,19 @@ def train(
         standing.manual = loop.progress
         internals.loop = None
         live.in_training = False
-        trainer.history_ = loop.history()
-    return history
+        trainer.history_ = _history(loop)
+    return trainer.history_
+
+
+def _history(loop: Loop) -> History:
+    return History(tuple(loop.records), interrupted=loop.interrupted)
 
 
 def _warn(setup: Setup, *, validated: bool, first: bool) -> None:
     """Warn of metrics without validation data, and before the first run of shared parameters."""
     if setup.metrics and not validated:
         _log.warning(
-            "metrics (%s) are computed on validation data, but there are none: pass "
+            "metrics (%s) are computed on validation data, which are missing: pass "
             "validation_data, or set validation = 0.2 in a recipe to hold out a fifth of the rows",
             ", ".join(metric.name for metric in setup.metrics),
         )
@@ -190,6 +197,9 @@ def _plan(
     live, setup = internals.live, internals.setup
     problem = live.problem
     seed = (trainer.seed, live.standing.fits) if start is None else start.seed
+    accumulate = problem.updating.accumulate
+    total = beginning(source, accumulate, trainer.epochs).total_steps
+    lines = not any(getattr(c, "prints_epochs", False) for c in setup.callbacks)
     return TrainingPlan(
         engine=trainer.engine,
         source=alter(source, seed),
@@ -200,9 +210,8 @@ def _plan(
         validate=validate,
         shuffle=trainer.shuffle,
         seed=seed,
-        progress=trainer.progress,
-        lines=not any(getattr(c, "prints_epochs", False) for c in setup.callbacks),
-        accumulate=problem.updating.accumulate,
+        display=Display(total, trainer.progress, lines),
+        accumulate=accumulate,
         engine_for_epoch=None if setup.problem.phase(0) is setup.problem else live.enter,
         start=start,
         broken=lambda: failures.broken_weight(live.problem, live.state()),
@@ -220,15 +229,20 @@ def step(trainer: Trainer, batch: Any) -> float:
     X, y, weight = item_of(batch, 0)
     live = internals.live
     columns = internals.setup.open(X, y, weight)
-    first = live.engine is None
-    prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
+    first, rows = live.engine is None, columns.rows
+    if rows == 1:
+        single_rows.check_batch(live.inference(live.terms(columns)), rows)
+    if peers is not None and first:
+        # The usual size chooses graphs, so it is the same in all processes.
+        rows = peers.values("rows of the first batch", rows)[0]
+    prepared = live.build(columns, Size(rows=rows, epoch_steps=1)).batch(columns)
     batches = [prepared]
     if peers is not None:
         if first:
-            peers.agree("start", process_groups.facts(trainer))
+            peers.agree("start", agreement.facts(trainer))
         batches = ranks.batches_of_all(peers, prepared)
     now = live.standing.manual
-    rate = calls.rate(live.bound(trainer.schedule), trainer.learning_rate, now)
+    rate = checked_rate(live.bound(trainer.schedule), trainer.learning_rate, now)
     try:
         [(loss, penalty)] = trainer.engine.run(batches, [rate]).read()
     except GraphError as error:

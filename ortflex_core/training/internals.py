@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.errors import OrtflexError, short_repr
+from ortflex_core.kernel.errors import OrtflexError, short_repr
 
 if TYPE_CHECKING:
-    from ortflex_core.hooks import HookManager
-    from ortflex_core.problem.problem import Problem
-    from ortflex_core.protocols import Engine
-    from ortflex_core.registry import Plugins
-    from ortflex_core.runtime.installation import Runtime
-    from ortflex_core.training.loop import Loop
+    from ortflex_core.compiler.problem.problem import Problem
+    from ortflex_core.compiler.runtime.installation import Runtime
+    from ortflex_core.kernel.hooks import HookManager
+    from ortflex_core.kernel.loop import Loop
+    from ortflex_core.kernel.protocols.backend import Engine
+    from ortflex_core.kernel.registry import Plugins
     from ortflex_core.training.setup import Setup
     from ortflex_core.training.state import Live
     from ortflex_core.training.trainer import Trainer
@@ -100,7 +100,7 @@ def moved_attribute(trainer: Trainer, name: str) -> Any:
     place = f"arguments[{name!r}]" if name in _ARGUMENTS else name
     text = (
         f"Trainer.{name} is deprecated and will be removed in 0.3; use internals_of(trainer).{place}, "
-        "from ortflex_core.training import internals_of"
+        "from ortflex_core import internals_of"
     )
     warnings.warn(text, DeprecationWarning, stacklevel=3)
     inner = internals_of(trainer)

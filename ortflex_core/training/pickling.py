@@ -6,17 +6,20 @@ a pickle can execute any code, so share checkpoints, not pickles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.adapters import frozen_values, with_values
-from ortflex_core.checkpoints.checkpoint import Saved
-from ortflex_core.model.model import Model
+from ortflex_core.compiler.adapters.adapted_model import frozen_values, with_values
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.kernel import class_paths
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.types import Array
 from ortflex_core.training.checkpointing import Standing
+from ortflex_core.training.checkpoints.checkpoint import Saved
+from ortflex_core.training.fingerprint import components
 from ortflex_core.training.internals import call_hook, internals_of
-from ortflex_core.types import Array
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer
@@ -32,6 +35,8 @@ class Packed:
     standing: Standing
     saved: Saved
     history: Any
+    classes: frozenset[str] = frozenset()
+    """The class paths of the components in use: the arguments name no other class."""
 
 
 def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
@@ -62,13 +67,25 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
         ),
         saved=saved,
         history=trainer.history_,
+        classes=frozenset(class_paths.named([*_components(trainer)])),
     )
     return rebuilt, (type(trainer), packed)
 
 
+def _components(trainer: Trainer) -> Iterator[Any]:
+    setup = internals_of(trainer).setup
+    yield from (component for _, component in components(trainer))
+    yield from (*setup.metrics, *setup.callbacks, *setup.backends)
+
+
 def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
     """The Trainer of a pickle; it compiles at its first use."""
-    trainer = cls(with_values(packed.model, packed.arguments, packed.weights), **packed.arguments)
+    classes: frozenset[str] = getattr(
+        packed, "classes", frozenset()
+    )  # which a pickle of 0.2 does not have
+    plugins = Plugins.discover().for_data("the pickled Trainer", list(classes))
+    model = with_values(packed.model, packed.arguments, packed.weights, plugins)
+    trainer = cls(model, **packed.arguments, plugins=plugins)
     inner = internals_of(trainer)
     inner.live.replace({name: packed.weights[name] for name in inner.live.state()})
     inner.live.standing = packed.standing

@@ -1,4 +1,4 @@
-"""Conversion of a Trainer to the content of a portable step (see :mod:`ortflex_core.portable`)."""
+"""Conversion of a Trainer to the content of a portable step (see :mod:`ortflex_core.training.portable`)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ortflex_core.errors import ConfigError
-from ortflex_core.graph.ports import Port
-from ortflex_core.portable.export import Content, export_step
-from ortflex_core.portable.manifest import Missing
-from ortflex_core.portable.schedule_probe import probe_schedule
-from ortflex_core.protocols import Schedule, calls
+from ortflex_core.compiler.graph.ports import Port
+from ortflex_core.kernel.calling import checked_rate
+from ortflex_core.kernel.component import expected_count, is_count
+from ortflex_core.kernel.errors import ConfigError
+from ortflex_core.kernel.types import Array, Progress
 from ortflex_core.training.internals import internals_of
-from ortflex_core.types import Array, Progress
+from ortflex_core.training.portable.export import Content, export_step
+from ortflex_core.training.portable.manifest import Missing
+from ortflex_core.training.portable.rate_table import NO_LENGTH, Span, rate_table
 
 if TYPE_CHECKING:
-    from ortflex_core.feed.feed import Feed
+    from ortflex_core.training.data.feed import Feed
     from ortflex_core.training.trainer import Trainer
 
 
@@ -27,12 +28,23 @@ def export(
     feed: Feed | None,
     rows: int | None,
     steps_per_run: int,
+    epochs: int | None,
+    steps_per_epoch: int | None,
     *,
     optional_inputs: bool,
 ) -> Path:
     """Write a portable step (see :meth:`ortflex_core.Trainer.export_step`)."""
     inner = internals_of(trainer)
     live = inner.live
+    given = {
+        "rows": rows,
+        "steps_per_run": steps_per_run,
+        "epochs": epochs,
+        "steps_per_epoch": steps_per_epoch,
+    }
+    for name, count in given.items():
+        if not is_count(count) and (count is not None or name == "steps_per_run"):
+            raise ConfigError(f"{name}: {expected_count(count)}")
     if feed is not None:
         live.build(feed.first, feed.size)
     if live.engine is None:
@@ -49,18 +61,11 @@ def export(
     arrays |= {port: slots[name] for name, port in problem.slot_ports.items()}
     resting = {n: array for n, array in weights.items() if n not in problem.parameters}
     schedule = live.bound(trainer.schedule)
-    now = live.standing.manual
-    if now.epochs is None and feed is not None and feed.size.epoch_steps is not None:
-        count = feed.size.epoch_steps
-        now = attrs.evolve(
-            now,
-            epochs=trainer.epochs,
-            steps_per_epoch=count,
-            rows_per_epoch=count * feed.size.rows,
-        )
+    span = _span(trainer, feed, rows, epochs, steps_per_epoch)
+    table, reason = rate_table(schedule, trainer.learning_rate, span, int(slots["step"]))
     try:
-        rate = calls.rate(schedule, trainer.learning_rate, now)
-    except ConfigError:  # the length of the run is not known
+        rate = checked_rate(schedule, trainer.learning_rate, span.now)
+    except ConfigError:  # the length of the training is not known
         rate = trainer.learning_rate
     content = Content(
         problem=problem,
@@ -68,29 +73,70 @@ def export(
         resting=resting,
         step=int(slots["step"]),
         rate=rate,
+        rates=table,
         schedule=trainer.schedule.describe(),
         classes=inner.setup.classes,
-        missing=tuple(_missing(trainer, schedule, now)),
+        missing=tuple(_missing(trainer, reason)),
     )
     return export_step(
         folder, content, rows=rows, steps_per_run=steps_per_run, optional_inputs=optional_inputs
     )
 
 
-def _missing(trainer: Trainer, schedule: Schedule, now: Progress) -> list[Missing]:
-    """The parts of training that a portable step cannot have."""
+def _span(
+    trainer: Trainer,
+    feed: Feed | None,
+    rows: int | None,
+    epochs: int | None,
+    steps_per_epoch: int | None,
+) -> Span:
+    """The training to which the steps of the files belong.
+
+    With ``epochs`` or ``steps_per_epoch`` it begins with the first of them. Otherwise it is the one in
+    progress, or, before any, the one that ``fit`` would make of these data.
+    """
+    inner = internals_of(trainer)
+    now = inner.live.standing.manual if inner.loop is None else inner.loop.progress
+    together = inner.live.problem.updating.accumulate
+    batch = rows or trainer.batch_size
+    if now.epochs is not None and epochs is None and steps_per_epoch is None:
+        return Span(now=now, batch_rows=trainer.batch_size * together)
+    count, per_epoch = now.steps_per_epoch, now.rows_per_epoch
+    total = None if feed is None else feed.rows
+    if total is not None and inner.arguments["drop_last"]:
+        total -= total % min(batch, total)
+    if steps_per_epoch is not None:
+        count, per_epoch = steps_per_epoch, steps_per_epoch * batch * together
+    elif total is not None and rows is not None:
+        # A graph for a fixed number of rows cannot take a shorter last batch.
+        count = total // rows // together
+        per_epoch = count * rows * together
+    elif total is not None:
+        count, per_epoch = -(-total // (batch * together)), total
+    now = attrs.evolve(
+        now if epochs is None and steps_per_epoch is None else Progress(),
+        epochs=trainer.epochs if epochs is None else epochs,
+        steps_per_epoch=count or None,
+        rows_per_epoch=per_epoch,
+    )
+    return Span(now=now, batch_rows=batch * together)
+
+
+def _missing(trainer: Trainer, reason: str) -> list[Missing]:
+    """The parts of training that a portable step cannot have; ``reason`` is that of the schedule."""
     inner = internals_of(trainer)
     out = []
     live, setup = inner.live, inner.setup
-    varies, watches = probe_schedule(schedule, trainer.learning_rate, now)
-    if varies:
-        why = "the rate is an input, whose default is the rate of the next step"
+    if reason:
+        advice = "pass the input with the role rate in every run"
+        if reason == NO_LENGTH:
+            advice += ", or export with epochs= and steps_per_epoch="
         out.append(
             Missing(
                 what="schedule",
                 name=str(trainer.schedule.name),
-                why="it needs the History of the epochs" if watches else why,
-                instead="pass the input with the role rate in every run",
+                why=f"{reason}, so the rate is an input, whose default is the rate of the next step",
+                instead=advice,
             )
         )
     out += [

@@ -8,34 +8,43 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from ortflex_core.adapters import adapt
-from ortflex_core.autodiff.families import load_rules
-from ortflex_core.config.arguments import (
+from ortflex_core.compiler.adapters.adapted_model import adapt
+from ortflex_core.compiler.autodiff.families import load_rules
+from ortflex_core.compiler.model import shape_probe, targets
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.model.version import check_version
+from ortflex_core.compiler.parameters import selection
+from ortflex_core.compiler.parameters.selection import Choice
+from ortflex_core.compiler.problem import groups
+from ortflex_core.compiler.problem.losses import (
+    LossRequest,
+    check_inputs,
+    check_precision,
+    loss_requests,
+)
+from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.compiler.problem.problems import Problems
+from ortflex_core.compiler.problem.updating import TransformTerm, Updating
+from ortflex_core.compiler.runtime.installation import Runtime
+from ortflex_core.kernel.protocols.backend import Backend, Engine
+from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.protocols.metric import Metric
+from ortflex_core.kernel.protocols.optimizer import Optimizer
+from ortflex_core.kernel.protocols.schedule import Schedule
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.types import Array
+from ortflex_core.training.config.arguments import (
     Arguments,
     device_spec,
     recompute_problems,
     recompute_spec,
     short_forms,
 )
-from ortflex_core.data.columns import Columns
-from ortflex_core.engines import backend_choice, local_steps
-from ortflex_core.feed.labels import encode_labels, with_last_axis
-from ortflex_core.feed.opening import open_source
-from ortflex_core.model import shape_probe, targets
-from ortflex_core.model.model import Model
-from ortflex_core.model.version import check_version
-from ortflex_core.parameters import selection
-from ortflex_core.parameters.selection import Choice
-from ortflex_core.problem import groups
-from ortflex_core.problem.losses import LossRequest, check_inputs, check_precision, loss_requests
-from ortflex_core.problem.problem import Problem
-from ortflex_core.problem.problems import Problems
-from ortflex_core.problem.updating import TransformTerm, Updating
-from ortflex_core.process_groups import joining
-from ortflex_core.protocols import Backend, Device, Engine, Metric, Optimizer, Schedule
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime.installation import Runtime
-from ortflex_core.types import Array
+from ortflex_core.training.data.columns import Columns
+from ortflex_core.training.data.label_encoding import encode_labels, with_last_axis
+from ortflex_core.training.data.opening import open_source
+from ortflex_core.training.engines import backend_choice, local_steps
+from ortflex_core.training.process_groups import joining
 
 
 @attrs.frozen(kw_only=True)

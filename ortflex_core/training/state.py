@@ -10,31 +10,38 @@ from typing import Literal
 import attrs
 import numpy as np
 
-from ortflex_core.data import columns as data
-from ortflex_core.data.batches import Source
-from ortflex_core.data.columns import Columns
-from ortflex_core.engines import backend_choice, failures, fastest
-from ortflex_core.engines import scores as scoring
-from ortflex_core.engines.evaluator import Evaluator
-from ortflex_core.engines.last_good import same
-from ortflex_core.engines.scores import Scores
-from ortflex_core.engines.timing import Trial
-from ortflex_core.errors import DataError, OrtflexError, suggest
-from ortflex_core.feed.feed import Feed, check_batch
-from ortflex_core.feed.preparation import Preparation
-from ortflex_core.hooks import HookCall
-from ortflex_core.model import shape_probe
-from ortflex_core.opsets.half_floats import in_file_type
-from ortflex_core.problem.losses import bind_terms
-from ortflex_core.problem.problem import LossTerm, Problem
-from ortflex_core.process_groups.peers import Peers
-from ortflex_core.programs import cost
-from ortflex_core.protocols import Backend, Engine, Schedule, ScheduleContext, Value, calls
+from ortflex_core.compiler.model import shape_probe
+from ortflex_core.compiler.opsets.half_floats import in_file_type
+from ortflex_core.compiler.problem.losses import LossRequest, bind_terms
+from ortflex_core.compiler.problem.problem import LossTerm, Problem
+from ortflex_core.compiler.programs import cost
+from ortflex_core.kernel.batches import Source
+from ortflex_core.kernel.calling import calling
+from ortflex_core.kernel.errors import DataError, OrtflexError, suggest
+from ortflex_core.kernel.hooks import HookCall
+from ortflex_core.kernel.last_good import same
+from ortflex_core.kernel.protocols.backend import Backend, Engine
+from ortflex_core.kernel.protocols.device import Value
+from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext
+from ortflex_core.kernel.types import Array, Size, TensorSpec
 from ortflex_core.training.checkpointing import Standing
+from ortflex_core.training.data import columns as data
+from ortflex_core.training.data.columns import Columns
+from ortflex_core.training.data.feed import Feed, check_batch
+from ortflex_core.training.data.preparation import Preparation
+from ortflex_core.training.engines import backend_choice, failures, fastest
+from ortflex_core.training.engines import scores as scoring
+from ortflex_core.training.engines.evaluator import Evaluator
+from ortflex_core.training.engines.scores import Scores
+from ortflex_core.training.engines.timing import Trial
+from ortflex_core.training.process_groups.peers import Peers
 from ortflex_core.training.setup import Setup
-from ortflex_core.types import Array, Size
 
 _log = logging.getLogger("ortflex")
+
+
+_Types = tuple[tuple[LossRequest, ...], dict[str, TensorSpec], dict[str, TensorSpec]]
+"""The losses, and the types of labels and sample weights by name."""
 
 
 class Live:
@@ -74,12 +81,17 @@ class Live:
         self._threads, self._check_finite = threads, check_finite
         self._hook, self._tell = hook, tell
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
+        self._terms: tuple[_Types, tuple[LossTerm, ...]] | None = None
 
     def terms(self, columns: Columns) -> tuple[LossTerm, ...]:
         """The losses for the types of these labels and weights."""
         labels = {k: data.spec_of(k, v) for k, v in columns.labels.items()}
         weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
-        return bind_terms(self.model, self.setup.requests, labels, weights)
+        # A loss formula is traced to find its shape; the next step usually has the same types.
+        key = (self.setup.requests, labels, weights)
+        if self._terms is None or self._terms[0] != key:
+            self._terms = key, bind_terms(self.model, *key)
+        return self._terms[1]
 
     def preparing(self, wanted: Problem) -> Preparation:
         """The preparation of data for a problem."""
@@ -272,7 +284,7 @@ class Live:
             better = [m.column for m in self.setup.metrics if m.better == "higher"]
             higher = frozenset(f"validation_{column}" for column in better)
             context = ScheduleContext(slope=slope, higher=higher)
-            with calls.calling(schedule, "bind"):
+            with calling(schedule, "bind"):
                 bound = schedule.bind(context)
             self._bound = (schedule, self.problem.terms, bound)
         return self._bound[2]

@@ -13,32 +13,46 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import onnx
 
-from ortflex_core import protocols
-from ortflex_core.adapters import write_adapter, write_base
-from ortflex_core.config.arguments import Arguments
-from ortflex_core.config.checks import names
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.engines.graph_files import load_graphs, write_programs
-from ortflex_core.errors import ConfigError, OrtflexError
-from ortflex_core.feed.feed import Feed
-from ortflex_core.hooks import HookManager, weak_hook
-from ortflex_core.hub.sharing import SharesModels
-from ortflex_core.model.inference_mode import training_nodes
-from ortflex_core.model.model import Model, as_model
-from ortflex_core.parameters.initialize import reinitialize as draw
-from ortflex_core.problem.description import describe
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.compiler.adapters.portable import write_adapter, write_base
+from ortflex_core.compiler.model.inference_mode import training_nodes
+from ortflex_core.compiler.model.model import Model, as_model
+from ortflex_core.compiler.parameters.initialize import reinitialize as draw
+from ortflex_core.compiler.problem.description import describe
+from ortflex_core.compiler.runtime.installation import require_runtime
+from ortflex_core.kernel.errors import ConfigError, OrtflexError
+from ortflex_core.kernel.hooks import HookManager, weak_hook
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.tracebacks import short_tracebacks
+from ortflex_core.kernel.types import Array
 from ortflex_core.training import checkpointing, fit, pickling, portable_step
 from ortflex_core.training.announcement import short, summary
+from ortflex_core.training.config.arguments import Arguments
+from ortflex_core.training.config.checks import names
+from ortflex_core.training.config.recipe import Recipe
+from ortflex_core.training.data.feed import Feed
+from ortflex_core.training.engines.graph_files import load_graphs, write_programs
+from ortflex_core.training.hub.sharing import SharesModels
 from ortflex_core.training.internals import Internals, moved_attribute
 from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
-from ortflex_core.types import Array
-from ortflex_core.views.history import History
-from ortflex_core.views.progress import say
-from ortflex_core.views.summary import Summary
-from ortflex_core.views.tracebacks import short_tracebacks
+from ortflex_core.training.views.history import History
+from ortflex_core.training.views.progress import say
+from ortflex_core.training.views.summary import Summary
+
+if TYPE_CHECKING:
+    from ortflex_core.kernel.protocols.adapter import Adapter
+    from ortflex_core.kernel.protocols.average import Average
+    from ortflex_core.kernel.protocols.backend import Backend, Engine
+    from ortflex_core.kernel.protocols.constraint import Constraint
+    from ortflex_core.kernel.protocols.device import Device
+    from ortflex_core.kernel.protocols.loss import Loss
+    from ortflex_core.kernel.protocols.metric import Metric
+    from ortflex_core.kernel.protocols.optimizer import Optimizer
+    from ortflex_core.kernel.protocols.penalty import Penalty
+    from ortflex_core.kernel.protocols.precision import Precision
+    from ortflex_core.kernel.protocols.process_group import ProcessGroup
+    from ortflex_core.kernel.protocols.schedule import Schedule
+    from ortflex_core.kernel.protocols.transform import Transform
 
 _log = logging.getLogger("ortflex")
 _NOT_RECORDED = ("self", "model", "plugins")
@@ -93,6 +107,8 @@ class Trainer(SharesModels):
             weights, optimizer state and running statistics are averaged (local SGD, a different
             algorithm); by default the processes add their gradients in every step.
         batch_size: rows per batch; at most the number of rows in the data.
+        drop_last: leaves out the last batch of an epoch if it has fewer rows than the others;
+            validation data are never left out.
         epochs: passes over the data.
         shuffle: a new random order every epoch.
         seed: the seed of all random numbers.
@@ -105,7 +121,8 @@ class Trainer(SharesModels):
             globs.
         check_finite: refuse data with NaN or infinity; each array is checked once.
         batch_norm: ``train`` normalizes with the statistics of the batch and updates the running
-            statistics if they are initializers; ``freeze`` uses the running statistics.
+            statistics if they are initializers; ``freeze`` uses the running statistics; ``auto``
+            means ``freeze`` where scale and bias are both frozen, otherwise ``train``.
         dropout: ``file`` uses the ratios in the file, ``off`` drops nothing; a number is the ratio
             of all nodes.
         threads: the number of threads within an operator; ``auto`` means one for a step with less
@@ -135,37 +152,38 @@ class Trainer(SharesModels):
         self,
         model: str | os.PathLike[str] | bytes | onnx.ModelProto | Model,
         *,
-        loss: str | protocols.Loss | Mapping[str, Any] | Sequence[Any],
+        loss: str | Loss | Mapping[str, Any] | Sequence[Any],
         params: str | Iterable[str] | None = None,
-        adapters: str | protocols.Adapter | Mapping[str, Any] | Sequence[Any] = (),
-        penalty: str | protocols.Penalty | Mapping[str, Any] | None = None,
-        optimizer: str | protocols.Optimizer | Mapping[str, Any] = "sgd",
+        adapters: str | Adapter | Mapping[str, Any] | Sequence[Any] = (),
+        penalty: str | Penalty | Mapping[str, Any] | None = None,
+        optimizer: str | Optimizer | Mapping[str, Any] = "sgd",
         learning_rate: float | None = None,
-        schedule: str | protocols.Schedule | Mapping[str, Any] = "constant",
+        schedule: str | Schedule | Mapping[str, Any] = "constant",
         groups: Sequence[Mapping[str, Any]] = (),
         clip_value: float | None = None,
         clip_norm: float | None = None,
-        transforms: str | protocols.Transform | Mapping[str, Any] | Sequence[Any] = (),
+        transforms: str | Transform | Mapping[str, Any] | Sequence[Any] = (),
         accumulate: int = 1,
-        constraint: str | protocols.Constraint | Mapping[str, Any] | None = None,
-        averaging: str | protocols.Average | Mapping[str, Any] | None = None,
-        precision: str | protocols.Precision | Mapping[str, Any] = "float32",
+        constraint: str | Constraint | Mapping[str, Any] | None = None,
+        averaging: str | Average | Mapping[str, Any] | None = None,
+        precision: str | Precision | Mapping[str, Any] = "float32",
         recompute: bool | int | str | Iterable[str] = False,
-        device: str | protocols.Device | Mapping[str, Any] = "cpu",
-        backend: str | protocols.Backend | Mapping[str, Any] = "auto",
-        distributed: str | protocols.ProcessGroup | Mapping[str, Any] | None = None,
+        device: str | Device | Mapping[str, Any] = "cpu",
+        backend: str | Backend | Mapping[str, Any] = "auto",
+        distributed: str | ProcessGroup | Mapping[str, Any] | None = None,
         sync_every: int | None = None,
         batch_size: int = 32,
+        drop_last: bool = False,
         epochs: int = 10,
         shuffle: bool = True,
         seed: int = 0,
         reduction: Literal["mean", "sum"] = "mean",
-        metrics: str | protocols.Metric | Mapping[str, Any] | Sequence[Any] = (),
+        metrics: str | Metric | Mapping[str, Any] | Sequence[Any] = (),
         callbacks: Any = (),
         classes: Sequence[Any] | None = None,
         reinitialize: bool | str | Iterable[str] = False,
         check_finite: bool = True,
-        batch_norm: Literal["train", "freeze"] = "train",
+        batch_norm: Literal["auto", "train", "freeze"] = "auto",
         dropout: Literal["file", "off"] | float = "file",
         threads: int | Literal["auto"] = "auto",
         gradients: str | Iterable[str] = (),
@@ -252,12 +270,12 @@ class Trainer(SharesModels):
         return summary(self)
 
     @property
-    def optimizer(self) -> protocols.Optimizer:
+    def optimizer(self) -> Optimizer:
         """The rule that updates the weights."""
         return self._internals.setup.optimizer
 
     @property
-    def device(self) -> protocols.Device:
+    def device(self) -> Device:
         """The device of the steps."""
         return self._internals.setup.device
 
@@ -267,7 +285,7 @@ class Trainer(SharesModels):
         return self._internals.rank
 
     @property
-    def engine(self) -> protocols.Engine:
+    def engine(self) -> Engine:
         """The compiled problem.
 
         Raises:
@@ -303,7 +321,7 @@ class Trainer(SharesModels):
         Args:
             X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or ``(X, y,
                 sample_weight)`` batches (or a function that returns one), which
-                :class:`ortflex_core.data.Batches` shuffles and draws in the background.
+                :class:`ortflex_core.Batches` shuffles and draws in the background.
             y: labels; a mapping if there are several losses.
             sample_weight: one weight per row, or an array that broadcasts to the values of the
                 loss.
@@ -415,7 +433,8 @@ class Trainer(SharesModels):
 
         Raises:
             ModelError: ``free_batch``, but it was not freed for the training.
-            OutputError: the file cannot be written; an old one of that name is untouched.
+            OutputError: the file cannot be written, or its suffix is that of another format; an old file
+                of that name is untouched.
         """
         if not inference and (still := training_nodes(self.model.proto)):
             _log.warning(
@@ -438,19 +457,30 @@ class Trainer(SharesModels):
         rows: int | None = None,
         steps_per_run: int = 1,
         optional_inputs: bool = True,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        validation_data: Any = None,
     ) -> Path:
         """Write the training step as files that any onnxruntime runs: in a browser, on a phone, in C#.
 
         The folder gets ``step.onnx`` (data, labels and state in; loss and new state out),
         ``predict.onnx``, ``state.safetensors`` (weights, optimizer slots, running statistics, the
         number of finished steps) and ``manifest.json``, which lists every input and output, and
-        parts of the training that the step does not have. :func:`ortflex_core.portable.apply_state`
+        parts of the training that the step does not have. :func:`ortflex_core.apply_state`
         applies a state to the model.
+
+        A schedule becomes a table of the rates of all steps, which the graph reads by its number of
+        finished steps; after the end, the last rate holds. The table is that of the ``fit`` in
+        progress, or else of ``fit(X, y, sample_weight, validation_data)``, with batches of ``rows``
+        rows if they are given. ``epochs`` or ``steps_per_epoch`` define another training, which begins
+        with the next step. If the length of the training is not known, or the schedule reads the
+        History (``plateau``), the rate is an input and the manifest says so.
 
         Args:
             folder: a new folder, or one with an earlier step, which is replaced when the new one is
                 complete.
-            X: some rows, as for :meth:`fit`, which define the types of labels and sample weights;
+            X: the rows to train on, as for :meth:`fit`, or some of them: they define the types of
+                labels and sample weights, and, without ``steps_per_epoch``, the length of an epoch;
                 not needed after ``fit`` or ``step``.
             y: their labels.
             sample_weight: their weights.
@@ -459,15 +489,29 @@ class Trainer(SharesModels):
             optional_inputs: whether the graph has defaults of the rate and the hyperparameters;
                 without them, every run has to pass them, which JavaScript needs in order to change
                 them.
+            epochs: the epochs of the schedule; by default those of the Trainer.
+            steps_per_epoch: the steps of an epoch of the schedule.
+            validation_data: as for :meth:`fit`: a fraction of the rows is held out, so that an epoch
+                has fewer steps.
 
         Raises:
-            ConfigError: the types of the labels are not known, or a number is not an integer >= 1.
+            ConfigError: the types of the labels are not known, a number is not an integer >= 1, or
+                the schedule has more than 2²⁰ different rates.
             GraphError, NotDifferentiable: the step needs a fixed number of rows.
             OutputError: the folder has other files, or cannot be written to; nothing was changed.
         """
         feed = None if X is None else self._feed(X, y, sample_weight)
+        if feed is not None and isinstance(validation_data, float):
+            feed, _ = feed.split(validation_data, self.seed)
         return portable_step.export(
-            self, Path(folder), feed, rows, steps_per_run, optional_inputs=optional_inputs
+            self,
+            Path(folder),
+            feed,
+            rows,
+            steps_per_run,
+            epochs,
+            steps_per_epoch,
+            optional_inputs=optional_inputs,
         )
 
     def export_adapter(
@@ -517,6 +561,7 @@ class Trainer(SharesModels):
         *,
         plugins: Plugins | None = None,
         strict: bool = True,
+        trust_code: bool = False,
         **changes: Any,
     ) -> Trainer:
         """A Trainer from a checkpoint; its ``fit``, given the same data, continues from there.
@@ -526,14 +571,22 @@ class Trainer(SharesModels):
             plugins: the plugins with the components.
             strict: refuse plugins of other versions, other weights that are not trained and, in the
                 next ``fit``, data that differ from the data of the checkpoint; otherwise warn.
-            changes: arguments that replace the recorded ones (``epochs=50``), and those whose
-                objects cannot be written to a file (such as callbacks).
+            trust_code: import and use the classes that the checkpoint names by their paths
+                (``my_losses.py:Quartic``); this executes their modules and files.
+            changes: arguments that replace the recorded ones (``epochs=50``), those whose
+                objects cannot be written to a file (such as callbacks), and objects of your own
+                classes (``loss=Quartic()``). ``model=path`` is for a checkpoint whose own model is damaged:
+                structure and frozen weights are compared.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or it belongs to a different
                 model or different plugins.
+            ConfigError, PluginError: an argument of the checkpoint has no valid value here, or it
+                names a class by its path, without ``trust_code``; names the argument.
         """
-        return checkpointing.resume(cls, Path(folder), plugins, strict, changes)
+        return checkpointing.resume(
+            cls, Path(folder), plugins, changes, strict=strict, trust_code=trust_code
+        )
 
     def restore(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
         """Load a checkpoint's state; the next ``fit``, given the same data, continues from there.

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 
-from ortflex_core.component import expected_count, is_count, number, setting
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Adapter, Product, match_products
-from ortflex_core.types import Array
-from ortflex_plugins.adapters._peft import match_modules, read_config, read_pair, write_peft
+from ortflex_core import (
+    Adapter,
+    Array,
+    ConfigError,
+    Ops,
+    Product,
+    Tensor,
+    expected_count,
+    is_count,
+    match_products,
+    number,
+    setting,
+)
+from ortflex_plugins.adapters._peft import PeftFolder, read_config, write_peft
 
 
 def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
@@ -60,6 +71,17 @@ class Lora(Adapter):
     prefix: str = setting(
         default="", help="a prefix of module paths that PEFT's names do not have, such as `model.`"
     )
+    modules: tuple[str, ...] = setting(
+        converter=tuple,
+        help="PEFT's names of the modules in `source`, under which they are written again",
+    )
+
+    @modules.default
+    def _names_in_source(self) -> tuple[str, ...]:
+        # A run may be resumed without the folder; what reads its values has the errors.
+        with contextlib.suppress(ConfigError, OSError):
+            return PeftFolder(Path(self.source)).modules if self.source else ()
+        return ()
 
     @classmethod
     def from_peft(cls, folder: str | os.PathLike[str], **changes: Any) -> Lora:
@@ -74,6 +96,11 @@ class Lora(Adapter):
         """
         config = read_config(Path(folder))
         return cls(**{**config.fields(), "source": str(folder), **changes})
+
+    @cached_property
+    def _folder(self) -> PeftFolder:
+        """The folder with the initial values."""
+        return PeftFolder(Path(self.source))
 
     @property
     def scale(self) -> float:
@@ -93,8 +120,8 @@ class Lora(Adapter):
         """
         if not self.source:
             return super().select(products, where)
-        read_config(Path(self.source)).check(self, where)
-        chosen = match_modules(Path(self.source), products, where)
+        self._folder.config.check(self, where)
+        chosen = self._folder.match_modules(products, where)
         if not self.targets:
             return chosen
         return match_products(chosen, self.targets, f"{where}.targets")
@@ -102,7 +129,7 @@ class Lora(Adapter):
     def initial(self, product: Product, generator: np.random.Generator) -> Mapping[str, Array]:
         """A uniform in ±1/√inputs, B = 0."""
         if self.source:
-            down, up = read_pair(Path(self.source), product)
+            down, up = self._folder.read_pair(product)
             return {"lora_A": down, "lora_B": up}
         bound = 1 / math.sqrt(product.inputs)
         down = generator.uniform(-bound, bound, (product.inputs, self.rank))
@@ -150,6 +177,9 @@ class Lora(Adapter):
         self, path: Path, format: str, tensors: Mapping[Product, Mapping[str, Array]]
     ) -> None:
         """Write the folder that PEFT reads: adapter_model.safetensors and adapter_config.json.
+
+        Modules have the names of the folder that the adapter came from, or else their paths without
+        ``prefix``.
 
         Raises:
             ConfigError: the path of a module does not begin with ``prefix``.

@@ -6,9 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number
-from ortflex_core.graph import Host, Ops
-from ortflex_core.protocols import Average
+from ortflex_core import Average, Host, Ops, hyper, number
 
 
 @attrs.frozen(kw_only=True)

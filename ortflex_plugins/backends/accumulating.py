@@ -13,23 +13,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortflex_core.data import Batch
-from ortflex_core.engines import DataBuffers, PlanCache, Scalar, Twins, read_into
-from ortflex_core.graph import Key, Port, Program, ports_of
-from ortflex_core.model import share_port, statistics_moves
-from ortflex_core.process_groups import GradientExchange
-from ortflex_core.programs import (
+from ortflex_core import (
+    Batch,
+    Binder,
+    DataBuffers,
+    Device,
+    GradientExchange,
+    HostVector,
+    Key,
+    PlanCache,
+    Port,
+    Program,
+    Scalar,
+    TensorSpec,
+    Twins,
+    Value,
+    Workspace,
     adding_program,
     batch_gradient,
+    get_session,
     gradient_program,
+    ports_of,
+    read_into,
+    rounds_short_types,
+    share_port,
+    statistics_moves,
     update_program,
 )
-from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import Binder, HostVector, Workspace, get_session
-from ortflex_core.types import TensorSpec
 
 if TYPE_CHECKING:
-    from ortflex_core.problem import Problem
+    from ortflex_core import Problem
 
 
 _RATE, _COUNTER, _DRAW = (Port(role).label for role in ("rate", "counter", "draw"))
@@ -238,7 +251,11 @@ class Accumulator:
         usual = size == self._problem.batch_size
         name = "gradient" if usual else "gradient-any-rows"
         if name not in self.programs:
-            self.programs[name] = gradient_program(self._problem, rows=size if usual else None)
+            self.programs[name] = gradient_program(
+                self._problem,
+                rows=size if usual else None,
+                rounds=rounds_short_types(self._device),
+            )
         return self.programs[name]
 
     def _mover(self, old: int, at: int) -> Binder:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ortflex_core.errors import GraphError, Unsupported
-from ortflex_core.graph import Program
-from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import error_reason, keep_alive, session_options
+from ortflex_core import (
+    Device,
+    GraphError,
+    Program,
+    Unsupported,
+    Value,
+    error_reason,
+    keep_alive,
+    session_options,
+)
 
 
 class Agent:

@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ortflex_core.data import Lasting
-from ortflex_core.graph import Port, Program, Trace, build
-from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import Binder, get_session
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import (
+    Array,
+    Binder,
+    Device,
+    Lasting,
+    Port,
+    Program,
+    TensorSpec,
+    Trace,
+    Value,
+    build,
+    get_session,
+)
 
 _OPSETS = {"": 13}
 

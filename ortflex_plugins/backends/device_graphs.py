@@ -10,10 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
-from ortflex_core.errors import GraphError, OrtflexError
-from ortflex_core.graph import Program
-from ortflex_core.protocols import Device
-from ortflex_core.runtime import new_session
+from ortflex_core import Device, GraphError, OrtflexError, Program, new_session
 
 _log = logging.getLogger("ortflex")
 

@@ -16,24 +16,39 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.data import Batch, Block
-from ortflex_core.engines import (
+from ortflex_core import (
+    Array,
+    Backend,
+    Batch,
+    Block,
+    Device,
+    Formula,
+    GraphError,
     HostUpdates,
+    Key,
+    Losses,
+    NoGradientRule,
+    NotDifferentiable,
     PlanCache,
+    Port,
+    Problem,
+    Program,
     ReadLosses,
+    Runtime,
     TwinEngine,
     Twins,
+    Value,
+    binding_counts,
+    buffer_value,
+    get_program,
     host_formulas,
     missing_types,
+    plans_memory,
+    ports_of,
+    problem_key,
+    rounds_short_types,
+    step_program,
 )
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
-from ortflex_core.graph import Key, Port, Program, ports_of
-from ortflex_core.model import buffer_value
-from ortflex_core.problem import Problem
-from ortflex_core.programs import Formula, problem_key, step_program
-from ortflex_core.protocols import Backend, Device, Losses, Value
-from ortflex_core.runtime import Runtime, binding_counts, get_program, plans_memory
-from ortflex_core.types import Array
 from ortflex_plugins.backends.accumulating import Accumulator, names_of, split
 from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
@@ -61,8 +76,7 @@ class FusedBackend(Backend):
 
     Any loss, penalty and optimizer works; every operator between a parameter and a loss needs a
     gradient rule (``ortflex.gradients``). ``steps_per_run`` is how many steps one graph holds;
-    ``"auto"`` chooses by the size of a step (never by a clock). All values give the same weights up
-    to float32 rounding.
+    ``"auto"`` chooses by the size of a step (never by a clock). All values give the same bits.
 
     Parameters of 2¹⁸ elements and more are updated by numpy, in place, if the optimizer is elementwise
     and longer than SGD (momentum, Adam and its relatives): their gradients are outputs of the graph.
@@ -101,7 +115,7 @@ class FusedBackend(Backend):
             ]
         try:
             formulas = _host_formulas(problem, device, self.steps_per_run)
-            _shared(_of_one_batch(problem), 1, problem.batch_size, formulas)
+            _shared(_of_one_batch(problem), device, 1, problem.batch_size, formulas)
         except _REFUSALS as error:
             return [str(error)]
         return missing_types(problem, device)
@@ -112,15 +126,20 @@ class FusedBackend(Backend):
 
 def _shared(
     problem: Problem,
+    device: Device,
     steps: int = 1,
     rows: int | None = None,
     updated_elsewhere: Collection[str] = (),
 ) -> Program:
     """The step graph of all problems of this structure; for batches of any size if ``rows`` is None."""
-    key = ("step", problem_key(problem), steps, rows, tuple(updated_elsewhere))
+    rounds = rounds_short_types(device)
+    key = ("step", problem_key(problem), steps, rows, tuple(updated_elsewhere), rounds)
+    elsewhere = updated_elsewhere
     return get_program(
         key,
-        lambda: step_program(problem, steps=steps, rows=rows, updated_elsewhere=updated_elsewhere),
+        lambda: step_program(
+            problem, steps=steps, rows=rows, updated_elsewhere=elsewhere, rounds=rounds
+        ),
     )
 
 
@@ -159,7 +178,7 @@ def steps_per_run(problem: Problem, nodes: int, most_nodes: int = _MOST_NODES) -
 
 
 class FusedEngine(TwinEngine):
-    """A compiled problem in one graph (see :class:`ortflex_core.protocols.Engine`)."""
+    """A compiled problem in one graph (see :class:`ortflex_core.Engine`)."""
 
     def __init__(
         self,
@@ -205,7 +224,7 @@ class FusedEngine(TwinEngine):
             if problem.updating.accumulate == 1:
                 one = self._program(1, problem.batch_size)  # listeners get the event
             else:
-                one = _shared(_of_one_batch(problem), 1, problem.batch_size)
+                one = _shared(_of_one_batch(problem), device, 1, problem.batch_size)
             steps = steps_per_run(problem, one.nodes)
         self.steps_per_run = steps
         # One batch after the other if a step is long or single, which needs the memory of one
@@ -217,7 +236,8 @@ class FusedEngine(TwinEngine):
     def _program(self, steps: int, rows: int | None) -> Program:
         key = (steps, rows)
         if key not in self._programs:
-            self._programs[key] = _shared(self.problem, steps, rows, names_of(self._gradients))
+            elsewhere = names_of(self._gradients)
+            self._programs[key] = _shared(self.problem, self.device, steps, rows, elsewhere)
         return self._programs[key]
 
     def _views(self) -> dict[Port, Array]:

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortflex_core.data import Batch, Block
-from ortflex_core.errors import GraphError
-from ortflex_core.graph import Program
-from ortflex_core.protocols import Device
-from ortflex_core.runtime import Binder, Workspace, get_session
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import (
+    Array,
+    Batch,
+    Binder,
+    Block,
+    Device,
+    GraphError,
+    Program,
+    TensorSpec,
+    Workspace,
+    get_session,
+)
 from ortflex_plugins.backends.data_on_device import Gathering
 from ortflex_plugins.backends.step_plan import RunLosses, StepPlan
 

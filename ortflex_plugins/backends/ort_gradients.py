@@ -15,13 +15,25 @@ import attrs
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core.errors import GraphError
-from ortflex_core.graph import Program, Tensor, Trace, captured_names, ports_of
-from ortflex_core.model import Model, Modes, Rewrite, inactive_dropout, reads, trains_statistics
-from ortflex_core.problem import Problem
-from ortflex_core.programs import forward_program
-from ortflex_core.runtime import Runtime
-from ortflex_core.types import TensorSpec, dtype_name
+from ortflex_core import (
+    GraphError,
+    Model,
+    Modes,
+    Problem,
+    Program,
+    Rewrite,
+    Runtime,
+    Tensor,
+    TensorSpec,
+    Trace,
+    captured_names,
+    dtype_name,
+    forward_program,
+    inactive_dropout,
+    ports_of,
+    reads,
+    trains_statistics,
+)
 from ortflex_plugins.backends.ort_gradients_rewrites import RULES
 from ortflex_plugins.backends.ort_gradients_table import (
     DISCRETE,
@@ -123,7 +135,7 @@ def describe(node: NodeProto) -> str:
 def rewrite(problem: Problem) -> Rewrite:
     """Replace nodes that the builder differentiates incorrectly by equivalent ones.
 
-    For :meth:`ortflex_core.model.Model.replay`. Frozen BatchNormalization and inactive Dropout
+    For :meth:`ortflex_core.compiler.model.Model.replay`. Frozen BatchNormalization and inactive Dropout
     are replaced everywhere, as the builder would switch them to training; other nodes only where
     a parameter reaches them.
     """

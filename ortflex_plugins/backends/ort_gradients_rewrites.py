@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.types import numpy_dtype
+from ortflex_core import Ops, Tensor, numpy_dtype
 from ortflex_plugins.backends.ort_gradients_pools import POOLS
 from ortflex_plugins.backends.ort_gradients_table import VIEWS, known, same
 

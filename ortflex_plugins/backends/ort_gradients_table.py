@@ -15,7 +15,7 @@ import attrs
 import onnx
 from onnx import NodeProto, TensorProto
 
-from ortflex_core.types import Array, Shape, TensorSpec
+from ortflex_core import Array, Shape, TensorSpec
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 

@@ -8,12 +8,19 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data import Batch, Block
-from ortflex_core.graph import Key, Port, Program
-from ortflex_core.problem import Problem
-from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import HostVector
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import (
+    Array,
+    Batch,
+    Block,
+    Device,
+    HostVector,
+    Key,
+    Port,
+    Problem,
+    Program,
+    TensorSpec,
+    Value,
+)
 
 
 def check_steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -28,6 +35,7 @@ class StepPlan:
 
     Attributes:
         batches: the number of batches of all steps.
+        parts: the number of batches of a step.
         data: for every column its name, memory for the rows of all steps, an array, and whether the
             array is copied to the memory.
         places: of every port of a column: its exact shape and type, its column's place in ``data``,
@@ -55,7 +63,7 @@ class StepPlan:
         batches = [(step, part) for step in range(steps) for part in range(count)]
         self.symbols = Symbols(problem, steps)
         ports = problem.column_ports
-        self.batches = len(batches)
+        self.batches, self.parts = len(batches), count
         self.data: list[tuple[str, Value, Array, bool]] = []
         self.places: dict[Key, tuple[TensorSpec, int, int]] = {}
         for spec in columns:
@@ -171,9 +179,13 @@ class RunLosses:
             return [(costs.item(plan.only) * self._factors.item(), 0.0)]
         if plan.steps == 1:  # a hook may wait for this, and arrays are slow for a few numbers
             pairs = zip(plan.totals[0].tolist(), self._factors[0].tolist(), strict=True)
-            loss = sum(costs.item(k) * factor for k, factor in pairs)
+            parts = [costs.item(k) * factor for k, factor in pairs]
+            count = len(parts) // plan.parts
+            loss = sum(sum(parts[k : k + count]) for k in range(0, len(parts), count))
             return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0)]
-        losses = (costs[plan.totals] * self._factors).sum(axis=1).tolist()
+        # The terms of a batch are added first, in order, as if every batch had a graph of its own.
+        products = (costs[plan.totals] * self._factors).reshape(plan.steps, plan.parts, -1)
+        losses = products.cumsum(axis=2)[..., -1].cumsum(axis=1)[:, -1].tolist()
         if not plan.penalties:
             return [(loss, 0.0) for loss in losses]
         return list(zip(losses, costs[plan.penalties].tolist(), strict=True))

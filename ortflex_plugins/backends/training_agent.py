@@ -15,30 +15,37 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core.data import Batch
-from ortflex_core.engines import (
+from ortflex_core import (
+    Array,
+    Batch,
+    Binder,
     DataBuffers,
+    Device,
+    GradientExchange,
+    HostVector,
+    Key,
+    LayerBackend,
+    Model,
     PlanCache,
+    Port,
+    Problem,
+    Program,
     ReadLosses,
+    Rewrite,
+    Runtime,
     Scalar,
     Scales,
     TwinEngine,
     Twins,
-    read_into,
-)
-from ortflex_core.errors import Unsupported
-from ortflex_core.graph import Key, Port, Program, ports_of
-from ortflex_core.model import Model, Rewrite
-from ortflex_core.problem import Problem
-from ortflex_core.process_groups import GradientExchange
-from ortflex_core.programs import (
+    Unsupported,
+    Value,
+    binding_counts,
     forward_program,
     loss_program,
+    ports_of,
+    read_into,
     update_program,
 )
-from ortflex_core.protocols import Device, LayerBackend, Value
-from ortflex_core.runtime import Binder, HostVector, Runtime, binding_counts
-from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.accumulating import (
     GradientSum,
@@ -148,7 +155,7 @@ class _AgentBindings:
 
 
 class TrainingAgentEngine(TwinEngine):
-    """A compiled problem on TrainingAgent (see :class:`ortflex_core.protocols.Engine`)."""
+    """A compiled problem on TrainingAgent (see :class:`ortflex_core.Engine`)."""
 
     steps_per_run = 1
 

@@ -17,32 +17,36 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ortflex_core.data import Batch
-from ortflex_core.engines import (
+from ortflex_core import (
+    COLUMNS,
+    Array,
+    Backend,
+    Batch,
+    Binder,
     DataBuffers,
+    Device,
     DeviceEngine,
+    GraphError,
+    HostVector,
+    Key,
     PlanCache,
+    Port,
+    Problem,
+    Program,
     ReadLosses,
+    Runtime,
     Scalar,
     Scales,
-    check_state,
-)
-from ortflex_core.errors import GraphError
-from ortflex_core.graph import COLUMNS, Key, Port, Program, ports_of
-from ortflex_core.model import buffer_value
-from ortflex_core.problem import Problem
-from ortflex_core.programs import training_program
-from ortflex_core.protocols import Backend, Device, Value
-from ortflex_core.runtime import (
-    Binder,
-    HostVector,
-    Runtime,
+    Value,
     binding_counts,
+    buffer_value,
+    check_state,
     error_reason,
     keep_alive,
+    ports_of,
     session_options,
+    training_program,
 )
-from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
 
 _PREFIXES = ("Moment_", "Update_Count_", "Learning_Rate")
@@ -217,7 +221,7 @@ def _update_reasons(problem: Problem) -> list[str]:
 
 
 class TrainingSessionEngine(DeviceEngine):
-    """A compiled problem on TrainingSession (see :class:`ortflex_core.protocols.Engine`)."""
+    """A compiled problem on TrainingSession (see :class:`ortflex_core.Engine`)."""
 
     steps_per_run = 1
 
@@ -364,6 +368,8 @@ class TrainingSessionEngine(DeviceEngine):
 
     def load_slots(self, slots: Mapping[str, Array]) -> None:
         assert self._native is not None
+        known = {key: array.shape for key, array in self.slots().items()}
+        check_state(slots, known, "optimizer slot")
         self._step = int(slots.get("step", self._step))
         values: dict[str, Array] = {}
         for prefix, slot in self._native.slots.items():

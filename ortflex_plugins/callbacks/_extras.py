@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ortflex_core.errors import ConfigError
+from ortflex_core import ConfigError
 
 
 def require(callback: str, package: str, extra: str) -> None:

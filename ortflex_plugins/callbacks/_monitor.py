@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ortflex_core.errors import ConfigError, suggest
-from ortflex_core.training import internals_of
+from ortflex_core import ConfigError, internals_of, suggest
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
 from pathlib import Path
 from typing import Any
 
-from ortflex_core.checkpoints import list_checkpoints
-from ortflex_core.errors import CheckpointError
-from ortflex_core.files import OutputError, make_folder
-from ortflex_core.locks import FolderLock
+from ortflex_core import (
+    TABLE,
+    CheckpointError,
+    FolderLock,
+    OutputError,
+    list_checkpoints,
+    make_folder,
+    read_json,
+)
 
 _FILES = ("checkpoint.json", "state.safetensors", "model")
 _BEST = "best"
@@ -126,9 +130,9 @@ def _number(path: Path) -> int:
 def _run_of(path: Path) -> str | None:
     """The run of a checkpoint; None if it cannot be read."""
     try:
-        table = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+        table = read_json(path / "checkpoint.json", TABLE)
         run = table["callbacks"]["checkpoint"]["run"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     return run if isinstance(run, str) else None
 
@@ -141,8 +145,8 @@ def _damaged(path: Path) -> bool:
     if path.is_symlink() or not path.is_dir():
         return False
     try:
-        table = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        table = read_json(path / "checkpoint.json", TABLE)
+    except (OSError, ValueError):
         names = {inner.name for inner in path.iterdir()}
         return not names or any(name in names for name in _FILES)
     return not (isinstance(table, dict) and "format" in table)

@@ -12,15 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from ortflex_core.config import Parts, to_plain
-from ortflex_core.errors import ConfigError, OrtflexError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import ConfigError, OrtflexError, Parts, hook, internals_of, to_plain
 
 if TYPE_CHECKING:
-    from ortflex_core import Trainer
-    from ortflex_core.checkpoints import Saved
-    from ortflex_core.types import Progress
+    from ortflex_core import Progress, Saved, Trainer
 
 _log = logging.getLogger("ortflex")
 

@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.component import number, setting
-from ortflex_core.files import OutputError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import OutputError, hook, internals_of, number, setting
 from ortflex_plugins.callbacks._monitor import AUTO, Monitor
 from ortflex_plugins.callbacks._runs import Runs
 
 if TYPE_CHECKING:
-    from ortflex_core import Trainer
-    from ortflex_core.checkpoints import Saved
-    from ortflex_core.types import Progress
+    from ortflex_core import Progress, Saved, Trainer
 
 
 def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -51,7 +46,7 @@ class Checkpoint:
     >>> Checkpoint(minutes=10, keep=2).folder
     'checkpoints'
 
-    Source: ``ortflex_core.checkpoints.checkpoint`` describes the files.
+    Source: ``ortflex_core.training.checkpoints.checkpoint`` describes the files.
     """
 
     folder: str = setting(

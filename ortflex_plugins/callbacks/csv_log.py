@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ortflex_core.component import setting
-from ortflex_core.files import OutputError, make_folder
-from ortflex_core.hooks import hook
-from ortflex_core.types import Progress
-from ortflex_core.views import History
+from ortflex_core import History, OutputError, Progress, hook, make_folder, setting
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
@@ -33,7 +29,7 @@ class CsvLog:
     >>> CsvLog(path="log.csv").path
     'log.csv'
 
-    Source: :class:`ortflex_core.views.History`, whose columns the file has.
+    Source: :class:`ortflex_core.History`, whose columns the file has.
     """
 
     path: str = setting(

@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, setting
-from ortflex_core.errors import CheckpointError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
-from ortflex_core.types import Array
+from ortflex_core import Array, CheckpointError, hook, internals_of, number, setting
 from ortflex_plugins.callbacks._monitor import AUTO, Monitor
 
 if TYPE_CHECKING:
-    from ortflex_core import Trainer
-    from ortflex_core.checkpoints import Saved
-    from ortflex_core.types import Progress
+    from ortflex_core import Progress, Saved, Trainer
 
 _log = logging.getLogger("ortflex")
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.hooks import hook
-from ortflex_core.training import epoch_summary
+from ortflex_core import epoch_summary, hook
 
 
 @attrs.define(kw_only=True)
@@ -21,7 +20,7 @@ class EpochLine:
     >>> EpochLine().epoch_end(record={"epoch": 1, "loss": 0.25, "seconds": 0.5})
     epoch 1: loss 0.25 (0.50 s)
 
-    Source: :func:`ortflex_core.training.epoch_summary`.
+    Source: :func:`ortflex_core.epoch_summary`.
     """
 
     prints_epochs: ClassVar[bool] = True

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.component import setting
-from ortflex_core.errors import ConfigError
-from ortflex_core.training import internals_of
+from ortflex_core import ConfigError, internals_of, setting
 from ortflex_plugins.callbacks._extras import require
 from ortflex_plugins.callbacks._tracking import Outcome, Tracker, arguments
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.component import setting
-from ortflex_core.errors import ConfigError
-from ortflex_core.hooks import hook
-from ortflex_core.types import Progress
+from ortflex_core import ConfigError, Progress, hook, setting
 from ortflex_plugins.callbacks._extras import require
 
 

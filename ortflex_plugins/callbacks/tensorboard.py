@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.component import number, setting
-from ortflex_core.hooks import hook
+from ortflex_core import hook, number, setting
 from ortflex_plugins.callbacks._extras import require
 
 if TYPE_CHECKING:
-    from ortflex_core import Trainer
-    from ortflex_core.types import Progress
+    from ortflex_core import Progress, Trainer
 
 
 # Without slots, so that an object can drop one of its hooks.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.component import setting
+from ortflex_core import setting
 from ortflex_plugins.callbacks._extras import require
 from ortflex_plugins.callbacks._tracking import Outcome, Tracker, parameters
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ortflex_plugins.cli.overrides import trusting_code
+
 
 @click.command("apply-state")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
@@ -22,7 +24,8 @@ import click
     default=True,
     help="Refuse a model whose graph differs from the exported one, or only one whose tensors differ.",
 )
-def apply_state(model: Path, state: Path, output: Path, strict: bool) -> None:
+@trusting_code
+def apply_state(model: Path, state: Path, output: Path, strict: bool, trust_code: bool) -> None:
     """Write MODEL with the weights of STATE.
 
     MODEL is the .onnx file that `ortflex export-step` read. STATE is the state.safetensors that a runner
@@ -30,9 +33,9 @@ def apply_state(model: Path, state: Path, output: Path, strict: bool) -> None:
     trained weights (or their averages, if the recipe has `averaging`), the running statistics, and
     everything else as in MODEL.
     """
-    from ortflex_core.portable import apply_state as apply
+    from ortflex_core import apply_state as apply
     from ortflex_plugins.cli.overrides import refuse_recipe
 
     refuse_recipe(model, "apply-state")
-    apply(model, state, output, strict=strict)
+    apply(model, state, output, strict=strict, trust_code=trust_code)
     click.echo(f"wrote {output}")

@@ -8,9 +8,16 @@ from typing import Any
 import attrs
 import click
 
-from ortflex_core import check_model
-from ortflex_core.check import MemoryReport, ModelReport, NodeReport, estimate_memory, mebibytes
-from ortflex_core.errors import OrtflexError, printable
+from ortflex_core import (
+    MemoryReport,
+    ModelReport,
+    NodeReport,
+    OrtflexError,
+    check_model,
+    estimate_memory,
+    mebibytes,
+    printable,
+)
 from ortflex_plugins.cli.completion import names_of
 from ortflex_plugins.cli.overrides import refuse_recipe
 from ortflex_plugins.cli.terminal import open_console, plain, show_table

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ortflex_plugins.cli.completion import names_of
-from ortflex_plugins.cli.overrides import RecipeCommand
+from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
 from ortflex_plugins.cli.terminal import new_table, open_console, plain, right
 
 if TYPE_CHECKING:
-    from ortflex_core.comparison import Comparison, Times
+    from ortflex_core import Comparison, Times
 
 
 @click.command(cls=RecipeCommand)
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--time", "times", is_flag=True, help="Measure the time of a step instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@trusting_code
 def compare(
     recipe: Path,
     overrides: Sequence[str],
@@ -35,6 +36,7 @@ def compare(
     backends: Sequence[str],
     times: bool,
     as_json: bool,
+    trust_code: bool,
 ) -> None:
     """Train the same steps on every available backend, and show where they differ.
 
@@ -46,14 +48,11 @@ def compare(
     milliseconds per step, and the seconds until the graphs are compiled and until the first step is
     done. Exits with 1 if no backend can train.
     """
-    from ortflex_core import Trainer
-    from ortflex_core.comparison import compare as run
-    from ortflex_core.comparison import time_backends
-    from ortflex_core.config import Parts, Recipe
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Parts, Plugins, Recipe, Trainer, time_backends
+    from ortflex_core import compare as run
 
     plugins = Plugins.discover()
-    loaded = Recipe.load(recipe, overrides, plugins)
+    loaded = Recipe.load(recipe, overrides, plugins, trust_code=trust_code or None)
     held_out = loaded.validation if isinstance(loaded.validation, float) else None
     trainer = Trainer.from_recipe(loaded, plugins)
     rows = Parts(trainer.plugins).build("data", loaded.data)
@@ -77,7 +76,7 @@ def compare(
 
 
 def _show_times(measured: Times) -> None:
-    from ortflex_core.engines import refusals
+    from ortflex_core import refusals
 
     console = open_console()
     head, *rows = measured.table()
@@ -96,7 +95,7 @@ def _show_times(measured: Times) -> None:
 
 
 def _show(found: Comparison) -> None:
-    from ortflex_core.engines import refusals
+    from ortflex_core import refusals
 
     console = open_console()
     worst = [f"worst {what}" for what in ("loss", "gradient", "update", "inference")]

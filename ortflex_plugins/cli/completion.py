@@ -27,7 +27,7 @@ def names_of(*kinds: str, words: bool = False) -> _Complete:
 
 def kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the kinds of plugins, in the singular."""
-    from ortflex_core.registry import singular
+    from ortflex_core import singular
 
     return _items([singular(kind) for kind in _kinds()], incomplete)
 
@@ -53,14 +53,14 @@ def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 def _keys() -> list[str]:
     import attrs
 
-    from ortflex_core.config import Recipe
+    from ortflex_core import Recipe
 
     return [field.name for field in attrs.fields(Recipe)]
 
 
 def _values(key: str) -> list[str]:
     """The names that a key accepts; a key for a number has none."""
-    from ortflex_core.config import key_choices, kinds_of_plugins
+    from ortflex_core import key_choices, kinds_of_plugins
 
     if key not in _keys():
         return []
@@ -69,13 +69,13 @@ def _values(key: str) -> list[str]:
 
 
 def _kinds() -> list[str]:
-    from ortflex_core.registry import KINDS
+    from ortflex_core import KINDS
 
     return list(KINDS)
 
 
 def _names(kinds: list[str]) -> list[str]:
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Plugins
 
     plugins = Plugins.discover()
     return [name for kind in kinds for name in plugins[kind].names()]

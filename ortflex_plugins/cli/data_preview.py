@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.errors import ConfigError, DataError
+from ortflex_core import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ortflex_core.model import Model
-    from ortflex_core.registry import Plugins
-    from ortflex_core.types import Array
+    from ortflex_core import Array, Model, Plugins
 
 
 @attrs.frozen
@@ -38,8 +36,7 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
         ConfigError: no data source reads the file, or its source has no ``target``.
         DataError: the file cannot be read, or has no such labels.
     """
-    from ortflex_core.config import Parts
-    from ortflex_core.data import Columns
+    from ortflex_core import Columns, Parts
 
     parts = Parts(plugins)
     table = parts.as_table("data", path)

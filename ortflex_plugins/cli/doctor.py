@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
+import sys
 from typing import Any, TypedDict
 
 import attrs
@@ -13,8 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ortflex_core.errors import OrtflexError, RuntimeUnavailable
-from ortflex_core.runtime import Runtime, find_distributions, require_runtime
+from ortflex_core import (
+    OrtflexError,
+    Runtime,
+    RuntimeUnavailable,
+    find_distributions,
+    require_runtime,
+)
 from ortflex_plugins.cli.terminal import new_table
 
 _PACKAGES = ("ortflex", "numpy", "onnx", "torch", "scikit-learn", "skl2onnx")
@@ -25,6 +32,7 @@ class Report(TypedDict):
 
     ``backends`` and ``devices`` have the reasons why each one does not work, and an empty list if it
     works. If the installation is broken, both are empty, and ``fault`` says how to repair it.
+    ``telemetry`` says whether onnxruntime may report how it is used to its authors.
     """
 
     python: str
@@ -33,6 +41,7 @@ class Report(TypedDict):
     distributions: list[str]
     fault: str | None
     runtime: dict[str, Any] | None
+    telemetry: bool
     backends: dict[str, list[str]]
     devices: dict[str, list[str]]
 
@@ -57,6 +66,7 @@ def examine() -> Report:
         distributions=[str(one) for one in find_distributions()],
         fault=fault,
         runtime=None if runtime is None else attrs.asdict(runtime),
+        telemetry=runtime is not None and _reports_usage(runtime),
         backends={} if runtime is None else _reasons("backends", runtime),
         devices={} if runtime is None else _reasons("devices", runtime),
     )
@@ -73,6 +83,8 @@ def show(report: Report, console: Console) -> None:
     if (runtime := report["runtime"]) is not None:
         facts.add_row("  providers", ", ".join(runtime["providers"]))
         facts.add_row("  newest model", f"opset {runtime['max_opset']}, IR {runtime['max_ir']}")
+        off = "may be on; the environment variable ORT_DISABLE_TELEMETRY=1 switches it off"
+        facts.add_row("  telemetry", off if report["telemetry"] else "off")
     console.print(facts)
     if report["fault"] is not None:
         console.print()
@@ -105,6 +117,12 @@ def doctor(as_json: bool) -> None:
         raise SystemExit(1)
 
 
+def _reports_usage(runtime: Runtime) -> bool:
+    """Whether this onnxruntime has telemetry that is not switched off: on Windows, since 1.29 elsewhere."""
+    has_it = sys.platform == "win32" or runtime.version_info >= (1, 29)
+    return has_it and not os.environ.get("ORT_DISABLE_TELEMETRY")
+
+
 def _version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
@@ -115,7 +133,7 @@ def _version(distribution: str) -> str | None:
 def _reasons(kind: str, runtime: Runtime) -> dict[str, list[str]]:
     """The reasons why each plugin of a kind does not work here."""
     # Imported here, because only metadata may be read if the runtime is broken.
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Plugins
 
     registry = Plugins.discover()[kind]
 

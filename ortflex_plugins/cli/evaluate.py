@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ortflex_plugins.cli.completion import names_of
+from ortflex_plugins.cli.overrides import trusting_code
 
 
 @click.command()
@@ -21,17 +22,20 @@ from ortflex_plugins.cli.completion import names_of
     help="The name of a metric that replaces those of the recipe; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-def evaluate(run: Path, data: str | None, metrics: tuple[str, ...], as_json: bool) -> None:
+@trusting_code
+def evaluate(
+    run: Path, data: str | None, metrics: tuple[str, ...], as_json: bool, trust_code: bool
+) -> None:
     """Print loss and metrics of a trained model on data.
 
     RUN is a folder that `ortflex train` wrote, or a recipe, whose model is evaluated without training.
-    DATA is a file or folder like the training data; by default, the recipe's validation data or, if it
-    has none, its training data. The losses and metrics of the recipe are computed over all rows, in
-    inference mode.
+    DATA is a file or folder like the training data; by default, the recipe's validation data (with a
+    fraction, the rows that the run held out) or, if it has none, its training data. The losses and
+    metrics of the recipe are computed over all rows, in inference mode.
     """
     from ortflex_plugins.cli import trained
 
-    recipe, trainer = trained.open_run(run, metrics)
+    recipe, trainer = trained.open_run(run, metrics, trust_code=trust_code)
     what, source = trained.source(recipe, trainer, data)
     scores = trainer.evaluate(source)
     if as_json:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ortflex_plugins.cli.overrides import RecipeCommand
+from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
 
 
 @click.command("export-step", cls=RecipeCommand)
@@ -35,6 +35,12 @@ from ortflex_plugins.cli.overrides import RecipeCommand
         "optional inputs."
     ),
 )
+@click.option(
+    "--steps-per-epoch",
+    type=int,
+    help="The steps of an epoch of the schedule; by default those of the recipe's data.",
+)
+@trusting_code
 def export_step(
     recipe: Path,
     overrides: Sequence[str],
@@ -42,6 +48,8 @@ def export_step(
     rows: int | None,
     steps_per_run: int,
     optional_inputs: bool,
+    steps_per_epoch: int | None,
+    trust_code: bool,
 ) -> None:
     """Write the training step of a recipe as files that any onnxruntime runs.
 
@@ -50,14 +58,10 @@ def export_step(
     without ortflex. `ortflex apply-state` writes the weights back into the model. Labels and sample
     weights have the types of the recipe's data.
     """
-    from ortflex_core import Trainer
-    from ortflex_core.config import Parts, Recipe
-    from ortflex_core.errors import printable
-    from ortflex_core.portable import open_step
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Parts, Plugins, Recipe, Trainer, open_step, printable
 
     plugins = Plugins.discover()
-    loaded = Recipe.load(recipe, overrides, plugins)
+    loaded = Recipe.load(recipe, overrides, plugins, trust_code=trust_code or None)
     trainer = Trainer.from_recipe(loaded, plugins)
     source = Parts(trainer.plugins).build("data", loaded.data)
     folder = trainer.export_step(
@@ -66,8 +70,16 @@ def export_step(
         rows=rows,
         steps_per_run=steps_per_run,
         optional_inputs=optional_inputs,
+        steps_per_epoch=steps_per_epoch,
+        validation_data=loaded.validation,
     )
-    for item in open_step(folder).manifest.not_portable:
+    manifest = open_step(folder).manifest
+    if manifest.rates is not None:
+        steps = manifest.rates.count * manifest.rates.steps
+        click.echo(
+            f"schedule {trainer.schedule.name}: {manifest.rates.count} rates for {steps} steps"
+        )
+    for item in manifest.not_portable:
         text = f"not in the step: {item.what} {item.name}: {item.why}; {item.instead}"
         click.echo(printable(text), err=True)
     click.echo(f"wrote {output}")

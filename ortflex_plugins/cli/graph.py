@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ortflex_plugins.cli.completion import names_of
+from ortflex_plugins.cli.overrides import trusting_code
 
 
 @click.command()
@@ -33,6 +34,7 @@ from ortflex_plugins.cli.completion import names_of
     help="Fold repeated blocks; by default in graphs of more than 24 operators.",
 )
 @click.option("--unfold", is_flag=True, help="Show the content of folded boxes (svg and png).")
+@trusting_code
 def graph(
     source: Path,
     output: Path | None,
@@ -41,22 +43,22 @@ def graph(
     params: Sequence[str],
     fold: bool | None,
     unfold: bool,
+    trust_code: bool,
 ) -> None:
     """Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.
 
     Colours show what can be trained, what is frozen and what has no gradient. With --training, and for
     graphs that training uses, they show the parts: forward, loss, backward and update.
     """
-    from ortflex_core import Trainer
-    from ortflex_core.config import Recipe
-    from ortflex_core.errors import printable
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Plugins, Recipe, Trainer, printable
     from ortflex_plugins.pictures import draw, draw_step
 
     target = output or source.with_suffix(".svg")
     plugins = Plugins.discover()
     chosen = list(params) or None
-    recipe = Recipe.load(source, plugins=plugins) if source.suffix == ".toml" else None
+    recipe = None
+    if source.suffix == ".toml":
+        recipe = Recipe.load(source, plugins=plugins, trust_code=trust_code or None)
     if training:
         if recipe is not None:
             trainer = Trainer.from_recipe(recipe, plugins)

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from ortflex_core.errors import ConfigError, ModelError, printable
+from ortflex_core import ConfigError, ModelError, printable
 
 if TYPE_CHECKING:
-    from ortflex_core.model import Model
-    from ortflex_core.registry import Plugins
-    from ortflex_core.types import TensorSpec
+    from ortflex_core import Model, Plugins, TensorSpec
     from ortflex_plugins.cli.data_preview import Look
 
 _WIDTH = 98
@@ -47,9 +45,7 @@ def init(model: Path, output: Path, data: str | None, target: str | None, force:
     It lists the model's inputs, what can be trained, why the rest cannot, and every key with its
     default. Put the data at the path of its key `data`, and run `ortflex train`.
     """
-    from ortflex_core.files import write_bytes
-    from ortflex_core.model import Model
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Model, Plugins, write_bytes
     from ortflex_plugins.cli.overrides import refuse_recipe
 
     if output.exists() and not force:
@@ -77,7 +73,7 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
     Raises:
         ModelError: the model has no float output or nothing to train.
     """
-    from ortflex_core.parameters import choose_parameters
+    from ortflex_core import choose_parameters
 
     output, loss, why = suggest_loss(model)
     if look is not None and look.labels is not None:
@@ -115,7 +111,7 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
 
 
 def _can_free_batch(model: Model, plugins: Plugins) -> bool:
-    from ortflex_core.model import Model
+    from ortflex_core import Model
 
     try:
         Model(model.path or model.proto, free_batch=True, plugins=plugins)
@@ -129,7 +125,7 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
 
     A model that ends with a Softmax or Sigmoid is a classifier; any other model is a regression.
     """
-    from ortflex_core.model import raw_scores
+    from ortflex_core import raw_scores
 
     suggestions = []
     for spec in candidates(model):
@@ -154,8 +150,7 @@ def candidates(model: Model) -> list[TensorSpec]:
     Raises:
         ModelError: the model has no such tensor.
     """
-    from ortflex_core.graph import FLOATS
-    from ortflex_core.model import default_output
+    from ortflex_core import FLOATS, default_output
 
     floats = [spec for spec in model.outputs if spec.dtype in FLOATS]
     return floats or [model.value(default_output(model))]
@@ -170,8 +165,7 @@ def _model_keys(
     plugins: Plugins,
     look: Look | None,
 ) -> Iterator[str]:
-    from ortflex_core.config import to_toml
-    from ortflex_core.model import file_classes
+    from ortflex_core import file_classes, to_toml
 
     names = [spec.name for spec in model.inputs]
     arrays = "X" if len(names) == 1 else ", ".join(names)
@@ -207,7 +201,7 @@ def _model_keys(
 
 
 def _labels(model: Model, loss: str) -> str:
-    from ortflex_core.types import shape_text
+    from ortflex_core import shape_text
 
     output, _, _ = suggest_loss(model)
     shape = model.value(output).shape
@@ -220,7 +214,7 @@ def _labels(model: Model, loss: str) -> str:
 
 
 def _other_keys(plugins: Plugins, chosen: Mapping[str, Any]) -> Iterator[str]:
-    from ortflex_core.config import Recipe, to_toml
+    from ortflex_core import Recipe, to_toml
 
     examples: dict[str, Any] = {
         "validation": 0.2,
@@ -253,7 +247,7 @@ def _other_keys(plugins: Plugins, chosen: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _choices(key: str, plugins: Plugins) -> Iterator[str]:
-    from ortflex_core.config import key_choices, kinds_of_plugins
+    from ortflex_core import key_choices, kinds_of_plugins
 
     kind = kinds_of_plugins().get(key)
     names = plugins[kind].names() if kind else key_choices(key)
@@ -264,7 +258,7 @@ def _choices(key: str, plugins: Plugins) -> Iterator[str]:
 
 
 def _help(key: str) -> str:
-    from ortflex_core.config import Recipe, plain_help
+    from ortflex_core import Recipe, plain_help
 
     return plain_help(getattr(attrs.fields(Recipe), key))
 

@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a call, or suggest the nearest one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from ortflex_core.errors import suggest
+            from ortflex_core import suggest
 
             ctx.fail(f"unknown command {args[0]!r}; {suggest(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
 
 def guarded(command: Callable[[], Any]) -> Any:
     """Print an ortflex error and exit with 1; ORTFLEX_DEBUG=1 shows the traceback instead."""
-    from ortflex_core.errors import ConfigError, OrtflexError, printable
+    from ortflex_core import ConfigError, OrtflexError, printable
 
     if os.environ.get("ORTFLEX_DEBUG", "") not in ("", "0"):
         return command()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from ortflex_plugins.cli.overrides import trusting_code
+
 FOLDER = Path(__file__).parent / "templates" / "flower"
 _NAME = re.compile(r"(?=.{1,32}$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # Flower's rule
 
@@ -21,15 +23,16 @@ _NAME = re.compile(r"(?=.{1,32}$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # Flower's rule
     show_default=True,
     help="The folder to write; its name is the project's.",
 )
-def new_flower_app(recipe: Path, output: Path) -> None:
+@trusting_code
+def new_flower_app(recipe: Path, output: Path, trust_code: bool) -> None:
     """Write a project for Flower that trains RECIPE on many clients.
 
     RECIPE is a TOML file as for `ortflex train`. `flwr run` takes the project; by default it simulates
     the clients on this machine, each with a part of the rows.
     """
-    from ortflex_core.files import make_folder, write_bytes
+    from ortflex_core import make_folder, write_bytes
 
-    for path, text in project(recipe, output).items():
+    for path, text in project(recipe, output, trust_code=trust_code).items():
         make_folder(path.parent)
         write_bytes(path, text.encode())
     click.echo(
@@ -38,7 +41,7 @@ def new_flower_app(recipe: Path, output: Path) -> None:
     )
 
 
-def project(path: Path, folder: Path) -> dict[Path, str]:
+def project(path: Path, folder: Path, *, trust_code: bool = False) -> dict[Path, str]:
     """The files of a project in ``folder``.
 
     Raises:
@@ -47,8 +50,7 @@ def project(path: Path, folder: Path) -> dict[Path, str]:
     """
     from string import Template
 
-    from ortflex_core.config import to_toml
-    from ortflex_core.errors import ConfigError
+    from ortflex_core import ConfigError, to_toml
 
     name = folder.resolve().name
     if not _NAME.fullmatch(name):
@@ -60,7 +62,7 @@ def project(path: Path, folder: Path) -> dict[Path, str]:
         raise ConfigError(
             f"{folder} exists and was not changed; choose another folder with --output"
         )
-    model, text = _client_recipe(path)
+    model, text = _client_recipe(path, trust_code=trust_code)
     package = name.replace("-", "_")
     values = {
         "project": name,
@@ -82,14 +84,13 @@ def project(path: Path, folder: Path) -> dict[Path, str]:
     }
 
 
-def _client_recipe(path: Path) -> tuple[str, str]:
+def _client_recipe(path: Path, *, trust_code: bool) -> tuple[str, str]:
     """The name of the model, and the recipe of a client, without callbacks and with absolute paths."""
     import attrs
 
-    from ortflex_core.config import Recipe
-    from ortflex_core.errors import ConfigError
+    from ortflex_core import ConfigError, Recipe
 
-    recipe = Recipe.load(path)
+    recipe = Recipe.load(path, trust_code=trust_code or None)
     if recipe.averaging is not None:
         raise ConfigError(
             "averaging: the averages of a client are neither shared nor exported; leave it out of the "

@@ -62,7 +62,7 @@ def new_plugin(kind: str, name: str, output: Path) -> None:
     metric, data, callback, device, backend, process_group, gradient or decomposition. The plugin works
     as it is: replace its formula with yours.
     """
-    from ortflex_core.files import make_folder, write_bytes
+    from ortflex_core import make_folder, write_bytes
 
     for path, text in package(kind, name, output / name).items():
         make_folder(path.parent)
@@ -81,8 +81,7 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
     """
     from string import Template
 
-    from ortflex_core.errors import ConfigError, suggest
-    from ortflex_core.registry import Plugins
+    from ortflex_core import ConfigError, Plugins, suggest
 
     if kind not in KINDS:
         raise ConfigError(f"unknown kind of plugin {kind!r}; {suggest(kind, KINDS)}")
@@ -94,6 +93,7 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
         raise ConfigError(f"a module {name!r} is already installed; choose another name")
     group, use = KINDS[kind]
+    word = WORDS.get(kind, kind)
     registry = Plugins.discover()[group]
     if name in registry:
         owners = " and ".join(e.distribution for e in registry if e.name == name)
@@ -107,7 +107,9 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
         "project": name.replace("_", "-").strip("-"),
         "kind": group,
         "module": kind,
-        "word": WORDS.get(kind, kind),
+        "word": word,
+        "Word": f"{'An' if word[0] in 'aeiou' else 'A'} {word}",
+        "bounds": _bounds(),
         "object": _TABLES.get(kind) or _class(name),
         "use": use.format(name=name),
     }
@@ -119,10 +121,22 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
     return {
         folder / "pyproject.toml": filled("pyproject.toml"),
         folder / "README.md": filled("README.md"),
-        folder / name / "__init__.py": f'"""A {values["word"]} for ortflex."""\n',
+        folder / name / "__init__.py": f'"""{values["Word"]} for ortflex."""\n',
         folder / name / f"{kind}.py": filled(f"{kind}.py"),
         folder / "tests" / f"test_{name}.py": filled(f"test_{kind}.py"),
     }
+
+
+def _bounds() -> str:
+    """The versions that the package is written for: this one, up to the next that may break it.
+
+    In versions 0.x every minor version may.
+    """
+    from ortflex_core import __version__
+
+    major, minor = (int(part) for part in __version__.split(".")[:2])
+    following = f"0.{minor + 1}" if major == 0 else str(major + 1)
+    return f">={major}.{minor},<{following}"
 
 
 def _class(name: str) -> str:

@@ -9,10 +9,7 @@ from typing import Any
 
 import onnx
 
-from ortflex_core.autodiff import RuleTable, load_rules
-from ortflex_core.graph import SEQUENCE_OPERATORS
-from ortflex_core.opsets import has_body
-from ortflex_core.registry import Plugins
+from ortflex_core import SEQUENCE_OPERATORS, Plugins, RuleTable, has_body, load_rules
 from ortflex_plugins.cli.markdown import table
 
 NEWEST = 26

@@ -11,6 +11,16 @@ import click
 
 from ortflex_plugins.cli.completion import overrides
 
+trusting_code = click.option(
+    "--trust-code",
+    is_flag=True,
+    help=(
+        "Import the Python code that the copy of a recipe in a run folder, or the header of a state, "
+        "names. A recipe that you wrote may name code without this option."
+    ),
+)
+"""The decorator of commands that read such files."""
+
 
 class RecipeCommand(click.Command):
     """A command with the arguments RECIPE and KEY=VALUE.
@@ -35,7 +45,7 @@ class RecipeCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from ortflex_core.config import Recipe, translate_key
+            from ortflex_core import Recipe, translate_key
 
             key = translate_key(error.option_name.lstrip("-").replace("-", "_"))
             if key.partition(".")[0] in attrs.fields_dict(Recipe):
@@ -50,7 +60,7 @@ def refuse_recipe(model: str | os.PathLike[str], command: str) -> None:
     Raises:
         ConfigError: the path ends with .toml.
     """
-    from ortflex_core.errors import ConfigError
+    from ortflex_core import ConfigError
 
     name = os.fspath(model)
     if name.endswith(".toml"):

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.construct import component_schema
-from ortflex_core.errors import PluginError, printable, suggest
-from ortflex_core.registry import HOOKS, KINDS, TABLES, Entry, Plugins, Registry, singular
+from ortflex_core import (
+    HOOKS,
+    KINDS,
+    TABLES,
+    Entry,
+    PluginError,
+    Plugins,
+    Registry,
+    component_schema,
+    printable,
+    singular,
+    suggest,
+)
 from ortflex_plugins.cli.terminal import folded, folded_table
 
 if TYPE_CHECKING:

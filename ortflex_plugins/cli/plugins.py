@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from ortflex_core.errors import PluginError
-from ortflex_core.registry import HOOKS, Entry, Plugins, Registry
+from ortflex_core import HOOKS, Entry, PluginError, Plugins, Registry
 from ortflex_plugins.cli.completion import names_of
 from ortflex_plugins.cli.terminal import new_table, open_console, plain, show_table
 
@@ -34,7 +33,7 @@ class Row(TypedDict):
 def rows(found: Plugins, check: bool = False) -> list[Row]:
     """Every plugin; it is imported only with ``check``.
 
-    >>> from ortflex_core.registry import Plugins
+    >>> from ortflex_core import Plugins
     >>> [r["distribution"] for r in rows(Plugins.discover()) if r["name"] == "huber"]
     ['ortflex']
     """
@@ -58,7 +57,7 @@ def _status(registry: Registry, entry: Entry, check: bool) -> str:
         return "not loaded"
     try:
         if registry.kind == HOOKS:
-            from ortflex_core.hooks import HookManager
+            from ortflex_core import HookManager
 
             HookManager.check(entry)
         else:

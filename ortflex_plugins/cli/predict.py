@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from ortflex_core.types import Array
+from ortflex_plugins.cli.overrides import trusting_code
 
+if TYPE_CHECKING:
+    from ortflex_core import Array
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _ENDINGS = (".npz", ".npy", ".csv")
 
 
@@ -35,22 +38,28 @@ _ENDINGS = (".npz", ".npy", ".csv")
     help="The name of an output or inner tensor to write; may be repeated.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], force: bool) -> None:
+@trusting_code
+def predict(
+    run: Path,
+    data: str | None,
+    output: Path,
+    tensors: Sequence[str],
+    force: bool,
+    trust_code: bool,
+) -> None:
     """Write the predictions of a trained model for data.
 
     RUN is a folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the
-    training data, with or without labels; by default the recipe's data.
+    training data, with or without labels; by default the recipe's data, as for `ortflex evaluate`.
     """
-    from ortflex_core.data import Columns
-    from ortflex_core.errors import ConfigError
-    from ortflex_core.files import write_bytes
+    from ortflex_core import Columns, ConfigError, write_bytes
     from ortflex_plugins.cli import trained
 
     if output.suffix not in _ENDINGS:
         raise ConfigError(f"{output}: expected a file that ends with {', '.join(_ENDINGS)}")
     if output.exists() and not force:
         raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
-    recipe, trainer = trained.open_run(run)
+    recipe, trainer = trained.open_run(run, trust_code=trust_code)
     what, source = trained.source(recipe, trainer, data)
     names = list(tensors) or [spec.name for spec in trainer.model.outputs]
     # A map from classes to probabilities is not a tensor; the tensor from which it is made is written.
@@ -84,7 +93,7 @@ def _encode(
     """
     import numpy as np
 
-    from ortflex_core.errors import ConfigError
+    from ortflex_core import ConfigError
 
     # Strings of a model are Python objects, which could only be stored as pickles.
     plain = {n: a.astype(str) if a.dtype == object else a for n, a in arrays.items()}
@@ -114,7 +123,8 @@ def _encode(
         )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(h for n, t in tables.items() for h in _heads(n, t, (classes or {}).get(n)))
+    heads = (h for n, t in tables.items() for h in _heads(n, t, (classes or {}).get(n)))
+    writer.writerow(map(_plain, heads))
     for rows in zip(*(_written(table) for table in tables.values()), strict=True):
         writer.writerow(cell for row in rows for cell in row)
     return text.getvalue().encode()
@@ -132,4 +142,21 @@ def _written(table: Array) -> Iterator[list[str]]:
     """The cells of each row, with enough digits to read the same number back."""
     digits = {"e": 5, "f": 9}.get(table.dtype.char, 17)
     for row in table.tolist():
-        yield [f"{v:.{digits}g}" if isinstance(v, float) else v for v in row]
+        yield [
+            f"{v:.{digits}g}" if isinstance(v, float) else _plain(v) if isinstance(v, str) else v
+            for v in row
+        ]
+
+
+def _plain(text: str) -> str:
+    """A cell that a spreadsheet shows as it is: an apostrophe comes before what it would compute.
+
+    Source: OWASP, "CSV Injection".
+    """
+    if not text.startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text

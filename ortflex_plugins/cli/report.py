@@ -34,7 +34,7 @@ def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     results and the keys that differ between the recipes. The page is a single file that loads nothing
     from other places. While a run is in progress, it shows the epochs so far and reloads itself.
     """
-    from ortflex_core.files import write_bytes
+    from ortflex_core import write_bytes
     from ortflex_plugins.pictures.report import report as page
     from ortflex_plugins.pictures.run_files import is_running
     from ortflex_plugins.pictures.several import report_several

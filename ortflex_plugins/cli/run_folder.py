@@ -19,17 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.checkpoints import list_checkpoints
-from ortflex_core.files import OutputError, make_folder, write_bytes
-from ortflex_core.hooks import hook
-from ortflex_core.locks import FolderLock
-from ortflex_core.training import internals_of
-from ortflex_core.views import History
+from ortflex_core import (
+    FolderLock,
+    History,
+    OutputError,
+    hook,
+    internals_of,
+    list_checkpoints,
+    make_folder,
+    read_json,
+    reason,
+    write_bytes,
+)
 
 if TYPE_CHECKING:
-    from ortflex_core import Trainer
-    from ortflex_core.config import Recipe
-    from ortflex_core.types import Progress
+    from ortflex_core import Progress, Recipe, Trainer
     from ortflex_plugins.pictures.measure import Measures
 
 _log = logging.getLogger("ortflex")
@@ -298,7 +302,11 @@ def finish(folder: Path, trainer: Trainer, measures: Measures) -> None:
     history.to_csv(folder / _HISTORY)
     write_bytes(folder / "measures.json", json.dumps(measures.content()).encode())
     path = folder / _VERSIONS
-    versions = json.loads(path.read_text())
+    try:
+        versions = dict(read_json(path))
+    except (OSError, TypeError, ValueError) as error:
+        what = f"write the state of the run into {str(path)!r}"
+        raise OutputError.of(what, OSError(reason(error))) from error
     done = {
         "backend": trainer.backend_,
         "device": trainer.device.name,

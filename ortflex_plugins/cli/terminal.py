@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ortflex_core.errors import printable
+from ortflex_core import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortflex_core.errors import printable
-from ortflex_plugins.cli.overrides import RecipeCommand
+from ortflex_core import printable
+from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
 from ortflex_plugins.cli.terminal import new_table, right
 
 if TYPE_CHECKING:
-    from ortflex_core import Trainer
-    from ortflex_core.config import Recipe
-    from ortflex_core.views import History
+    from ortflex_core import History, Recipe, Trainer
     from ortflex_plugins.pictures.measure import Measures
 
 _RESULTS = ("loss", "penalty", "validation_")
@@ -39,8 +37,14 @@ _RESULTS = ("loss", "penalty", "validation_")
     is_flag=True,
     help="Rename an earlier run in the output folder, and start a new one.",
 )
+@trusting_code
 def train(
-    recipe: Path, overrides: Sequence[str], resume: Path | None, strict: bool, force: bool
+    recipe: Path,
+    overrides: Sequence[str],
+    resume: Path | None,
+    strict: bool,
+    force: bool,
+    trust_code: bool,
 ) -> None:
     """Train a model with the settings of a TOML file.
 
@@ -54,15 +58,12 @@ def train(
     from the checkpoint's is refused, and the error names the keys. An output folder with a finished
     run, or with one in progress, is refused without --resume or --force.
     """
-    from ortflex_core import Trainer
-    from ortflex_core.config import Recipe
-    from ortflex_core.registry import Plugins
-    from ortflex_core.training import internals_of
+    from ortflex_core import Plugins, Recipe, Trainer, internals_of
     from ortflex_plugins.cli import run_folder
     from ortflex_plugins.pictures.measure import Measures
 
     plugins = Plugins.discover()
-    loaded = Recipe.load(recipe, overrides, plugins)
+    loaded = Recipe.load(recipe, overrides, plugins, trust_code=trust_code or None)
     with _messages() as messages:
         measures = Measures()
         watching = [measures, run_folder.Curves()]
@@ -96,7 +97,7 @@ def train(
 
 def _follow(recipe: Recipe, trainer: Trainer, resume: Path | None, *, strict: bool) -> None:
     """Train in a process of another rank than 0, which writes nothing."""
-    from ortflex_core.training import internals_of
+    from ortflex_core import internals_of
     from ortflex_plugins.cli import run_folder
 
     with internals_of(trainer).sharing_errors():
@@ -108,8 +109,7 @@ def _follow(recipe: Recipe, trainer: Trainer, resume: Path | None, *, strict: bo
 
 def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
     """Train and write the results, if necessary to another folder."""
-    from ortflex_core.errors import TrainingDiverged
-    from ortflex_core.files import OutputError
+    from ortflex_core import OutputError, TrainingDiverged
     from ortflex_plugins.cli import run_folder
 
     folder = trainer.folder
@@ -122,7 +122,7 @@ def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
             raise
         run_folder.finish(folder, trainer, measures)
     except OutputError:
-        from ortflex_core.training import internals_of
+        from ortflex_core import internals_of
 
         if internals_of(trainer).live.standing.manual.step:
             click.echo(run_folder.rescue(trainer, folder), err=True)

@@ -7,27 +7,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflex_core.errors import ConfigError, DataError
+from ortflex_core import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ortflex_core import Trainer
-    from ortflex_core.config import Recipe
-    from ortflex_core.model import Model
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Columns, DataSource, Model, Plugins, Recipe, Trainer
 
 
-def open_run(run: Path, metrics: Sequence[str] = ()) -> tuple[Recipe, Trainer]:
+_OF_TRAINING = (
+    *(
+        "callbacks",
+        "averaging",
+        "reinitialize",
+        "groups",
+        "distributed",
+        "sync_every",
+        "accumulate",
+    ),
+    *("optimizer", "schedule", "penalty", "constraint", "transforms", "clip_value", "clip_norm"),
+)
+"""The keys of a recipe that change weights before or during training, not a trained model."""
+
+
+def open_run(
+    run: Path, metrics: Sequence[str] = (), *, trust_code: bool = False
+) -> tuple[Recipe, Trainer]:
     """The recipe of a run folder, and a Trainer whose model is the folder's trained.onnx.
 
     For a recipe file, its model is used without training. ``metrics`` replace those of the recipe.
+    A run folder is data: with ``trust_code`` its recipe may name code.
 
     Raises:
         ConfigError: the folder has no recipe or no trained model.
     """
     import attrs
 
-    from ortflex_core.config import Recipe
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Plugins, Recipe
 
     plugins = Plugins.discover()
     if run.suffix == ".onnx":
@@ -35,8 +49,10 @@ def open_run(run: Path, metrics: Sequence[str] = ()) -> tuple[Recipe, Trainer]:
             f"{str(run)!r} is a model, which does not say how its data are read; give the run folder that "
             "`ortflex train` wrote, or a recipe"
         )
+    trust = True if trust_code else None
+    without = (*_OF_TRAINING, *(("metrics",) if metrics else ()))
     if not run.is_dir():
-        recipe = Recipe.load(run, plugins=plugins)
+        recipe = Recipe.load(run, plugins=plugins, without=without, trust_code=trust)
         return recipe, _trainer(recipe, plugins, metrics)
     trained = run / "trained.onnx"
     for path in (run / "recipe.toml", trained):
@@ -45,7 +61,13 @@ def open_run(run: Path, metrics: Sequence[str] = ()) -> tuple[Recipe, Trainer]:
                 f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; give a folder "
                 "that `ortflex train` wrote, or a recipe"
             )
-    recipe = attrs.evolve(Recipe.load(run / "recipe.toml", plugins=plugins), model=str(trained))
+    if not trust_code:
+        plugins = plugins.for_data(
+            f"the recipe of the run {str(run)!r}",
+            way_out="Evaluate the model with a Trainer of your own in Python",
+        )
+    loaded = Recipe.load(run / "recipe.toml", plugins=plugins, without=without, trust_code=trust)
+    recipe = attrs.evolve(loaded, model=str(trained))
     return recipe, _trainer(recipe, plugins, metrics)
 
 
@@ -54,17 +76,7 @@ def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Traine
 
     from ortflex_core import Trainer
 
-    # Arguments that change weights before or during training do not apply to a trained model.
-    settings = attrs.evolve(
-        recipe,
-        metrics=list(metrics) or recipe.metrics,
-        callbacks=(),
-        averaging=None,
-        reinitialize=False,
-        groups=(),
-        distributed=None,
-        progress=False,
-    )
+    settings = attrs.evolve(recipe, metrics=list(metrics) or recipe.metrics, progress=False)
     return Trainer.from_recipe(settings, plugins)
 
 
@@ -72,7 +84,7 @@ def class_maps(model: Model) -> dict[str, tuple[str, list[str]]]:
     """For each output that maps classes to numbers: the tensor from which it is made, and the classes."""
     from onnx import helper
 
-    from ortflex_core.model import find_nodes
+    from ortflex_core import find_nodes
 
     ends = {o.name for o in model.proto.graph.output}
     maps = {}
@@ -87,14 +99,20 @@ def class_maps(model: Model) -> dict[str, tuple[str, list[str]]]:
 def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any]:
     """The data of a path, read as the recipe reads its own; without a path, those of the recipe.
 
-    The recipe's data are its validation data or, if it has none, its training data.
+    The recipe's data are its validation data: those of ``validation``, or the rows that a training with
+    this recipe holds out if that is a fraction. Without ``validation`` they are its training data.
 
     Returns:
-        A description of the data, and the data source.
+        A description of the data, and the data source or the rows.
+
+    Raises:
+        DataError: the data cannot be read, or rows cannot be held out of them.
     """
-    from ortflex_core.config import Parts
+    from ortflex_core import Parts
 
     parts = Parts(trainer.plugins)
+    if path is None and isinstance(recipe.validation, float):
+        return _held_out(parts.build("data", recipe.data), recipe.validation, trainer.seed)
     if path is None:
         key = "data" if isinstance(recipe.validation, float | int | None) else "validation"
         data = parts.build(key, getattr(recipe, key))
@@ -107,6 +125,23 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
     return path, parts.build("data", wanted)
 
 
+def _held_out(data: DataSource, fraction: float, seed: int) -> tuple[str, Columns]:
+    """The rows that a training holds out of its data."""
+    from ortflex_core import Columns, Pieces, read_if_small, split
+
+    where = getattr(data, "path", data.name)
+    loaded = data.load()
+    rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
+    if not isinstance(rows, Columns):
+        raise DataError(
+            f"validation = {fraction} of data that are not all in memory ({where}) holds out no rows; give "
+            "the data to use"
+        )
+    held = split(rows, fraction, seed)[1]
+    text = f"the {held.rows} of {rows.rows} rows of the recipe's data ({where}) that training holds out"
+    return f"{text} (validation = {fraction}, seed = {seed})", held
+
+
 def features(source: Any) -> Any:
     """The inputs of a source, with or without labels.
 
@@ -115,8 +150,10 @@ def features(source: Any) -> Any:
     """
     import attrs
 
-    from ortflex_core.data import Columns
+    from ortflex_core import Columns
 
+    if isinstance(source, Columns):
+        return attrs.evolve(source, labels={}, weights={})
     try:
         loaded = source.load()
     except DataError:

@@ -6,10 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number, setting
-from ortflex_core.errors import GraphError
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Constraint
+from ortflex_core import Constraint, GraphError, Ops, Tensor, hyper, number, setting
 
 
 @attrs.frozen(kw_only=True)

@@ -7,10 +7,7 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.component import MOST, expected_count, is_count
-from ortflex_core.data import Columns
-from ortflex_core.errors import DataError, suggest
-from ortflex_core.types import Array
+from ortflex_core import MOST, Array, Columns, DataError, expected_count, is_count, suggest
 
 DEFAULT_WEIGHT = "sample_weight"
 """The default name of sample weights. An array of this name is optional in a file; any other name is

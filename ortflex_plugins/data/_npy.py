@@ -7,7 +7,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from ortflex_core.types import Array
+from ortflex_core import Array
+
+_HEADER = 10_000
+"""The bytes that numpy parses."""
 
 
 class Refused(Exception):
@@ -25,6 +28,10 @@ def header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[
     form = np.lib.format
     try:
         version = form.read_magic(file)
+        length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
+        if length > _HEADER:  # numpy reads it before it compares it with the same limit
+            raise ValueError(f"its header has {length} bytes, expected at most {_HEADER}")
+        file.seek(len(form.MAGIC_PREFIX) + 2)
         read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, fortran, dtype = read(file)
     except Exception as error:  # numpy parses headers as Python, which can raise many errors

@@ -10,9 +10,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data import Columns, Pieces, usual_buffer
-from ortflex_core.errors import DataError, suggest
-from ortflex_core.types import Array
+from ortflex_core import (
+    Array,
+    Columns,
+    DataError,
+    Pieces,
+    RegularFile,
+    file_size,
+    open_regular,
+    suggest,
+    usual_buffer,
+)
 from ortflex_plugins.data import _npy
 from ortflex_plugins.data._columns import Names, sort_columns
 
@@ -34,12 +42,8 @@ class _Member:
     @classmethod
     def of(cls, path: Path) -> _Member:
         try:
-            if not path.is_file():
-                raise DataError(
-                    f"{path}: expected a file, this is a folder, a pipe or a broken link"
-                )
-            with path.open("rb") as file:
-                shape, fortran, dtype = _npy.header(file, path.stat().st_size)
+            with open_regular(path) as file:
+                shape, fortran, dtype = _npy.header(file, file_size(file))
                 begin = file.tell()
         except _npy.Refused as error:
             raise DataError(f"{path}: {error}") from error
@@ -59,7 +63,7 @@ class _Member:
         out = np.empty((rows, *self.shape[1:]), self.dtype)
         size = out.nbytes // rows
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with RegularFile(self.path) as file:
                 file.seek(self.begin + start * size)
                 view, done = out.reshape(-1).view(np.uint8).data, 0
                 while done < out.nbytes and (count := file.readinto(view[done:])):

@@ -10,10 +10,16 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.component import setting
-from ortflex_core.data import Columns, Pieces, read_if_small, usual_buffer
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import DataSource
+from ortflex_core import (
+    Columns,
+    DataError,
+    DataSource,
+    Pieces,
+    read_if_small,
+    reason,
+    setting,
+    usual_buffer,
+)
 from ortflex_plugins.data._columns import rows_or_none
 from ortflex_plugins.data._tables import Plan, files, pyarrow
 
@@ -144,5 +150,5 @@ def _named_errors(file: Path) -> Iterator[None]:
         OverflowError,
         pyarrow().ArrowException,
     ) as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        what = reason(error).splitlines()[0]
         raise DataError(f"{file}: cannot be read: {what}") from error

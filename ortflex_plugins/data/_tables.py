@@ -11,9 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data import Columns
-from ortflex_core.errors import DataError, suggest
-from ortflex_core.types import Array
+from ortflex_core import Array, Columns, DataError, suggest
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
 Target = str | Sequence[str] | Mapping[str, str]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 
+from ortflex_core import open_regular
 from ortflex_plugins.data._table_pieces import Reader, Table
 
 
@@ -47,7 +48,7 @@ class _RecordBatches(Reader):
         """The schema and the lengths of the batches; only the narrowest column is read for them."""
         import pyarrow
 
-        with pyarrow.OSFile(str(file)) as raw:
+        with open_regular(file) as raw:
             schema = pyarrow.ipc.open_file(raw).schema
             widths = [_width(kind) for kind in schema.types]
             field = widths.index(min(widths, default=0)) if widths else 0
@@ -61,7 +62,7 @@ class _RecordBatches(Reader):
         import pyarrow
 
         # The file is not mapped, because a file that becomes shorter must not end the process.
-        with pyarrow.OSFile(str(file)) as raw:
+        with open_regular(file) as raw:
             schema = pyarrow.ipc.open_file(raw).schema
             yield schema
             fields = [schema.get_field_index(name) for name in columns]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,11 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import setting
-from ortflex_core.data import Columns
-from ortflex_core.errors import DataError, suggest
-from ortflex_core.protocols import DataSource
-from ortflex_core.types import Array
+from ortflex_core import Array, Columns, DataError, DataSource, lines, open_text, setting, suggest
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
 _LONGEST = 1000
@@ -114,17 +109,15 @@ class _Table:
     @classmethod
     def read(cls, path: Path, delimiter: str, headed: bool) -> _Table:
         rows: list[list[str]] = []
-        lines: list[int] = []
+        ends: list[int] = []
         try:
-            if stat.S_ISCHR(path.stat().st_mode):
-                raise DataError(f"{path}: expected a file, got a device, which may have no end")
             # utf-8-sig: spreadsheets begin their files with a byte-order mark.
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.reader(file, delimiter=delimiter, strict=True)
+            with open_text(path, newline="", encoding="utf-8-sig") as file:
+                reader = csv.reader(lines(file, path), delimiter=delimiter, strict=True)
                 for row in reader:
                     if row:
                         rows.append(row)
-                        lines.append(reader.line_num)
+                        ends.append(reader.line_num)
         except FileNotFoundError:
             raise DataError(f"{path}: no such file") from None
         except UnicodeDecodeError as error:
@@ -142,11 +135,11 @@ class _Table:
             raise DataError(f"{path}: expected {'a header and ' * headed}rows, found {content}")
         if headed:
             header = [name.strip() for name in rows[0]]
-            rows, lines = rows[1:], lines[1:]
+            rows, ends = rows[1:], ends[1:]
         else:
             header = [str(k) for k in range(len(rows[0]))]
         places = {name: k for k, name in enumerate(header)}
-        table = cls(path, header, rows, lines, places, headed)
+        table = cls(path, header, rows, ends, places, headed)
         table._check(delimiter)
         return table
 

@@ -9,11 +9,20 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import is_count, setting
-from ortflex_core.data import Columns, Pieces, read_if_small, usual_buffer
-from ortflex_core.errors import DataError, short_repr, suggest
-from ortflex_core.protocols import DataSource
-from ortflex_core.types import Array
+from ortflex_core import (
+    Array,
+    Columns,
+    DataError,
+    DataSource,
+    Pieces,
+    is_count,
+    open_regular,
+    read_if_small,
+    setting,
+    short_repr,
+    suggest,
+    usual_buffer,
+)
 from ortflex_plugins.data._columns import rows_or_none
 
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -150,7 +159,7 @@ class ImagePieces(Pieces):
     def _pixels(self, file: Path) -> Array:
         height, width = self._source.size
         try:
-            with self._pillow.Image.open(file) as image:
+            with open_regular(file) as raw, self._pillow.Image.open(raw) as image:
                 turned = self._pillow.ImageOps.exif_transpose(image)
                 turned = turned.convert("RGB" if self._source.channels == 3 else "L")
                 if self._source.resize == "crop":

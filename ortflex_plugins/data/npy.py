@@ -9,11 +9,17 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import setting
-from ortflex_core.data import Columns, Pieces, read_if_small
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import DataSource
-from ortflex_core.types import Array
+from ortflex_core import (
+    Array,
+    Columns,
+    DataError,
+    DataSource,
+    Pieces,
+    file_size,
+    open_regular,
+    read_if_small,
+    setting,
+)
 from ortflex_plugins.data import _npy
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT, rows_or_none, sort_columns
 from ortflex_plugins.data._npy_pieces import NpyPieces
@@ -26,8 +32,8 @@ class NpyFolder(DataSource):
     Arrays have the shape [rows, …]. ``X.npy`` is the input of a model with one input; otherwise files have
     the names of the model's inputs. The files are mapped, and rows are read in random order, which is
     slow for data larger than the memory. With ``buffer``, the files are read in pieces instead, which
-    are shuffled in memory (:mod:`ortflex_core.data.shuffle_buffer`). A folder of folders that all have
-    the same files is always read in pieces; its folders are shards.
+    are shuffled in memory (:mod:`~ortflex_core.training.data.shuffle_buffer`). A folder of folders that
+    all have the same files is always read in pieces; its folders are shards.
 
     Raises:
         DataError: the folder does not exist or has no .npy file, an array has Python objects, a name is
@@ -84,18 +90,13 @@ class NpyFolder(DataSource):
 
 
 def _map(file: Path) -> Array:
-    if not file.is_file():
-        raise DataError(
-            f"{file}: is not a complete .npy file: it is a folder, a pipe or a broken link"
-        )
     try:
-        with file.open("rb") as opened:
-            shape, fortran, dtype = _npy.header(opened, file.stat().st_size)
-            offset = opened.tell()
-        if 0 in shape or not dtype.itemsize:
-            return np.empty(shape, dtype)
-        order: Literal["F", "C"] = "F" if fortran else "C"
-        return np.memmap(file, dtype, "r", offset, shape, order)
+        with open_regular(file) as opened:
+            shape, fortran, dtype = _npy.header(opened, file_size(opened))
+            if 0 in shape or not dtype.itemsize:
+                return np.empty(shape, dtype)
+            order: Literal["F", "C"] = "F" if fortran else "C"
+            return np.memmap(opened, dtype, "r", opened.tell(), shape, order)
     except _npy.Refused as error:
         raise DataError(f"{file}: {error}") from error
     except OSError as error:

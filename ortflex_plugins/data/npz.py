@@ -10,11 +10,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import setting
-from ortflex_core.data import Columns
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import DataSource
-from ortflex_core.types import Array
+from ortflex_core import Array, Columns, DataError, DataSource, file_size, open_regular, setting
 from ortflex_plugins.data import _npy
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT, bytes_or_none, sort_columns
 
@@ -67,11 +63,8 @@ class Npz(DataSource):
 
 def _read(path: Path, most: int | None) -> dict[str, Array]:
     try:
-        # Checked before opening: opening a pipe would wait for its writer.
-        if path.exists() and not path.is_file():
-            raise DataError(f"{path}: expected an .npz file, this is a folder or a pipe")
-        with path.open("rb") as raw:
-            size = path.stat().st_size
+        with open_regular(path) as raw:
+            size = file_size(raw)
             if raw.read(6) == np.lib.format.MAGIC_PREFIX:
                 raise DataError(f"{path}: expected an .npz file, this holds a single array")
             raw.seek(0)

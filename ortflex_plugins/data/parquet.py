@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 
+from ortflex_core import open_regular
 from ortflex_plugins.data._table_pieces import Reader, Table
 
 # The number of rows that are decoded together.
@@ -24,7 +25,7 @@ class Parquet(Table):
     [rows, names]; if it is a mapping, there are several labels.
 
     Row groups are read in a random order, and rows are shuffled within ``buffer``
-    (:mod:`ortflex_core.data.shuffle_buffer`). Data that fit into the buffer are read once.
+    (:mod:`ortflex_core.training.data.shuffle_buffer`). Data that fit into the buffer are read once.
 
     Raises:
         DataError: the file or a column does not exist, the columns of files differ, a value is missing,
@@ -56,7 +57,7 @@ class _RowGroups(Reader):
         """The schema and row groups, from the footer."""
         import pyarrow.parquet
 
-        with pyarrow.parquet.ParquetFile(file) as opened:
+        with open_regular(file) as raw, pyarrow.parquet.ParquetFile(raw) as opened:
             metadata = opened.metadata
             sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
             return opened.schema_arrow, sizes
@@ -65,7 +66,7 @@ class _RowGroups(Reader):
         """The schema, and the group's rows."""
         import pyarrow.parquet
 
-        with pyarrow.parquet.ParquetFile(file) as opened:
+        with open_regular(file) as raw, pyarrow.parquet.ParquetFile(raw) as opened:
             yield opened.schema_arrow
             if (
                 group < opened.num_row_groups

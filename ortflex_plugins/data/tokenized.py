@@ -11,11 +11,22 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import expected_count, is_count, setting
-from ortflex_core.data import Columns
-from ortflex_core.errors import DataError, suggest
-from ortflex_core.protocols import DataSource
-from ortflex_core.types import Array
+from ortflex_core import (
+    TABLE,
+    Array,
+    Columns,
+    DataError,
+    DataSource,
+    expected_count,
+    is_count,
+    lines,
+    open_regular,
+    open_text,
+    read_text,
+    reason,
+    setting,
+    suggest,
+)
 from ortflex_plugins.data._tables import pyarrow
 
 _MADE = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -75,8 +86,6 @@ class Tokenized(DataSource):
 
     def load(self) -> Columns:
         """Read the file and tokenize its strings."""
-        if not Path(self.path).is_file():
-            raise DataError(f"{self.path}: no such file")
         tokenizer = self._tokenizer()
         target = self.target if self.target is not None else {}
         labels = {"y": target} if isinstance(target, str) else dict(target)
@@ -108,10 +117,10 @@ class Tokenized(DataSource):
                 "pip install 'ortflex[text]'"
             ) from error
         file = Path(self.path).parent / self.tokenizer
-        if not file.is_file():
-            raise DataError(f"tokenizer: the file {str(file)!r} does not exist")
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            tokenizer = tokenizers.Tokenizer.from_str(read_text(file, TABLE))
+        except FileNotFoundError:
+            raise DataError(f"tokenizer: the file {str(file)!r} does not exist") from None
         except Exception as error:  # the package raises Exception itself
             raise DataError(f"{file}: cannot be read as a tokenizer: {error}") from error
         known = tokenizer.padding or {}
@@ -138,11 +147,13 @@ def _columns(file: Path, names: Sequence[str]) -> dict[str, list[Any]]:
         import pyarrow.parquet as parquet
 
         try:
-            known = parquet.read_schema(file).names
-            _check_names(file, names, known)
-            table = parquet.read_table(file, columns=list(dict.fromkeys(names)))
+            with open_regular(file) as raw, parquet.ParquetFile(raw) as opened:
+                _check_names(file, names, opened.schema_arrow.names)
+                table = opened.read(columns=list(dict.fromkeys(names)))
         except DataError:
             raise
+        except FileNotFoundError:
+            raise DataError(f"{file}: no such file") from None
         except Exception as error:
             raise DataError(f"{file}: cannot be read: {error}") from error
         out: dict[str, list[Any]] = {name: table[name].to_pylist() for name in names}
@@ -156,8 +167,10 @@ def _columns(file: Path, names: Sequence[str]) -> dict[str, list[Any]]:
                 _check_names(file, names, row)
                 for name in out:
                     out[name].append(row[name])
+        except FileNotFoundError:
+            raise DataError(f"{file}: no such file") from None
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{file}: cannot be read: {error}") from error
+            raise DataError(f"{file}: cannot be read: {reason(error)}") from error
     if names and not out[names[0]]:
         raise DataError(f"{file}: the data are empty: 0 rows")
     return out
@@ -170,8 +183,8 @@ def _check_names(file: Path, names: Sequence[str], known: Any) -> None:
 
 
 def _csv_rows(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.DictReader(lines)
+    with open_text(file, newline="", encoding="utf-8-sig") as text:
+        reader = csv.DictReader(lines(text, file))
         for row in reader:
             if None in row or None in row.values():
                 raise DataError(
@@ -181,13 +194,13 @@ def _csv_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _jsonl_rows(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
+    with open_text(file, encoding="utf-8-sig") as text:
+        for number, line in enumerate(lines(text, file), 1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{file}, line {number}: is not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise DataError(f"{file}, line {number}: expected an object, {{…}}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ortflex_core.errors import NotDecomposed
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core import NotDecomposed, Ops, Tensor
 
 _Formula = Callable[..., Tensor]
 # The formula of each activation, and the defaults of its numbers in their order.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from ortflex_core.graph import Ops, Tensor, count_to, known_size, size_vector
+from ortflex_core import Ops, Tensor, count_to, known_size, size_vector
 
 LAST = 2**31 - 1
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Call, Decompositions
+from ortflex_core import Call, Decompositions, Ops, Tensor
 
 DECOMPOSITIONS = Decompositions()
 

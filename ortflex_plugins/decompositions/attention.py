@@ -14,9 +14,17 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.errors import NotDecomposed
-from ortflex_core.graph import Ops, Tensor, count_to, known_size, size_of, size_vector
-from ortflex_core.protocols import Call, Decompositions
+from ortflex_core import (
+    Call,
+    Decompositions,
+    NotDecomposed,
+    Ops,
+    Tensor,
+    count_to,
+    known_size,
+    size_of,
+    size_vector,
+)
 from ortflex_plugins.decompositions._rotation import angles, part, rotate
 
 DECOMPOSITIONS = Decompositions()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Call, Decompositions
+from ortflex_core import Call, Decompositions, Ops, Tensor
 from ortflex_plugins.decompositions._activations import activated
 
 DECOMPOSITIONS = Decompositions()

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from ortflex_core.errors import NotDecomposed
-from ortflex_core.graph import Ops, Tensor, count_to, size_of
-from ortflex_core.protocols import Call, Decompositions
+from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor, count_to, size_of
 
 DECOMPOSITIONS = Decompositions()
 

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortflex_core.errors import NotDecomposed
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Call, Decompositions
+from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor
 
 DECOMPOSITIONS = Decompositions()
 

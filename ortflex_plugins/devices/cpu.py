@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.errors import Unsupported
-from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import Runtime
-from ortflex_core.types import Array, array_at, numpy_dtype
+from ortflex_core import Array, Device, Runtime, Unsupported, Value, array_at, numpy_dtype
 
 
 @attrs.frozen(kw_only=True)

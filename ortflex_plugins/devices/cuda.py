@@ -10,9 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import Runtime
-from ortflex_core.types import Array
+from ortflex_core import Array, Device, Runtime, Value
 
 _PROVIDER = "CUDAExecutionProvider"
 

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortflex_core.errors import DataError, ModelError, suggest
-from ortflex_core.model import Model
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import Array, DataError, Model, ModelError, TensorSpec, suggest
 
 
 def given(estimator: Any) -> onnx.ModelProto:

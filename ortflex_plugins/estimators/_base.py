@@ -17,14 +17,20 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 import ortflex_core
-from ortflex_core import Trainer
-from ortflex_core.config import Arguments
-from ortflex_core.errors import ConfigError, DataError, ModelError, PluginError
-from ortflex_core.model import Model, complete_shapes
-from ortflex_core.problem import LossRequest
-from ortflex_core.training import internals_of
-from ortflex_core.types import Array
-from ortflex_core.views import short_tracebacks
+from ortflex_core import (
+    Arguments,
+    Array,
+    ConfigError,
+    DataError,
+    LossRequest,
+    Model,
+    ModelError,
+    PluginError,
+    Trainer,
+    complete_shapes,
+    internals_of,
+    short_tracebacks,
+)
 from ortflex_plugins.estimators import _parameters
 from ortflex_plugins.estimators._arrays import as_input, as_labels, columns, given
 from ortflex_plugins.estimators._networks import perceptron, single

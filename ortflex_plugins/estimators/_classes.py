@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.errors import ConfigError, DataError, PluginError
-from ortflex_core.protocols import Loss
-from ortflex_core.registry import Plugins
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import Array, ConfigError, DataError, Loss, PluginError, Plugins, TensorSpec
 
 PROBABILISTIC = ("log_loss", "softmax_cross_entropy")
 """Losses whose scores are log-odds."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from ortflex_core.model import ancestor_nodes, reads
+from ortflex_core import ancestor_nodes, reads
 
 ACTIVATIONS = {"identity": None, "logistic": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 """The operators of scikit-learn's names of activations."""

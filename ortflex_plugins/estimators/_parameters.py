@@ -9,10 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.config import Arguments
-from ortflex_core.errors import suggest
-from ortflex_core.problem import loss_tables
-from ortflex_core.protocols import Precision
+from ortflex_core import Arguments, Precision, loss_tables, suggest
 from ortflex_plugins.estimators._networks import ACTIVATIONS
 
 

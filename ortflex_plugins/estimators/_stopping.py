@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.hooks import hook
+from ortflex_core import hook
 
 
 class Stopping:

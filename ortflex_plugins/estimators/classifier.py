@@ -13,11 +13,18 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from ortflex_core.errors import ModelError
-from ortflex_core.model import Model, check_tensor, default_output, file_classes, raw_scores
-from ortflex_core.problem import LossRequest
-from ortflex_core.types import Array
-from ortflex_core.views import short_traceback, short_tracebacks
+from ortflex_core import (
+    Array,
+    LossRequest,
+    Model,
+    ModelError,
+    check_tensor,
+    default_output,
+    file_classes,
+    raw_scores,
+    short_traceback,
+    short_tracebacks,
+)
 from ortflex_plugins.estimators._base import OrtEstimator
 from ortflex_plugins.estimators._classes import (
     PROBABILISTIC,

@@ -12,10 +12,7 @@ import onnx.version_converter
 from onnx import TensorProto, numpy_helper
 from sklearn.utils.validation import check_is_fitted
 
-from ortflex_core.errors import ModelError
-from ortflex_core.graph import captured_names, opsets_of
-from ortflex_core.model import Model
-from ortflex_core.views import short_traceback
+from ortflex_core import Model, ModelError, captured_names, opsets_of, short_traceback
 from ortflex_plugins.estimators._networks import OPSET
 from ortflex_plugins.estimators.classifier import OrtClassifier
 from ortflex_plugins.estimators.regressor import OrtRegressor

@@ -8,9 +8,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
-from ortflex_core.errors import ModelError
-from ortflex_core.types import Array
-from ortflex_core.views import short_tracebacks
+from ortflex_core import Array, ModelError, short_tracebacks
 from ortflex_plugins.estimators._base import OrtEstimator
 
 

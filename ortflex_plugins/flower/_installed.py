@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ortflex_core.errors import ConfigError
+from ortflex_core import ConfigError
 
 OLDEST = (1, 22)
 """The first version whose Message API has everything that is used here."""

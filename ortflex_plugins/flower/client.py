@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from ortflex_core import Trainer
-from ortflex_core.data import Batches, Columns, Pieces, split
-from ortflex_core.errors import ConfigError, DataError, OrtflexError
-from ortflex_core.protocols import DataSource
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    Batches,
+    Columns,
+    ConfigError,
+    DataError,
+    DataSource,
+    OrtflexError,
+    Pieces,
+    Trainer,
+    internals_of,
+    split,
+)
 from ortflex_plugins.flower import client_state, shared
 from ortflex_plugins.flower._installed import require_flower
 

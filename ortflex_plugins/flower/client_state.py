@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortflex_core.errors import ConfigError
-from ortflex_core.training import internals_of
-from ortflex_core.types import Array
+from ortflex_core import Array, ConfigError, internals_of
 from ortflex_plugins.flower import shared
 from ortflex_plugins.flower._installed import require_flower
 

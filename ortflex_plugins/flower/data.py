@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortflex_core.config import Parts, Recipe
-from ortflex_core.data import Columns, Pieces, read_if_small
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import DataSource
-from ortflex_core.registry import Plugins
+from ortflex_core import (
+    Columns,
+    DataError,
+    DataSource,
+    Parts,
+    Pieces,
+    Plugins,
+    Recipe,
+    read_if_small,
+)
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from ortflex_core import Trainer
-from ortflex_core.component import expected_count, is_count
-from ortflex_core.errors import ConfigError, DataError, ModelError, OrtflexError
-from ortflex_core.types import Array
+from ortflex_core import (
+    Array,
+    ConfigError,
+    DataError,
+    ModelError,
+    OrtflexError,
+    Trainer,
+    expected_count,
+    is_count,
+)
 from ortflex_plugins.flower import shared
 from ortflex_plugins.flower._installed import require_flower
 

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortflex_core.errors import ConfigError, DataError, suggest
-from ortflex_core.model import buffer_value, running_statistics
-from ortflex_core.training import internals_of
-from ortflex_core.types import Array
+from ortflex_core import (
+    Array,
+    ConfigError,
+    DataError,
+    buffer_value,
+    internals_of,
+    running_statistics,
+    suggest,
+)
 from ortflex_plugins.flower._installed import require_flower
 
 if TYPE_CHECKING:

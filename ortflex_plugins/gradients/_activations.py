@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 
-from ortflex_core.autodiff import NodeView
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core import NodeView, NoGradientRule, Ops, Tensor
 
 
 @attrs.frozen

@@ -15,9 +15,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView, full, reshape_like
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, count_to, known_size, known_sizes, size_of
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Tensor,
+    count_to,
+    full,
+    known_size,
+    known_sizes,
+    reshape_like,
+    size_of,
+)
 from ortflex_plugins.gradients._interpolation import Samples, Tap, linear_taps, zeros_outside
 from ortflex_plugins.gradients._windows import Sizes
 

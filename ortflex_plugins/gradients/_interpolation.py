@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import attrs
 import onnx
 
-from ortflex_core.autodiff import add_at, zeros_like
-from ortflex_core.graph import Ops, Tensor, size_vector
+from ortflex_core import Ops, Tensor, add_at, size_vector, zeros_like
 
 INT64 = onnx.TensorProto.INT64
 T = TypeVar("T", Tensor, Tensor | float)

@@ -20,8 +20,7 @@ from itertools import product
 
 import attrs
 
-from ortflex_core.autodiff import NodeView, RuleTable
-from ortflex_core.graph import Ops, Tensor, known_sizes
+from ortflex_core import NodeView, Ops, RuleTable, Tensor, known_sizes
 from ortflex_plugins.gradients._windows import FLOAT, FixedWindows, Sizes, padded, windows
 
 _FEW_CHANNELS, _MANY_CHANNELS = 16, 32

@@ -14,9 +14,20 @@ from itertools import product
 
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView, add_at, full, zeros_like
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, count_to, dims, size_of, size_vector
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Tensor,
+    add_at,
+    count_to,
+    dims,
+    full,
+    size_of,
+    size_vector,
+    zeros_like,
+)
 from ortflex_plugins.gradients._interpolation import INT64, Tap, below, clamped
 
 

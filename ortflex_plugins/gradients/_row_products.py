@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ortflex_core.autodiff import reshape_like
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.types import Array, numpy_dtype
+from ortflex_core import Array, Ops, Tensor, numpy_dtype, reshape_like
 from ortflex_plugins.gradients._windows import FixedWindows, Windows
 
 _WIDEST_DENSE = 16

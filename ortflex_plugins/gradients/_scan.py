@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
-from ortflex_core.graph import Tensor, Trace, build, prefix_names
+from ortflex_core import Tensor, Trace, build, prefix_names
 
 Step = Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]
 

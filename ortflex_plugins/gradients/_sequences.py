@@ -8,9 +8,17 @@ import attrs
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import NodeView, full
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, known_size, known_sizes, size_of, size_vector
+from ortflex_core import (
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Tensor,
+    full,
+    known_size,
+    known_sizes,
+    size_of,
+    size_vector,
+)
 
 _END = np.iinfo(np.int64).max
 _INT32 = onnx.TensorProto.INT32

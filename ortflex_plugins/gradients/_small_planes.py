@@ -26,9 +26,7 @@ from itertools import product
 import attrs
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView, reshape_like
-from ortflex_core.graph import Ops, Tensor, known_sizes
-from ortflex_core.types import Array
+from ortflex_core import Array, Gradient, NodeView, Ops, Tensor, known_sizes, reshape_like
 from ortflex_plugins.gradients._windows import FLOAT, FixedWindows, Sizes, Windows
 
 _FEW_PLACES = 16

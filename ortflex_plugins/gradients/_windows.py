@@ -16,10 +16,7 @@ import attrs
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import NodeView
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, count_to, known_sizes
-from ortflex_core.types import Array
+from ortflex_core import Array, NodeView, NoGradientRule, Ops, Tensor, count_to, known_sizes
 
 Sizes = tuple[int, ...]
 Pads = tuple[tuple[int, int], ...]

@@ -13,10 +13,19 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, count_to, known_size, size_of
-from ortflex_core.types import numpy_dtype
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    count_to,
+    full,
+    known_size,
+    numpy_dtype,
+    size_of,
+)
 
 RULES = Rules()
 
@@ -31,7 +40,7 @@ def _lowest(x: Tensor) -> float:
     return float(np.finfo(numpy_dtype(x.dtype)).min)
 
 
-@RULES.rule("Attention")
+@RULES.rule("Attention", attributes=("qk_matmul_output_mode", "softmax_precision"))
 def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
     """Refused: nonpad_kv_seqlen, is_causal with past keys, and a gradient of qk_matmul_output."""
     if node.input(6) is not None:
@@ -111,7 +120,7 @@ def _masked(op: Ops, node: NodeView, scores: Tensor, q: Tensor, keys: Tensor) ->
     return scores
 
 
-@RULES.rule("RotaryEmbedding")
+@RULES.rule("RotaryEmbedding", attributes=("num_heads",))
 def _rotary(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """A rotation's transpose is the rotation by the opposite angle."""
     if node.needs(1) or node.needs(2):

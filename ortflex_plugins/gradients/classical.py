@@ -10,9 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core import Gradient, NodeView, NoGradientRule, Ops, Rules, Tensor, full
 
 ML = "ai.onnx.ml"
 RULES = Rules()
@@ -36,14 +34,18 @@ def _columns(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return node.through([y], g)
 
 
-@RULES.rule("Scaler", domain=ML)
+@RULES.rule("Scaler", domain=ML, attributes=("offset",))
 def _scaler(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """For y = (x − offset) · scale: dx = g · scale, with one scale, or one for each column."""
     scale = op.constant(np.asarray([1.0] if node.scale is None else node.scale, np.float32))
     return [_as(op, full(op, g, node.outputs[0]) * scale, node)]
 
 
-@RULES.rule("Imputer", domain=ML)
+@RULES.rule(
+    "Imputer",
+    domain=ML,
+    attributes=("imputed_value_floats", "imputed_value_int64s", "replaced_value_int64"),
+)
 def _imputer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """An element that is replaced has no gradient."""
     x = node.inputs[0]
@@ -68,7 +70,7 @@ def _normalizer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return node.through([wide / op.Where(op.Equal(norm, 0.0), 1.0, norm)], g)
 
 
-@RULES.rule("LinearRegressor", domain=ML)
+@RULES.rule("LinearRegressor", domain=ML, attributes=("intercepts",))
 def _linear(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """For y = x · coefficientsᵀ + intercepts: dx = g · coefficients."""
     if node.post_transform not in (None, "NONE"):

@@ -19,10 +19,22 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full, zeros_like
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import RANDOM, Ops, Sub, Tensor, Trace, ancestors, replay
-from ortflex_core.types import Shape
+from ortflex_core import (
+    RANDOM,
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Shape,
+    Sub,
+    Tensor,
+    Trace,
+    ancestors,
+    full,
+    replay,
+    zeros_like,
+)
 
 RULES = Rules()
 

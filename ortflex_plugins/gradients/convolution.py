@@ -21,9 +21,19 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full, reshape_like
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, dims, known_size, known_sizes
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    dims,
+    full,
+    known_size,
+    known_sizes,
+    reshape_like,
+)
 from ortflex_plugins.gradients import _planes
 from ortflex_plugins.gradients._row_products import by_rows
 from ortflex_plugins.gradients._small_planes import small_planes
@@ -58,7 +68,7 @@ def _bias(op: Ops, node: NodeView, g: Tensor, n: int) -> Tensor:
     return op.ReduceSum(g, axes=[0, *range(2, 2 + n)], keepdims=0)
 
 
-@RULES.rule("Conv")
+@RULES.rule("Conv", attributes=("group", "pads"))
 def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Y = W ⋆ X + B: dX is the transposed convolution of dY, dW correlates X with dY."""
     x, weight = node.inputs[:2]
@@ -92,7 +102,7 @@ def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     ]
 
 
-@RULES.rule("ConvTranspose")
+@RULES.rule("ConvTranspose", attributes=("group", "output_padding"))
 def _conv_transpose(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """The transposed convolution: dX convolves dY with W, dW correlates dY with X."""
     x, weight = node.inputs[:2]

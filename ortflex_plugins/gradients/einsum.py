@@ -8,9 +8,17 @@ from functools import partial
 
 import attrs
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, count_to, size_of
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    count_to,
+    full,
+    size_of,
+)
 
 RULES = Rules()
 

@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, passed
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, known_sizes
+from ortflex_core import Gradient, NodeView, NoGradientRule, Ops, Rules, Tensor, known_sizes, passed
 
 RULES = Rules()
 
@@ -128,7 +126,9 @@ def _unary(formula: Unary) -> Callable[..., Sequence[Gradient]]:
 
 
 for _name, _formula in _UNARY.items():
-    RULES.rule(_name)(_unary(_formula))
+    # The slope of a constant; HardSigmoid's is read from its output.
+    _unread = {"HardSigmoid": ("beta",), "Shrink": ("bias",)}.get(_name, ())
+    RULES.rule(_name, attributes=_unread)(_unary(_formula))
 
 
 @RULES.rule("Add", "Sum")
@@ -210,7 +210,7 @@ def _pow_exponent(op: Ops, node: NodeView, g: Tensor) -> Tensor:
     return op.Cast(slope, to=e.dtype)
 
 
-@RULES.rule("Mod")
+@RULES.rule("Mod", attributes=("fmod",))
 def _mod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """For x mod y = x − k y the gradient by y is −k; it is 0 where the result is not a finite number."""
     # k = (x − (x − k y)) / y is an integer that is locally constant.
@@ -245,8 +245,10 @@ def _extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 @RULES.rule("Clip")
 def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """The gradient belongs to x inside the bounds and at them, elsewhere to the bound."""
-    y, low, high = node.outputs[0], node.input(1), node.input(2)
-    inside = op.Equal(node.inputs[0], y)
+    x, y, low, high = node.inputs[0], node.outputs[0], node.input(1), node.input(2)
+    if not x.is_float:  # integers that stand for real numbers: there is no kernel for all types
+        x, y = (op.Cast(t, to=TensorProto.INT32) for t in (x, y))
+    inside = op.Equal(x, y)
 
     def to_low() -> Tensor:
         clipped = op.Where(inside, 0.0, g)
@@ -305,7 +307,7 @@ def _where(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     ]
 
 
-@RULES.rule("Cast", "CastLike")
+@RULES.rule("Cast", "CastLike", attributes=("round_mode", "saturate", "to"))
 def _cast(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     x = node.inputs[0]
     if not x.is_float:  # only integers that stand for real numbers need a gradient
@@ -313,7 +315,7 @@ def _cast(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [op.Cast(g, to=x.dtype), None]
 
 
-@RULES.rule("Dropout")
+@RULES.rule("Dropout", attributes=("seed",))
 def _dropout(op: Ops, node: NodeView, g: Tensor, *_: Tensor | None) -> Sequence[Gradient]:
     """The mask is drawn in each run of the graph; the forward and the backward pass share it."""
     ratio, training = node.input(1), node.input(2)

@@ -9,10 +9,21 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full, reshape_like
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, dims, known_size, known_sizes, size_vector
-from ortflex_core.types import same_shape
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    dims,
+    full,
+    known_size,
+    known_sizes,
+    reshape_like,
+    same_shape,
+    size_vector,
+)
 
 RULES = Rules()
 
@@ -36,7 +47,14 @@ _REPEATS = {
 """With these modes and an integer scale, nearest neighbours repeat each element."""
 
 
-@RULES.rule("Resize", since=11)
+@RULES.rule(
+    "Resize",
+    since=11,
+    attributes=(
+        *("antialias", "axes", "cubic_coeff_a", "exclude_outside", "extrapolation_value"),
+        "keep_aspect_ratio_policy",
+    ),
+)
 def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Along each axis, Resize is a product with a matrix, which is the Resize of the identity.
 
@@ -279,7 +297,9 @@ def _depth_to_space(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("SpaceToDepth")
 def _space_to_depth(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    return [op.DepthToSpace(full(op, g, node.outputs[0]), blocksize=node.blocksize)]
+    # The attribute is new in opset 28; DepthToSpace has it from 11 on.
+    settings = {} if node.mode in (None, "DCR") else {"mode": node.mode}
+    return [op.DepthToSpace(full(op, g, node.outputs[0]), blocksize=node.blocksize, **settings)]
 
 
 @RULES.rule("CenterCropPad")

@@ -1,7 +1,7 @@
 """Gradient rules of the operators that read or write elements at given places.
 
 A place that is read twice gets the sum of both cotangents: ScatterND and ScatterElements compute
-it from opset 16 on, :func:`~ortflex_core.autodiff.put_back` in every opset.
+it from opset 16 on, :func:`~ortflex_core.put_back` in every opset.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.autodiff import (
+from ortflex_core import (
     Gradient,
     NodeView,
+    NoGradientRule,
+    Ops,
     Rules,
+    Tensor,
+    count_to,
+    dims,
     full,
     passed,
     positions,
     put_back,
+    size_of,
     zeros_like,
 )
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, count_to, dims, size_of
 
 RULES = Rules()
 
@@ -70,7 +74,7 @@ def _gather_nd(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [op.ScatterND(zeros_like(op, x), index, whole, reduction="add"), None]
 
 
-@RULES.rule("ScatterElements", "ScatterND")
+@RULES.rule("ScatterElements", "ScatterND", attributes=("axis",))
 def _scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Without a reduction, a place that is written twice has no defined value and no gradient."""
     data, _, updates = node.inputs
@@ -148,7 +152,7 @@ def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [None, None, to_values]
 
 
-@RULES.rule("Range")
+@RULES.rule("Range", attributes=("stash_type",))
 def _range(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Element k is start + k·delta; the limit decides only how many elements there are."""
     whole = full(op, g, node.outputs[0])
@@ -160,7 +164,7 @@ def _range(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [lambda: op.ReduceSum(whole, keepdims=0), None, to_delta]
 
 
-@RULES.rule("TopK", since=10)
+@RULES.rule("TopK", since=10, attributes=("largest", "sorted"))
 def _top_k(op: Ops, node: NodeView, g: Tensor, _: Tensor | None) -> Sequence[Gradient]:
     values, index = node.outputs
     zeros = zeros_like(op, node.inputs[0])
@@ -174,7 +178,7 @@ def _compress(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [put_back(op, full(op, g, node.outputs[0]), moved, x, repeated=False), None]
 
 
-@RULES.rule("Unique")
+@RULES.rule("Unique", attributes=("sorted",))
 def _unique(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
     """Of equal elements the first one has the whole gradient: the output contains this one."""
     if g is None:

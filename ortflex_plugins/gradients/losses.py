@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, count_to, known_size, size_of
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    count_to,
+    full,
+    known_size,
+    size_of,
+)
 
 RULES = Rules()
 
@@ -68,7 +77,7 @@ def _nll(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [lambda: picked.to_scores(g), None, lambda: picked.to_weight(g)]
 
 
-@RULES.rule("SoftmaxCrossEntropyLoss")
+@RULES.rule("SoftmaxCrossEntropyLoss", attributes=("reduction",))
 def _cross_entropy(
     op: Ops, node: NodeView, g: Tensor | None, to_log: Tensor | None = None
 ) -> Sequence[Gradient]:

@@ -6,14 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full, passed, reshape_like, unbroadcast
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, count_to, known_size, known_sizes, size_of
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    count_to,
+    full,
+    known_size,
+    known_sizes,
+    passed,
+    reshape_like,
+    size_of,
+    unbroadcast,
+)
 
 RULES = Rules()
 
 
-@RULES.rule("Gemm")
+@RULES.rule("Gemm", attributes=("beta",))
 def _gemm(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Y = α A′ B′ + β C, where ′ is a transposition or nothing; dA and dB are one Gemm each."""
     a, b = node.inputs[:2]

@@ -14,9 +14,17 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full, passed, reshape_like
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    full,
+    passed,
+    reshape_like,
+)
 
 RULES = Rules()
 
@@ -54,7 +62,7 @@ def _channels(op: Ops, values: Tensor, rank: int) -> Tensor:
     return op.Unsqueeze(values, axes=list(range(1, rank - 1))) if rank > 2 else values
 
 
-@RULES.rule("BatchNormalization")
+@RULES.rule("BatchNormalization", attributes=("momentum", "training_mode"))
 def _batch(
     op: Ops, node: NodeView, g: Tensor | None, *statistics: Tensor | None
 ) -> Sequence[Gradient]:
@@ -128,7 +136,7 @@ def _batch_outputs(op: Ops, node: NodeView, axes: Sequence[int]) -> list[Tensor]
     return [op.Cast(y, to=x.dtype), *running]
 
 
-@RULES.rule("LayerNormalization")
+@RULES.rule("LayerNormalization", attributes=("epsilon",))
 def _layer(op: Ops, node: NodeView, g: Tensor | None, *stash: Tensor | None) -> Sequence[Gradient]:
     x, scale = node.inputs[:2]
     axes = _trailing(node, x)
@@ -165,7 +173,7 @@ def _trailing(node: NodeView, x: Tensor) -> list[int]:
     return list(range(node.axis % rank, rank))
 
 
-@RULES.rule("RMSNormalization")
+@RULES.rule("RMSNormalization", attributes=("stash_type",))
 def _rms(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """For y = scale · x̂ with x̂ = x r and 1/r² = mean x² + ε: dx = r (h − x̂ mean(h x̂)), h = g · scale."""
     x, scale = node.inputs
@@ -195,7 +203,7 @@ def _instance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     ]
 
 
-@RULES.rule("GroupNormalization", since=21)
+@RULES.rule("GroupNormalization", since=21, attributes=("stash_type",))
 def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """From opset 21 on; the standard withdrew the earlier form, which has one scale per group."""
     x, scale = node.inputs[:2]

@@ -8,9 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full, put_back, reshape_like
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, known_sizes
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    full,
+    known_sizes,
+    put_back,
+    reshape_like,
+)
 from ortflex_plugins.gradients import _planes
 from ortflex_plugins.gradients._windows import (
     FLOAT,
@@ -45,7 +54,7 @@ def _tiles(at: Windows, x: Tensor) -> FixedWindows | None:
     return fixed if fixed is not None and fixed.tiles and x.dtype == FLOAT else None
 
 
-@RULES.rule("MaxPool", since=8)
+@RULES.rule("MaxPool", since=8, attributes=("ceil_mode", "pads", "storage_order"))
 def _max_pool(op: Ops, node: NodeView, g: Tensor, _: Tensor | None = None) -> Sequence[Gradient]:
     """The gradient of a window belongs to its first maximum, as in Indices and in torch."""
     x, at = node.inputs[0], _windows(node)
@@ -103,7 +112,7 @@ def _over_windows(op: Ops, g: Tensor, at: Windows, x: Tensor) -> Tensor:
     return reshape_like(op, spread(op, op.Reshape(g, shape), ones, at, x), x)
 
 
-@RULES.rule("AveragePool", since=7)
+@RULES.rule("AveragePool", since=7, attributes=("pads",))
 def _average_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Every place of a window gets dY / count; padding may be counted, but has no gradient."""
     x, at = node.inputs[0], _windows(node)
@@ -131,7 +140,7 @@ def _weight(op: Ops, node: NodeView, at: Windows) -> Tensor | float:
     return op.AveragePool(op.Expand(one, shape), **settings) / inside
 
 
-@RULES.rule("LpPool", since=2)
+@RULES.rule("LpPool", since=2, attributes=("ceil_mode",))
 def _lp_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Y = (Σ|x|ᵖ)^(1/p): dX = x|x|^(p−2) times the sum over windows of dY y^(1−p)."""
     x, at = node.inputs[0], _windows(node)
@@ -182,7 +191,7 @@ def _global_lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [g * _power(op, y, 1 - node.p) * _signed_power(op, x, node.p)]
 
 
-@RULES.rule("MaxUnpool")
+@RULES.rule("MaxUnpool", attributes=("kernel_shape", "pads", "strides"))
 def _max_unpool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """The indices are the elements' places in the flattened output; the gradient is read there."""
     x, indices = node.inputs[:2]

@@ -2,7 +2,8 @@
 
 Quantized values are integers that stand for real numbers. A pair of QuantizeLinear and
 DequantizeLinear passes the gradient where x / scale + zero is in the range of the type, and the
-gradient of the scale comes from the error of rounding.
+gradient of the scale comes from the error of rounding. A Clip of the integers between both makes the
+range smaller, as in torch's FakeQuantize with quant_min and quant_max.
 
 Source: Bengio, Léonard, Courville, arXiv:1308.3432 (the straight-through estimator); Esser et al.,
 arXiv:1902.08153, eq. 3 (the gradient of the scale, which is also that of torch's fake quantization).
@@ -15,13 +16,26 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, dims, full
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.types import numpy_dtype
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    dims,
+    full,
+    numpy_dtype,
+)
 
 RULES = Rules()
 RULES.straight_through("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
+# Between QuantizeLinear and DequantizeLinear: the range of a fake quantization, and moved elements.
+RULES.carries_integers(
+    *("Clip", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand"),
+    *("Slice", "Gather", "GatherElements", "GatherND", "Split", "Tile", "DepthToSpace"),
+    "SpaceToDepth",
+)
 RULES.not_differentiable("QLinearConv", "QLinearMatMul")
 
 _RANGES: dict[int, tuple[int, int]] = {
@@ -59,7 +73,7 @@ def _to_scale(op: Ops, node: NodeView, contribution: Tensor) -> Tensor:
     return op.ReduceSum(contribution, axes=axes, keepdims=0)
 
 
-@RULES.rule("QuantizeLinear")
+@RULES.rule("QuantizeLinear", attributes=("axis", "output_dtype", "precision", "saturate"))
 def _quantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
     y = node.outputs[0]
@@ -84,7 +98,7 @@ def _quantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [slope, to_scale, None]
 
 
-@RULES.rule("DequantizeLinear")
+@RULES.rule("DequantizeLinear", attributes=("axis", "output_dtype"))
 def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     (q, scale), zero, y = node.inputs[:2], node.input(2), node.outputs[0]
     spread = op.Cast(_spread(op, node, scale), to=y.dtype)

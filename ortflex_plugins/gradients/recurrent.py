@@ -16,8 +16,7 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, zeros_like
-from ortflex_core.graph import Ops, Tensor, known_size
+from ortflex_core import Gradient, NodeView, Ops, Rules, Tensor, known_size, zeros_like
 from ortflex_plugins.gradients._activations import Activation, activations
 from ortflex_plugins.gradients._scan import scan
 from ortflex_plugins.gradients._sequences import Direction, directions, flat, previous, unflat
@@ -310,6 +309,6 @@ def _gru_reset_before(
     return _Adjoints(da, da, gradient, h0)
 
 
-RULES.rule("RNN")(_rule(_rnn, 1, ("Tanh",)))
-RULES.rule("GRU")(_rule(_gru, 3, ("Sigmoid", "Tanh")))
-RULES.rule("LSTM")(_rule(_lstm, 4, ("Sigmoid", "Tanh", "Tanh")))
+RULES.rule("RNN", attributes=("hidden_size",))(_rule(_rnn, 1, ("Tanh",)))
+RULES.rule("GRU", attributes=("hidden_size",))(_rule(_gru, 3, ("Sigmoid", "Tanh")))
+RULES.rule("LSTM", attributes=("hidden_size",))(_rule(_lstm, 4, ("Sigmoid", "Tanh", "Tanh")))

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full, ranked
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core import Gradient, NodeView, Ops, Rules, Tensor, full, ranked
 
 RULES = Rules()
 
@@ -108,7 +107,7 @@ def _reduction(formula: Formula) -> Callable[..., Sequence[Gradient]]:
 
 
 for _name, _formula in _REDUCTIONS.items():
-    RULES.rule(_name)(_reduction(_formula))
+    RULES.rule(_name, attributes=("noop_with_empty_axes",))(_reduction(_formula))
 
 
 @RULES.rule("Softmax", since=13)

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules, full, reshape_like
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph import Ops, Tensor, size_of
+from ortflex_core import (
+    Gradient,
+    NodeView,
+    NoGradientRule,
+    Ops,
+    Rules,
+    Tensor,
+    full,
+    reshape_like,
+    size_of,
+)
 from ortflex_plugins.gradients._deformed import deform_conv
 from ortflex_plugins.gradients._interpolation import (
     INT64,
@@ -23,7 +31,7 @@ from ortflex_plugins.gradients._regions import max_roi_pool, roi_align
 
 RULES = Rules()
 
-RULES.rule("DeformConv")(deform_conv)
+RULES.rule("DeformConv", attributes=("kernel_shape",))(deform_conv)
 RULES.rule("MaxRoiPool")(max_roi_pool)
 RULES.rule("RoiAlign", since=10)(roi_align)
 

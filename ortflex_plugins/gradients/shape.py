@@ -9,19 +9,22 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import (
+from ortflex_core import (
     Gradient,
     NodeView,
+    Ops,
     Rules,
+    Tensor,
+    dims,
     full,
     passed,
     positions,
     put_back,
     ranked,
     reshape_like,
+    size_vector,
     zeros_like,
 )
-from ortflex_core.graph import Ops, Tensor, dims, size_vector
 
 RULES = Rules()
 
@@ -35,7 +38,7 @@ def _ints(tensor: Tensor | None) -> list[int] | None:
     return [int(v) for v in tensor.constant.ravel()]
 
 
-@RULES.rule("Reshape", "Flatten")
+@RULES.rule("Reshape", "Flatten", attributes=("allowzero", "axis"))
 def _reshape(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if g.rank == 0:
         return [g, None]
@@ -51,7 +54,7 @@ def _squeeze(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [op(back, ranked(op, g, node.outputs[0]), axes=list(axes)), None]
 
 
-@RULES.rule("Transpose")
+@RULES.rule("Transpose", attributes=("perm",))
 def _transpose(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if g.rank == 0:
         return [g]
@@ -86,7 +89,7 @@ def _concat(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return node.trace.node("Split", [whole, sizes], attributes, outputs=len(lengths), types=kinds)
 
 
-@RULES.rule("Split")
+@RULES.rule("Split", attributes=("num_outputs",))
 def _split(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
     # A part that nothing reads has the gradient 0.
     parts = [

@@ -8,9 +8,7 @@ from typing import Any
 import attrs
 import onnx
 
-from ortflex_core.errors import Unsupported
-from ortflex_core.protocols import Device, LayerBackend, Passes
-from ortflex_core.runtime import Runtime
+from ortflex_core import Device, LayerBackend, Passes, Runtime, Unsupported
 from ortflex_plugins.layers.graphs import COTANGENT, forward_program
 from ortflex_plugins.layers.memory import Buffer
 from ortflex_plugins.layers.mode import Mode

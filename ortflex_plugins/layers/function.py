@@ -9,19 +9,32 @@ from typing import Any, Literal
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.autodiff import load_rules
-from ortflex_core.component import expected_count, is_count, is_number
-from ortflex_core.config import device_spec
-from ortflex_core.data import shapes_compatible
-from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, suggest
-from ortflex_core.graph import FLOATS
-from ortflex_core.model import Model, complete_shapes, explain_unknown
-from ortflex_core.parameters import choose_parameters
-from ortflex_core.protocols import Device, LayerBackend
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime import require_runtime
-from ortflex_core.types import Array, TensorSpec, shape_text
-from ortflex_core.views import short_tracebacks
+from ortflex_core import (
+    FLOATS,
+    Array,
+    ConfigError,
+    DataError,
+    Device,
+    LayerBackend,
+    Model,
+    ModelError,
+    Plugins,
+    TensorSpec,
+    Unsupported,
+    choose_parameters,
+    complete_shapes,
+    device_spec,
+    expected_count,
+    explain_unknown,
+    is_count,
+    is_number,
+    load_rules,
+    require_runtime,
+    shape_text,
+    shapes_compatible,
+    short_tracebacks,
+    suggest,
+)
 from ortflex_plugins.layers.backend_gradient import BackendGradient
 from ortflex_plugins.layers.graphs import COTANGENT, NEW
 from ortflex_plugins.layers.memory import Buffer

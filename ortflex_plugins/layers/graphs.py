@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ortflex_core.autodiff import RuleTable, gradients
-from ortflex_core.graph import Program, Tensor, Trace, build
-from ortflex_core.model import Rewrite
-from ortflex_core.programs import optimize
-from ortflex_core.types import TensorSpec
+from ortflex_core import (
+    Program,
+    Rewrite,
+    RuleTable,
+    Tensor,
+    TensorSpec,
+    Trace,
+    build,
+    gradients,
+    optimize,
+)
 from ortflex_plugins.layers.mode import Mode
 
 COTANGENT, GRADIENT, NEW = "cotangent/", "gradient/", "new/"

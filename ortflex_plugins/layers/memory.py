@@ -9,8 +9,7 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.protocols import Device, Value
-from ortflex_core.types import Array, array_at, numpy_dtype
+from ortflex_core import Array, Device, Value, array_at, numpy_dtype
 
 
 @attrs.frozen(kw_only=True)

@@ -8,16 +8,19 @@ from typing import Literal
 import attrs
 from onnx import NodeProto, TensorProto
 
-from ortflex_core.graph import Tensor, Trace, dropout
-from ortflex_core.model import (
+from ortflex_core import (
+    Array,
     Model,
     Modes,
+    Tensor,
+    TensorSpec,
+    Trace,
     buffer_spec,
     buffer_value,
+    dropout,
     rewrite_for_inference,
     trains_statistics,
 )
-from ortflex_core.types import Array, TensorSpec
 
 STEP = "dropout/step"
 """The input that masks depend on, an int64 scalar."""
@@ -32,6 +35,8 @@ class Mode:
     batch_norm: Literal["train", "freeze"] = "train"
     dropout: Literal["file", "off"] | float = "file"
     seed: int = 0
+    parameters: tuple[str, ...] = ()
+    later: frozenset[str] = frozenset()
 
     def statistics(self) -> dict[str, TensorSpec]:
         """The running statistics of BatchNormalization; empty if every node runs as in the file."""
@@ -64,7 +69,7 @@ class Mode:
 
 
 class Rewriting:
-    """A rewrite for :meth:`ortflex_core.model.Model.replay`; ``updates`` are new statistics."""
+    """A rewrite for :meth:`ortflex_core.compiler.model.Model.replay`; ``updates`` are new statistics."""
 
     def __init__(self, mode: Mode, statistics: Mapping[str, Tensor], plain: bool) -> None:
         self._mode = mode

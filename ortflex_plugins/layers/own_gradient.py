@@ -7,11 +7,18 @@ from typing import NamedTuple
 
 from onnx import ModelProto
 
-from ortflex_core.autodiff import RuleTable
-from ortflex_core.errors import GraphError, MissingKernel
-from ortflex_core.protocols import Device
-from ortflex_core.runtime import Binder, error_reason, missing_kernel, open_session, session_options
-from ortflex_core.types import numpy_dtype
+from ortflex_core import (
+    Binder,
+    Device,
+    GraphError,
+    MissingKernel,
+    RuleTable,
+    error_reason,
+    missing_kernel,
+    numpy_dtype,
+    open_session,
+    session_options,
+)
 from ortflex_plugins.layers.graphs import GRADIENT, gradient_program
 from ortflex_plugins.layers.memory import Buffer
 from ortflex_plugins.layers.mode import Mode

@@ -8,8 +8,7 @@ import attrs
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from ortflex_core.errors import GraphError
-from ortflex_core.model import ancestor_nodes, reads, split_nodes
+from ortflex_core import GraphError, ancestor_nodes, reads, split_nodes
 
 
 @attrs.frozen(kw_only=True)

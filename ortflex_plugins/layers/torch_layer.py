@@ -13,10 +13,7 @@ import torch
 from onnx import ModelProto
 from torch.utils import dlpack
 
-from ortflex_core.errors import DataError, Unsupported
-from ortflex_core.model import Model
-from ortflex_core.types import Array
-from ortflex_core.views import short_traceback
+from ortflex_core import Array, DataError, Model, Unsupported, short_traceback
 from ortflex_plugins.layers.function import OnnxFunction, Saved
 from ortflex_plugins.layers.memory import Buffer
 

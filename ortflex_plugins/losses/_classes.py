@@ -10,17 +10,20 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.component import setting
-from ortflex_core.data import (
+from ortflex_core import (
+    Array,
+    DataError,
+    Ops,
+    Tensor,
+    TensorSpec,
     float_labels,
     float_scores,
     integer_labels,
+    setting,
     shape_mismatch,
+    shape_text,
     shapes_compatible,
 )
-from ortflex_core.errors import DataError
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.types import Array, TensorSpec, shape_text
 
 
 def class_weight_field() -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from ortflex_core.data import float_labels
-from ortflex_core.protocols import Loss
-from ortflex_core.types import TensorSpec
+from ortflex_core import Loss, TensorSpec, float_labels
 
 
 @attrs.frozen(kw_only=True)

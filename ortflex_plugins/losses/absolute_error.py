@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core import Ops, Tensor
 from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 

@@ -7,12 +7,20 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import hyper, number
-from ortflex_core.data import float_labels, float_scores, require_range, shape_mismatch
-from ortflex_core.errors import DataError
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import (
+    Array,
+    DataError,
+    Loss,
+    Ops,
+    Tensor,
+    TensorSpec,
+    float_labels,
+    float_scores,
+    hyper,
+    number,
+    require_range,
+    shape_mismatch,
+)
 
 _EPS = 1e-12  # torch's, added to squared lengths
 

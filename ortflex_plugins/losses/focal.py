@@ -7,10 +7,7 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import hyper, number
-from ortflex_core.data import require_range
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import Array, Ops, Tensor, TensorSpec, hyper, number, require_range
 from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 

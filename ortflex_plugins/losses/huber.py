@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number
-from ortflex_core.graph import Ops, Tensor
+from ortflex_core import Ops, Tensor, hyper, number
 from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 

@@ -6,12 +6,18 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from ortflex_core.component import one_of, setting
-from ortflex_core.data import float_labels, require_range
-from ortflex_core.errors import DataError
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import (
+    Array,
+    DataError,
+    Loss,
+    Ops,
+    Tensor,
+    TensorSpec,
+    float_labels,
+    one_of,
+    require_range,
+    setting,
+)
 from ortflex_plugins.losses._classes import with_class_axis
 
 # The smallest fraction in the logarithm: y·log y is 0 at y = 0, but log 0 is infinite.

@@ -7,12 +7,21 @@ from typing import Any, ClassVar, Literal
 import attrs
 from onnx import TensorProto
 
-from ortflex_core.component import number, one_of, setting
-from ortflex_core.data import float_labels, float_scores, integer_labels, require_range
-from ortflex_core.errors import DataError
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import (
+    Array,
+    DataError,
+    Loss,
+    Ops,
+    Tensor,
+    TensorSpec,
+    float_labels,
+    float_scores,
+    integer_labels,
+    number,
+    one_of,
+    require_range,
+    setting,
+)
 from ortflex_plugins.losses._classes import class_weight_field
 
 

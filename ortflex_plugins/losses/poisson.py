@@ -6,9 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.data import require_range
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import Array, Ops, Tensor, TensorSpec, require_range
 from ortflex_plugins.losses._elementwise import ElementwiseLoss
 
 

@@ -7,12 +7,19 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, one_of, setting
-from ortflex_core.data import require_range
-from ortflex_core.errors import short_repr
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Loss
-from ortflex_core.types import Array, TensorSpec, numpy_dtype
+from ortflex_core import (
+    Array,
+    Loss,
+    Ops,
+    Tensor,
+    TensorSpec,
+    number,
+    numpy_dtype,
+    one_of,
+    require_range,
+    setting,
+    short_repr,
+)
 from ortflex_plugins.losses._classes import (
     along_classes,
     check_count,

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ortflex_core.errors import DataError
-from ortflex_core.types import Array, shape_text
+from ortflex_core import Array, DataError, MetricState, shape_text
 
 
 def same_shape(metric: str, expected: Array, predicted: Array) -> None:
@@ -78,3 +77,28 @@ class Average:
         empty = np.equal(self._weight, 0)
         means = np.where(empty, np.nan, self._sum / np.where(empty, 1.0, self._weight))
         return float(self._finish(means).mean())
+
+
+class Finite:
+    """The state of a metric whose result is NaN after a prediction that is not finite.
+
+    NaN compares as false, and a largest score of infinity says nothing, so formulas would give ordinary
+    numbers. With ``scores``, −∞ is allowed for some classes of a row (axis 1), as masks have it.
+    """
+
+    def __init__(self, state: MetricState, *, scores: bool = False) -> None:
+        self._state, self._scores = state, scores
+        self._finite = True
+
+    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
+        """Add one batch; none is added after a prediction that is not finite."""
+        if predicted.dtype.kind == "f" and predicted.size:
+            columns = self._scores and predicted.ndim > 1
+            decisive = predicted.max(axis=1) if columns else predicted  # NaN if one is NaN
+            self._finite = self._finite and bool(np.isfinite(decisive).all())
+        if self._finite:
+            self._state.update(expected, predicted, weight)
+
+    def result(self) -> float:
+        """The metric over all batches so far, or NaN."""
+        return self._state.result() if self._finite else math.nan

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ortflex_core.errors import DataError
-from ortflex_core.types import Array, shape_text
+from ortflex_core import Array, DataError, shape_text
 from ortflex_plugins.metrics._averages import same_shape
 
 

@@ -7,10 +7,8 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, setting
-from ortflex_core.protocols import Metric
-from ortflex_core.types import Array
-from ortflex_plugins.metrics._averages import Average
+from ortflex_core import Array, Metric, number, setting
+from ortflex_plugins.metrics._averages import Average, Finite
 from ortflex_plugins.metrics._classes import classes
 
 
@@ -45,9 +43,9 @@ class Accuracy(Metric):
         default=0.5, validator=number(), help="class 1 is predicted above this value; 0 for scores"
     )
 
-    def start(self) -> Average:
+    def start(self) -> Finite:
         """An empty accumulator."""
-        return Average(self.name, self._correct)
+        return Finite(Average(self.name, self._correct), scores=True)
 
     def _correct(self, expected: Array, predicted: Array) -> Array:
         labels, guesses = classes(self.name, expected, predicted, self.threshold)

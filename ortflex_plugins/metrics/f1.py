@@ -8,11 +8,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, one_of, setting
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import Metric
-from ortflex_core.types import Array
-from ortflex_plugins.metrics._averages import columns
+from ortflex_core import Array, DataError, Metric, number, one_of, setting
+from ortflex_plugins.metrics._averages import Finite, columns
 from ortflex_plugins.metrics._classes import classes
 
 
@@ -54,9 +51,9 @@ class F1(Metric):
         default=0.5, validator=number(), help="class 1 is predicted above this value; 0 for scores"
     )
 
-    def start(self) -> F1State:
+    def start(self) -> Finite:
         """An empty accumulator."""
-        return F1State(self)
+        return Finite(F1State(self), scores=True)
 
 
 class F1State:

@@ -6,9 +6,8 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from ortflex_core.protocols import Metric
-from ortflex_core.types import Array
-from ortflex_plugins.metrics._averages import Average, same_shape
+from ortflex_core import Array, Metric
+from ortflex_plugins.metrics._averages import Average, Finite, same_shape
 
 
 @attrs.frozen(kw_only=True)
@@ -33,9 +32,9 @@ class MeanAbsoluteError(Metric):
     aliases: ClassVar[tuple[str, ...]] = ("mean_absolute_error",)
     better: ClassVar[Literal["higher", "lower"]] = "lower"
 
-    def start(self) -> Average:
+    def start(self) -> Finite:
         """An empty accumulator."""
-        return Average(self.name, self._errors)
+        return Finite(Average(self.name, self._errors))
 
     def _errors(self, expected: Array, predicted: Array) -> Array:
         same_shape(self.name, expected, predicted)

@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.protocols import Metric
-from ortflex_core.types import Array
-from ortflex_plugins.metrics._averages import columns, same_shape
+from ortflex_core import Array, Metric
+from ortflex_plugins.metrics._averages import Finite, columns, same_shape
 
 
 @attrs.frozen(kw_only=True)
@@ -38,9 +37,9 @@ class R2(Metric):
     aliases: ClassVar[tuple[str, ...]] = ("r2_score",)
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
-    def start(self) -> R2State:
+    def start(self) -> Finite:
         """An empty accumulator."""
-        return R2State()
+        return Finite(R2State())
 
 
 class R2State:

@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.protocols import Metric
-from ortflex_core.types import Array
-from ortflex_plugins.metrics._averages import Average, same_shape
+from ortflex_core import Array, Metric
+from ortflex_plugins.metrics._averages import Average, Finite, same_shape
 
 
 @attrs.frozen(kw_only=True)
@@ -33,9 +32,9 @@ class RootMeanSquaredError(Metric):
     name: ClassVar[str] = "rmse"
     better: ClassVar[Literal["higher", "lower"]] = "lower"
 
-    def start(self) -> Average:
+    def start(self) -> Finite:
         """An empty accumulator."""
-        return Average(self.name, self._squares, np.sqrt)
+        return Finite(Average(self.name, self._squares, np.sqrt))
 
     def _squares(self, expected: Array, predicted: Array) -> Array:
         same_shape(self.name, expected, predicted)

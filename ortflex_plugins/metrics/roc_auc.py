@@ -8,11 +8,8 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import one_of, setting
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import Metric
-from ortflex_core.types import Array, shape_text
-from ortflex_plugins.metrics._averages import columns, same_shape
+from ortflex_core import Array, DataError, Metric, one_of, setting, shape_text
+from ortflex_plugins.metrics._averages import Finite, columns, same_shape
 from ortflex_plugins.metrics._classes import has_columns, numbers, rows_of_columns
 
 
@@ -51,9 +48,9 @@ class RocAuc(Metric):
         help="macro: the mean over the classes; weighted: weighted by their rows",
     )
 
-    def start(self) -> RocAucState:
+    def start(self) -> Finite:
         """An empty accumulator."""
-        return RocAucState(self.average)
+        return Finite(RocAucState(self.average), scores=True)
 
 
 class RocAucState:

@@ -10,11 +10,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, setting
-from ortflex_core.errors import ConfigError, DataError, suggest
-from ortflex_core.protocols import Metric
-from ortflex_core.types import Array
-from ortflex_plugins.metrics._averages import columns
+from ortflex_core import Array, ConfigError, DataError, Metric, number, setting, suggest
+from ortflex_plugins.metrics._averages import Finite, columns
 from ortflex_plugins.metrics._classes import classes, has_columns, numbers, rows_of_columns
 
 _ENDINGS = ("_score", "_loss", "_error", "_deviance", "_corrcoef")
@@ -92,9 +89,10 @@ class SklearnMetric(Metric):
         """By the name of the function: scores are better when higher, losses and errors when lower."""
         return "higher" if self.score.endswith(("_score", "_corrcoef")) else "lower"
 
-    def start(self) -> SklearnState:
+    def start(self) -> Finite:
         """An empty accumulator."""
-        return SklearnState(self)
+        module = _function(self.score).__module__
+        return Finite(SklearnState(self), scores="regression" not in module)
 
 
 class SklearnState:

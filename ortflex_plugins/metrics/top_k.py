@@ -7,11 +7,8 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, setting
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import Metric
-from ortflex_core.types import Array, shape_text
-from ortflex_plugins.metrics._averages import Average
+from ortflex_core import Array, DataError, Metric, number, setting, shape_text
+from ortflex_plugins.metrics._averages import Average, Finite
 from ortflex_plugins.metrics._classes import has_columns, numbers
 
 
@@ -40,9 +37,9 @@ class TopK(Metric):
 
     k: int = setting(default=5, validator=number(ge=1), help="the number of largest scores")
 
-    def start(self) -> Average:
+    def start(self) -> Finite:
         """An empty accumulator."""
-        return Average(self.name, self._correct)
+        return Finite(Average(self.name, self._correct), scores=True)
 
     def _correct(self, expected: Array, predicted: Array) -> Array:
         if predicted.dtype.kind != "f" or not has_columns(predicted):

@@ -13,11 +13,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.errors import suggest
-from ortflex_core.files import OutputError, write_bytes
-from ortflex_core.graph import Program
-from ortflex_core.runtime import Binder, get_program, get_session
-from ortflex_core.types import TensorSpec, onnx_dtype
+from ortflex_core import (
+    Binder,
+    OutputError,
+    Program,
+    TensorSpec,
+    get_program,
+    get_session,
+    onnx_dtype,
+    suggest,
+    write_bytes,
+)
 from ortflex_plugins.onnxcustom.devices import (
     core_device,
     get_ort_device,

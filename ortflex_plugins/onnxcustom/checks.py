@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.data import fit_to
-from ortflex_core.errors import DataError
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import Array, DataError, TensorSpec, fit_to
 
 
 def check_model(onx: Any, name: str = "model_onnx") -> None:

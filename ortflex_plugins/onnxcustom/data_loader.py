@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.errors import DataError
-from ortflex_core.types import Array
+from ortflex_core import Array, DataError
 from ortflex_plugins.onnxcustom.devices import (
     borrowed,
     core_device,

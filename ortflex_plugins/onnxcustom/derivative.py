@@ -9,11 +9,8 @@ from pathlib import Path
 
 from onnx import AttributeProto, ModelProto, NodeProto, helper
 
-from ortflex_core import gradient_model
-from ortflex_core.errors import ConfigError, ModelError, suggest
-from ortflex_core.files import write_bytes
-from ortflex_core.graph import FLOATS as ALL_FLOATS
-from ortflex_core.model import split_nodes
+from ortflex_core import FLOATS as ALL_FLOATS
+from ortflex_core import ConfigError, ModelError, gradient_model, split_nodes, suggest, write_bytes
 from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.weights import FLOATS, get_train_initializer, rename_tensors
 

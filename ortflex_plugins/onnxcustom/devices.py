@@ -8,11 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.errors import ConfigError, Unsupported
-from ortflex_core.protocols import Device
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime import Runtime, require_runtime
-from ortflex_core.types import Array
+from ortflex_core import Array, ConfigError, Device, Plugins, Runtime, Unsupported, require_runtime
 
 _NAMES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda"}
 

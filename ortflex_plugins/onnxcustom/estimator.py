@@ -11,8 +11,7 @@ import numpy as np
 from onnx import ModelProto
 from rich.progress import track
 
-from ortflex_core.errors import DataError, suggest
-from ortflex_core.types import Array
+from ortflex_core import Array, DataError, suggest
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, BaseOnnxClass
 from ortflex_plugins.onnxcustom.checks import check_count, check_model, check_names
 from ortflex_plugins.onnxcustom.devices import get_ort_device, ort_device_to_string

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortflex_core.errors import OrtflexError, Unsupported
+from ortflex_core import OrtflexError, Unsupported
 
 
 class ConvergenceError(OrtflexError, RuntimeError):

@@ -9,10 +9,17 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import ConfigError, DataError, ModelError, OrtflexError, suggest
-from ortflex_core.graph import FLOATS
-from ortflex_core.model import Model, reads
-from ortflex_core.types import Array
+from ortflex_core import (
+    FLOATS,
+    Array,
+    ConfigError,
+    DataError,
+    Model,
+    ModelError,
+    OrtflexError,
+    reads,
+    suggest,
+)
 from ortflex_plugins.layers import Buffer, OnnxFunction
 from ortflex_plugins.onnxcustom.base import save_graphs
 from ortflex_plugins.onnxcustom.checks import check_model

@@ -10,9 +10,7 @@ import attrs
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import DataError, ModelError
-from ortflex_core.graph import opsets_of
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import Array, DataError, ModelError, TensorSpec, opsets_of
 from ortflex_plugins.onnxcustom.checks import check_model, fitted
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
 from ortflex_plugins.onnxcustom.devices import (

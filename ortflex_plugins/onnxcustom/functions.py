@@ -13,11 +13,21 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.autodiff import full, gradients, load_rules
-from ortflex_core.component import number
-from ortflex_core.graph import Host, Ops, Program, Tensor, Trace, build
-from ortflex_core.model import OLDEST_OPSET
-from ortflex_core.protocols import Loss, Penalty
+from ortflex_core import (
+    OLDEST_OPSET,
+    Host,
+    Loss,
+    Ops,
+    Penalty,
+    Program,
+    Tensor,
+    Trace,
+    build,
+    full,
+    gradients,
+    load_rules,
+    number,
+)
 from ortflex_plugins.onnxcustom.devices import plugins, this_runtime
 
 _ROWS = ("rows", "columns")

@@ -8,9 +8,7 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import Loss
-from ortflex_core.types import Array, onnx_dtype
+from ortflex_core import Array, DataError, Loss, onnx_dtype
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, run, select_class
 from ortflex_plugins.onnxcustom.devices import core_device, plugins
 from ortflex_plugins.onnxcustom.functions import (

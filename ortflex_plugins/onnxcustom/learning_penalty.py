@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.types import onnx_dtype
+from ortflex_core import onnx_dtype
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, run, select_class, update
 from ortflex_plugins.onnxcustom.devices import plugins
 from ortflex_plugins.onnxcustom.functions import penalty_program, shrinking_program

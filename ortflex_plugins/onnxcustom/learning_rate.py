@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.engines import Scalar
-from ortflex_core.errors import suggest
-from ortflex_core.types import onnx_dtype
+from ortflex_core import Scalar, onnx_dtype, suggest
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, select_class, update
 from ortflex_plugins.onnxcustom.checks import check_number
 from ortflex_plugins.onnxcustom.devices import core_device

@@ -9,8 +9,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from ortflex_core.errors import ConfigError, ModelError, suggest
-from ortflex_core.graph import Tensor, Trace, build, opsets_of
+from ortflex_core import ConfigError, ModelError, Tensor, Trace, build, opsets_of, suggest
 from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.devices import plugins
 from ortflex_plugins.onnxcustom.weights import FLOATS, rename_tensors

@@ -9,8 +9,7 @@ import attrs
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import ConfigError, DataError, ModelError, suggest
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import Array, ConfigError, DataError, ModelError, TensorSpec, suggest
 from ortflex_plugins.onnxcustom.checks import fitted
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
 from ortflex_plugins.onnxcustom.devices import core_device, get_ort_device

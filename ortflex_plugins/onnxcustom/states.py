@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.errors import DataError, suggest
+from ortflex_core import DataError, suggest
 from ortflex_plugins.onnxcustom.devices import core_device, plain
 from ortflex_plugins.onnxcustom.estimator import BaseEstimator
 

@@ -11,18 +11,26 @@ import attrs
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core import gradient_model
-from ortflex_core.autodiff import load_rules
-from ortflex_core.data import Batch
-from ortflex_core.errors import GraphError
-from ortflex_core.files import write_bytes
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.model import Model, complete_shapes
-from ortflex_core.parameters import choose_parameters
-from ortflex_core.problem import LossTerm, Problem
-from ortflex_core.programs import step_program
-from ortflex_core.protocols import Backend, Device, Engine, Loss
-from ortflex_core.types import Array
+from ortflex_core import (
+    Array,
+    Backend,
+    Batch,
+    Device,
+    Engine,
+    GraphError,
+    Loss,
+    LossTerm,
+    Model,
+    Ops,
+    Problem,
+    Tensor,
+    choose_parameters,
+    complete_shapes,
+    gradient_model,
+    load_rules,
+    step_program,
+    write_bytes,
+)
 from ortflex_plugins.onnxcustom.base import save_graphs
 from ortflex_plugins.onnxcustom.devices import plugins, this_runtime
 from ortflex_plugins.onnxcustom.weights import with_weights

@@ -7,11 +7,21 @@ import itertools
 import operator
 from collections.abc import Sequence
 
-from ortflex_core.engines import Scalar
-from ortflex_core.graph import Host, Program, Tensor, build
-from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import Binder, HostVector, get_program, get_session
-from ortflex_core.types import TensorSpec, numpy_dtype
+from ortflex_core import (
+    Binder,
+    Device,
+    Host,
+    HostVector,
+    Program,
+    Scalar,
+    Tensor,
+    TensorSpec,
+    Value,
+    build,
+    get_program,
+    get_session,
+    numpy_dtype,
+)
 from ortflex_plugins.onnxcustom.functions import move, new_trace, shrink
 from ortflex_plugins.onnxcustom.learning_penalty import (
     BaseLearningPenalty,

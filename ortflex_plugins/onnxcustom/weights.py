@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto
 
-from ortflex_core.errors import ModelError, suggest
-from ortflex_core.types import Array
+from ortflex_core import Array, ModelError, suggest
 from ortflex_plugins.onnxcustom.checks import check_model
 
 FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)

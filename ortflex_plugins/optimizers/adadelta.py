@@ -6,9 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number
-from ortflex_core.graph import Host, Ops, Tensor
-from ortflex_core.protocols import Optimizer, Slots, Updated
+from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, number
 
 
 @attrs.frozen(kw_only=True)

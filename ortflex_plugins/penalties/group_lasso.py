@@ -7,10 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number, setting
-from ortflex_core.errors import ConfigError
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Penalty
+from ortflex_core import ConfigError, Ops, Penalty, Tensor, hyper, number, setting
 
 
 def _integer_or_none(_: object, __: object, value: object) -> None:

@@ -6,9 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Penalty
+from ortflex_core import Ops, Penalty, Tensor, hyper, number
 
 
 @attrs.frozen(kw_only=True)

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Penalty
+from ortflex_core import Ops, Penalty, Tensor
 
 
 @attrs.frozen(kw_only=True)

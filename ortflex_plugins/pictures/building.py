@@ -7,7 +7,7 @@ from itertools import groupby
 
 import attrs
 
-from ortflex_core.graph import PARTS
+from ortflex_core import PARTS
 from ortflex_plugins.pictures.repeats import repeats
 from ortflex_plugins.pictures.scene import Chip, Item, Level
 

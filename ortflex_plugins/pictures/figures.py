@@ -7,7 +7,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ortflex_core.errors import ConfigError
+from ortflex_core import ConfigError
 from ortflex_plugins.pictures import layout as place
 from ortflex_plugins.pictures.layout import Box, Drawing
 from ortflex_plugins.pictures.scene import CHIPS, COLORS, clean

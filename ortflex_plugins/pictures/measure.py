@@ -13,15 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core import Trainer
-from ortflex_core.data import Batch
-from ortflex_core.errors import OrtflexError
-from ortflex_core.graph import PARTS, Key, Port, Program, ports_of
-from ortflex_core.hooks import hook
-from ortflex_core.programs import NORM
-from ortflex_core.runtime import run_once, session_options
-from ortflex_core.training import internals_of
-from ortflex_core.types import Array
+from ortflex_core import (
+    NORM,
+    PARTS,
+    Array,
+    Batch,
+    Key,
+    OrtflexError,
+    Port,
+    Program,
+    Trainer,
+    hook,
+    internals_of,
+    ports_of,
+    run_once,
+    session_options,
+)
 from ortflex_plugins.pictures.step_parts import Step, step_of
 
 BINS = 40
@@ -52,7 +59,6 @@ class Measures:
         self._epochs: list[dict[str, float | None]] = []
         self._parts: dict[str, float] = {}
         self._notes: list[str] = []
-        self._started = 0.0
         self._step: Step | None = None
         self._batch: Batch | None = None
         self._failed = False
@@ -104,22 +110,9 @@ class Measures:
         return ""
 
     @hook
-    def epoch_start(self) -> None:
-        """Start the clock."""
-        self._started = time.perf_counter()
-
-    @hook
     def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> None:
         """Record the epoch."""
-        seconds = time.perf_counter() - self._started
-        self._epochs.append(
-            {
-                "epoch": record["epoch"],
-                "steps_seconds": record["seconds"],
-                "validation_seconds": max(0.0, seconds - record["seconds"]),
-                "gradient_norm": self._norm(trainer),
-            }
-        )
+        self._epochs.append({"epoch": record["epoch"], "gradient_norm": self._norm(trainer)})
 
     def _norm(self, trainer: Trainer) -> float | None:
         if self._step is None:

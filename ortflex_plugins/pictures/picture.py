@@ -11,14 +11,20 @@ import attrs
 import onnx
 from onnx import ModelProto
 
-from ortflex_core import check_model
-from ortflex_core.errors import ConfigError, NotDifferentiable, OrtflexError
-from ortflex_core.files import write_bytes
-from ortflex_core.graph import Program
-from ortflex_core.model import Model, as_model, read_model
-from ortflex_core.problem import bind_terms
-from ortflex_core.training import internals_of
-from ortflex_core.views import short_traceback
+from ortflex_core import (
+    ConfigError,
+    Model,
+    NotDifferentiable,
+    OrtflexError,
+    Program,
+    as_model,
+    bind_terms,
+    check_model,
+    internals_of,
+    read_model,
+    short_traceback,
+    write_bytes,
+)
 from ortflex_plugins.pictures import html, layout, reading, svg
 from ortflex_plugins.pictures.reading import Marks
 from ortflex_plugins.pictures.scene import Level, clean
@@ -27,8 +33,7 @@ from ortflex_plugins.pictures.step_parts import parts_of, step_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ortflex_core import Trainer
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Plugins, Trainer
 
 FORMATS = ("svg", "html", "png")
 
@@ -109,7 +114,7 @@ def draw(
 ) -> Picture:
     """Draw a model, or a graph that training uses.
 
-    The colours of a model's operators are those of :func:`ortflex_core.check.check_model`. In a graph
+    The colours of a model's operators are those of :func:`ortflex_core.check_model`. In a graph
     from ``Trainer.save_onnx_graph``, forward, loss, backward, penalty, transforms and update have
     different colours.
 

@@ -9,8 +9,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from ortflex_core.graph import captured_names
-from ortflex_core.types import dtype_name
+from ortflex_core import captured_names, dtype_name
 from ortflex_plugins.pictures.building import End, Op, folded, level
 from ortflex_plugins.pictures.scene import Chip, Item, Level, describe
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortflex_core.errors import MALFORMED, ConfigError, OrtflexError
+from ortflex_core import MALFORMED, ConfigError, OrtflexError, Plugins
 from ortflex_plugins.pictures import charts, html
 from ortflex_plugins.pictures.charts import Numbers
+from ortflex_plugins.pictures.picture import draw
 from ortflex_plugins.pictures.run_files import Run, read_run
 from ortflex_plugins.pictures.scene import COLORS, clean
 
@@ -39,7 +40,7 @@ def report(folder: Path) -> str:
             "form that `ortflex train` writes: "
             f"{type(error).__name__}: {error}"
         ) from error
-    parts = [*shown, _graph(folder), _recipe(run.recipe), _versions(versions)]
+    parts = [*shown, _graph(folder, run.keys), _recipe(run.recipe), _versions(versions)]
     return html.page(f"Run {folder.resolve().name}", "\n".join(parts), refresh=run.may_run)
 
 
@@ -55,7 +56,7 @@ def _summary(run: Run) -> str:
             facts[f"last {name.replace('_', ' ')}"] = f"{last[-1]:.5g}" if last else "–"
     if history.get("seconds"):
         seconds = sum(history["seconds"])
-        facts["seconds in steps"] = f"{seconds:.3g}"
+        facts["seconds"] = f"{seconds:.3g}"
         if seconds and history.get("rows"):
             facts["rows per second"] = f"{sum(history['rows']) / seconds:,.0f}"
     for key in ("backend", "device"):
@@ -95,10 +96,7 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
         figures.append(html.figure("Gradient norm", charts.lines({"norm": norms}), note))
     seconds: dict[str, Numbers] = {}
     if history.get("seconds"):
-        seconds["steps"] = history["seconds"]
-    validation = _column(epochs, "validation_seconds")
-    if "validation_loss" in history and any(validation):
-        seconds["validation"] = validation
+        seconds["epoch"] = history["seconds"]
     if seconds:
         figures.append(html.figure("Seconds per epoch", charts.lines(seconds, log=_wide(seconds))))
     timed = {str(k): float(v) for k, v in measures.get("parts", {}).items() if _number(v)}
@@ -151,28 +149,33 @@ def _weights(measures: Mapping[str, Any]) -> str:
     return out
 
 
-def _graph(folder: Path) -> str:
-    from ortflex_core.config import Recipe
-    from ortflex_plugins.pictures.picture import draw
+def _graph(folder: Path, keys: Mapping[str, Any]) -> str:
+    """The graph of the trained model, or of the one that the recipe names, with the colors of a training.
 
-    chosen: dict[str, Any] = {}
+    A page only shows a run: its recipe is data, and no class that it names is imported for a color.
+    """
+    models = [folder / "trained.onnx", folder / "last_good.onnx"]
+    if isinstance(named := keys.get("model"), str):
+        models.append(folder / named)
     try:
-        recipe = Recipe.load(folder / "recipe.toml")
-        chosen = {"loss": recipe.loss, "params": recipe.params}
-        models = [folder / "trained.onnx", folder / "last_good.onnx", Path(recipe.model)]
-    except OrtflexError:  # for example, a plugin of the run is not installed: no colours
-        models = [folder / "trained.onnx", folder / "last_good.onnx"]
-    path = next((p for p in models if p.is_file()), None)
+        path = next((p for p in models if p.is_file()), None)
+    except ValueError:  # a path with a null byte
+        path = None
     if path is None:
         return ""
-    try:
-        picture = draw(path, title=path.name, **chosen)
-    except OrtflexError:
+    plugins = Plugins.discover().for_data(f"the recipe of {str(folder)!r}")
+    chosen = {key: keys[key] for key in ("loss", "params") if key in keys}
+    trials = [chosen, {k: v for k, v in chosen.items() if k == "params"}, {}]
+    problem = ""
+    for trial in trials:
         try:
-            picture = draw(path, title=path.name)
+            picture = draw(path, title=path.name, plugins=plugins, **trial)
         except OrtflexError as error:
-            return f"<h2>Graph</h2>{html.paragraph(str(error))}"
-    return f"<h2>Graph</h2>{html.paragraph(picture.note)}{html.graph(picture.level, picture.title)}"
+            problem = str(error)
+            continue
+        graph = html.graph(picture.level, picture.title)
+        return f"<h2>Graph</h2>{html.paragraph(picture.note)}{graph}"
+    return f"<h2>Graph</h2>{html.paragraph(problem)}"
 
 
 def _recipe(recipe: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import tomllib
@@ -13,8 +12,17 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.errors import ConfigError
-from ortflex_core.locks import lock_handle
+from ortflex_core import (
+    TABLE,
+    TEXT,
+    ConfigError,
+    NotRegular,
+    lock_handle,
+    open_regular,
+    read_json,
+    read_text,
+    reason,
+)
 
 _LOCK = ".run.lock"
 
@@ -51,7 +59,7 @@ def read_run(folder: Path) -> Run:
             f"{str(folder)!r} is not a run folder: expected a folder with recipe.toml and history.csv, "
             "as `ortflex train` writes it"
         )
-    recipe = _read_text(folder / "recipe.toml")
+    recipe = _read_text(folder / "recipe.toml", TEXT)
     try:
         keys = tomllib.loads(recipe)
     except (ValueError, RecursionError):  # the page shows the recipe as it is
@@ -74,18 +82,13 @@ def is_running(folder: Path) -> bool | None:
     The file of the lock is not changed, and only a shared lock on it is held for a moment.
     """
     path = folder / _LOCK
-    if not path.is_file():  # opening a pipe would wait for its writer
-        return False
     try:
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
+        with open_regular(path) as file:
+            free = lock_handle(file.fileno(), shared=True)
+    except (FileNotFoundError, NotRegular):
         return False
     except OSError:
         return None
-    try:
-        free = lock_handle(handle, shared=True)
-    finally:
-        os.close(handle)
     return None if free is None else not free
 
 
@@ -103,19 +106,21 @@ def _state(folder: Path, mark: object) -> str:
     return "finished" if mark is None and (folder / "trained.onnx").is_file() else "stopped"
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, most: int) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_text(path, most)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+        raise ConfigError(f"cannot read {str(path)!r}: {reason(error)}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
-        content = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
+        content = read_json(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {reason(error)}") from error
+    except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{str(path)!r}: expected an object, got {type(content).__name__}")
@@ -124,10 +129,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _history(path: Path) -> dict[str, list[float]]:
     """The columns of history.csv; an empty cell is NaN."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
-        rows = list(csv.DictReader(_read_text(path).splitlines()))
+        rows = list(csv.DictReader(_read_text(path, TABLE).splitlines()))
         names = list(rows[0]) if rows else []
         return {n: [float(row[n]) if row[n] else math.nan for row in rows] for n in names}
     except (ValueError, TypeError, KeyError, csv.Error) as error:

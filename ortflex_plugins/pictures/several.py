@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortflex_core.errors import MALFORMED, ConfigError, OrtflexError
+from ortflex_core import MALFORMED, ConfigError, OrtflexError
 from ortflex_plugins.pictures import charts, html
 from ortflex_plugins.pictures.charts import Numbers
 from ortflex_plugins.pictures.run_files import Run, read_run

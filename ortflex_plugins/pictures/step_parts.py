@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 import attrs
 from onnx import ModelProto, NodeProto
 
-from ortflex_core.graph import PARTS, Program
-from ortflex_core.model import reads
-from ortflex_core.problem import Problem
-from ortflex_core.programs import step_program
+from ortflex_core import PARTS, Problem, Program, reads, step_program
 
 PRODUCER = "ortflex"
-"""The producer name of ortflex's graphs (``ortflex_core.graph.program``)."""
+"""The producer name of ortflex's graphs (``ortflex_core.compiler.graph.program``)."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""The precision ``bf16_mixed``; :mod:`ortflex_core.programs.precision` inserts the casts."""
+"""The precision ``bf16_mixed``; :mod:`ortflex_core.compiler.programs.precision` inserts the casts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 from onnx import TensorProto
 
-from ortflex_core.protocols import Precision
+from ortflex_core import Precision
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.protocols import Precision
+from ortflex_core import Precision
 
 
 @attrs.frozen(kw_only=True)

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import attrs
 from onnx import TensorProto
 
-from ortflex_core.component import hyper, is_count, number
-from ortflex_core.protocols import Growth, Precision
+from ortflex_core import Growth, Precision, hyper, is_count, number
 
 
 def _check_count(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -32,9 +31,9 @@ class Fp16Mixed(Precision):
 
     If ``dynamic`` is True, s starts at ``loss_scale``, is doubled after ``growth_steps`` updates in a row
     with finite gradients, and is halved if a gradient is not finite. That update is left out: weights,
-    slots and statistics do not change, but the step counts. s and its counters are part of the
-    optimizer's state and of checkpoints. If ``dynamic`` is False, s is constant, and gradients that are
-    not finite end the training.
+    slots and statistics do not change. The step counts for schedules, but not for bias corrections,
+    averages and noise. s and its counters are part of the optimizer's state and of checkpoints. If
+    ``dynamic`` is False, s is constant, and gradients that are not finite end the training.
 
     Raises:
         ValueError: ``loss_scale`` is not positive, ``growth_steps`` is not a positive integer, or

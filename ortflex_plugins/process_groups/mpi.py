@@ -9,9 +9,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.errors import OrtflexError
-from ortflex_core.protocols import Communicator, ProcessGroup
-from ortflex_core.types import Array
+from ortflex_core import Array, Communicator, OrtflexError, ProcessGroup
 
 # Rank and size, as MPICH and Intel MPI, Open MPI, and Slurm's own launcher set them.
 _VARIABLES = (
@@ -58,7 +56,7 @@ class Mpi(ProcessGroup):
 
 
 class _World:
-    """A place in MPI's world (see :class:`ortflex_core.protocols.Communicator`)."""
+    """A place in MPI's world (see :class:`ortflex_core.Communicator`)."""
 
     def __init__(self) -> None:
         try:

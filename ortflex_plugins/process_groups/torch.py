@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,12 +13,10 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, setting
-from ortflex_core.errors import OrtflexError
-from ortflex_core.protocols import Communicator, ProcessGroup
-from ortflex_core.types import Array
+from ortflex_core import Array, Communicator, OrtflexError, ProcessGroup, number, setting
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _joined: list[_Gloo] = []
 
 
@@ -76,14 +75,14 @@ def _initialized() -> bool:
 
 
 class _Gloo:
-    """A place in the group of torch.distributed (see :class:`ortflex_core.protocols.Communicator`)."""
+    """A place in the group of torch.distributed (see :class:`ortflex_core.Communicator`)."""
 
     def __init__(self, timeout: float) -> None:
         import torch
         import torch.distributed
 
         self._torch, self._distributed = torch, torch.distributed
-        limit = timedelta(seconds=timeout)
+        self._timeout, limit = timeout, timedelta(seconds=timeout)
         self._group = None
         if not _initialized():
             try:
@@ -108,7 +107,12 @@ class _Gloo:
                 self._torch.empty(len(array), dtype=self._torch.uint8) for _ in range(self.size)
             ]
         given = self._torch.from_numpy(array if array.flags.writeable else np.array(array))
-        self._distributed.all_gather(self._received, given, group=self._group)
+        try:
+            self._distributed.all_gather(self._received, given, group=self._group)
+        except RuntimeError as error:
+            if _TIMED_OUT.search(str(error)):
+                raise TimeoutError(f"no message within {self._timeout:g} s") from error
+            raise
         return [tensor.numpy() for tensor in self._received]
 
     def close(self) -> None:

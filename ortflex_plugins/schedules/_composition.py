@@ -7,10 +7,7 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.component import setting
-from ortflex_core.errors import ConfigError
-from ortflex_core.protocols import Schedule, Unit
-from ortflex_core.types import Progress
+from ortflex_core import ConfigError, Progress, Schedule, Unit, setting
 
 
 def schedules_field() -> Any:

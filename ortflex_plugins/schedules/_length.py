@@ -6,10 +6,7 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.component import number, setting
-from ortflex_core.errors import ConfigError
-from ortflex_core.protocols import Schedule
-from ortflex_core.types import Progress
+from ortflex_core import ConfigError, Progress, Schedule, number, setting
 
 
 def length_field(what: str) -> Any:

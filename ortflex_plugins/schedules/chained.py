@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.protocols import Schedule, ScheduleContext
-from ortflex_core.types import Progress
+from ortflex_core import Progress, Schedule, ScheduleContext
 from ortflex_plugins.schedules._composition import schedules_field
 
 

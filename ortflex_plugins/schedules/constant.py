@@ -6,9 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import one_of
-from ortflex_core.protocols import Schedule, Unit
-from ortflex_core.types import Progress
+from ortflex_core import Progress, Schedule, Unit, one_of
 
 
 @attrs.frozen(kw_only=True)

@@ -7,9 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number, setting
-from ortflex_core.protocols import Schedule
-from ortflex_core.types import Progress
+from ortflex_core import Progress, Schedule, number, setting
 from ortflex_plugins.schedules._length import known_length, length_field
 
 

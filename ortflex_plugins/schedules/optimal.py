@@ -7,10 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number, setting
-from ortflex_core.errors import ConfigError
-from ortflex_core.protocols import Schedule, ScheduleContext
-from ortflex_core.types import Progress
+from ortflex_core import ConfigError, Progress, Schedule, ScheduleContext, number, setting
 
 
 @attrs.frozen(kw_only=True)

@@ -7,10 +7,17 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from ortflex_core.component import number, one_of, setting
-from ortflex_core.errors import ConfigError, suggest
-from ortflex_core.protocols import Schedule, ScheduleContext, Unit
-from ortflex_core.types import Progress
+from ortflex_core import (
+    ConfigError,
+    Progress,
+    Schedule,
+    ScheduleContext,
+    Unit,
+    number,
+    one_of,
+    setting,
+    suggest,
+)
 
 _EPS = 1e-8  # smaller changes of the rate are ignored, as in torch
 

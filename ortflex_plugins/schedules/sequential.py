@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core.component import number, setting
-from ortflex_core.protocols import Schedule, ScheduleContext
-from ortflex_core.types import Progress
+from ortflex_core import Progress, Schedule, ScheduleContext, number, setting
 from ortflex_plugins.schedules._composition import schedules_field, since
 
 

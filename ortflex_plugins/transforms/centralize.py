@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Transform, TransformContext
+from ortflex_core import Ops, Tensor, Transform, TransformContext
 
 
 @attrs.frozen(kw_only=True)
@@ -38,5 +37,9 @@ class Centralize(Transform):
             gradient = gradients.get(name)
             if gradient is not None:
                 axes = [k for k in range(gradient.rank or 0) if k not in kept]
-                out[name] = gradient - op.ReduceMean(gradient, axes=axes, keepdims=1)
+                # Equal elements, as clip_value makes them, have differences of exactly 0. Their mean has a
+                # rounding error, which an optimizer that divides by the size of g makes large.
+                first = op.Slice(gradient, [0] * len(axes), [1] * len(axes), axes)
+                differences = gradient - first
+                out[name] = differences - op.ReduceMean(differences, axes=axes, keepdims=1)
         return out

@@ -7,10 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number
-from ortflex_core.graph import Ops, Tensor
-from ortflex_core.programs import global_norm
-from ortflex_core.protocols import Transform, TransformContext
+from ortflex_core import Ops, Tensor, Transform, TransformContext, global_norm, hyper, number
 
 _TINY = 1e-30
 

@@ -7,9 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number
-from ortflex_core.graph import Ops, Tensor, normal
-from ortflex_core.protocols import Transform, TransformContext
+from ortflex_core import Ops, Tensor, Transform, TransformContext, hyper, normal, number
 
 
 @attrs.frozen(kw_only=True)

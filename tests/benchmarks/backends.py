@@ -28,9 +28,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import Trainer
-from ortflex_core.errors import OrtflexError
-from ortflex_core.registry import Plugins
+from ortflex_core import OrtflexError, Plugins, Trainer
 from tests.benchmarks import table
 
 SIZES = (100, 50, 10, 1)

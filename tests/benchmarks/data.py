@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ortflex_core.training import internals_of
+from ortflex_core import internals_of
 
 ROOT = Path(__file__).parents[2]
 _CHUNK, _GROUP, _ROUNDS = 100_000, 20_000, 5
@@ -87,8 +87,7 @@ def _write_table(folder: Path, kind: str, rows: int, features: int) -> None:
 
 def trainer(workload: str, found: dict[str, float]) -> Any:
     """A Trainer that writes down seconds, rows and the time waited for data of its last epoch."""
-    from ortflex_core import Trainer
-    from ortflex_core.hooks import hook
+    from ortflex_core import Trainer, hook
     from tests.benchmarks.onnx_network import network
     from tests.benchmarks.workloads import WORKLOADS
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from ortflex_core import Trainer
-from ortflex_core.training import internals_of
+from ortflex_core import Trainer, internals_of
 from tests.benchmarks.distributed import Member, trainer_of
 from tests.benchmarks.workloads import WORKLOADS, data, weights
 from tests.training import plugins

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _features(folder: Path) -> dict[str, dict[str, Any]]:
-    from ortflex_core.hooks import hook
+    from ortflex_core import hook
 
     class Step:
         @hook

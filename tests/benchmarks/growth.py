@@ -72,7 +72,7 @@ class Sessions:
     """Seconds that onnxruntime takes to open sessions while this is entered."""
 
     def __enter__(self) -> Sessions:
-        from ortflex_core.runtime import session
+        from ortflex_core.compiler.runtime import session
 
         self.seconds = 0.0
         self._real = session.open_session
@@ -87,7 +87,7 @@ class Sessions:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        from ortflex_core.runtime import session
+        from ortflex_core.compiler.runtime import session
 
         session.open_session = self._real
 

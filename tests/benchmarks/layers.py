@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
 
 def engines() -> list[str]:
     """The engines that work with the installed runtime."""
-    from ortflex_core.runtime.installation import require_runtime
+    from ortflex_core import require_runtime
 
     return ["fused", *(["training_agent"] if require_runtime().has_training_agent else [])]
 

@@ -114,7 +114,7 @@ def _resident() -> float:
 
 def estimate(name: str, path: str, recompute: str) -> dict[str, float]:
     """MiB by the estimate: all of it, and the tensors of the step."""
-    from ortflex_core.check import estimate_memory
+    from ortflex_core import estimate_memory
 
     rows = len(_batch(path)[0])
     given = {**arguments_of(name), "batch_size": rows, "recompute": recompute == "True"}

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core.entries import Entry
-from ortflex_core.registry import Plugins
+from ortflex_core import Entry, Plugins
 from ortflex_plugins.backends.fused import FusedBackend
 from tests.training import plugins
 

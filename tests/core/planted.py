@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core import Ops, Tensor
 from ortflex_core.testing.component import ComponentKit
 
 

@@ -1,7 +1,7 @@
-"""The public names as a page: ``python -m tests.core.public_names`` writes docs/reference/names.md.
+"""The public names as a page and as a stub: ``python -m tests.core.public_names`` writes both.
 
-What is public is chosen here; the page has it with its arguments, and the test next to this module
-compares the two.
+What is public is chosen in ``ortflex_core.PUBLIC``; docs/reference/names.md has it with its arguments,
+``ortflex_core/__init__.pyi`` for type checkers. The test next to this module compares them.
 """
 
 from __future__ import annotations
@@ -15,29 +15,16 @@ from typing import Any
 
 import attrs
 
+import ortflex_core
+
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "names.md"
 
-# For people who train, then for people who write plugins. An empty tuple is all that __all__ has.
+STUB = Path(ortflex_core.__file__).with_suffix(".pyi")
+
+# For people who train, then for authors of plugins. An empty tuple is all that __all__ has.
 MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Training": {
         "ortflex": (),
-        "ortflex_core": (),
-        "ortflex_core.config": (),
-        "ortflex_core.types": (
-            *("Progress", "TensorSpec", "Array", "Shape", "array_at", "dtype_name"),
-            *("numpy_dtype", "onnx_dtype", "same_shape", "shape_text"),
-        ),
-        "ortflex_core.views": (),
-        "ortflex_core.check": (),
-        "ortflex_core.comparison": (),
-        "ortflex_core.portable": (),
-        "ortflex_core.errors": (
-            *("OrtflexError", "RuntimeUnavailable", "ModelError", "DataError", "ConfigError"),
-            *("PluginError", "BrokenPlugin", "Unsupported", "GraphError", "MissingKernel"),
-            *("NoGradientRule", "NotDecomposed", "NotDifferentiable", "CheckpointError"),
-            "TrainingDiverged",
-            *("MALFORMED", "printable", "short_repr", "suggest"),
-        ),
         "ortflex_plugins.estimators": (),
         "ortflex_plugins.flower": (),
         "ortflex_plugins.layers": (),
@@ -45,50 +32,23 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ortflex_plugins.pictures": (),
     },
     "Plugins": {
-        "ortflex_core.component": (
-            *(
-                "Component",
-                "hyper",
-                "number",
-                "one_of",
-                "setting",
-                "expected_count",
-                "is_count",
-                "is_number",
-                "MOST",
-            ),
-        ),
-        "ortflex_core.protocols": (),
-        "ortflex_core.hooks": ("hook", "Hooks", "HookManager", "NAMES"),
-        "ortflex_core.registry": (
-            "Plugins",
-            "Registry",
-            "Entry",
-            "KINDS",
-            "TABLES",
-            "HOOKS",
-            "singular",
-        ),
-        "ortflex_core.process_groups": (),
-        "ortflex_core.graph": (),
-        "ortflex_core.autodiff": (),
-        "ortflex_core.runtime": (),
-        "ortflex_core.opsets": (),
-        "ortflex_core.model": (),
-        "ortflex_core.parameters": (),
-        "ortflex_core.adapters": (),
-        "ortflex_core.data": (),
-        "ortflex_core.problem": (),
-        "ortflex_core.programs": (),
-        "ortflex_core.engines": (),
-        "ortflex_core.checkpoints": (),
-        "ortflex_core.training": (),
-        "ortflex_core.construct": ("component_schema", "expected", "field_types"),
-        "ortflex_core.files": ("OutputError", "make_folder", "write_bytes"),
-        "ortflex_core.locks": ("FolderLock", "lock_handle"),
-        "ortflex_core.testing": (),
+        "ortflex_core": tuple(" ".join(ortflex_core.PUBLIC.values()).split()),
     },
 }
+
+
+def stub() -> str:
+    """The face of the core for type checkers and editors, which do not follow its table."""
+    text = [
+        '"""The public names of the core; written by ``python -m tests.core.public_names``."""',
+        "",
+    ]
+    for module, names in ortflex_core.PUBLIC.items():
+        one = f"from ortflex_core.{module} import "
+        parts = [f"{name} as {name}" for name in names.split()]
+        whole = one + ", ".join(parts)
+        text += [whole] if len(whole) <= 100 else [f"{one}(", *(f"    {p}," for p in parts), ")"]
+    return "\n".join([*text, "", "PUBLIC: dict[str, str]", "__version__: str", ""])
 
 
 def lines(module: str, names: tuple[str, ...]) -> list[str]:
@@ -164,7 +124,7 @@ def page() -> str:
     text = [
         "# Public names",
         "",
-        "<!-- Written by `python -m tests.core.public_names`; what is listed is chosen there. -->",
+        "<!-- Written by `python -m tests.core.public_names`; `ortflex_core.PUBLIC` is the list. -->",
         "",
         "What other packages may rely on, with the arguments of each; `=` marks those that need not be",
         "given. How any of it may change is said in [Deprecation](../explanation/deprecation.md). The",
@@ -180,4 +140,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    STUB.write_text(stub(), "utf-8")
     PAGE.write_text(page(), "utf-8")

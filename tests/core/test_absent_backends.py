@@ -12,14 +12,9 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from ortflex_core.check import check_model
-from ortflex_core.comparison import time_backends
-from ortflex_core.engines.backend_choice import Absent, refusals
-from ortflex_core.entries import Entry
-from ortflex_core.errors import Unsupported
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime import session
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import Entry, Plugins, Trainer, Unsupported, check_model, refusals, time_backends
+from ortflex_core.compiler.runtime import session
+from ortflex_core.training.engines.backend_choice import Absent
 from ortflex_plugins.backends.fused import FusedBackend
 from ortflex_plugins.cli.main import main
 from tests import models

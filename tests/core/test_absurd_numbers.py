@@ -15,11 +15,17 @@ from typing import Any
 
 import pytest
 
-from ortflex_core.checkpoints.callback_values import Saved
-from ortflex_core.config.toml import to_toml
-from ortflex_core.errors import CheckpointError, ConfigError, DataError, OrtflexError, short_repr
-from ortflex_core.files import OutputError
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    OrtflexError,
+    OutputError,
+    Trainer,
+    short_repr,
+    to_toml,
+)
+from ortflex_core.training.checkpoints.callback_values import Saved
 from tests import models
 from tests.fuzz import numbers
 from tests.training import make, plugins, regression, same

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import TrainingDiverged
-from ortflex_core.graph import Port
-from ortflex_core.programs import gradient_program
-from ortflex_core.protocols import Device
-from ortflex_core.runtime.session import run_once
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    Device,
+    Port,
+    Trainer,
+    TrainingDiverged,
+    gradient_program,
+    internals_of,
+    run_once,
+)
 from tests import models
 from tests.training import plugins
 

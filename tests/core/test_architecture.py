@@ -1,152 +1,88 @@
-"""The house stands as architecture.md says: direction of imports, sizes, and what plugins may import."""
+"""The structure is as architecture.md says: storeys, the closure of the kernel, what plugins may import."""
 
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.util
-from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from ortflex_core.registry import KINDS
-from tests.core import public_names, trainer_signature
+from ortflex_core import KINDS
+from tests import closure
+from tests.closure import STOREYS, imported, modules, storey
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[2]
-
-# A package of the core imports those before it. The modules that are no packages come first, except
-# `moved`, which hands on the names of version 0.1.
-ORDER = [
-    "views",
-    "graph",
-    "protocols",
-    "process_groups",
-    "runtime",
-    "opsets",
-    "autodiff",
-    "onnx_files",
-    "model",
-    "parameters",
-    "adapters",
-    "data",
-    "problem",
-    "programs",
-    "engines",
-    "reference",
-    "config",
-    "checkpoints",
-    "feed",
-    "portable",
-    "hub",
-    "training",
-    "check",
-    "comparison",
-    "testing",
-]
-LEAVES = {"cli", "estimators", "flower", "layers", "onnxcustom", "pictures"}
-"""Packages of ortflex_plugins that are no kinds of plugins."""
-BUDGET = {"file": 450, "package": 3_000, "flat": 2_600}
-GENERATED: set[str] = set()
+LONGEST_TEST = 480
+"""The lines of a file of tests."""
 
 
-@functools.cache
-def modules(package: str) -> dict[str, tuple[Path, ast.Module]]:
-    """Every module of a package by its dotted name."""
-    out = {}
-    for path in sorted((ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        out[name] = path, ast.parse(path.read_text("utf-8"))
-    return out
+def upward(name: str, other: str) -> bool:
+    """Whether one module of the core imports another one of a later storey."""
+    return (
+        storey(name) in STOREYS
+        and storey(other) in STOREYS
+        and STOREYS.index(storey(other)) > STOREYS.index(storey(name))
+    )
 
 
-def imported(tree: ast.AST, known: dict[str, tuple[Path, ast.Module]]) -> Iterator[str]:
-    """The modules that code imports, those of ``known`` by their full names."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if inner in known else node.module
+def test_a_storey_imports_itself_and_those_before_it() -> None:
+    """kernel ← compiler ← training ← tools ← testing; imports in functions count."""
+    assert storey("ortflex_core.kernel.loop") == "kernel"
+    wrong = {(a, b) for a, others in closure.imports().items() for b in others if upward(a, b)}
+    assert wrong == set()
 
 
-class AtRunTime(ast.NodeTransformer):
-    """Leaves out what only type checkers see; functions stay, however late they import."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        """Drop ``if TYPE_CHECKING:``."""
-        return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
+def test_every_module_of_the_core_is_in_a_storey() -> None:
+    """Only the face and the deprecated paths are in none."""
+    outside = {name for name in modules("ortflex_core") if not storey(name)}
+    assert outside == {"ortflex_core", "ortflex_core.moved"}
 
 
-def at_run_time(tree: ast.Module) -> ast.Module:
-    out: ast.Module = AtRunTime().visit(ast.parse(ast.unparse(tree)))
-    return out
+def test_the_core_does_not_import_its_own_face() -> None:
+    """The face imports everything; only the version may be read from it."""
+    for name, (path, tree) in modules("ortflex_core").items():
+        own = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom))
+        names = {a.name for n in own if n.module == "ortflex_core" for a in n.names}
+        assert names <= {"__version__"}, (name, path)
 
 
-def when_loaded(tree: ast.Module) -> ast.Module:
-    """What runs when a module is imported: neither functions nor what only type checkers see."""
-    body = [n for n in at_run_time(tree).body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    return ast.Module(body, [])
+def test_files_import_one_another_without_a_circle() -> None:
+    """Imports in functions count, too."""
+    assert closure.circles(closure.imports()) == []
 
 
-def part_of(name: str) -> str:
-    """The package of the core that a module is in; of one that is in none, "flat" or its own name."""
-    inner = name.split(".")[1] if "." in name else ""
-    return inner if inner in ORDER else "flat"
+def test_the_arrows_between_packages_stay_few() -> None:
+    """0.2 had 320 on 16 floors, in folders of both packages."""
+    pairs = closure.arrows()
+    assert len(pairs) <= 180
+    assert closure.floors(pairs) <= 16
 
 
-def backwards(tree: ast.Module, name: str) -> list[str]:
-    place = part_of(name)
-    known = modules("ortflex_core")
-    level = ORDER.index(place) if place in ORDER else -1
-    return [
-        other
-        for other in imported(tree, known)
-        if other.startswith("ortflex_core.")
-        and part_of(other) != "flat"
-        and ORDER.index(part_of(other)) > level
-    ]
+def test_the_kernel_fits_into_one_head() -> None:
+    """Loop, binder, registry, hooks and all protocols, in a fresh interpreter."""
+    kernel = closure.closure(closure.KERNEL)
+    assert len(kernel.modules) <= 45
+    assert kernel.lines <= 5_000
+    assert not kernel.packages & {"onnx", "onnxruntime", "cattrs", "rich", "ortflex_plugins"}
+    assert {storey(name) for name in kernel.modules} <= {"kernel", ""}
+    for plugin in ("the loss squared_error", "the optimizer adam"):
+        assert len(closure.closure(closure.MEASURED[plugin]).modules - kernel.modules) <= 15
 
 
-def test_packages_of_the_core_import_in_one_direction() -> None:
-    wrong = {
-        name: found
-        for name, (_, tree) in modules("ortflex_core").items()
-        if name != "ortflex_core" and (found := backwards(at_run_time(tree), name))
-    }
-    assert wrong == {}
-
-
-def test_imports_for_type_checkers_have_the_same_direction_except_in_protocols_and_hooks() -> None:
-    wrong = {
-        name: found
-        for name, (_, tree) in modules("ortflex_core").items()
-        if part_of(name) != "protocols"
-        and name not in ("ortflex_core", "ortflex_core.hooks")
-        and (found := backwards(tree, name))
-    }
-    assert wrong == {}
-
-
-@pytest.mark.parametrize("package", ["ortflex_core", "ortflex_plugins"])
-def test_modules_import_one_another_without_a_circle(package: str) -> None:
-    known = modules(package)
-    graph = {
-        name: {i for i in imported(when_loaded(tree), known) if i in known and i != name}
-        for name, (_, tree) in known.items()
-    }
-    TopologicalSorter(graph).prepare()  # raises a CycleError that names the circle
+def test_the_kernel_trains_alone() -> None:
+    """``python -m ortflex_core.kernel`` imports nothing else of ours."""
+    loaded = closure.closure(["ortflex_core.kernel.__main__"])
+    assert {storey(name) for name in loaded.modules} <= {"kernel", ""}
+    assert not loaded.packages & {"onnx", "onnxruntime", "ortflex_plugins"}
 
 
 def test_the_core_imports_no_plugin() -> None:
     for name, (_, tree) in modules("ortflex_core").items():
-        assert not [i for i in imported(tree, {}) if i.startswith("ortflex_plugins")], name
+        assert not [i for i in imported(tree) if i.startswith("ortflex_plugins")], name
 
 
 def test_kinds_of_plugins_do_not_import_one_another() -> None:
@@ -161,75 +97,24 @@ def test_kinds_of_plugins_do_not_import_one_another() -> None:
 
 
 def test_plugins_import_only_public_names() -> None:
-    """What our own plugins need, anybody's may: each name is on the page of public names."""
-    known = modules("ortflex_core")
+    """What our own plugins need, any author may use: each name is one of ortflex_core's own."""
+    public = set(importlib.import_module("ortflex_core").__all__)
     wrong = []
     for name, (_, tree) in modules("ortflex_plugins").items():
         for node in ast.walk(tree):
-            if not isinstance(node, ast.ImportFrom) or not node.module:
-                continue
-            if not node.module.startswith("ortflex_core") or "testing" in node.module:
-                continue
-            public = listed(node.module)
-            wrong += [f"{name}: {node.module}.{a.name}" for a in node.names if a.name not in public]
-        wrong += [f"{name}: import {i}" for i in plain_imports(tree) if "." in i and i in known]
+            if isinstance(node, ast.Import):
+                wrong += [f"{name}: {a.name}" for a in node.names if a.name[:13] == "ortflex_core."]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                wrong += [f"{name}: {node.module}"] * node.module.startswith("ortflex_core.")
+                if node.module == "ortflex_core":
+                    wrong += [f"{name}: {a.name}" for a in node.names if a.name not in public]
     assert wrong == []
-
-
-def plain_imports(tree: ast.Module) -> list[str]:
-    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Import)]
-    return [alias.name for node in nodes for alias in node.names]
-
-
-def listed(module: str) -> set[str]:
-    """The public names of a module of the core."""
-    names: set[str] = set()
-    for group in public_names.MODULES.values():
-        if module in group:
-            names |= set(group[module] or importlib.import_module(module).__all__)
-    return names | ({"__version__"} if module == "ortflex_core" else set())
-
-
-def lines(name: str) -> int:
-    """The lines of a module, without those that ``python -m tests.core.trainer_signature`` writes."""
-    written = [*trainer_signature.signature(), *trainer_signature.args()]
-    all_lines = modules("ortflex_core")[name][0].read_text("utf-8").splitlines()
-    return len(all_lines) - (len(written) if name == "ortflex_core.training.trainer" else 0)
-
-
-def test_the_core_keeps_its_budget_of_lines() -> None:
-    """Files, packages and the modules that are in none; kits and generated code are not counted."""
-    sizes = {
-        name: lines(name)
-        for name in modules("ortflex_core")
-        if not name.startswith("ortflex_core.testing") and name not in GENERATED
-    }
-    large = {name: size for name, size in sizes.items() if size > BUDGET["file"]}
-    packages: dict[str, int] = {}
-    for name, size in sizes.items():
-        inner = name.split(".")[1] if name.count(".") else ""
-        path = ROOT / "ortflex_core" / inner
-        key = inner if inner and path.is_dir() else "flat"
-        packages[key] = packages.get(key, 0) + size
-    large |= {
-        name: size
-        for name, size in packages.items()
-        if size > BUDGET["flat" if name == "flat" else "package"]
-    }
-    assert large == {}
 
 
 def test_files_of_tests_are_short() -> None:
     files = (ROOT / "tests").rglob("test_*.py")
     sizes = {path.name: len(path.read_text("utf-8").splitlines()) for path in files}
-    assert {name: size for name, size in sizes.items() if size > BUDGET["file"]} == {}
-
-
-def test_every_package_of_the_core_says_what_it_owns() -> None:
-    for name in ORDER:
-        if (ROOT / "ortflex_core" / name).is_dir():
-            text = importlib.import_module(f"ortflex_core.{name}").__doc__ or ""
-            assert name == "testing" or "May import:" in text, name
+    assert {name: size for name, size in sizes.items() if size > LONGEST_TEST} == {}
 
 
 def missing_imports(path: Path) -> list[str]:

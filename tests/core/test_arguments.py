@@ -15,13 +15,17 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.config import Arguments, Recipe, kinds_of_plugins
-from ortflex_core.config.arguments import wrong
-from ortflex_core.construct import field_types
-from ortflex_core.errors import ConfigError
-from ortflex_core.registry import KINDS
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import (
+    KINDS,
+    Arguments,
+    ConfigError,
+    Recipe,
+    Trainer,
+    field_types,
+    internals_of,
+    kinds_of_plugins,
+)
+from ortflex_core.training.config.arguments import wrong
 from ortflex_plugins.cli.reference import pages
 from tests import models
 from tests.core import trainer_signature
@@ -89,13 +93,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "recompute": (1, "expected True, False, an integer >= 2 or names of tensors, got 1"),
     "sync_every": (0, "expected an integer >= 1, got 0"),
     "batch_size": (2.5, "expected an integer >= 1, got 2.5"),
+    "drop_last": ("yes", "expected True or False, got 'yes'"),
     "epochs": (True, "expected an integer >= 1, got True"),
     "shuffle": ("yes", "expected True or False, got 'yes'"),
     "seed": (-1, "expected an integer >= 0, got -1"),
     "reduction": ("avg", "expected 'mean' or 'sum', got 'avg'"),
     "reinitialize": ([1], "expected a name or a list of names, got [1]"),
     "check_finite": (None, "expected True or False, got None"),
-    "batch_norm": ("off", "expected 'train' or 'freeze', got 'off'"),
+    "batch_norm": ("off", "expected 'auto', 'train' or 'freeze', got 'off'"),
     "dropout": (1.0, "expected 'file', 'off' or a number >= 0 and < 1, got 1.0"),
     "threads": ("all", "expected 'auto' or an integer >= 1, got 'all'"),
     "gradients": (5, "expected a name or a list of names, got 5"),

@@ -16,9 +16,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, NodeProto, helper
 
-from ortflex_core.errors import ModelError, OrtflexError
-from ortflex_core.model.model import Model
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import Model, ModelError, OrtflexError, require_runtime
 from tests import models
 from tests.training import make
 

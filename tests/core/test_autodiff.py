@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError
-from ortflex_core.graph.host_scalars import Host
-from ortflex_core.graph.ops import Tensor, Trace
-from ortflex_core.graph.program import build
+from ortflex_core import (
+    GraphError,
+    Host,
+    NoGradientRule,
+    NotDifferentiable,
+    PluginError,
+    Tensor,
+    Trace,
+    build,
+    gradients,
+)
+from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
 from tests.core.test_program import conditional
 from tests.gradcheck import FAMILIES, RULES, check, computed, data, run
 

@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core.errors import ModelError, OrtflexError
-from ortflex_core.model import Model
+from ortflex_core import Model, ModelError, OrtflexError
 from tests import models
 from tests.training import every_backend, make, regression
 

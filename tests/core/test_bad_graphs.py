@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core.errors import DataError, GraphError, ModelError, OrtflexError, Unsupported
-from ortflex_core.protocols.kinds import Loss
+from ortflex_core import DataError, GraphError, Loss, ModelError, OrtflexError, Unsupported
 from tests import models
 from tests.training import make, regression
 

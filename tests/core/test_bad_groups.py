@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from ortflex_core.errors import ConfigError, OrtflexError, Unsupported
-from ortflex_core.process_groups import RanksDiffer
-from ortflex_core.testing import run_ranks
-from ortflex_core.training import process_groups
+from ortflex_core import ConfigError, OrtflexError, RanksDiffer, Unsupported, run_ranks
+from ortflex_core.training import agreement
 from tests import children
 from tests.core.test_process_groups import X, Y, training
 
@@ -23,14 +21,14 @@ LAUNCH = [sys.executable, "-m", "ortflex_core.testing.launch"]
 
 @pytest.mark.parametrize("fact", ["ortflex", "the runtime", "the argument device", "the backend"])
 def test_other_versions_and_devices_are_refused(fact: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = process_groups.facts
+    facts = agreement.facts
 
     def of_rank(trainer: Any, *rest: Any) -> dict[str, str]:
         own = facts(trainer, *rest)
         assert fact in own
         return own | ({fact: "another"} if trainer.rank == 1 else {})
 
-    monkeypatch.setattr(process_groups, "facts", of_rank)
+    monkeypatch.setattr(agreement, "facts", of_rank)
     start = time.monotonic()
     for error in run_ranks(3, lambda g: training(distributed=g).fit(X, Y)):
         assert isinstance(error, RanksDiffer), error

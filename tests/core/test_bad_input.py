@@ -9,16 +9,16 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.errors import (
+from ortflex_core import (
     ConfigError,
     DataError,
     OrtflexError,
     PluginError,
     TrainingDiverged,
     Unsupported,
+    require_runtime,
 )
-from ortflex_core.problem.groups import GROUP_KEYS
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.compiler.problem.groups import GROUP_KEYS
 from tests import models
 from tests.training import every_backend, make, regression, same
 
@@ -44,7 +44,7 @@ X, Y = regression(rows=20)
         ("learning_rate", "0.1", "learning_rate: expected a finite number > 0, got '0.1'"),
         ("seed", -1, "seed: expected an integer >= 0, got -1"),
         ("reduction", "average", "reduction: expected 'mean' or 'sum', got 'average'"),
-        ("batch_norm", "eval", "batch_norm: expected 'train' or 'freeze', got 'eval'"),
+        ("batch_norm", "eval", "batch_norm: expected 'auto', 'train' or 'freeze', got 'eval'"),
         ("device", "cuda:x", "device: expected a number after the colon, got 'cuda:x'"),
         ("loss", [], "loss: at least one loss is needed"),
         ("loss", 3, "loss: expected a name, a mapping with the key 'name', or a loss, got 3"),

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.data import Batches
-from ortflex_core.errors import DataError
-from ortflex_core.feed import augmentation
-from ortflex_core.hooks import hook
+from ortflex_core import Batches, DataError, Trainer, hook
+from ortflex_core.training.data import augmentation
 from tests.models import linear, weights_of
 
 ROWS, SIZE, RATE = 12, 4, 0.05

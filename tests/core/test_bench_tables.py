@@ -11,6 +11,8 @@ import pytest
 
 from tests.benchmarks import gpu
 
+pytestmark = pytest.mark.once
+
 
 def test_gpu_table_runs_on_a_processor_and_gives_reasons() -> None:
     root = Path(__file__).parents[2]

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import GraphError
-from ortflex_core.graph.host_scalars import Host
-from ortflex_core.graph.ops import Trace
-from ortflex_core.graph.program import build
-from ortflex_core.runtime.binder import Binder, HostVector
-from ortflex_core.runtime.session import get_session
+from ortflex_core import Binder, GraphError, Host, HostVector, Trace, build, get_session
 from ortflex_plugins.devices.cpu import Cpu
 
 CPU = Cpu()

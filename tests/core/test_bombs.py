@@ -16,11 +16,8 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from ortflex_core.errors import ModelError
-from ortflex_core.graph.ops import Trace
-from ortflex_core.model.model import Model
-from ortflex_core.onnx_files.vetting import MOST_ADDED, MOST_NODES, vet
-from ortflex_core.training import internals_of
+from ortflex_core import Model, ModelError, Trace, internals_of
+from ortflex_core.compiler.onnx_files.vetting import MOST_ADDED, MOST_NODES, vet
 from tests import models
 from tests.training import make, regression
 

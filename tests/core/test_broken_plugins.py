@@ -15,12 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.entries import warn_once
-from ortflex_core.errors import BrokenPlugin, ConfigError, OrtflexError, PluginError, Unsupported
-from ortflex_core.hooks import hook
-from ortflex_core.protocols import calls as formulas
-from ortflex_core.registry import KINDS, Plugins
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    KINDS,
+    BrokenPlugin,
+    ConfigError,
+    OrtflexError,
+    PluginError,
+    Plugins,
+    Unsupported,
+    hook,
+    internals_of,
+)
+from ortflex_core.compiler.graph import formula_calls as formulas
+from ortflex_core.kernel.entries import warn_once
 from tests import children, models
 from tests.fuzz.plugins import HEAD, Broken, asking, every, on_path, trained
 from tests.installing import Install, module_of, write
@@ -178,7 +185,7 @@ def test_if_no_backend_is_left_the_error_has_the_reasons_of_all(install: Install
 
 
 def test_check_tells_a_broken_backend_as_a_reason(install: Install) -> None:
-    from ortflex_core.check import check_model
+    from ortflex_core import check_model
 
     code = HEAD + BACKEND.format(body="return None").replace(
         "runtime):\n        return []\n    def build", "runtime):\n        1 // 0\n    def build"
@@ -277,7 +284,7 @@ def test_the_message_about_a_formula_is_complete(install: Install) -> None:
 def test_a_class_that_no_distribution_has_is_named_by_its_module() -> None:
     import attrs
 
-    from ortflex_core.protocols.kinds import Loss
+    from ortflex_core import Loss
 
     @attrs.frozen(kw_only=True)
     class Mine(Loss):

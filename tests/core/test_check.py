@@ -12,10 +12,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto
 
-from ortflex_core import check_model
-from ortflex_core.check import ModelReport
-from ortflex_core.errors import ModelError
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import ModelError, ModelReport, check_model, require_runtime
 from ortflex_plugins.cli.check import check as command
 from tests import models
 from tests.training import make, plugins
@@ -225,6 +222,9 @@ def test_a_fixed_batch_gives_the_same_message_on_every_backend(rows: int) -> Non
     assert f"fixed batch of {rows}: train with free_batch=true" in note
     assert f"note: {note}" in found.summary
     assert found.to_dict()["notes"] == [note]
+    keys = {"model", "opset", "outputs", "trainable", "counts", "shared", "parameters", "nodes"}
+    keys |= {"adapter_targets", "backends", "notes"}
+    assert set(found.to_dict()) - {"memory"} == keys
     x, y = np.ones((2 * rows, 2, 3), np.float32), np.zeros(2 * rows, np.int64)
     for options in ({"batch_size": rows}, {"batch_size": 2 * rows, "free_batch": True}):
         make(source, loss="softmax_cross_entropy", epochs=1, backend="fused", **options).fit(x, y)

@@ -10,11 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import DataError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
-from ortflex_core.types import Size
+from ortflex_core import DataError, Trainer, hook, internals_of
+from ortflex_core.kernel.types import Size
 from tests import children, models
 from tests.training import every_backend, make, plugins, regression
 

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.checkpoints import checkpoint
-from ortflex_core.checkpoints.checkpoint import Saved
-from ortflex_core.errors import CheckpointError, OrtflexError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
-from ortflex_core.types import Array
+from ortflex_core import Array, CheckpointError, OrtflexError, Saved, Trainer, hook, internals_of
+from ortflex_core.training.checkpoints import checkpoint
 from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression
 
@@ -69,15 +65,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def folder(written: list[Path], tmp_path: Path) -> Path:
-    """A folder of three checkpoints of one training, whose models are one file."""
+    """A folder of three checkpoints of one training."""
     for place in written[:3]:
         shutil.copytree(place, tmp_path / "many" / place.name)
-    models_there = [
-        p / "model" / "model.onnx" for p in checkpoint.list_checkpoints(tmp_path / "many")
-    ]
-    for path in models_there[1:]:
-        path.unlink()
-        os.link(models_there[0], path)
     return tmp_path / "many"
 
 
@@ -128,10 +118,6 @@ def test_the_newest_whole_checkpoint_is_read_and_the_damaged_are_named(
     name: str, damage: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, middle, last = checkpoint.list_checkpoints(folder)
-    shared = last / "model" / "model.onnx"
-    own = shared.read_bytes()
-    shared.unlink()
-    shared.write_bytes(own)  # not that of the others
     damage(last / name)
     with caplog.at_level(logging.WARNING, "ortflex"):
         assert checkpoint.read(folder).folder == middle
@@ -143,15 +129,63 @@ def test_the_newest_whole_checkpoint_is_read_and_the_damaged_are_named(
     assert str(checkpoint.read(middle).folder) == str(middle)
 
 
-def test_a_model_that_several_checkpoints_share_is_damaged_in_all_of_them(folder: Path) -> None:
-    for place in checkpoint.list_checkpoints(folder):
-        assert place.joinpath("model", "model.onnx").stat().st_nlink == 3
-    flip(checkpoint.list_checkpoints(folder)[0] / "model" / "model.onnx")
+@pytest.mark.parametrize("copied", [True, False])
+def test_one_damaged_file_never_costs_the_newest_two_checkpoints(
+    copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redundancy must not share one failure: a damaged model leaves a checkpoint that can be resumed.
+
+    Small models are copied into every checkpoint, of large ones there are two copies in turn.
+    """
+    if not copied:
+        monkeypatch.setattr(checkpoint, "COPIED", 0)
+    folder = tmp_path / "checkpoints"
+    write(folder)
+    places = checkpoint.list_checkpoints(folder)
+    inodes = [place.joinpath("model", "model.onnx").stat().st_ino for place in places]
+    assert len(set(inodes)) == (4 if copied else 2)
+    assert all(one != other for one, other in pairwise(inodes))
+    for damaged in places:
+        model = damaged / "model" / "model.onnx"
+        whole = model.read_bytes()
+        flip(model)
+        assert Trainer.resume(folder, plugins=plugins()).predict(regression(3, 3)[0]).size
+        model.write_bytes(whole)
+
+
+def test_a_model_that_is_damaged_everywhere_is_given_from_another_place(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error says how; the model that is given must be that of the record, and restore needs none."""
+    whole = folder.parent / "original.onnx"
+    places = checkpoint.list_checkpoints(folder)
+    expected = Trainer.resume(folder, plugins=plugins())
+    shutil.copy(places[-1] / "model" / "model.onnx", whole)
+    for place in places:
+        flip(place / "model" / "model.onnx")
     with pytest.raises(CheckpointError, match="none of the checkpoints in") as error:
-        checkpoint.read(folder)
-    assert str(error.value).count("model.onnx") == 3
-    with pytest.raises(CheckpointError, match="No complete checkpoint is next to it"):
-        checkpoint.read(checkpoint.list_checkpoints(folder)[0])
+        Trainer.resume(folder, plugins=plugins())
+    recorded = json.loads((places[-1] / "checkpoint.json").read_text())["files"]["model/model.onnx"]
+    assert {recorded, "model=path", "--resume"} <= set(re.findall(r"[\w=-]+", str(error.value)))
+    x, y = regression(rows=12, features=3)
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        again = Trainer.resume(folder, model=whole, plugins=plugins(), epochs=6)
+    assert "model.onnx" in caplog.text
+    np.testing.assert_array_equal(again.predict(x), expected.predict(x))
+    again.folder = folder.parent / "again"
+    again.fit(x, y)
+    saved = again.save(folder.parent / "later")  # which is not linked to a damaged one
+    assert Trainer.resume(saved, plugins=plugins()).predict(x).size
+    make(
+        models.mlp((3, 4, 1)),
+        backend="fused",
+        optimizer="adam",
+        batch_size=4,
+        epochs=4,
+        callbacks=[*CALLBACKS, {"name": "checkpoint", "best": False}],
+    ).restore(folder)  # as `ortflex train --resume`
+    with pytest.raises(OrtflexError, match="different model"):
+        Trainer.resume(folder, model=models.mlp((3, 5, 1)), plugins=plugins())
 
 
 def test_other_folders_among_checkpoints_are_left_out(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import CheckpointError
+from ortflex_core import CheckpointError, Trainer
+from ortflex_core.training.checkpoints import checkpoint
 from tests import models
 from tests.core.test_checkpoint_restore import BASE, begun, data
 from tests.training import make, plugins
@@ -88,10 +89,18 @@ def test_a_model_that_was_replaced_on_the_disk_is_not_linked_to(tmp_path: Path) 
         np.testing.assert_array_equal(again.predict(x), first.predict(x))
 
 
-def test_later_checkpoints_link_to_the_model(tmp_path: Path) -> None:
+def test_large_models_have_two_copies_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have one in every checkpoint; a resumed run links to none of those it found."""
     trainer = make(models.mlp(), **BASE)
-    inodes = [(trainer.save(tmp_path / n) / "model" / "model.onnx").stat().st_ino for n in "aabb"]
-    assert len(set(inodes)) == 1
-    resumed = Trainer.resume(tmp_path / "b", plugins=plugins())
-    inodes.append((resumed.save(tmp_path / "e") / "model" / "model.onnx").stat().st_ino)
-    assert len(set(inodes)) == 1
+
+    def inodes(names: Sequence[str]) -> list[int]:
+        places = [trainer.save(tmp_path / name) for name in names]
+        return [place.joinpath("model", "model.onnx").stat().st_ino for place in places]
+
+    assert len(set(inodes("abcd"))) == 4
+    monkeypatch.setattr(checkpoint, "COPIED", 0)
+    first, second, *others = inodes(["step-1", "step-2", "step-3", "best", "step-4"])
+    assert first != second
+    assert others == [first, second, second]

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.checkpoints import folders
-from ortflex_core.files import OutputError
+from ortflex_core import OutputError, Trainer
+from ortflex_core.training.checkpoints import folders
 from tests import models
 from tests.training import make, plugins, regression
 

@@ -10,12 +10,8 @@ from typing import Any
 import attrs
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.checkpoints import folders
-from ortflex_core.errors import CheckpointError
-from ortflex_core.files import OutputError
-from ortflex_core.registry import Plugins
-from ortflex_core.training import internals_of
+from ortflex_core import CheckpointError, OutputError, Plugins, Trainer, internals_of
+from ortflex_core.training.checkpoints import folders
 from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression
 
@@ -94,7 +90,7 @@ def test_another_runtime_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_objects_that_no_file_can_name_are_asked_for(tmp_path: Path) -> None:
-    from ortflex_core.protocols.kinds import Loss
+    from ortflex_core import Loss
 
     class Mine(Loss):
         name = "mine"
@@ -123,7 +119,7 @@ def test_a_broken_checkpoint_is_an_error_that_names_the_file(
         path.write_bytes({"empty": b"", "half": raw[: len(raw) // 2], "noise": raw[::-1]}[damage])
     with pytest.raises(ValueError, match="c") as caught:
         Trainer.resume(folder, plugins=plugins())
-    assert type(caught.value).__module__ == "ortflex_core.errors"
+    assert type(caught.value).__module__ == "ortflex_core.kernel.errors"
 
 
 @pytest.mark.parametrize("in_one_step", [True, False])

@@ -18,14 +18,10 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.data import digests
-from ortflex_core.errors import CheckpointError, DataError
-from ortflex_core.hooks import hook
-from ortflex_core.parameters import selection
-from ortflex_core.testing import ThreadGroup
-from ortflex_core.training import differences, internals_of
-from ortflex_core.types import Array
+from ortflex_core import Array, CheckpointError, DataError, ThreadGroup, Trainer, hook, internals_of
+from ortflex_core.compiler.parameters import selection
+from ortflex_core.kernel import digests
+from ortflex_core.training import differences
 from tests import models
 from tests.training import make, plugins, regression
 
@@ -69,8 +65,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("groups", []),
     ("groups", [{"params": "W1", "rate": 0.25}]),
     ("groups", [{"params": "W2", "rate": 0.5}]),
-    ("clip_norm", None),
-    ("clip_norm", 2.0),
+    *(("clip_norm", norm) for norm in (None, 2.0)),
     ("clip_value", None),
     ("transforms", []),
     ("transforms", ["centralize"]),
@@ -83,12 +78,12 @@ OTHERS: list[tuple[str, Any]] = [
     ("averaging", {"name": "ema", "decay": 0.5}),
     ("batch_size", 5),
     ("shuffle", False),
+    ("drop_last", True),
     ("seed", 7),
     ("reduction", "sum"),
     ("classes", [1, 2]),
     ("batch_norm", "freeze"),
-    ("dropout", "off"),
-    ("dropout", 0.25),
+    *(("dropout", ratio) for ratio in ("off", 0.25)),
     ("gradients", ["examples"]),
     ("prefer", ["ortflex-example"]),
     ("free_batch", True),
@@ -125,6 +120,7 @@ SPELLINGS: list[tuple[str, Any]] = [
     ("transforms", ({"name": "centralize"}, {"name": "noise", "eta": 0.01})),
     ("constraint", {"W1": {"name": "max_norm"}}),
     ("averaging", {"name": "ema"}),
+    ("batch_norm", "train"),
     ("seed", np.int64(0)),
 ]
 
@@ -193,6 +189,10 @@ def test_another_argument_is_refused_and_named(
         folder = folder.with_name("fixed")
         if not folder.exists():
             begun(folder, model, batch_size=4)
+    if name == "batch_norm":
+        model, folder = models.normalized(model), folder.with_name("normalized")
+        if not folder.exists():
+            begun(folder, model)
     options = {**BASE, name: usual(name, value)}
     if name == "adapters":  # of the same tensors, on another scale
         folder, options["params"] = folder.with_name("adapted"), ["W1"]

@@ -14,14 +14,20 @@ import pytest
 from click.testing import CliRunner
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core.comparison.comparison import Comparison, compare
-from ortflex_core.data.batches import Batch
-from ortflex_core.errors import ConfigError, DataError, TrainingDiverged, Unsupported
-from ortflex_core.hooks import hook
-from ortflex_core.problem.problem import Problem
-from ortflex_core.protocols.kinds import Device
-from ortflex_core.reference.double_precision import widened_model
-from ortflex_core.runtime.installation import Runtime
+from ortflex_core import (
+    Batch,
+    Comparison,
+    ConfigError,
+    DataError,
+    Device,
+    Problem,
+    Runtime,
+    TrainingDiverged,
+    Unsupported,
+    compare,
+    hook,
+)
+from ortflex_core.tools.double_precision import widened_model
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import make, regression

@@ -11,11 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.config.toml import parse_override, read_toml, to_toml
-from ortflex_core.errors import ConfigError
-from ortflex_core.hooks import hook
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import ConfigError, Recipe, Trainer, hook, to_toml
+from ortflex_core.training.config.toml import parse_override, read_toml
 from ortflex_plugins.losses.huber import Huber
 from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 from ortflex_plugins.optimizers.adam import Adam

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
-from ortflex_core import Trainer
-from ortflex_core.errors import ConfigError
-from ortflex_core.programs import cost
-from ortflex_core.training import internals_of
+from ortflex_core import ConfigError, Trainer, internals_of
+from ortflex_core.compiler.programs import cost
+from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 
@@ -33,6 +33,33 @@ def test_operations_are_those_of_the_matrix_products(name: str) -> None:
     # Three times the forward ones: the first layer, which passes nothing on, counts too much.
     flops = cost.step_flops(internals_of(trained(name, threads=1)).problem)
     assert 1.0 <= flops / WORKLOADS[name].flops < 1.55
+
+
+@pytest.mark.parametrize(
+    ("operator", "weight", "attributes", "multiplications"),
+    [
+        ("Conv", (6, 4, 3, 2), {}, 6 * (7 * 4) * (4 * 3 * 2)),
+        ("Conv", (6, 2, 3, 2), {"group": 2}, 6 * (7 * 4) * (2 * 3 * 2)),
+        ("ConvTranspose", (4, 6, 3, 2), {}, (9 * 5) * 4 * (6 * 3 * 2)),
+        ("ConvTranspose", (4, 3, 3, 2), {"group": 2}, (9 * 5) * 4 * (3 * 3 * 2)),
+        ("ConvTranspose", (4, 6, 3, 2), {"strides": [2, 3]}, (9 * 5) * 4 * (6 * 3 * 2)),
+        ("MatMul", (5, 7), {}, 4 * 9 * 5 * 7),
+    ],
+)
+def test_operations_of_an_operator(
+    operator: str, weight: tuple[int, ...], attributes: dict[str, Any], multiplications: int
+) -> None:
+    """A multiplication and an addition for each pair of numbers that meet, counted by hand, times three."""
+    network = models.model(
+        [helper.make_node(operator, ["x", "W"], ["y"], **attributes)],
+        [models.floats("x", "N", 4, 9, 5)],
+        [models.floats("y", "N", "channels", "height", "width")],
+        {"W": np.full(weight, 0.1)},
+    )
+    trainer = Trainer(network, loss="squared_error", batch_size=2, epochs=1)
+    x = np.ones((2, 4, 9, 5), np.float32)
+    trainer.fit(x, trainer.predict(x))
+    assert cost.step_flops(internals_of(trainer).problem) == 3 * 2 * 2 * multiplications
 
 
 def test_a_small_step_has_one_thread_and_a_large_one_all(monkeypatch: pytest.MonkeyPatch) -> None:

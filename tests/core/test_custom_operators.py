@@ -13,13 +13,17 @@ import onnx
 import onnxruntime
 import pytest
 
-from ortflex_core.autodiff.families import load_rules
-from ortflex_core.autodiff.reverse import Rules
-from ortflex_core.errors import PluginError, Unsupported
-from ortflex_core.registry import Entry, Plugins
-from ortflex_core.runtime import session
-from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import (
+    Entry,
+    PluginError,
+    Plugins,
+    Trainer,
+    Unsupported,
+    load_rules,
+    require_runtime,
+)
+from ortflex_core.compiler.autodiff.reverse import Rules
+from ortflex_core.compiler.runtime import session
 from tests.training import plugins
 
 

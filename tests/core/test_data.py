@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.data.batches import ArrayBatches, Epoch
-from ortflex_core.data.columns import Columns, as_columns, fit_to, split
-from ortflex_core.errors import DataError
-from ortflex_core.types import TensorSpec
+from ortflex_core import Columns, DataError, TensorSpec, fit_to, split
+from ortflex_core.kernel.batches import ArrayBatches, Epoch
+from ortflex_core.training.data.columns import as_columns
 
 pytestmark = pytest.mark.per_python
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.data.batches import Epoch
-from ortflex_core.data.columns import Columns
-from ortflex_core.data.iterables import Batches, IterableBatches
-from ortflex_core.data.pieces import Conversion
-from ortflex_core.errors import DataError
+from ortflex_core import Batches, Columns, DataError
+from ortflex_core.kernel.batches import Epoch
+from ortflex_core.training.data.iterables import IterableBatches
+from ortflex_core.training.data.pieces import Conversion
 from tests import models
 from tests.training import make, regression, same
 

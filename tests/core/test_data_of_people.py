@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.data.rows import gives_rows
-from ortflex_core.errors import DataError
+from ortflex_core import DataError, Trainer
+from ortflex_core.training.data.rows import gives_rows
 from tests.models import classifier, linear, two_headed
 
 pytestmark = pytest.mark.per_python

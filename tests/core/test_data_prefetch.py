@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.data import prefetch
-from ortflex_core.data.iterables import Batches
-from ortflex_core.data.prefetch import Prefetch
-from ortflex_core.errors import DataError
-from ortflex_core.hooks import hook
+from ortflex_core import Batches, DataError, hook
+from ortflex_core.training.data import prefetch
+from ortflex_core.training.data.prefetch import Prefetch
 from ortflex_plugins.data.npy import NpyFolder
 from tests import models
 from tests.training import make, regression

@@ -12,11 +12,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.data.iterables import Batches
-from ortflex_core.errors import CheckpointError, DataError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import Batches, CheckpointError, DataError, Trainer, hook, internals_of
 from ortflex_plugins.data.npy import NpyFolder
 from tests import children, models
 from tests.training import make, plugins, regression

@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import GraphError
-from ortflex_core.graph.ops import Trace
-from ortflex_core.graph.ports import Port
-from ortflex_core.graph.program import build
-from ortflex_core.runtime.binder import Binder
-from ortflex_core.types import TensorSpec
+from ortflex_core import Binder, GraphError, Port, TensorSpec, Trace, build
 from tests import models, oracles
 from tests.training import BACKENDS, make, regression, same, usable
 

@@ -9,11 +9,20 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.component import hyper, number
-from ortflex_core.graph import Host, Ops, Program, Tensor, Trace, build
-from ortflex_core.graph.host_scalars import HostProgram
-from ortflex_core.problem.hyperparameters import symbolic
-from ortflex_core.protocols import Optimizer, calls
+from ortflex_core import (
+    Host,
+    HostProgram,
+    Ops,
+    Optimizer,
+    Program,
+    Tensor,
+    Trace,
+    build,
+    hyper,
+    number,
+)
+from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_plugins.optimizers.adam import Adam
 from ortflex_plugins.optimizers.lamb import Lamb
 from tests.gradcheck import runner

@@ -89,6 +89,9 @@ def test_hooks_and_workflow_run_sessions_that_exist() -> None:
     noxfile, makefile = read("noxfile.py"), read("Makefile")
     sessions = {*re.findall(r"^def (\w+)\(session", noxfile, re.M)}
     sessions |= {f"tests({name})" for name in re.findall(r'^    "([\w.-]+)": Env', noxfile, re.M)}
+    sessions |= {
+        f"mutation({name})" for name in re.findall(r'session_for\("mutation", "(\w+)"', noxfile)
+    }
     texts = read(".pre-commit-config.yaml") + read(".github/workflows/ci.yml")
     texts += read("CONTRIBUTING.md")
     asked = {a or b for a, b in re.findall(r'nox --session (?:"([^"]+)"|(\w+))', texts)}

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core.comparison.comparison import compare
-from ortflex_core.reference.double_precision import widened_model
+from ortflex_core import compare
+from ortflex_core.tools.double_precision import widened_model
 from tests import models
 from tests.training import make, regression
 
@@ -65,8 +65,8 @@ def test_the_float64_twin_is_typed_and_computes_the_same(name: str) -> None:
 
 def test_a_backend_compared_with_itself_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a float64 reference the first backend is one, and nothing is said of it."""
-    from ortflex_core.comparison import comparison as module
-    from ortflex_core.errors import GraphError
+    from ortflex_core import GraphError
+    from ortflex_core.tools import comparison as module
 
     def refused(*args: object) -> None:
         raise GraphError("no kernel")

@@ -9,12 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import Trainer
-from ortflex_core.autodiff.reverse import gradients
-from ortflex_core.graph.counter_rng import _key, _squares, dropout
-from ortflex_core.graph.ops import Trace
-from ortflex_core.graph.program import build
-from ortflex_core.types import Array
+from ortflex_core import Array, Trace, Trainer, build, dropout, gradients
+from ortflex_core.compiler.graph.counter_rng import _key, _squares
 from ortflex_plugins.backends.fused import FusedBackend
 from tests.gradcheck import RULES
 from tests.tracing import run_program

@@ -15,11 +15,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflex_core import Trainer
-from ortflex_core.errors import ModelError
-from ortflex_core.files import OutputError, staging, write_bytes
-from ortflex_core.model.model import Model
-from ortflex_core.onnx_files import model_file
+from ortflex_core import Model, ModelError, OutputError, Trainer, write_bytes
+from ortflex_core.compiler.onnx_files import model_file
+from ortflex_core.kernel.files import staging
 from tests import children, models
 from tests.training import make, plugins
 
@@ -81,9 +79,10 @@ WORKER = """
 import os, shutil, sys
 import numpy as np
 from pathlib import Path
-from ortflex_core import exporting, modelfile
-from ortflex_core.files import OutputError
-from ortflex_core.model.model import Model
+from ortflex_core.compiler.onnx_files import export as exporting
+from ortflex_core.compiler.onnx_files import model_file as modelfile
+from ortflex_core import OutputError
+from ortflex_core import Model
 from tests.core.test_export_pairs import SIZES, weights
 
 path, mode, huge = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "huge"
@@ -182,7 +181,7 @@ def test_several_processes_that_export_to_one_path(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
-        "from ortflex_core.model.model import Model\n"
+        "from ortflex_core import Model\n"
         "from tests.core.test_export_pairs import SIZES\n"
         "path, number = Path(sys.argv[1]), float(sys.argv[2])\n"
         "for k in range(12):\n"

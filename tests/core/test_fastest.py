@@ -18,16 +18,20 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from ortflex_core.checkpoints import checkpoint
-from ortflex_core.comparison import time_backends
-from ortflex_core.engines import timing
-from ortflex_core.errors import DataError, Unsupported
-from ortflex_core.hooks import hook
-from ortflex_core.process_groups import RankFailed
-from ortflex_core.registry import Plugins
-from ortflex_core.testing import ThreadGroup, run_ranks
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import (
+    DataError,
+    Plugins,
+    RankFailed,
+    ThreadGroup,
+    Trainer,
+    Unsupported,
+    hook,
+    internals_of,
+    run_ranks,
+    time_backends,
+)
+from ortflex_core.training.checkpoints import checkpoint
+from ortflex_core.training.engines import timing
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.core.paced import BUILT, FAILURES, PAUSE, paced
@@ -41,7 +45,7 @@ X, Y = regression(rows=40, features=6)
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """Two backends, the second of which is the quicker one, and nothing remembered."""
-    from ortflex_core.runtime import session
+    from ortflex_core.compiler.runtime import session
 
     PAUSE.clear()
     PAUSE.update(first=0.01, second=0.0)
@@ -196,7 +200,7 @@ def test_the_checkpoint_records_the_choice_and_a_resume_keeps_it(tmp_path: Path)
 
 
 def session_forgets() -> None:
-    from ortflex_core.runtime import session
+    from ortflex_core.compiler.runtime import session
 
     session._cache.clear()
 

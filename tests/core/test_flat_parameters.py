@@ -9,14 +9,9 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.component import hyper
-from ortflex_core.graph.ops import Trace
-from ortflex_core.graph.program import build
-from ortflex_core.programs import flat_parameters
-from ortflex_core.programs.step import step_program
-from ortflex_core.protocols.kinds import Optimizer
-from ortflex_core.runtime import session
-from ortflex_core.training import internals_of
+from ortflex_core import Optimizer, Trace, build, hyper, internals_of, step_program
+from ortflex_core.compiler.programs import flat_parameters
+from ortflex_core.compiler.runtime import session
 from tests import models
 from tests.gradcheck import run
 from tests.training import make, regression, same
@@ -31,8 +26,8 @@ def trained(**options: Any) -> Any:
     return trainer
 
 
-def layout(trainer: Any, steps: int = 4, scaled: bool = False) -> flat_parameters.Layout | None:
-    return flat_parameters.layout(internals_of(trainer).problem, steps, scaled)
+def layout(trainer: Any, scaled: bool = False) -> flat_parameters.Layout | None:
+    return flat_parameters.layout(internals_of(trainer).problem, scaled)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from ortflex_core.graph.constant_folding import LARGEST
-from ortflex_core.graph.ops import Trace
-from ortflex_core.graph.program import build
-from ortflex_core.model.model import Model
+from ortflex_core import Model, Trace, build
+from ortflex_core.compiler.graph.constant_folding import LARGEST
 from tests.gradcheck import run
 
 SIZES = np.array([2, 3, 5, 7])
@@ -63,6 +61,12 @@ def test_large_constants_and_unknown_operators_stay_nodes() -> None:
     assert op.Exp(op.constant([1.0])).constant is None
     assert op.Sub(op.constant([1]), op.constant([3])).constant is not None
     assert op.Add(op.constant([-1]), op.constant([3])).constant is None
+
+
+def test_a_division_by_zero_is_left_to_the_runtime() -> None:
+    """The quotient that numpy gives would be a wrong constant in silence."""
+    op = Trace({"": 17}).op
+    assert op.Div(op.constant([4, 4]), op.constant([2, 0])).constant is None
 
 
 def test_sizes_between_unknown_ones_are_constants() -> None:

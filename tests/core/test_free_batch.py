@@ -10,9 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from ortflex_core.errors import DataError, ModelError
-from ortflex_core.model.model import Model
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import DataError, Model, ModelError, Trainer
 from tests import models
 from tests.plugins.commands import ortflex
 from tests.training import make, plugins, regression, same
@@ -192,7 +190,7 @@ def test_a_model_object_made_without_it() -> None:
 
 
 def test_from_a_recipe(tmp_path: Any) -> None:
-    from ortflex_core.config.recipe import Recipe
+    from ortflex_core import Recipe
 
     onnx.save(fixed(models.mlp(), 4), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", X=X, y=Y)

@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.files import OutputError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import OutputError, Trainer, hook, internals_of
 from tests import models
 from tests.training import make, plugins, regression
 

@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.errors import ModelError
-from ortflex_core.model.model import Model
+from ortflex_core import Model, ModelError
 from tests.training import make
 
 X = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)

@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from ortflex_core import gradient_model
-from ortflex_core.errors import GraphError, ModelError, NoGradientRule, NotDifferentiable
+from ortflex_core import GraphError, ModelError, NoGradientRule, NotDifferentiable, gradient_model
 from tests import models
 from tests.gradcheck import data
 from tests.training import plugins

@@ -11,9 +11,8 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from ortflex_core import Trainer, check_model
-from ortflex_core.errors import ModelError, Unsupported
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import ModelError, Trainer, Unsupported, check_model, require_runtime
+from ortflex_core.compiler.opsets.half_floats import raise_to_float32
 from tests import half_models, models
 from tests.core.test_checkpoint import SaveAt
 from tests.half_models import BF16, F16
@@ -60,6 +59,20 @@ def rounded_original(original: ModelProto, form: ModelProto) -> ModelProto:
             array = values[tensor.name].astype(np.float32).reshape(list(tensor.dims))
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return out
+
+
+@pytest.mark.parametrize(
+    "wrap", [helper.make_sequence_type_proto, helper.make_optional_type_proto], ids=["seq", "opt"]
+)
+def test_types_in_sequences_and_optionals_are_raised(wrap: Any) -> None:
+    """A type of float16 inside another one would make the graph ill-typed."""
+    inner = helper.make_tensor_type_proto(TensorProto.FLOAT16, [2])
+    model = models.mlp()
+    model.graph.value_info.append(helper.make_value_info("list", wrap(inner)))
+    raised = raise_to_float32(model, [TensorProto.FLOAT16])
+    kind = next(v.type for v in raised.graph.value_info if v.name == "list")
+    found = getattr(kind, kind.WhichOneof("value")).elem_type.tensor_type.elem_type
+    assert found == TensorProto.FLOAT
 
 
 @pytest.mark.parametrize("form", ["whole", "types kept", "some blocked", "torch"])

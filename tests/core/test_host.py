@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
-from ortflex_core.errors import GraphError
-from ortflex_core.graph.host_scalars import OPERATORS, Host, HostProgram
-from ortflex_core.graph.ops import Trace
+from ortflex_core import GraphError, Host, HostProgram, Trace
+from ortflex_core.kernel.host_scalars import OPERATORS
 
 BETA, STEP = Host.symbol("beta"), Host.symbol("step")
 
@@ -128,3 +130,36 @@ def test_an_undefined_host_scalar_names_its_use(expression: Host, reason: str) -
 def test_a_numpy_array_with_a_host_scalar_is_refused() -> None:
     with pytest.raises(TypeError):
         np.ones(3) * BETA
+
+
+@pytest.mark.parametrize(
+    "number", [1, 1.0, np.float32(1), np.int64(1)], ids=lambda n: type(n).__name__
+)
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_no_comparison_with_a_number_has_an_answer(name: str, number: Any, swapped: bool) -> None:
+    """The class of errors: a comparison that is decided while the formula is traced."""
+    compare = getattr(operator, name)
+    with pytest.raises(GraphError, match=r"the host scalar step has no value.*op\.Where"):
+        compare(number, STEP) if swapped else compare(STEP, number)
+
+
+def test_symbols_have_no_order_but_equal_expressions_are_equal() -> None:
+    with pytest.raises(GraphError, match="the host scalar step has no value"):
+        _ = STEP < BETA
+    assert 1 - BETA == 1 - BETA
+    assert STEP != BETA
+    assert STEP in {STEP: 1}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_numbers_between_two_cases_have_the_type_of_the_condition(dtype: Any) -> None:
+    """``op.Where(g > 0, self.up, 1.0)`` is float64 in a model of float64."""
+    trace = Trace({"": 17})
+    op, g = trace.op, trace.input("g", dtype, ("N",))
+    up = op.And(op.Greater(g, 0), op.Not(op.Less(g, 5)))
+    for chosen in (op.Where(up, BETA, 1.0), op.Where(up, 0.5, BETA), op.Where(up, 0.5, 2.0)):
+        assert chosen.dtype == g.dtype
+    assert op.Where(up, 1, 0).dtype == TensorProto.INT64
+    known = trace.input("flag", np.bool_, ("N",))
+    assert op.Where(known, BETA, 1.0).dtype == TensorProto.FLOAT

@@ -11,12 +11,19 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.engines import host_formulas, host_updates
-from ortflex_core.errors import TrainingDiverged
-from ortflex_core.graph import Host, Ops, Tensor
-from ortflex_core.protocols import Optimizer, Slots, Updated
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    Host,
+    Ops,
+    Optimizer,
+    Slots,
+    Tensor,
+    Trainer,
+    TrainingDiverged,
+    Updated,
+    host_formulas,
+    internals_of,
+)
+from ortflex_core.training.engines import host_updates
 from ortflex_plugins.backends import fused
 from tests import models
 from tests.training import make, plugins, regression

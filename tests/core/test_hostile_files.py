@@ -13,11 +13,9 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.config.toml import read_toml
-from ortflex_core.errors import ConfigError, DataError, ModelError
-from ortflex_core.model.model import Model
-from ortflex_core.onnx_files import model_file
+from ortflex_core import ConfigError, DataError, Model, ModelError, Recipe
+from ortflex_core.compiler.onnx_files import model_file
+from ortflex_core.training.config.toml import read_toml
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz
@@ -154,11 +152,11 @@ def test_a_pipe_is_not_waited_for(folder: Path) -> None:
 @posix
 def test_a_device_without_an_end_is_not_read_until_memory_ends() -> None:
     """Class: a path of a file that is none, wherever a path is taken."""
-    with pytest.raises(ModelError, match="a pipe, a socket or a device"):
+    with pytest.raises(ModelError, match="it is a device"):
         Model("/dev/zero")
-    with pytest.raises(ConfigError, match="expected at most 16 MiB"):
+    with pytest.raises(ConfigError, match="it is a device"):
         Recipe.load("/dev/zero")
-    with pytest.raises(ConfigError, match="expected at most 16 MiB"):
+    with pytest.raises(ConfigError, match="it is a device"):
         read_toml("/dev/zero")
     for source in (Csv, Npz, NpyFolder):
         with pytest.raises(DataError, match="/dev/zero"):

@@ -11,8 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from ortflex_core.errors import DataError, GraphError, ModelError, OrtflexError
-from ortflex_core.model.model import Model
+from ortflex_core import DataError, GraphError, Model, ModelError, OrtflexError
 from tests import models
 from tests.training import make, regression
 
@@ -253,7 +252,7 @@ def test_undefined_element_types_are_refused() -> None:
 
 
 def test_constants_that_are_malformed_are_not_folded() -> None:
-    from ortflex_core.graph.constant_folding import fold
+    from ortflex_core.compiler.graph.constant_folding import fold
 
     assert fold("Gather", [np.arange(3), np.array(7)], {}) is None
     assert fold("Squeeze", [np.ones((2, 1)), np.array(1)], {}) is None
@@ -261,8 +260,8 @@ def test_constants_that_are_malformed_are_not_folded() -> None:
 
 
 def test_a_rule_that_fails_says_which_and_where() -> None:
-    from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
-    from ortflex_core.graph.ops import Trace
+    from ortflex_core import Trace, gradients
+    from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
 
     rules = Rules()
 

@@ -14,8 +14,7 @@ import onnx
 import pytest
 
 from ortflex import Trainer
-from ortflex_core.errors import ConfigError, ModelError
-from ortflex_core.files import OutputError
+from ortflex_core import ConfigError, ModelError, OutputError
 from tests import models
 from tests.training import make, plugins, regression
 

@@ -10,10 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from ortflex_core.component import hyper
-from ortflex_core.programs.cache_key import problem_key
-from ortflex_core.protocols.kinds import Loss
-from ortflex_core.training import internals_of
+from ortflex_core import Loss, hyper, internals_of, problem_key
 from tests import models
 from tests.training import make, regression
 

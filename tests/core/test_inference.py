@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflex_core.model.inference_mode import switch_to_inference, training_nodes
-from ortflex_core.model.model import Model
+from ortflex_core import Model
+from ortflex_core.compiler.model.inference_mode import switch_to_inference, training_nodes
 from tests import models
 from tests.training import make
 

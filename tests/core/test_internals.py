@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.training import Internals, internals_of
+from ortflex_core import Internals, internals_of
 from tests import models
 from tests.training import make, plugins, regression
 

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.hooks import hook
-from ortflex_core.process_groups.interrupts import Interrupts
-from ortflex_core.types import Progress
+from ortflex_core import Progress, Trainer, hook
+from ortflex_core.kernel.interrupts import Interrupts
 from tests import models
 from tests.training import every_backend, make, plugins, regression
 
@@ -44,7 +42,7 @@ class CtrlC:
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         path = frame.f_code.co_filename
-        if not (path.endswith("ortflex_core/training/loop.py") or "/backends/" in path):
+        if not (path.endswith("ortflex_core/kernel/loop.py") or "/backends/" in path):
             return None
         if event == "line":
             self.lines += 1
@@ -124,7 +122,8 @@ def test_a_training_that_stopped_within_an_epoch_continues_there(
     for folder in ("by hand", "c"):
         again = Trainer.resume(tmp_path / folder, plugins=plugins(), callbacks=[])
         gone_on = lines(again.fit(X, Y, validation_data=HELD_OUT))
-        if backend == "fused":  # one step a run, then several
+        # With a hook for each step, these run one step at a time, without it several in one graph.
+        if backend in ("fused", "openvino"):
             for name, array in undisturbed.get_state().items():
                 np.testing.assert_allclose(again.get_state()[name], array, rtol=1e-4, atol=1e-6)
         else:

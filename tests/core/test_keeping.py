@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.engines.last_good import Good
-from ortflex_core.training import internals_of
+from ortflex_core import internals_of
+from ortflex_core.kernel.last_good import Good
 from tests import models
 from tests.training import every_backend, make, regression
 

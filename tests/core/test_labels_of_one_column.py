@@ -13,12 +13,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.comparison.comparison import compare
-from ortflex_core.errors import DataError
-from ortflex_core.protocols import Loss
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
-from ortflex_core.types import Array
+from ortflex_core import Array, DataError, Loss, Trainer, compare, internals_of
 from tests import models
 from tests.training import every_backend, make, plugins, regression, same
 

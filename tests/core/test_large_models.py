@@ -12,9 +12,8 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core.errors import ModelError
-from ortflex_core.model.model import Model
-from ortflex_core.onnx_files import model_file
+from ortflex_core import Model, ModelError
+from ortflex_core.compiler.onnx_files import model_file
 from tests import models
 from tests.training import make, same
 

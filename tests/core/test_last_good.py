@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.engines.last_good import Good
+from ortflex_core.kernel.last_good import Good
 
 
 class Copying:

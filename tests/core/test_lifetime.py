@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import OrtflexError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import OrtflexError, Trainer, hook, internals_of
 from tests import children
 from tests.models import mlp
 from tests.training import every_backend, make

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import hook, internals_of
+from ortflex_core.kernel import loop as loops
 from tests import models
 from tests.training import Recorder, every_backend, make, regression, same
 
@@ -333,3 +334,30 @@ def test_hooks_that_only_observe_do_not_slow_the_engine_down(backend: str) -> No
     np.testing.assert_allclose(watcher.losses, each, rtol=1e-4)
     assert len(each) == 36
     assert watcher.runs < 36 or backend != "fused"
+
+
+def test_the_seconds_of_an_epoch_include_its_callbacks_and_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever an epoch waits for is in its time: the sum is the wall time of the loop."""
+    clock = [0.0]
+
+    class Slow:
+        @hook
+        def epoch_start(self) -> None:
+            clock[0] += 1
+
+        @hook
+        def epoch_end(self, record: Any) -> None:
+            assert record["seconds"] == 101  # settled is called after the only step, too
+            clock[0] += 10
+
+        @hook
+        def settled(self) -> None:
+            clock[0] += 100
+
+    monkeypatch.setattr(loops, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    trainer = make(models.linear(), epochs=3, batch_size=40, callbacks=[Slow()])
+    history = trainer.fit(*regression(rows=40))
+    assert history["seconds"] == [211.0] * 3
+    assert clock[0] == 633.0

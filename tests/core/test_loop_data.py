@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import DataError
-from ortflex_core.training import internals_of
+from ortflex_core import DataError, internals_of
 from tests import models
 from tests.training import every_backend, make, regression, same
 

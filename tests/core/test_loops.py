@@ -12,9 +12,8 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from ortflex_core.errors import GraphError
-from ortflex_core.model.model import Model
-from ortflex_core.onnx_files import loop_bounds
+from ortflex_core import GraphError, Model
+from ortflex_core.compiler.onnx_files import loop_bounds
 from tests.training import make
 
 SAME = "on = Identity(go)  t = Tanh(s)"

@@ -15,12 +15,15 @@ import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import gradient_model
-from ortflex_core.check import check_model
-from ortflex_core.errors import ModelError, RuntimeUnavailable
-from ortflex_core.model.model import Model
-from ortflex_core.opsets import downgrade
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import (
+    Model,
+    ModelError,
+    RuntimeUnavailable,
+    check_model,
+    gradient_model,
+    require_runtime,
+)
+from ortflex_core.compiler.opsets import downgrade
 from tests.training import every_backend, make, same
 
 NEWEST = onnx.defs.onnx_opset_version()

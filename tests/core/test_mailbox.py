@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.process_groups import Peers
-from ortflex_core.process_groups import mailbox as module
-from ortflex_core.process_groups.mailbox import Mailbox
-from ortflex_core.testing import ThreadGroup, run_ranks
+from ortflex_core import Peers, ThreadGroup, run_ranks
+from ortflex_core.training.process_groups import mailbox as module
+from ortflex_core.training.process_groups.mailbox import Mailbox
 from tests.core.test_process_groups import results
 
 pytestmark = pytest.mark.once
@@ -99,9 +98,9 @@ def test_no_file_stays_when_a_process_is_killed(left: None) -> None:
     script = """
 import os, signal
 import numpy as np
-from ortflex_core.process_groups import Peers
-from ortflex_core.process_groups.mailbox import Mailbox
-from ortflex_core.testing import run_ranks
+from ortflex_core import Peers
+from ortflex_core.training.process_groups.mailbox import Mailbox
+from ortflex_core import run_ranks
 
 def job(group):
     box = Mailbox(Peers(group.join()), 1 << 20, shared=True)

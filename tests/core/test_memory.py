@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
-from ortflex_core.check import estimate_memory
-from ortflex_core.errors import ConfigError
+from ortflex_core import ConfigError, estimate_memory
 from ortflex_plugins.cli.main import main
 from tests import models
 

@@ -11,10 +11,9 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
-from ortflex_core import Trainer
-from ortflex_core.runtime import liveness, recompute, session
-from ortflex_core.runtime.memory_plan import place_tensors, update_in_place
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core import Array, TensorSpec, Trainer
+from ortflex_core.compiler.runtime import liveness, recompute, session
+from ortflex_core.compiler.runtime.memory_plan import place_tensors, update_in_place
 from ortflex_plugins.backends.fused import FusedBackend
 from tests import models
 from tests.training import regression

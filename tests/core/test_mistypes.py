@@ -9,10 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.errors import ConfigError, DataError, ModelError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import ConfigError, DataError, ModelError, Trainer, hook, internals_of
 from tests import models
 from tests.training import make, plugins, regression
 

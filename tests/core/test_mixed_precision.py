@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, shape_inference
 
-from ortflex_core import Trainer
-from ortflex_core.errors import Unsupported
-from ortflex_core.testing.emulated import Emulated
+from ortflex_core import Emulated, Trainer, Unsupported, internals_of, step_program
 from tests import half_models, models
 from tests.core.test_checkpoint import SaveAt
 from tests.training import make, plugins, regression, same, usable
@@ -120,17 +118,15 @@ def _torch(torch: Any, module: Any, x: Any, y: Any, kind: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "lstm", "transformer"])
 def test_float16_on_onnxruntime(name: str) -> None:
-    """The graphs load and run where there are only Casts around float16."""
+    """Weights are those of float32 up to the rounding of float16, which is visible."""
     if name != "mlp":
         pytest.importorskip("torch")
     model = half_models.network(name)
     x, y = half_models.data(name, 32)
     true = moved(train(model, x, y, precision="float32", backend="fused"), model)
-    for precision in (FP16, STATIC):
-        assert (
-            distance(moved(train(model, x, y, precision=precision, backend="fused"), model), true)
-            < 0.01
-        )
+    for precision in ({"name": FP16, "loss_scale": 1024.0}, STATIC):
+        mine = moved(train(model, x, y, precision=precision, backend="fused"), model)
+        assert STEP[FP16] / 8 < distance(mine, true) < 0.01
 
 
 @pytest.mark.parametrize("precision", [STATIC, BF16])
@@ -250,7 +246,7 @@ def test_a_resumed_training_ends_in_the_same_bits(
     assert {n: a.tobytes() for n, a in ends[0].items()} == {
         n: a.tobytes() for n, a in ends[1].items()
     }
-    assert float(ends[0][SKIPPED if backend == "emulated" else SCALE]) not in (0.0, 1024.0)
+    assert float(ends[0][SKIPPED]) > 0
 
 
 @pytest.mark.parametrize(
@@ -274,9 +270,9 @@ def test_types_in_the_graph() -> None:
     pytest.importorskip("torch")
     model = half_models.network("transformer")
     x, y = half_models.data("transformer", 8)
-    trainer = train(model, x, y, precision=FP16, backend="fused", optimizer="adam")
+    trainer = train(model, x, y, precision=FP16, optimizer="adam")
     wide = {"ReduceSum", "Softmax", "LayerNormalization", "ReduceMean", "Pow", "Sqrt", "Exp"}
-    for program in (p for n, p in trainer.engine.programs().items() if n.startswith("step")):
+    for program in [step_program(internals_of(trainer).problem, rows=rows) for rows in (8, None)]:
         graph = shape_inference.infer_shapes(program.proto(), strict_mode=True).graph
         values = (*graph.input, *graph.value_info, *graph.output)
         types = {v.name: v.type.tensor_type.elem_type for v in values}

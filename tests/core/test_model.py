@@ -9,12 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.errors import ModelError
-from ortflex_core.graph.control_flow import captured_names
-from ortflex_core.graph.ops import Trace
-from ortflex_core.graph.program import Program, build
-from ortflex_core.model.model import Model
-from ortflex_core.types import TensorSpec
+from ortflex_core import Model, ModelError, Program, TensorSpec, Trace, build, captured_names
 from tests import models
 
 helper = models.helper

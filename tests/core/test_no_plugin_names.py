@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ortflex_core.config.arguments import ASSUMED_LOSS, Arguments, default, short_forms
-from ortflex_core.errors import ConfigError
-from ortflex_core.problem.losses import penalty_terms
-from ortflex_core.registry import Plugins
+from ortflex_core import Arguments, ConfigError, Plugins
+from ortflex_core.compiler.problem.losses import penalty_terms
+from ortflex_core.training.config.arguments import ASSUMED_LOSS, default, short_forms
 from tests.training import plugins
 
 pytestmark = pytest.mark.once
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 POINTS = PROJECT["project"]["entry-points"]
-DATA = "config/arguments.py"
+DATA = "training/config/arguments.py"
 """The one module in which a name may stand: the defaults of the arguments."""
 
 # Words that are also something else in the core: what the literal is there.
@@ -36,10 +35,10 @@ OTHERWISE = {
 }
 # What stands elsewhere, and looks no plugin up.
 ALLOWED = {
-    ("views/synonyms.py", "clip_norm"),  # the argument, for another library's max_grad_norm
-    ("views/tracebacks.py", "torch"),  # the package, whose frames are left out
-    ("data/labels.py", "softmax_cross_entropy"),  # advice to the user
-    ("runtime/installation.py", "training_session"),  # a module of onnxruntime
+    ("kernel/synonyms.py", "clip_norm"),  # the argument, for another library's max_grad_norm
+    ("kernel/tracebacks.py", "torch"),  # the package, whose frames are left out
+    ("compiler/problem/labels.py", "softmax_cross_entropy"),  # advice to the user
+    ("compiler/runtime/installation.py", "training_session"),  # a module of onnxruntime
 }
 
 
@@ -141,8 +140,8 @@ def test_comparisons_see_gradients_for_the_default_optimizer_is_plain_descent() 
 def test_without_any_backend_the_error_names_disabled_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ortflex_core.engines import backend_choice
-    from ortflex_core.errors import PluginError, Unsupported
+    from ortflex_core import PluginError, Unsupported
+    from ortflex_core.training.engines import backend_choice
 
     owners = {entry.owner for entry in Plugins.discover()["backends"]}
     monkeypatch.setenv("ORTFLEX_DISABLE_PLUGINS", ",".join(owners))

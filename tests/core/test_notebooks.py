@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 
-from ortflex_core.views.notebook import displayed_briefly, one_line
+from ortflex_core.kernel.notebook import displayed_briefly, one_line
 from tests import models
 from tests.training import make, regression
 
@@ -108,7 +108,7 @@ def test_what_is_trained_goes_to_the_output_of_a_cell(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from ortflex_core.views.progress import say
+    from ortflex_core.training.views.progress import say
 
     Shell(monkeypatch, kernel)
     say("training 2 parameters")

@@ -9,9 +9,8 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from ortflex_core.errors import ModelError
-from ortflex_core.model.model import Model
-from ortflex_core.opsets import upgrade
+from ortflex_core import Model, ModelError
+from ortflex_core.compiler.opsets import upgrade
 from tests import models
 from tests.training import make, regression, same
 

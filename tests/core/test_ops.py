@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from ortflex_core.errors import GraphError
-from ortflex_core.graph import inference
-from ortflex_core.graph.host_scalars import Host
-from ortflex_core.graph.ops import Node, Tensor, Trace
-from ortflex_core.graph.program import build
+from ortflex_core import GraphError, Host, Tensor, Trace, build
+from ortflex_core.compiler.graph import inference
+from ortflex_core.compiler.graph.ops import Node
 from tests.gradcheck import run
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortflex_core.graph.ops import FLOATS
-from ortflex_core.model.model import Model
-from ortflex_core.parameters.selection import choose_parameters
+from ortflex_core import FLOATS, Model, choose_parameters
 from tests import parameter_files
 
 pytestmark = pytest.mark.sampled

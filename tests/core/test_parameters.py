@@ -17,12 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.model.model import Model
-from ortflex_core.parameters import evidence
-from ortflex_core.parameters.selection import choose_parameters
-from ortflex_core.problem.description import headline
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import Model, Trainer, choose_parameters, internals_of
+from ortflex_core.compiler.parameters import evidence
+from ortflex_core.compiler.problem.description import headline
 from tests import models
 
 pytestmark = pytest.mark.sampled

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.graph.host_scalars import Host, HostProgram
-from ortflex_core.graph.ops import Ops, Tensor, Trace
-from ortflex_core.graph.ports import Port
-from ortflex_core.graph.program import Program, build
-from ortflex_core.programs import rebuild
+from ortflex_core import Host, HostProgram, Ops, Port, Program, Tensor, Trace, build
+from ortflex_core.compiler.programs import rebuild
 from tests.gradcheck import runner
 
 RNG = np.random.default_rng(5)

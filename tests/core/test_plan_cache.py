@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core.engines import PlanCache
+from ortflex_core import DataError, PlanCache
 from tests.training import every_backend, make, same
 
 
@@ -47,6 +47,10 @@ def test_a_bound_on_the_shapes_that_are_kept_changes_no_bit(
         pytest.skip("it updates the weights itself")
     options: dict[str, Any] = {"backend": backend, "accumulate": accumulate, "batch_size": 8}
     free = make(embedding(), **options, epochs=2, shuffle=False)
+    if backend == "xla" and accumulate > 1:  # a step is one graph of all its batches
+        with pytest.raises(DataError, match="'tokens'"):
+            free.fit(batches)
+        return
     free.fit(batches)
     made: list[PlanCache[Any]] = []
     begin = PlanCache.__init__

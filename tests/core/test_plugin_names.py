@@ -14,12 +14,16 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from ortflex_core.check import check_model
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.errors import ConfigError, OrtflexError, PluginError
-from ortflex_core.registry import Plugins
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import (
+    ConfigError,
+    OrtflexError,
+    PluginError,
+    Plugins,
+    Recipe,
+    Trainer,
+    check_model,
+    internals_of,
+)
 from tests import models
 from tests.installing import Install
 from tests.installing import install as install
@@ -29,9 +33,10 @@ pytestmark = pytest.mark.per_python
 
 RIVAL = '''
 import attrs
-from ortflex_core.autodiff.reverse import Rules
-from ortflex_core.component import hyper
-from ortflex_core.protocols.kinds import *
+from ortflex_core import (
+    Adapter, Average, Backend, Constraint, DataSource, Decompositions, Device, Loss, Metric, Optimizer,
+    Penalty, Precision, ProcessGroup, Rules, Schedule, Transform, hyper,
+)
 
 @attrs.frozen(kw_only=True)
 class Adam(Optimizer):

@@ -9,15 +9,19 @@ import onnx
 import onnx.parser
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.check import check_model
-from ortflex_core.errors import ModelError, NoGradientRule, Unsupported
-from ortflex_core.model.model import Model
-from ortflex_core.model.shape_probe import complete_shapes
-from ortflex_core.onnx_files import model_file
-from ortflex_core.opsets.equivalence import Runner
-from ortflex_core.programs.gradient_model import gradient_model
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    Model,
+    ModelError,
+    NoGradientRule,
+    Trainer,
+    Unsupported,
+    check_model,
+    complete_shapes,
+    gradient_model,
+    internals_of,
+)
+from ortflex_core.compiler.onnx_files import model_file
+from ortflex_core.compiler.opsets.equivalence import Runner
 from tests import models
 from tests.training import every_backend, make
 
@@ -60,6 +64,8 @@ def test_a_model_that_cannot_be_run_stays_as_it_is() -> None:
 
 @every_backend
 def test_a_scaler_before_the_first_parameter_is_no_obstacle(backend: str) -> None:
+    if backend in ("openvino", "xla"):
+        pytest.skip(f"{backend} has no operators of ai.onnx.ml")
     rng = np.random.default_rng(0)
     x = rng.standard_normal((30, 4)).astype(np.float32)
     y = ((x - 1) * 0.5) @ np.array([[1.0], [-1.0], [2.0], [0.5]], np.float32)

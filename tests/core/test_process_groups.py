@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 from onnx.helper import make_node as node
 
-from ortflex_core import Trainer
-from ortflex_core.errors import Unsupported
-from ortflex_core.hooks import hook
-from ortflex_core.process_groups import RanksDiffer
-from ortflex_core.testing import ThreadGroup, run_ranks
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    RanksDiffer,
+    ThreadGroup,
+    Trainer,
+    Unsupported,
+    hook,
+    internals_of,
+    run_ranks,
+)
 from tests import models
 from tests.models import floats
 from tests.training import plugins, usable

@@ -10,11 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import ConfigError, OrtflexError, TrainingDiverged, Unsupported
-from ortflex_core.hooks import hook
-from ortflex_core.process_groups import Peers, RankFailed, RanksDiffer
-from ortflex_core.testing import ThreadGroup, run_ranks
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    ConfigError,
+    OrtflexError,
+    Peers,
+    RankFailed,
+    RanksDiffer,
+    ThreadGroup,
+    TrainingDiverged,
+    Unsupported,
+    hook,
+    internals_of,
+    run_ranks,
+)
 from tests import models
 from tests.core.test_process_groups import (
     ROWS,
@@ -107,6 +115,41 @@ def test_a_process_that_ended_ends_the_others() -> None:
     out = run_ranks(2, job)
     assert isinstance(out[0], RankFailed)
     assert "has ended" in str(out[0])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_process_that_does_not_answer_is_named_and_not_called_ended(size: int) -> None:
+    """The class of errors: a cause in a message that was not observed. Only the silence was."""
+
+    class Silent:
+        rank = 0
+
+        def __init__(self) -> None:
+            self.size, self.answers = size, 2
+
+        def all_gather(self, array: Any) -> Any:
+            if not self.answers:
+                raise TimeoutError("no message within 7 s")
+            self.answers -= 1
+            return [array] * self.size
+
+        def close(self) -> None:
+            """Nothing."""
+
+    peers = Peers(Silent())
+    peers.any("start", flag=False)
+    peers.any("decision", flag=False)
+    with pytest.raises(RankFailed) as caught:
+        peers.any("weights 1", flag=False)
+    text = str(caught.value)
+    assert "has ended" not in text
+    for known in ("within 7 s", "'weights 1'", "'decision'", "1, 2" if size == 3 else "of rank 1"):
+        assert known in text
+    silent = Silent()
+    silent.answers = 0
+    peers = Peers(silent)
+    with pytest.raises(RankFailed, match="it has sent no message yet"):
+        peers.any("start", flag=False)
 
 
 def test_an_interrupt_in_one_process_ends_all_after_the_same_step() -> None:

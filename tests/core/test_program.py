@@ -9,10 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, parser
 
-from ortflex_core.errors import GraphError
-from ortflex_core.graph.host_scalars import Host, HostProgram
-from ortflex_core.graph.ops import Tensor, Trace
-from ortflex_core.graph.program import Program, build, ir_for
+from ortflex_core import GraphError, Host, HostProgram, Program, Tensor, Trace, build
+from ortflex_core.compiler.graph.program import ir_for
 from tests.gradcheck import run
 from tests.tracing import OPSETS
 
@@ -71,7 +69,7 @@ def test_in_long_graphs_few_nodes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         return build(trace, {"last": values[-1], "backward": backward}, name="p")
 
     usual = chain()
-    monkeypatch.setattr("ortflex_core.graph.program._MANY", 0)
+    monkeypatch.setattr("ortflex_core.compiler.graph.program._MANY", 0)
     sorted_ = chain()
     assert waiting(usual) == 40
     assert waiting(sorted_) <= 3

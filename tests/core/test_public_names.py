@@ -68,6 +68,10 @@ def _split(lines: list[str]) -> tuple[list[str], list[str]]:
     return [parsed(line)[0] for line in lines], lines
 
 
+def test_type_checkers_know_the_public_names() -> None:
+    assert public_names.STUB.read_text("utf-8") == public_names.stub()
+
+
 @pytest.mark.slow
 def test_the_list_of_public_names_is_complete() -> None:
     for module in ("sklearn", "torch"):
@@ -96,8 +100,7 @@ def test_what_counts_as_broken(old: str, new: str, reason: str) -> None:
 
 
 def test_kinds_of_plugins_and_hooks_stay() -> None:
-    from ortflex_core.hooks import NAMES
-    from ortflex_core.registry import KINDS
+    from ortflex_core import KINDS, NAMES
 
     kinds = (
         "losses penalties schedules optimizers transforms constraints averages devices backends data "

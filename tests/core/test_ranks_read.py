@@ -10,14 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.data import Batches
-from ortflex_core.data.batches import Epoch
-from ortflex_core.data.columns import Columns
-from ortflex_core.data.pieces import Conversion, PieceBatches, Pieces
-from ortflex_core.errors import DataError, Unsupported
-from ortflex_core.hooks import hook
-from ortflex_core.testing import ThreadGroup, run_ranks
+from ortflex_core import (
+    Batches,
+    Columns,
+    DataError,
+    Pieces,
+    ThreadGroup,
+    Trainer,
+    Unsupported,
+    hook,
+    run_ranks,
+)
+from ortflex_core.kernel.batches import Epoch
+from ortflex_core.training.data.pieces import Conversion, PieceBatches
 from tests.core.test_process_groups import equal, outcome, results, training
 from tests.training import plugins
 

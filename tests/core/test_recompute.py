@@ -11,11 +11,9 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from ortflex_core import Trainer
-from ortflex_core.errors import ConfigError, GraphError, Unsupported
-from ortflex_core.runtime import liveness, recompute, session
+from ortflex_core import Array, ConfigError, GraphError, Trainer, Unsupported
+from ortflex_core.compiler.runtime import liveness, recompute, session
 from ortflex_core.testing import compositions, step_programs
-from ortflex_core.types import Array
 from ortflex_plugins.backends.fused import FusedBackend
 from tests import models
 from tests.training import regression

@@ -10,12 +10,19 @@ import attrs
 import pytest
 from onnx import TensorProto
 
-from ortflex_core.autodiff.families import load_rules
-from ortflex_core.autodiff.reverse import gradients
-from ortflex_core.errors import ConfigError, GraphError, NoGradientRule, PluginError, suggest
-from ortflex_core.graph.ops import Trace
-from ortflex_core.protocols.kinds import Loss
-from ortflex_core.registry import KINDS, Plugins
+from ortflex_core import (
+    KINDS,
+    ConfigError,
+    GraphError,
+    Loss,
+    NoGradientRule,
+    PluginError,
+    Plugins,
+    Trace,
+    gradients,
+    load_rules,
+    suggest,
+)
 from tests import children, models
 from tests.installing import GOOD, Install
 from tests.installing import install as install
@@ -27,7 +34,7 @@ pytestmark = pytest.mark.per_python
 def test_listing_names_imports_no_plugin() -> None:
     code = (
         "import sys\n"
-        "from ortflex_core.registry import Plugins\n"
+        "from ortflex_core import Plugins\n"
         "plugins = Plugins.discover()\n"
         "assert 'elastic' in plugins['losses'] and 'example_cauchy' in plugins['losses']\n"
         "for registry in plugins:\n"
@@ -141,7 +148,7 @@ def test_what_is_of_the_wrong_type_is_refused(install: Install, target: str) -> 
         "class Plain: ...\n"
         "value = 3\n"
         "def function(): ...\n"
-        "from ortflex_core.protocols.kinds import Penalty as Other\n"
+        "from ortflex_core import Penalty as Other\n"
     )
     install("wrong", code, {"ortflex.losses": {"odd": f"wrong_module:{target}"}})
     with pytest.raises(
@@ -171,7 +178,7 @@ def test_a_broken_family_is_an_error_only_for_models_with_its_operators(install:
 
 def test_two_rules_for_one_operator_are_an_error_unless_ordered(install: Install) -> None:
     code = (
-        "from ortflex_core.autodiff.reverse import Rules\n"
+        "from ortflex_core.compiler.autodiff.reverse import Rules\n"
         "RULES = Rules()\n"
         "@RULES.rule('MatMul')\n"
         "def matmul(op, node, g): raise ZeroDivisionError('ours')\n"

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper
 
-from ortflex_core.errors import OrtflexError
+from ortflex_core import OrtflexError
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import make, regression
@@ -51,7 +51,7 @@ def test_a_loss_that_did_not_rise_is_not(
 
 
 def test_metrics_without_validation_data_are_remarked_on(caplog: pytest.LogCaptureFixture) -> None:
-    assert "metrics (mae, rmse) are computed on validation data, but there are none" in remarks(
+    assert "metrics (mae, rmse) are computed on validation data, which are missing" in remarks(
         caplog, metrics=["mae", "rmse"], epochs=1
     )
 

@@ -7,18 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
-from ortflex_core.errors import OrtflexError, RuntimeUnavailable
-from ortflex_core.runtime import installation as runtime_module
-from ortflex_core.runtime.installation import (
-    Distribution,
+from ortflex_core import (
+    OrtflexError,
     Runtime,
+    RuntimeUnavailable,
     diagnose,
     find_distributions,
     require_runtime,
-    version_tuple,
 )
+from ortflex_core.compiler.runtime import installation as runtime_module
+from ortflex_core.compiler.runtime.installation import Distribution, version_tuple
+from ortflex_plugins.cli.doctor import examine
 from tests import children
 
 STOCK = Distribution("onnxruntime", "1.31.1")
@@ -173,7 +175,7 @@ def test_what_each_runtime_can_do() -> None:
 def test_torch_is_not_imported_and_nothing_is_printed() -> None:
     code = """
 import sys
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import require_runtime
 require_runtime()
 assert "torch" not in sys.modules, "torch"
 assert "onnxruntime.training" not in sys.modules, "left hidden"
@@ -191,6 +193,20 @@ try:
 finally:
     print("imported" if "onnxruntime" in sys.modules else "not imported", file=sys.stderr)
 """
+
+
+@pytest.mark.parametrize(
+    ("version", "variable", "on"),
+    [("1.32.0", "", True), ("1.32.0", "1", False), ("1.19.2", "", False)],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="all versions for Windows have it")
+def test_doctor_says_whether_the_runtime_may_report_its_use(
+    version: str, variable: str, on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = attrs.evolve(require_runtime(), version=version)
+    monkeypatch.setattr("ortflex_plugins.cli.doctor.require_runtime", lambda: found)
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", variable)
+    assert examine()["telemetry"] is on
 
 
 def test_doctor_says_that_there_are_two_before_importing_either(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortflex_core.data.batches import Epoch
-from ortflex_core.data.columns import Columns
-from ortflex_core.data.pieces import Conversion, PieceBatches, Pieces, head, rows_of, usual_buffer
-from ortflex_core.data.shuffle_buffer import Part, fill_buffers
-from ortflex_core.errors import DataError
+from ortflex_core import Columns, DataError, Pieces, usual_buffer
+from ortflex_core.kernel.batches import Epoch
+from ortflex_core.training.data.pieces import Conversion, PieceBatches, head, rows_of
+from ortflex_core.training.data.shuffle_buffer import Part, fill_buffers
 
 pytestmark = pytest.mark.per_python
 

@@ -10,13 +10,18 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.checkpoints import checkpoint
-from ortflex_core.comparison import compare
-from ortflex_core.component import hyper
-from ortflex_core.errors import BrokenPlugin, CheckpointError, DataError, Unsupported
-from ortflex_core.programs import flat_parameters
-from ortflex_core.protocols import Optimizer
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    BrokenPlugin,
+    CheckpointError,
+    DataError,
+    Optimizer,
+    Unsupported,
+    compare,
+    hyper,
+    internals_of,
+)
+from ortflex_core.compiler.programs import flat_parameters
+from ortflex_core.training.checkpoints import checkpoint
 from tests import models
 from tests.training import every_backend, make, regression
 
@@ -180,7 +185,7 @@ def test_every_backend_keeps_the_state_of_the_float64_reference(optimizer: Any) 
 @pytest.mark.parametrize("optimizer", [Rows(), SaysElementwise(), Longest()])
 def test_parameters_do_not_move_as_one_vector_where_slots_have_other_shapes(optimizer: Any) -> None:
     trainer = trained(optimizer)
-    assert flat_parameters.layout(internals_of(trainer).problem, 4, scaled=False) is None
+    assert flat_parameters.layout(internals_of(trainer).problem, scaled=False) is None
     by_hand = models.weights_of(models.mlp())
     assert any((trainer.get_state()[n] != a).any() for n, a in by_hand.items())
 

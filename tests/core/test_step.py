@@ -10,12 +10,16 @@ import onnx
 import pytest
 from onnx import helper
 
-from ortflex_core.graph.host_scalars import HostProgram
-from ortflex_core.graph.program import Program
-from ortflex_core.problem.problem import Problem
-from ortflex_core.programs.step import gradient_factor, gradient_program, step_program
-from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    HostProgram,
+    Problem,
+    Program,
+    gradient_program,
+    internals_of,
+    require_runtime,
+    step_program,
+)
+from ortflex_core.compiler.programs.step import gradient_factor
 from tests import models
 from tests.gradcheck import runner
 from tests.training import make

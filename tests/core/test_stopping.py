@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import ConfigError, TrainingDiverged
-from ortflex_core.hooks import hook
-from ortflex_core.protocols.kinds import Schedule
-from ortflex_core.types import Progress
+from ortflex_core import ConfigError, Progress, Schedule, TrainingDiverged, hook
 from tests import models
 from tests.training import Recorder, every_backend, make, regression, same
 

@@ -9,11 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import ConfigError, OrtflexError, Unsupported
-from ortflex_core.hooks import hook
-from ortflex_core.testing import ThreadGroup, run_ranks
-from ortflex_core.training import internals_of
+from ortflex_core import (
+    CheckpointError,
+    ConfigError,
+    OrtflexError,
+    ThreadGroup,
+    Trainer,
+    Unsupported,
+    hook,
+    internals_of,
+    run_ranks,
+)
 from tests import models
 from tests.core.test_process_groups import (
     CLASSES,
@@ -230,7 +236,7 @@ def test_a_checkpoint_within_an_epoch_continues_to_the_same_bits(
     assert all(isinstance(error, ZeroDivisionError | OrtflexError) for error in out)
     assert results(run_ranks(2, second)) == expected
     for error in run_ranks(1, lambda g: Trainer.resume(tmp_path, plugins=plugins(), callbacks=())):
-        assert isinstance(error, ConfigError)
+        assert isinstance(error, CheckpointError)
         assert "needs distributed" in str(error)
 
 

@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import ModelError
-from ortflex_core.model.model import Model
-from ortflex_core.model.targets import default_output, file_classes, raw_scores
-from ortflex_core.parameters.selection import choose_parameters, matching
+from ortflex_core import (
+    Model,
+    ModelError,
+    choose_parameters,
+    default_output,
+    file_classes,
+    raw_scores,
+)
+from ortflex_core.compiler.parameters.selection import matching
 from tests import models
 
 helper = models.helper

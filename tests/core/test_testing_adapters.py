@@ -8,8 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.protocols import Adapter
-from ortflex_core.testing import AdapterKit
+from ortflex_core import Adapter, AdapterKit
 from tests.core.planted import Planted, PlantedMistakes, Subject, noisy
 
 pytestmark = pytest.mark.once

@@ -9,10 +9,8 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.engines.array_engine import HostEngine
-from ortflex_core.protocols.kinds import Backend
-from ortflex_core.runtime.session import run_arrays
-from ortflex_core.testing import BackendKit, step_programs
+from ortflex_core import Backend, BackendKit, HostEngine, run_arrays
+from ortflex_core.testing import step_programs
 from ortflex_core.testing.running import cpu
 from tests.core.planted import SHARED, Planted, PlantedMistakes, Subject
 from tests.core.test_statistics import batches, network
@@ -77,6 +75,14 @@ class LearnsFromEvaluation(Good):
         def evaluate(self, batch: Any, outputs: Any) -> Any:
             self._weights = {n: 0.99 * a for n, a in self._weights.items()}
             return super().evaluate(batch, outputs)
+
+
+class TakesEverything(Good):
+    """Stores whatever it is given."""
+
+    class engine(HostEngine):
+        def load(self, state: Any) -> None:
+            self._weights |= state
 
 
 class Lends(Good):
@@ -215,6 +221,27 @@ class OneLossOfSeveral(Good):
         return super().build(attrs.evolve(problem, terms=tuple(terms)), device, runtime)
 
 
+class PacksConstantsOnce(Good):
+    """Reads a square constant as its first reader does, transposed or not, as compilers have done."""
+
+    def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
+        proto = program.proto()
+        square = {
+            t.name
+            for t in proto.graph.initializer
+            if len(t.dims) == 2 and t.dims[0] == t.dims[1] > 1
+        }
+        first: dict[str, int] = {}
+        for node in proto.graph.node:
+            name = node.input[1] if node.op_type in ("Gemm", "MatMul") else ""
+            if name in square:
+                turned = {a.name: a for a in node.attribute}.get("transB")
+                kept = first.setdefault(name, turned.i if turned else 0)
+                if turned is not None:
+                    turned.i = kept
+        return by_onnxruntime(attrs.evolve(program, model=proto.SerializeToString()), feeds)
+
+
 def combined(mistake: Any, feature: str, match: str) -> Planted:
     return Planted("test_composition", mistake, match, {"feature": feature})
 
@@ -240,12 +267,22 @@ PLANTED = [
     Planted("test_adam", AlwaysTheFirst(), "after three steps of Adam"),
     Planted("test_evaluation_changes_nothing", LearnsFromEvaluation(), "evaluation: '.*' differs"),
     Planted("test_state", Lends(), "the state after a caller has changed its copy: '.*' differs"),
+    Planted("test_state_is_checked", TakesEverything(), "DID NOT RAISE"),
     Planted("test_slots", ForgetsTheStep(), "a run that continues: '.*' differs"),
     Planted("test_determinism", Shaky(), "the same training twice: '.*' differs"),
+    *(
+        Planted("test_frozen", PacksConstantsOnce(), "the movement of .* is wrong", {"form": form})
+        for form in ("plain", "shared", "lora")
+    ),
     Planted("test_what_it_refuses", TakesAll(), "DID NOT RAISE"),
     Planted("test_graphs_and_counters", NoGraphs(), r"programs\(\) is empty"),
 ]
-KNOWN = {"reduction": "mean", "feature": "penalty", "program": step_programs.sample(17)[0]}
+KNOWN = {
+    "reduction": "mean",
+    "feature": "penalty",
+    "form": "kernel",
+    "program": step_programs.sample(17)[0],
+}
 
 
 class TestBackends(PlantedMistakes):

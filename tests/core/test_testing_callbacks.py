@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 
-from ortflex_core.hooks import hook
-from ortflex_core.testing import (
-    CallbackKit,
-)
+from ortflex_core import CallbackKit, hook
 from tests.core.planted import Planted, PlantedMistakes, Subject, called
 
 pytestmark = pytest.mark.once

@@ -8,9 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.component import hyper, number
-from ortflex_core.protocols.kinds import Average, Constraint
-from ortflex_core.testing import AverageKit, ConstraintKit
+from ortflex_core import Average, AverageKit, Constraint, ConstraintKit, hyper, number
 from tests.core.planted import (
     Planted,
     PlantedMistakes,

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.testing import (
-    DeviceKit,
-)
+from ortflex_core import DeviceKit
 from ortflex_core.testing.running import plugins
 from tests.core.planted import Planted, PlantedMistakes, Subject
 

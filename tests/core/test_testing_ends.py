@@ -8,15 +8,17 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.component import number
-from ortflex_core.data.columns import Columns
-from ortflex_core.data.pieces import Pieces
-from ortflex_core.errors import DataError
-from ortflex_core.protocols.kinds import DataSource, Metric, Schedule
-from ortflex_core.testing import (
+from ortflex_core import (
+    Columns,
+    DataError,
+    DataSource,
     DataSourceKit,
+    Metric,
     MetricKit,
+    Pieces,
+    Schedule,
     ScheduleKit,
+    number,
 )
 from tests.core.planted import Planted, PlantedMistakes, Subject, called, normal
 
@@ -116,6 +118,15 @@ class Rooted(Squares):
         return State()
 
 
+class Forgiving(Squares):
+    def start(self) -> Any:
+        class State(Mean):
+            def update(self, expected: Any, predicted: Any, weight: Any) -> None:
+                Mean.update(self, expected, np.nan_to_num(predicted, posinf=0.0), weight)
+
+        return State()
+
+
 class MeanOfMeans(Squares):
     def start(self) -> Any:
         class State(Mean):
@@ -176,6 +187,7 @@ METRICS = [
     Planted("test_better", Backwards(), "better is 'higher', but correct predictions have 0.0"),
     Planted("test_fresh_start", OneForAll(), "an accumulator while another one is used"),
     Planted("test_result_is_a_number", NumpyNumber(), r"the result is (np\.float64\()?0"),
+    Planted("test_not_finite", Forgiving(), "a row of the predictions is nan"),
     Planted("test_a_trainer_reports_it", AskedOften(), "the metric"),
 ]
 EXPECTED = normal(12, 1)

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from ortflex_core.autodiff.reverse import Rules
-from ortflex_core.testing import (
-    GradientCase,
-    GradientKit,
-)
+from ortflex_core import GradientCase, GradientKit
+from ortflex_core.compiler.autodiff.reverse import Rules
 from tests.core.planted import Planted, PlantedMistakes, Subject, normal
 
 pytestmark = pytest.mark.once

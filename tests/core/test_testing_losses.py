@@ -10,9 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.component import hyper, number
-from ortflex_core.protocols.kinds import Loss
-from ortflex_core.testing import LossKit
+from ortflex_core import Loss, LossKit, hyper, number
 from ortflex_core.testing.running import plugins
 from tests.core.planted import (
     Planted,
@@ -195,6 +193,13 @@ def documented(text: str | None) -> Good:
     return type("Documented", (Good,), {"__doc__": text, "__module__": __name__})()
 
 
+class Halved(Good):
+    """A wrong denominator: the loss is halved, and so are its gradients."""
+
+    def counts(self, op: Any, expected: Any) -> Any:
+        return op.constant(np.full(1, 2.0))
+
+
 PLANTED = [
     Planted("test_value", Twice(), "per_sample compared with the reference"),
     Planted("test_gradient", SizeOfCotangent(), "gradient of good and finite differences"),
@@ -209,6 +214,7 @@ PLANTED = [
     Planted("test_dynamic_batch", Averaged(), "at least one value per sample"),
     Planted("test_dynamic_batch", Centred(), "the value of a row depends on other rows"),
     Planted("test_float64", Rounded(), "accuracy of float32"),
+    Planted("test_counts", Halved(), "counts, by which the loss is divided"),
     Planted("test_backends", OtherInFloat32(), "the loss on"),
     Planted("test_determinism", Noisy(), "differs from one run to the next"),
     Planted("test_hyperparameters_are_symbols", Unused(), "does not use scale"),

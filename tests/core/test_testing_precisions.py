@@ -8,8 +8,7 @@ import attrs
 import pytest
 from onnx import TensorProto
 
-from ortflex_core.protocols import Growth, Precision
-from ortflex_core.testing import PrecisionKit
+from ortflex_core import Growth, Precision, PrecisionKit
 
 pytestmark = pytest.mark.once
 

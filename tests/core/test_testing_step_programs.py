@@ -9,8 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.engines.array_engine import HostEngine
-from ortflex_core.errors import Unsupported
+from ortflex_core import HostEngine, Unsupported
 from ortflex_core.testing import step_programs
 from ortflex_core.testing.backend import check_program
 from ortflex_core.testing.running import plugins

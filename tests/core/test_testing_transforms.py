@@ -8,9 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.component import hyper, number
-from ortflex_core.protocols import Transform
-from ortflex_core.testing import TransformKit
+from ortflex_core import Transform, TransformKit, hyper, number
 from tests.core.planted import (
     Planted,
     PlantedMistakes,

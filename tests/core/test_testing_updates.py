@@ -8,9 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.component import hyper, number
-from ortflex_core.protocols.kinds import Optimizer, Penalty
-from ortflex_core.testing import LossKit, OptimizerKit, PenaltyKit
+from ortflex_core import LossKit, Optimizer, OptimizerKit, Penalty, PenaltyKit, hyper, number
 from tests.core.planted import (
     SHARED,
     Planted,
@@ -175,6 +173,12 @@ class RoundedMove(Heavy):
         return through_float32(op, new), after
 
 
+class RoundedSlot(Heavy):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        new, after = Heavy.update(self, op, weight, gradient, rate, step, slots)
+        return new, {"v": through_float32(op, after["v"])}
+
+
 class Decaying(Heavy):
     def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
         new, after = Heavy.update(self, op, weight, gradient, rate, step, slots)
@@ -269,6 +273,7 @@ OPTIMIZERS = [
     Planted("test_slots", LostSlot(), r"returns the slots \[\], but \['v'\] are declared"),
     Planted("test_gradients_of_0_and_100", NormalizedByItself(), "not finite after gradients of 0"),
     Planted("test_float64", RoundedMove(), "accuracy of float32"),
+    Planted("test_float64", RoundedSlot(), "'v' is rounded to float32"),
     Planted("test_rate_of_0", Decaying(), "after steps at a rate of 0"),
     Planted("test_it_descends", Climbing(), "heavy increases the loss"),
     Planted("test_elementwise", NormOfAll(), "a row depends on other rows"),

@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 
 from ortflex import Recipe, Trainer, check_model, compare
-from ortflex_core.data import Batches
-from ortflex_core.errors import BrokenPlugin, OrtflexError
-from ortflex_core.hooks import hook
-from ortflex_core.portable import apply_state
+from ortflex_core import Batches, BrokenPlugin, OrtflexError, apply_state, hook
 from tests import models
 from tests.training import make, plugins, regression
 

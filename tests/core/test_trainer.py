@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.engines import scores
-from ortflex_core.errors import OrtflexError, Unsupported
-from ortflex_core.registry import Plugins
-from ortflex_core.training import internals_of
+from ortflex_core import OrtflexError, Plugins, Unsupported, internals_of
+from ortflex_core.training.engines import scores
 from tests import models
 from tests.training import every_backend, make, plugins, regression
 
@@ -192,7 +190,7 @@ def test_a_backend_of_priority_minus_infinity_is_used_only_if_it_is_named() -> N
 
 
 def test_training_continues_after_divergence_with_a_smaller_rate() -> None:
-    from ortflex_core.errors import TrainingDiverged
+    from ortflex_core import TrainingDiverged
 
     trainer = make(models.linear(), epochs=20, batch_size=10, learning_rate=50.0)
     with pytest.raises(TrainingDiverged):

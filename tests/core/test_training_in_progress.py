@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import DataError, OrtflexError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import DataError, OrtflexError, Trainer, hook, internals_of
 from tests import models
 from tests.training import every_backend, make, plugins, regression, same
 

@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.graph import Ops, Trace
+from ortflex_core import Ops, Trace
 from tests.core import typed_operators
 
 pytestmark = pytest.mark.once
 
 FORMULA = """
 from typing import assert_type
-from ortflex_core.graph import Host, Ops, Tensor
+from ortflex_core import Host, Ops, Tensor
 
 def formula(op: Ops, x: Tensor, rate: Host, beta: float) -> None:
     assert_type(op.Abs(x), Tensor)
@@ -35,7 +35,7 @@ def formula(op: Ops, x: Tensor, rate: Host, beta: float) -> None:
     assert_type(-x + 1, Tensor)
 """
 MISTAKES = """
-from ortflex_core.graph import Host, Ops, Tensor
+from ortflex_core import Host, Ops, Tensor
 
 def formula(op: Ops, x: Tensor, rate: Host) -> None:
     op.Abz(x)
@@ -104,7 +104,7 @@ def test_outputs_and_keywords_of_the_stub_are_those_of_calls() -> None:
 def checked(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     file = folder / "formula.py"
     file.write_text(code, "utf-8")
-    root = typed_operators.STUB.parents[2]
+    root = typed_operators.STUB.parents[3]
     settings = ["--strict", "--config-file", str(root / "pyproject.toml")]
     command = [sys.executable, "-m", "mypy", *settings, "--no-incremental", str(file)]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)

@@ -12,12 +12,16 @@ import onnx
 import pytest
 from onnx import helper
 
-from ortflex_core import Trainer
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.errors import ConfigError, ModelError, Unsupported
-from ortflex_core.protocols.kinds import Schedule
-from ortflex_core.training import internals_of
-from ortflex_core.types import Progress
+from ortflex_core import (
+    ConfigError,
+    ModelError,
+    Progress,
+    Recipe,
+    Schedule,
+    Trainer,
+    Unsupported,
+    internals_of,
+)
 from tests import models
 from tests.training import every_backend, make, plugins, regression, same
 

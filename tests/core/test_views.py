@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import ConfigError
-from ortflex_core.training import internals_of
-from ortflex_core.views.history import History
-from ortflex_core.views.progress import Display, epoch_summary
-from ortflex_core.views.tables import html_table, text_table
+from ortflex_core import ConfigError, History, OrtflexError, epoch_summary, internals_of, text_table
+from ortflex_core.training.views.progress import Display
+from ortflex_core.training.views.tables import html_table
 from tests import models
 from tests.training import make, regression
 
@@ -238,8 +236,7 @@ def test_epochs_are_numbered_from_one_everywhere(tmp_path: Path) -> None:
 
 def test_a_resumed_training_numbers_its_epochs_on(tmp_path: Path) -> None:
     """Also from a checkpoint of version 0.1, whose lines count from 0."""
-    from ortflex_core.checkpoints import list_checkpoints
-    from ortflex_core.training.trainer import Trainer
+    from ortflex_core import Trainer, list_checkpoints
 
     spec = {"name": "checkpoint", "folder": str(tmp_path / "c"), "best": False}
     make(models.linear(), epochs=2, backend="fused", callbacks=[spec]).fit(X, Y)
@@ -314,3 +311,17 @@ def test_a_column_that_no_epoch_has_is_an_error_with_the_nearest() -> None:
         _ = history["val_loss"]
     assert np.isnan(history["validation_loss"][1])
     assert History(())["loss"] == []
+
+
+def test_a_number_is_an_epoch_and_a_name_is_a_column() -> None:
+    rows = tuple({"epoch": k, "loss": 1 / k, "penalty": 0.0} for k in (1, 2, 3))
+    history = History(rows)
+    assert history[-1] == rows[-1] == history[np.int64(2)]
+    assert history[1:]["loss"] == [1 / 2, 1 / 3]
+    assert isinstance(history[1:], History)
+    for number in (3, -4):
+        with pytest.raises(OrtflexError, match="3 epochs, so it has no entry") as error:
+            history[number]
+        assert isinstance(error.value, IndexError)
+    with pytest.raises(OrtflexError, match="columns by name"):
+        history[None]  # type: ignore[call-overload]

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import ortflex
-from ortflex_core.component import Component
-from ortflex_core.errors import ArgumentError, OrtflexError, suggest
-from ortflex_core.registry import HOOKS, TABLES
-from ortflex_core.signatures import explained
+from ortflex_core import HOOKS, TABLES, Component, OrtflexError, suggest
+from ortflex_core.kernel.errors import ArgumentError
+from ortflex_core.kernel.signatures import explained
 from tests import models
 from tests.training import make, plugins, regression
 
@@ -125,7 +124,7 @@ def test_the_learning_rate_of_an_optimizer_is_an_argument_of_the_trainer() -> No
 
 
 def test_a_component_of_a_user_is_explained() -> None:
-    from ortflex_core.protocols import Loss
+    from ortflex_core import Loss
 
     @attrs.frozen(kw_only=True)
     class Cubic(Loss):

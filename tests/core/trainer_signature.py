@@ -15,10 +15,10 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.config import arguments
-from ortflex_core.config.arguments import Arguments
-from ortflex_core.registry import KINDS
+from ortflex_core import KINDS, Arguments
+from ortflex_core.kernel.hooks import Callback
 from ortflex_core.training import trainer
+from ortflex_core.training.config import arguments
 
 SOURCE = Path(inspect.getfile(trainer))
 _MODEL = "str | os.PathLike[str] | bytes | onnx.ModelProto | Model"
@@ -44,11 +44,11 @@ def annotations() -> dict[str, str]:
 def of_components(field: attrs.Attribute[Any]) -> str:
     """The type of an argument that chooses components: a name, an object or a table, or several."""
     base = KINDS[field.metadata["of"]]
-    if base is object:  # callbacks may be objects of any class
+    if base is Callback:  # callbacks may be objects of any class
         return "Any"
     several = " | Sequence[Any]" if "a list of" in field.metadata["kind"] else ""
     nothing = " | None" if field.default is None else ""
-    return f"str | protocols.{base.__name__} | Mapping[str, Any]{several}{nothing}"
+    return f"str | {base.__name__} | Mapping[str, Any]{several}{nothing}"
 
 
 def signature() -> Iterator[str]:

@@ -1,8 +1,8 @@
 """The operators of ONNX as typed methods: ``python -m tests.core.typed_operators`` writes the stub.
 
-The stub ``ortflex_core/graph/operators.pyi`` is read by type checkers and editors alone: at run time
-:class:`ortflex_core.graph.Ops` finds operators by name, and nothing is imported for it. The test in
-test_typed_operators.py compares the file with what is written here.
+The stub ``ortflex_core/compiler/graph/operators.pyi`` is read by type checkers and editors alone: at
+run time :class:`ortflex_core.Ops` finds operators by name, and nothing is imported for it. The test
+in test_typed_operators.py compares the file with what is written here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx.defs import OpSchema
 
-from ortflex_core.graph.host_scalars import OPERATORS
+from ortflex_core.kernel.host_scalars import OPERATORS
 
-STUB = Path(__file__).parents[2] / "ortflex_core" / "graph" / "operators.pyi"
+STUB = Path(__file__).parents[2] / "ortflex_core" / "compiler" / "graph" / "operators.pyi"
 
 _HEAD = '''"""The operators of ONNX opset {opset} as methods, for type checkers and editors.
 
@@ -34,15 +34,16 @@ from typing import Literal, TypeAlias, overload
 import numpy as np
 from onnx import GraphProto, SparseTensorProto, TensorProto, TypeProto
 
-from ortflex_core.graph.host_scalars import Host
-from ortflex_core.graph.ops import Operand, Tensor
-from ortflex_core.types import Array
+from ortflex_core import Host
+from ortflex_core.compiler.graph.ops import Operand
+from ortflex_core import Tensor
+from ortflex_core import Array
 
 _Scalar: TypeAlias = Host | float
 _Array: TypeAlias = Tensor | Array | np.generic | Sequence[float]
 
 class Operators:
-    """One method an operator; :class:`ortflex_core.graph.Ops` has them."""
+    """One method an operator; :class:`ortflex_core.Ops` has them."""
 '''
 
 _TYPES = {

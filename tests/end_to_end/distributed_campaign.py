@@ -23,8 +23,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ortflex_core import Trainer
-from ortflex_core.training import internals_of
+from ortflex_core import Trainer, internals_of
 from tests import children
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import LENGTH, WIDTH, WORKLOADS

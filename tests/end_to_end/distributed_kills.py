@@ -20,10 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core import Trainer
-from ortflex_core.checkpoints.checkpoint import list_checkpoints
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import Trainer, hook, internals_of, list_checkpoints
 from tests import models
 from tests.end_to_end.distributed_campaign import command
 from tests.training import plugins
@@ -181,7 +178,7 @@ def run(number: int, group: str, seed: int, last: float) -> tuple[str, float]:
 def verdict(case: dict[str, Any], size: int, results: list[Any], problem: str) -> str:
     """What differs from a training that nobody disturbed."""
     if "sync_every" in case["options"]:
-        from ortflex_core.testing import run_ranks
+        from ortflex_core import run_ranks
 
         whole = run_ranks(size, lambda group: train(case, group, None))[0]
     else:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ortflex import Trainer
-from ortflex_core.errors import OrtflexError
+from ortflex_core import OrtflexError
 from tests.end_to_end import file_networks
 
 _MODEL_TYPES = {"GPT-2": "gpt2", "T5 encoder": "t5", "ViT": "vit", "CLIP": "clip"}

@@ -30,10 +30,7 @@ import onnx
 import safetensors.numpy
 from onnx import helper
 
-from ortflex_core import Trainer
-from ortflex_core.checkpoints.checkpoint import list_checkpoints
-from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.training import internals_of
+from ortflex_core import Trainer, internals_of, list_checkpoints, require_runtime
 from ortflex_plugins.cli import run_folder, train
 from ortflex_plugins.cli.main import main as ortflex
 from ortflex_plugins.pictures import measure
@@ -202,7 +199,7 @@ def by_api(case: dict[str, Any], folder: Path) -> None:
 
 
 def by_command_line(case: dict[str, Any], folder: Path) -> None:
-    from ortflex_core.config.toml import to_toml
+    from ortflex_core import to_toml
 
     os.chdir(folder)
     if not Path("train.toml").exists():

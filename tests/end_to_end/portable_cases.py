@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortflex_core.portable import apply_state, open_step
-from ortflex_core.training import internals_of
-from ortflex_core.types import Size
+from ortflex_core import apply_state, internals_of, open_step
+from ortflex_core.kernel.types import Size
 from tests.training import make
 
 RUNNER = Path(__file__).parents[2] / "docs" / "examples" / "portable" / "train.py"

@@ -14,8 +14,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.types import Array
+from ortflex_core import Array, require_runtime
 
 skl2onnx = pytest.importorskip("skl2onnx")
 _registry = pytest.importorskip("skl2onnx._supported_operators")

@@ -13,8 +13,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.autodiff.families import load_rules
-from ortflex_core.hooks import hook
+from ortflex_core import hook, load_rules
 from tests import models, numpy_models
 from tests.training import every_backend, make, plugins
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ortflex_core import Trainer
-from ortflex_core.hooks import hook
+from ortflex_core import Trainer, hook
 from tests import models
 from tests.training import every_backend, make, plugins, regression
 

@@ -123,7 +123,7 @@ def test_two_trainers_take_turns_on_the_same_model(backend: str) -> None:
 FORK = """
     import gc, os, sys
     import numpy as np
-    from ortflex_core import session
+    from ortflex_core.compiler.runtime import session
     from tests.end_to_end.test_concurrency import X, Y, equal, trained, trainer
 
     options = {"backend": sys.argv[1], "threads": 2}
@@ -178,7 +178,7 @@ def test_a_fork_while_a_thread_holds_the_cache(tmp_path: Path) -> None:
         pytest.skip("no fork here")
     code = """
         import os, threading
-        from ortflex_core import session
+        from ortflex_core.compiler.runtime import session
         from tests.end_to_end.test_concurrency import trained
         with session._lock:
             child = os.fork()

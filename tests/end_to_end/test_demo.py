@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import Plugins, require_runtime
 
 pytestmark = pytest.mark.per_python
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ortflex_core.testing import ThreadGroup, run_ranks
+from ortflex_core import ThreadGroup, run_ranks
 from tests import children
 from tests.end_to_end import distributed_campaign as campaign
 from tests.training import usable

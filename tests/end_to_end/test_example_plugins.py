@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.registry import KINDS
+from ortflex_core import KINDS
 from tests import models
 from tests.training import Recorder, every_backend, make, plugins, regression, same, usable
 
@@ -276,8 +276,7 @@ def test_what_follows_an_operator_with_a_rule_has_a_type() -> None:
 
 
 def test_without_the_rule_the_operator_is_named() -> None:
-    from ortflex_core.errors import Unsupported
-    from ortflex_core.registry import Plugins
+    from ortflex_core import Plugins, Unsupported
 
     every = Plugins(
         [

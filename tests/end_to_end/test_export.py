@@ -12,9 +12,8 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core.errors import ModelError, OrtflexError
-from ortflex_core.files import OutputError
-from ortflex_core.training import internals_of
+from ortflex_core import ModelError, OrtflexError, OutputError, internals_of
+from ortflex_core.compiler.onnx_files.export import OTHER_FORMATS
 from tests import models
 from tests.training import every_backend, make, regression
 
@@ -379,3 +378,12 @@ def test_a_value_of_another_shape_is_not_written() -> None:
     trainer = trained(models.linear())
     with pytest.raises(ModelError, match=r"'coef' has shape \[5, 1\], got \[1, 5\]"):
         trainer.model.export({"coef": np.zeros((1, 5), np.float32)})
+
+
+@pytest.mark.parametrize("suffix", sorted(OTHER_FORMATS))
+def test_a_suffix_of_another_format_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"model{suffix.upper()}"
+    with pytest.raises(OutputError, match="is an ONNX model") as error:
+        make(models.linear(), backend="fused").export(path)
+    assert "model.onnx" in str(error.value)
+    assert not list(tmp_path.iterdir())

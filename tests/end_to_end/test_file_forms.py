@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import require_runtime
 from tests.end_to_end.file_forms import FORMS, outcome
 from tests.end_to_end.file_networks import FAMILIES
 

@@ -16,9 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.checkpoints.checkpoint import list_checkpoints
-from ortflex_core.files import OutputError
+from ortflex_core import OutputError, Trainer, list_checkpoints
 from tests import models
 from tests.training import make, regression
 

@@ -19,13 +19,9 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core.check import check_model
-from ortflex_core.errors import OrtflexError
-from ortflex_core.graph.ops import FLOATS
-from ortflex_core.model import shape_probe
-from ortflex_core.model.model import Model
-from ortflex_core.runtime.installation import version_tuple
-from ortflex_core.types import Array
+from ortflex_core import FLOATS, Array, Model, OrtflexError, check_model
+from ortflex_core.compiler.model import shape_probe
+from ortflex_core.compiler.runtime.installation import version_tuple
 from tests.end_to_end import sklearn_cases as cases
 from tests.training import make, plugins
 

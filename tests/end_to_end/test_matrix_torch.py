@@ -18,9 +18,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ortflex_core.errors import OrtflexError
-from ortflex_core.model.model import Model
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import Model, OrtflexError, require_runtime
 from tests.end_to_end import torch_cases as cases
 from tests.training import make
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import require_runtime
 from tests.end_to_end import test_networks_sequence as sequence
 from tests.end_to_end import test_networks_vision as vision
 from tests.training import make

@@ -13,8 +13,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from ortflex_core import Trainer, gradient_model
-from ortflex_core.types import Array
+from ortflex_core import Array, Trainer, gradient_model
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import ModelError
-from ortflex_core.types import Array
+from ortflex_core import Array, ModelError
 from tests.training import make
 
 sklearn = pytest.importorskip("sklearn")

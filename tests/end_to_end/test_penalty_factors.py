@@ -11,8 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from ortflex_core import Trainer
-from ortflex_core.errors import Unsupported
+from ortflex_core import Trainer, Unsupported
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "penalty-factors.md"
 ROWS = 12

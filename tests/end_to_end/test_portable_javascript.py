@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.portable import open_step
+from ortflex_core import open_step
 from tests import models
 from tests.end_to_end.portable_cases import (
     RUNNER,
@@ -185,6 +185,20 @@ def test_several_batches_a_run_and_another_rate_in_node(tmp_path: Path) -> None:
         ["node", "node.mjs", "job.json"], cwd=work, capture_output=True, text=True, timeout=300
     )
     assert "learning_rate cannot be given: export the step with --required-inputs" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_node_follows_the_schedule_without_a_rate(tmp_path: Path, package: str) -> None:
+    node_modules(package)
+    X, y = regression(96, 6)
+    options = {"batch_size": 16, "epochs": 3, "shuffle": False, "learning_rate": 0.1}
+    trainer = fused(models.mlp(), schedule="one_cycle", **options)
+    trainer.export_step(tmp_path / "step", X, y, rows=16)
+    run_node(tmp_path / "step", package, batches(X, y, None, 16) * 3)
+    trainer.fit(X, y)
+    state = open_step(tmp_path / "step").state.arrays
+    for name, array in trainer.get_state().items():
+        np.testing.assert_allclose(state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 class Served(SimpleHTTPRequestHandler):

@@ -10,11 +10,9 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.checkpoints import checkpoint
-from ortflex_core.checkpoints.checkpoint import Checkpoint
-from ortflex_core.errors import CheckpointError
-from ortflex_core.hooks import hook
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import CheckpointError, Trainer, hook
+from ortflex_core.training.checkpoints import checkpoint
+from ortflex_core.training.checkpoints.checkpoint import Checkpoint
 from tests import models
 from tests.training import make, regression
 

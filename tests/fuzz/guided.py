@@ -13,9 +13,8 @@ from random import Random
 import atheris  # type: ignore[import-not-found,unused-ignore]
 
 with atheris.instrument_imports(include=["ortflex_core"]):
-    from ortflex_core.errors import OrtflexError
-    from ortflex_core.model.model import Model
-    from ortflex_core.onnx_files.model_file import structure
+    from ortflex_core import Model, OrtflexError
+    from ortflex_core.compiler.onnx_files.model_file import structure
 
 from tests.fuzz import seeds
 from tests.fuzz.mutants import mutated_model

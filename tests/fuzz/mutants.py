@@ -17,14 +17,13 @@ from random import Random
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.checkpoints import record
-from ortflex_core.config.toml import to_toml
-from ortflex_core.errors import short_repr
+from ortflex_core import short_repr, to_toml
+from ortflex_core.training.checkpoints import record
 from tests.fuzz import protobufs, seeds
 from tests.fuzz.values import TEXTS, scrambled, tree, written
 
 TABLES = ("parquet", "arrow")
-KINDS = ("model", "checkpoint", "recipe", "data", "run", "number")
+KINDS = ("model", "checkpoint", "recipe", "data", "run", "number", "step", "adapter")
 
 
 def write(kind: str, number: int, folder: Path) -> str:
@@ -114,6 +113,48 @@ def _seal(files: dict[str, bytes]) -> None:
         files[record.NAME] = json.dumps(record.seal(table)).encode()
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return
+
+
+@functools.cache
+def _exported() -> dict[str, bytes]:
+    """A portable step with its model."""
+    return _files(seeds.portable_step, empty=True)
+
+
+def _step(rng: Random, folder: Path) -> str:
+    """A mutated manifest, graph, or state: its header, its tensors, and what its metadata describe."""
+    files = dict(_exported())
+    name = _mutate(rng, files, ".safetensors", _described, 0.9)
+    _write(files, folder)
+    return name
+
+
+@functools.cache
+def _saved_adapter() -> dict[str, bytes]:
+    """A folder of PEFT with its model."""
+    return _files(seeds.adapter, empty=True)
+
+
+def _adapter(rng: Random, folder: Path) -> str:
+    files = dict(_saved_adapter())
+    model = files.pop("m.onnx")
+    name = _mutate(rng, files, ".safetensors", _tensors, 0.8)
+    _write({**files, "m.onnx": model}, folder)
+    return name
+
+
+def _described(rng: Random, source: bytes) -> bytes:
+    """A state whose header is mutated, or the JSON inside of its metadata, with the right length."""
+    if rng.random() < 0.4:
+        return _tensors(rng, source)
+    size = int.from_bytes(source[:8], "little")
+    header = json.loads(source[8 : 8 + size])
+    inner = json.loads(header["__metadata__"]["ortflex"])
+    for _ in range(rng.choice((1, 1, 2))):
+        inner = tree(rng, inner)
+    header["__metadata__"]["ortflex"] = written(inner)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + source[8 + size :]
 
 
 def _tensors(rng: Random, source: bytes) -> bytes:
@@ -250,5 +291,7 @@ _WRITERS = {
     "data": _data,
     "number": _number,
     "run": _run,
+    "step": _step,
+    "adapter": _adapter,
     "planted": _planted,
 }

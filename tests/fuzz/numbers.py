@@ -13,10 +13,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.data.iterables import Batches
-from ortflex_core.errors import DataError
-from ortflex_core.hooks import hook
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import Batches, DataError, Trainer, hook
 from tests import models
 from tests.training import plugins, regression
 

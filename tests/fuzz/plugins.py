@@ -22,9 +22,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.errors import OrtflexError
-from ortflex_core.registry import KINDS, Plugins
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import KINDS, OrtflexError, Plugins, Trainer
 from tests import models
 from tests.installing import module_of, write
 
@@ -32,13 +30,9 @@ HEAD = """
 import sys
 import attrs
 import numpy as np
-from ortflex_core.autodiff.reverse import Rules
-from ortflex_core.hooks import hook
-from ortflex_core.protocols import Decompositions, ProcessGroup
-from ortflex_core.protocols.kinds import *
-from ortflex_core.protocols.kinds import (
-    Adapter, Average, Backend, Constraint, DataSource, Device, Loss, Metric, Optimizer, Penalty, Schedule,
-    Transform,
+from ortflex_core import (
+    Adapter, Average, Backend, Constraint, DataSource, Decompositions, Device, Loss, Metric, Optimizer,
+    Penalty, ProcessGroup, Rules, Schedule, Transform, hook,
 )
 
 class Unprintable(Exception):
@@ -331,7 +325,7 @@ _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 def asking(broken: Broken, name: Any, plugins: Plugins) -> str | None:
     """The text of the OrtflexError that a training with the plugin ends in; None if it trains."""
     if broken.kind == "ortflex":  # which no recipe asks for
-        from ortflex_core.hooks import HookManager
+        from ortflex_core import HookManager
 
         (entry,) = [e for e in plugins["ortflex"] if e.name == name]
         try:

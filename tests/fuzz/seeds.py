@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +219,31 @@ def checkpoint(folder: Path) -> Path:
     )
     trainer.fit(x, y)
     return trainer.save(folder)
+
+
+def portable_step(folder: Path) -> Path:
+    """A portable step of a trained model, next to the model."""
+    trainer = make(models.mlp((3, 4, 1)), backend="fused", optimizer="adam", batch_size=4, epochs=1)
+    trainer.fit(*regression(rows=12, features=3))
+    trainer.export_step(folder / "step")
+    (folder / "m.onnx").write_bytes(all_models()["mlp"])
+    return folder
+
+
+def adapter(folder: Path) -> Path:
+    """A folder of PEFT with patterns, next to its model."""
+    from ortflex_plugins.adapters.lora import Lora
+
+    path = folder / "m.onnx"
+    path.write_bytes(all_models()["mlp"])
+    trainer = make(path, backend="fused", adapters=Lora(rank=2))
+    trainer.export_adapter(folder / "peft")
+    config = folder / "peft" / "adapter_config.json"
+    entries = json.loads(config.read_text())
+    entries["alpha_pattern"] = {"W[0-9]": 3, "(a|b)*c": 5}
+    entries |= {"target_modules": ["W1", "W2"], "exclude_modules": None, "layers_pattern": "layers"}
+    config.write_text(json.dumps(entries))
+    return folder
 
 
 def finished_run(folder: Path) -> Path:

@@ -10,16 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.check import check_model
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.data.columns import Columns
-from ortflex_core.errors import ModelError
-from ortflex_core.graph.ops import FLOATS
-from ortflex_core.hooks import hook
-from ortflex_core.model.model import Model
-from ortflex_core.opsets.equivalence import random_inputs
-from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import (
+    FLOATS,
+    Columns,
+    Model,
+    ModelError,
+    Recipe,
+    Trainer,
+    apply_state,
+    check_model,
+    hook,
+    require_runtime,
+)
+from ortflex_core.compiler.opsets.equivalence import random_inputs
+from ortflex_plugins.adapters.lora import Lora
 from ortflex_plugins.data.arrow import Arrow
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
@@ -148,6 +152,29 @@ def run_folder(folder: Path, number: int) -> None:
     assert "<html" in page
 
 
+def run_step(folder: Path, number: int) -> None:
+    """``ortflex apply-state`` of the folder, or of the state alone."""
+    place = folder / "step"
+    apply_state(folder / "m.onnx", place if number % 2 else place / "state.safetensors")
+
+
+def run_adapter(folder: Path, number: int) -> None:
+    trainer = Trainer(
+        folder / "m.onnx",
+        loss="squared_error",
+        adapters=Lora.from_peft(folder / "peft"),
+        backend="fused",
+        epochs=1,
+        progress=False,
+        plugins=plugins(),
+    )
+    data = rows()
+    trainer.predict(data["X"])
+    if number % 2:
+        trainer.fit(data["X"], data["y"])
+        trainer.export_adapter(folder / "again")
+
+
 def planted(folder: Path, number: int) -> None:
     """Everything that must not happen, for the tests of the harness."""
     if number == 1:
@@ -169,5 +196,7 @@ RUN = {
     "data": run_data,
     "number": run_number,
     "run": run_folder,
+    "step": run_step,
+    "adapter": run_adapter,
     "planted": planted,
 }

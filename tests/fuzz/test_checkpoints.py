@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import require_runtime
 from tests.fuzz import damage, writers
 
 pytestmark = pytest.mark.once

@@ -18,7 +18,16 @@ from tests.fuzz.mutants import KINDS
 
 COUNT = int(os.environ.get("ORTFLEX_MUTANTS", "100000"))
 """Mutants of all kinds together, in the slow tests; the others draw one in a hundred of them."""
-PERCENT = {"model": 40, "checkpoint": 15, "recipe": 10, "data": 22, "run": 5, "number": 8}
+PERCENT = {
+    "model": 34,
+    "checkpoint": 13,
+    "recipe": 9,
+    "data": 19,
+    "run": 5,
+    "number": 8,
+    "step": 6,
+    "adapter": 6,
+}
 ALL = os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1"
 FIRST = int(os.environ.get("ORTFLEX_MUTANTS_FIRST", "1000000"))
 """The seed: mutants are numbered. Those below were looked at while this was written."""

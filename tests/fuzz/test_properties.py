@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import GraphProto, ModelProto, OperatorSetIdProto, TensorProto
 
-from ortflex_core.checkpoints import checkpoint, record
-from ortflex_core.config.toml import parse_override, read_toml, to_toml
-from ortflex_core.errors import OrtflexError, printable, suggest
-from ortflex_core.model.model import Model
-from ortflex_core.onnx_files.model_file import array_of
-from ortflex_core.onnx_files.vetting import check_tensor
+from ortflex_core import Model, OrtflexError, printable, suggest, to_toml
+from ortflex_core.compiler.onnx_files.model_file import array_of
+from ortflex_core.compiler.onnx_files.vetting import check_tensor
+from ortflex_core.training.checkpoints import checkpoint, record
+from ortflex_core.training.config.toml import parse_override, read_toml
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npz import Npz
 from ortflex_plugins.pictures.html import text as escaped

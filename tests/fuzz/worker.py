@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _outcome(run: object) -> dict[str, str]:
-    from ortflex_core.errors import OrtflexError
+    from ortflex_core import OrtflexError
 
     try:
         run()  # type: ignore[operator]

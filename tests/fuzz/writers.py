@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.checkpoints import checkpoint, folders
-from ortflex_core.checkpoints.checkpoint import Saved, Written
-from ortflex_core.checkpoints.record import FORMAT, Record
-from ortflex_core.errors import OrtflexError
-from ortflex_core.types import Progress
+from ortflex_core import OrtflexError, Progress, Saved
+from ortflex_core.training.checkpoints import checkpoint, folders
+from ortflex_core.training.checkpoints.checkpoint import Written
+from ortflex_core.training.checkpoints.record import FORMAT, Record
 from tests import children
 
 ELEMENTS = 2000
@@ -58,7 +57,7 @@ def mark_of(place: Path) -> int:
     """Who wrote a checkpoint and when, if all of its parts say the same."""
     found = checkpoint.read(place)
     mark = found.record.fits
-    assert found.record.arguments == {"mark": mark}
+    assert found.record.arguments["mark"] == mark
     assert (found.arrays["parameter/w"] == mark).all()
     return mark
 

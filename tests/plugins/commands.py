@@ -10,9 +10,7 @@ import numpy as np
 import onnx
 from click.testing import CliRunner, Result
 
-from ortflex_core import Trainer
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import Trainer, hook, internals_of
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import regression

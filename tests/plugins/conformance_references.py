@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.types import Array
+from ortflex_core import Array
 from tests import oracles
 
 Reference = Callable[..., Any]

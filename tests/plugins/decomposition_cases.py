@@ -9,8 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.testing import DecompositionCase
-from ortflex_core.types import Array
+from ortflex_core import Array, DecompositionCase
 
 Case = DecompositionCase
 RNG = np.random.default_rng(20)

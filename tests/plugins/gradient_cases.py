@@ -9,8 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.graph.ops import Tensor
-from ortflex_core.types import Array
+from ortflex_core import Array, Tensor
 from tests.gradcheck import data
 
 

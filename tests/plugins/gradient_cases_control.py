@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 
-from ortflex_core.graph import control_flow
+from ortflex_core.compiler.graph import control_flow
 from tests.gradcheck import data
 from tests.plugins.gradient_cases import Case, case
 

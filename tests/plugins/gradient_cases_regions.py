@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.types import Array
+from ortflex_core import Array
 from tests.gradcheck import data
 from tests.plugins.gradient_cases import Case, case
 

@@ -12,7 +12,7 @@ import hypothesis.extra.numpy as npst
 import hypothesis.strategies as st
 import numpy as np
 
-from ortflex_core.types import Array
+from ortflex_core import Array
 from tests.gradcheck import data
 from tests.plugins.gradient_cases import Case
 

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 
-from ortflex_core.types import Array
+from ortflex_core import Array
 from tests.plugins.gradient_cases import Case
 from tests.plugins.gradient_cases_rest import _log_softmax, _picked
 from tests.plugins.gradient_draws import F32, Draw, Draws, drawn, numbers, random, shapes, torch

@@ -13,12 +13,9 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from ortflex_core.autodiff.reverse import RuleTable
-from ortflex_core.model.model import Model
-from ortflex_core.parameters.selection import Choice
-from ortflex_core.problem.problem import LossTerm, Problem
-from ortflex_core.registry import Plugins
-from ortflex_core.types import Array
+from ortflex_core import Array, LossTerm, Model, Plugins, Problem
+from ortflex_core.compiler.autodiff.reverse import RuleTable
+from ortflex_core.compiler.parameters.selection import Choice
 from ortflex_plugins.losses.squared_error import SquaredError
 from ortflex_plugins.optimizers.sgd import Sgd
 

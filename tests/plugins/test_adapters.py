@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core.errors import ConfigError, ModelError, OrtflexError, Unsupported
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import ConfigError, ModelError, OrtflexError, Trainer
 from tests.training import plugins
 
 RNG = np.random.default_rng
@@ -228,10 +227,31 @@ def tied() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_a_weight_that_is_read_elsewhere_is_not_merged(tmp_path: Any, caplog: Any) -> None:
-    made = trainer(tied())
-    assert "cannot merge" in caplog.text
-    assert made.get_state()["lm_head.lora_A"].shape == (4, 2)
-    with pytest.raises(Unsupported, match=r"'E' is read by the Gather .*, too.*export_adapter"):
-        made.export(tmp_path / "merged.onnx")
-    assert not list(tmp_path.iterdir())
+def with_body() -> onnx.ModelProto:
+    """The same with a product of its own between both."""
+    model = tied()
+    model.graph.node[3].input[0] = "b"
+    body = helper.make_node("MatMul", ["m", "W"], ["b"], name="/body/MatMul")
+    model.graph.node.insert(3, body)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype="f"), "W"))
+    return model
+
+
+def test_a_tied_weight_is_left_out_by_default(caplog: Any) -> None:
+    """The class of errors: an adapter is trained and then cannot be merged."""
+    with caplog.at_level("INFO", "ortflex"):
+        made = trainer(with_body())
+    assert set(made.get_state()) == {"body.lora_A", "body.lora_B"}
+    assert "'lm_head' has no adapter, because its weight 'E' is read by the Gather" in caplog.text
+    assert "no adapter at 'lm_head'" in made.describe()
+    made.export()
+    apart = trainer(with_body(), adapters=[{"name": "lora", "rank": 2, "targets": ["!lm_head"]}])
+    assert set(apart.get_state()) == set(made.get_state())
+
+
+@pytest.mark.parametrize("targets", [["lm_head"], ["*"], ["body", "lm_head"]])
+def test_a_tied_weight_that_a_target_names_is_refused(targets: Any) -> None:
+    with pytest.raises(ModelError, match=r"'E' is read by the Gather .*, too.*'!lm_head'"):
+        trainer(with_body(), adapters=[{"name": "lora", "rank": 2, "targets": targets}])
+    with pytest.raises(ModelError, match="no product to adapt: its weight 'E' is read"):
+        trainer(tied())

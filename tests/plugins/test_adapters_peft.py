@@ -12,8 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
-from ortflex_core.errors import ConfigError, ModelError  # noqa: E402
-from ortflex_core.training.trainer import Trainer  # noqa: E402
+from ortflex_core import (  # noqa: E402
+    ConfigError,
+    ModelError,
+    Trainer,
+)
 from ortflex_plugins.adapters.lora import Lora  # noqa: E402
 from tests.training import plugins  # noqa: E402
 
@@ -254,6 +257,42 @@ def test_a_language_model_of_transformers_has_the_same_logits(tmp_path: Path) ->
     np.testing.assert_allclose(theirs, ours.predict(ids), rtol=1e-5, atol=1e-5)
     merged = trainer(ours.export(), loss=CROSS_ENTROPY)
     np.testing.assert_allclose(merged.predict(ids), ours.predict(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("inner", [False, True], ids=["longer", "shorter"])
+def test_an_adapter_of_peft_returns_to_the_model_it_came_from(
+    tmp_path: Path, inner: bool, resumed: bool
+) -> None:
+    """The class of errors: names that were matched when a file was read, and are lost when it is written.
+
+    The paths of the exported file are longer than PEFT's names (a wrapper), or shorter (a part).
+    """
+
+    class Wrapper(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, net: Any) -> None:
+            super().__init__()
+            self.model = net
+
+        def forward(self, x: Any) -> Any:
+            return self.model(x)
+
+    x, y = data()
+    whole = Wrapper if inner else lambda net: net
+    exported = network() if inner else Wrapper(network())
+    path = export(exported, tmp_path / "base.onnx", False)
+    adapted(whole(network())).save_pretrained(tmp_path / "peft")
+    ours = trainer(path, adapters=Lora.from_peft(tmp_path / "peft"), optimizer="adam", epochs=2)
+    ours.fit(x, y)
+    if resumed:
+        ours.save(tmp_path / "checkpoint")
+        (tmp_path / "peft").rename(tmp_path / "gone")
+        ours = Trainer.resume(tmp_path / "checkpoint", plugins=plugins())
+    ours.export_adapter(tmp_path / "ours", format="peft")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PEFT warns of keys that are missing
+        again = peft.PeftModel.from_pretrained(whole(network()), tmp_path / "ours").eval()
+    np.testing.assert_allclose(logits(again, x), ours.predict(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.errors import CheckpointError, ConfigError, ModelError
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import CheckpointError, ConfigError, ModelError, Trainer
 from ortflex_plugins.adapters.lora import Lora
 from tests.plugins.test_adapters import LORA, RNG, data, network, trainer
 from tests.plugins.test_adapters_files import fitted, folder, pairs
@@ -127,7 +126,7 @@ def test_a_training_continues_without_the_folder_it_started_with(
         same(whole.get_state(), rest.get_state())
         np.testing.assert_array_equal(rest.predict(x), whole.predict(x))
     if change == "gone":
-        with pytest.raises(ConfigError, match=r"is not a PEFT folder.*Trainer\.resume"):
+        with pytest.raises(ConfigError, match="task"):
             trainer(adapters=[task, style])
 
 
@@ -191,7 +190,7 @@ def test_several_adapters_are_added_and_one_is_trained(tmp_path: Path) -> None:
 
 
 def test_a_recipe_has_adapters(tmp_path: Path) -> None:
-    from ortflex_core.config import Recipe
+    from ortflex_core import Recipe
 
     x, y = data()
     onnx.save(network(), tmp_path / "model.onnx")
@@ -243,7 +242,5 @@ def test_a_module_that_is_called_twice_has_one_adapter() -> None:
     made.fit(x, y)
     merged = trainer(made.export(), adapters=())
     np.testing.assert_allclose(merged.predict(x), made.predict(x), rtol=1e-5, atol=1e-5)
-    apart = trainer(twice("/other/MatMul"))
-    assert len(apart.get_state()) == 4
-    with pytest.raises(Exception, match="'W' is read by the MatMul '/other/MatMul', too"):
-        apart.export()
+    with pytest.raises(ModelError, match="'W' is read by the MatMul '/other/MatMul', too"):
+        trainer(twice("/other/MatMul"))

@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.checkpoints.checkpoint import list_checkpoints
-from ortflex_core.errors import ConfigError
-from ortflex_core.hooks import hook
+from ortflex_core import ConfigError, Trainer, hook, list_checkpoints
 from tests import models
 from tests.training import Recorder, every_backend, make, plugins, regression
 

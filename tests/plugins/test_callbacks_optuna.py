@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import ConfigError
-from ortflex_core.runtime import session
+from ortflex_core import ConfigError, Trainer
+from ortflex_core.compiler.runtime import session
 from ortflex_plugins.callbacks.optuna import Optuna
 from tests import models
 from tests.training import make, regression

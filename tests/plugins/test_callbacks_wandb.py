@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import ConfigError
-from ortflex_core.hooks import hook
-from ortflex_core.testing import CallbackKit
-from ortflex_core.training import internals_of
+from ortflex_core import CallbackKit, ConfigError, Trainer, hook, internals_of
 from tests import models
 from tests.training import make, plugins, regression
 

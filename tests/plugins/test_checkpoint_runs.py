@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.checkpoints.checkpoint import list_checkpoints
-from ortflex_core.errors import CheckpointError
-from ortflex_core.files import OutputError
-from ortflex_core.hooks import hook
-from ortflex_core.training import internals_of
+from ortflex_core import CheckpointError, OutputError, Trainer, hook, internals_of, list_checkpoints
 from tests import models
 from tests.training import make, plugins, regression
 
@@ -92,6 +87,30 @@ def test_what_has_our_names_and_is_not_ours_is_never_touched(
     before = content(tmp_path)
     with pytest.raises(CheckpointError, match=name):
         trainer(place).fit(X, Y)
+    assert content(tmp_path) == before
+    assert (place / name).is_symlink() == (kind == "link")
+
+
+@pytest.mark.parametrize("name", ["step-000000001", "step-000009999"])
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_a_resumed_run_does_not_touch_what_it_did_not_write(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    """A number above that of the checkpoint is no proof that this run wrote it."""
+    place, thesis = tmp_path / "ck", tmp_path / "thesis"
+    trainer(place).fit(X, Y)
+    thesis.mkdir()
+    (thesis / "thesis.txt").write_text("years of work")
+    if kind == "folder":
+        shutil.copytree(thesis, place / name)
+    elif kind == "file":
+        (place / name).write_text("years of work")
+    else:
+        (place / name).symlink_to(thesis)
+    again = Trainer.resume(place / "step-000000006", plugins=plugins(), progress=False)
+    before = content(tmp_path)
+    with pytest.raises(CheckpointError, match=name):
+        again.fit(X, Y)
     assert content(tmp_path) == before
     assert (place / name).is_symlink() == (kind == "link")
 

@@ -14,9 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.registry import Entry, Plugins
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import Entry, Plugins, Recipe, Trainer
 from ortflex_plugins.cli import reference
 from ortflex_plugins.cli.main import COMMANDS, main
 from tests import children, models

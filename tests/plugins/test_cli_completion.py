@@ -11,8 +11,7 @@ import attrs
 import pytest
 from click.shell_completion import BashComplete, ZshComplete
 
-from ortflex_core.config import Recipe
-from ortflex_core.registry import KINDS
+from ortflex_core import KINDS, Recipe
 from ortflex_plugins.cli.main import main
 from tests.training import plugins
 

@@ -10,12 +10,16 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.config.arguments import Arguments
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.construct import component_schema
-from ortflex_core.errors import ConfigError, DataError, PluginError
-from ortflex_core.registry import KINDS
-from ortflex_core.views.synonyms import KEY_SYNONYMS
+from ortflex_core import (
+    KINDS,
+    Arguments,
+    ConfigError,
+    DataError,
+    PluginError,
+    Recipe,
+    component_schema,
+)
+from ortflex_core.kernel.synonyms import KEY_SYNONYMS
 from ortflex_plugins.cli.plugin_details import kind_of
 from ortflex_plugins.data.csv import Csv
 from tests import models

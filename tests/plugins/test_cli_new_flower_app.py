@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflex_core.config import Recipe
+from ortflex_core import Recipe
 from tests.plugins.commands import ortflex, prepare
 
 pytestmark = pytest.mark.once
@@ -61,7 +61,7 @@ def test_wrong_recipes_and_names_write_nothing(
 
 
 def test_without_flower_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortflex_core.errors import ConfigError
+    from ortflex_core import ConfigError
     from ortflex_plugins.flower import client_app, server_app
 
     monkeypatch.setitem(__import__("sys").modules, "flwr", None)

@@ -72,7 +72,7 @@ def test_the_probabilities_are_written_with_the_labels(
 
 
 def test_tensors_of_different_lengths_are_no_table() -> None:
-    from ortflex_core.errors import ConfigError
+    from ortflex_core import ConfigError
     from ortflex_plugins.cli.predict import _encode
 
     with pytest.raises(ConfigError, match=r"different numbers of rows: a \[3\], b \[2, 2\]"):

@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from ortflex_core.hooks import hook
-from ortflex_core.locks import FolderLock
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import FolderLock, Trainer, hook, internals_of
 from tests.plugins.commands import ortflex, prepare
 
 pytestmark = pytest.mark.once
@@ -191,9 +188,9 @@ def test_the_curves_are_there_while_it_trains(
 
 def full(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
     """No bytes fit into files under these folders once the training runs."""
-    import ortflex_core.onnx_files.export as exporting
+    import ortflex_core.compiler.onnx_files.export as exporting
     import ortflex_core.training.checkpointing as checkpointing
-    from ortflex_core.files import OutputError
+    from ortflex_core import OutputError
 
     def refused(path: Path) -> None:
         if any(Path(path).is_relative_to(place) for place in places):

@@ -17,9 +17,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import ConfigError
-from ortflex_core.locks import FolderLock
+from ortflex_core import ConfigError, FolderLock, Trainer
 from ortflex_plugins.pictures.run_files import is_running
 from ortflex_plugins.pictures.several import report_several
 from tests import models

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from ortflex_core.registry import KINDS
+from ortflex_core import KINDS
 from ortflex_plugins.cli import terminal
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.cli.terminal import show_table
@@ -37,6 +37,18 @@ def test_a_wide_terminal_has_a_row_a_line() -> None:
 
 
 NAMES = ["adam", "warmup", "checkpoint", "csv", "elastic", "cosine_restarts", "lora", "f1"]
+
+
+def test_short_columns_are_aligned_where_sentences_are_below() -> None:
+    console = Console(width=30, record=True, file=io.StringIO())
+    rows = [["a_convolution", "Conv", "it is frozen"], ["b", "Gemm", "it is frozen"]]
+    show_table(console, ["node", "operator", "why"], rows)
+    lines = console.export_text().splitlines()
+    starts = [
+        line.index(word) for line in lines for word in ("operator", "Conv", "Gemm") if word in line
+    ]
+    assert len(starts) == 3
+    assert len(set(starts)) == 1
 
 
 @pytest.mark.parametrize("width", [80, 100])

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.runtime import require_runtime
+from ortflex_core import require_runtime
 from ortflex_plugins.cli.predict import _encode
 from tests.plugins.commands import ortflex, prepare
 from tests.training import regression
@@ -134,6 +134,24 @@ def test_validation_data_of_the_recipe_are_the_default(folder: Path) -> None:
     (folder / "train.toml").write_text(RECIPE + 'validation = "held.npz"\n')
     scores = json.loads(ortflex("evaluate", "train.toml", "--json").output)
     assert scores["data"].startswith("the recipe's validation (")
+
+
+def test_the_rows_that_the_run_held_out_are_the_default(folder: Path) -> None:
+    """With a fraction as validation, both commands use the rows that no step has seen."""
+    (folder / "train.toml").write_text(RECIPE + "validation = 0.3\nseed = 5\n")
+    assert ortflex("train", "train.toml", "output=held").exit_code == 0
+    with (folder / "held" / "history.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    scores = json.loads(ortflex("evaluate", "held", "--json").output)
+    assert scores["loss"] == pytest.approx(float(last["validation_loss"]), rel=1e-5)
+    assert scores["rmse"] == pytest.approx(float(last["validation_rmse"]), rel=1e-5)
+    held = round(0.3 * len(X))
+    assert f"the {held} of {len(X)} rows" in scores["data"]
+    assert ortflex("predict", "held", "-o", "held.npz").exit_code == 0
+    with np.load("held.npz") as arrays:
+        [predicted] = arrays.values()
+    chosen = np.sort(np.random.default_rng([5, 0x5A11D]).permutation(len(X))[:held])
+    assert float(((predicted - Y[chosen]) ** 2).mean()) == pytest.approx(scores["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])

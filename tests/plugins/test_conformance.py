@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.testing import (
+from ortflex_core import (
     AdapterKit,
     AverageKit,
     BackendKit,

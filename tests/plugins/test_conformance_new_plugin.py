@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ortflex_core.registry import KINDS as REGISTRIES
+from ortflex_core import KINDS as REGISTRIES
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.cli.new_plugin import KINDS
 from tests.plugins.conformance_installed import PYTEST, install, run

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.testing import CallbackKit, DataSourceKit
+from ortflex_core import CallbackKit, DataSourceKit
 from ortflex_core.testing.running import plugins
 
 pytestmark = pytest.mark.per_python

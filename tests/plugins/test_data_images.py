@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.data import Columns, Pieces
-from ortflex_core.errors import ConfigError, DataError
-from ortflex_core.testing import DataSourceKit
+from ortflex_core import Columns, ConfigError, DataError, DataSourceKit, Pieces
 from ortflex_plugins.data.image_folder import ImageFolder
 from tests import models
 from tests.training import make, plugins

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.data.columns import Columns
-from ortflex_core.data.pieces import Pieces, concat_columns, head, rows_of
-from ortflex_core.errors import ConfigError, DataError
-from ortflex_core.hooks import hook
-from ortflex_core.testing import DataSourceKit
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import (
+    Columns,
+    ConfigError,
+    DataError,
+    DataSourceKit,
+    Pieces,
+    Recipe,
+    Trainer,
+    hook,
+)
+from ortflex_core.training.data.pieces import concat_columns, head, rows_of
 from ortflex_plugins.data.npy import NpyFolder
 from tests import models
 from tests.training import make, plugins, regression, same
@@ -182,7 +186,7 @@ def test_values_that_are_not_finite_are_named_by_their_place(store: Write) -> No
 
 
 def test_backends_are_compared_on_the_first_rows(store: Write) -> None:
-    from ortflex_core.comparison.comparison import compare
+    from ortflex_core import compare
 
     def trainer() -> Any:
         return make(models.mlp(), backend="fused", batch_size=10)

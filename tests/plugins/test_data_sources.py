@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from ortflex_core.data.columns import Columns
-from ortflex_core.errors import ConfigError, DataError
+from ortflex_core import Columns, ConfigError, DataError
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz

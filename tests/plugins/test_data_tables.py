@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from ortflex_core.errors import DataError
+from ortflex_core import DataError
 from tests.plugins.test_data_pieces import Write, pyarrow, write_table
 from tests.training import plugins
 

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.config import Recipe
-from ortflex_core.errors import ConfigError, DataError
-from ortflex_core.testing import DataSourceKit
+from ortflex_core import ConfigError, DataError, DataSourceKit, Recipe
 from ortflex_plugins.data.tokenized import Tokenized
 from tests.training import plugins
 

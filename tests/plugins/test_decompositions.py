@@ -13,12 +13,18 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from ortflex import Trainer
-from ortflex_core import check_model
-from ortflex_core.errors import BrokenPlugin, ModelError, NotDecomposed, OrtflexError, Unsupported
-from ortflex_core.model import Model
-from ortflex_core.protocols import Decompositions
-from ortflex_core.runtime import require_runtime
-from ortflex_core.testing import DecompositionKit
+from ortflex_core import (
+    BrokenPlugin,
+    DecompositionKit,
+    Decompositions,
+    Model,
+    ModelError,
+    NotDecomposed,
+    OrtflexError,
+    Unsupported,
+    check_model,
+    require_runtime,
+)
 from ortflex_core.testing.running import plugins
 from tests.plugins.decomposition_cases import FAMILIES, Case, draw
 
@@ -213,8 +219,8 @@ def test_nodes_in_the_branches_of_an_if_are_decomposed() -> None:
 
 
 def test_a_formula_that_fails_is_named_with_its_distribution() -> None:
-    from ortflex_core.entries import Entry
-    from ortflex_core.opsets import decompositions
+    from ortflex_core import Entry
+    from ortflex_core.compiler.opsets import decompositions
 
     family = Decompositions()
 
@@ -229,8 +235,7 @@ def test_a_formula_that_fails_is_named_with_its_distribution() -> None:
 
 
 def test_an_input_that_is_not_read_is_refused() -> None:
-    from ortflex_core.graph import Trace
-    from ortflex_core.protocols import Call
+    from ortflex_core import Call, Trace
 
     trace = Trace({"": 17})
     inputs = [trace.input(n, np.float32, (2, 3)) for n in "ab"]

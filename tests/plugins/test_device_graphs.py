@@ -13,10 +13,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.errors import GraphError
-from ortflex_core.protocols import Value
-from ortflex_core.runtime import get_session, require_runtime
-from ortflex_core.types import Array
+from ortflex_core import Array, GraphError, Value, get_session, require_runtime
 from ortflex_plugins.backends import device_graphs
 from ortflex_plugins.backends.device_graphs import PLAIN, DeviceGraphs
 from ortflex_plugins.backends.fused import FusedBackend

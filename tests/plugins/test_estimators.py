@@ -26,10 +26,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import ortflex_core
-from ortflex_core.engines import timing
-from ortflex_core.errors import ModelError
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime import session
+from ortflex_core import ModelError, Plugins
+from ortflex_core.compiler.runtime import session
+from ortflex_core.training.engines import timing
 from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
 from tests import models
 from tests.training import plugins

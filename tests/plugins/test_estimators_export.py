@@ -18,7 +18,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from ortflex_core.errors import ModelError
+from ortflex_core import ModelError
 from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
 from tests import models
 

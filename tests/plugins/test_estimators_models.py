@@ -20,8 +20,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from ortflex_core.errors import ConfigError, DataError, ModelError
-from ortflex_core.hooks import hook
+from ortflex_core import ConfigError, DataError, ModelError, hook
 from ortflex_plugins.estimators import OrtClassifier, OrtRegressor
 from tests import models
 

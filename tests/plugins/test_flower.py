@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from ortflex_core.training import internals_of
+from ortflex_core import internals_of
 from ortflex_plugins.flower import client_app, load_shared, pack_shared, partition_rows, server_app
 from tests.plugins.flower_grid import LocalGrid, as_bytes
 

@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from ortflex import Trainer
-from ortflex_core.config import Recipe
+from ortflex_core import Recipe
 from tests.plugins.commands import ortflex, prepare
 
 pytest.importorskip("flwr")

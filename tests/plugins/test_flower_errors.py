@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ortflex import Trainer
-from ortflex_core.errors import ConfigError, DataError, OrtflexError
+from ortflex_core import ConfigError, DataError, OrtflexError
 from tests import models
 
 pytest.importorskip("flwr")

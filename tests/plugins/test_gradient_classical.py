@@ -14,9 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.programs.gradient_model import gradient_model
-from ortflex_core.types import Array
+from ortflex_core import Array, NoGradientRule, gradient_model
 from tests import models
 from tests.training import plugins
 

@@ -11,9 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto
 
-from ortflex_core import gradient_model
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
-from ortflex_core.training import internals_of
+from ortflex_core import GraphError, NoGradientRule, NotDifferentiable, gradient_model, internals_of
 from tests import models
 from tests.training import make, plugins
 

@@ -11,11 +11,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from ortflex_core.autodiff.reverse import NodeView, gradients
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph.ops import Node, Tensor, Trace
-from ortflex_core.graph.program import build
-from ortflex_core.types import Array
+from ortflex_core import Array, NodeView, NoGradientRule, Tensor, Trace, build, gradients
+from ortflex_core.compiler.graph.ops import Node
 from tests.gradcheck import RULES, run, traced
 from tests.plugins.test_gradient_rules import CASES
 from tests.tracing import NEWEST
@@ -153,3 +150,17 @@ def test_refused_where_another_way_has_a_gradient(operator: str, place: int, wor
     with pytest.raises(NoGradientRule, match=words):
         gradients([(loss, None)], [p], RULES)
     assert gradients([(loss, None)], [x], RULES)
+
+
+def test_a_deformed_convolution_needs_the_sizes_of_its_weights() -> None:
+    trace = Trace({"": 19})
+    x = trace.input("x", np.float32, (1, 2, 5, 5))
+    offset = trace.input("offset", np.float32, (1, 18, 3, 3))
+    for rows, refused in (("rows", True), (4, False)):
+        weight = trace.input(f"w {rows}", np.float32, (rows, 2, 3, 3))
+        loss = trace.op.ReduceSum(trace.op.DeformConv(x, weight, offset), keepdims=0)
+        if refused:
+            with pytest.raises(NoGradientRule, match="weights of unknown shape"):
+                gradients([(loss, None)], [x], RULES)
+        else:
+            assert gradients([(loss, None)], [x], RULES)

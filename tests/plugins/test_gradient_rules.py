@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from ortflex_core.autodiff.cotangents import full
-from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
-from ortflex_core.errors import NoGradientRule, NotDifferentiable
-from ortflex_core.graph.program import build
+from ortflex_core import NoGradientRule, NotDifferentiable, build, full, gradients
+from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
 from tests.gradcheck import (
     FAMILIES,
     RULES,

@@ -17,7 +17,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
-from ortflex_core.types import Array
+from ortflex_core import Array
 from ortflex_plugins.gradients import convolution
 from tests.gradcheck import Known, Seed, check, cotangent, forward, jacobian, traced
 from tests.plugins.gradient_cases import Case

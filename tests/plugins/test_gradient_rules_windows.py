@@ -8,11 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import gradient_model
-from ortflex_core.autodiff.reverse import gradients
-from ortflex_core.errors import NoGradientRule
-from ortflex_core.graph.ops import Trace
-from ortflex_core.graph.program import build
+from ortflex_core import NoGradientRule, Trace, build, gradient_model, gradients
 from ortflex_plugins.gradients import convolution
 from tests import models
 from tests.gradcheck import RULES, computed, data, jacobian, run

@@ -10,8 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from ortflex_core import gradient_model
-from ortflex_core.types import Array
+from ortflex_core import Array, gradient_model
 
 onnx_ad = pytest.importorskip("onnx_ad")
 

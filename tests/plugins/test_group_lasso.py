@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import OrtflexError
+from ortflex_core import OrtflexError, Trainer
 from ortflex_core.testing.penalty import run
 from ortflex_plugins.penalties.group_lasso import GroupLasso
 from tests.models import linear, mlp, weights_of

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto
 
-from ortflex_core.errors import OrtflexError, printable, suggest
+from ortflex_core import OrtflexError, printable, suggest
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import make, plugins

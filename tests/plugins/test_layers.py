@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core.errors import ConfigError, DataError, MissingKernel, ModelError, Unsupported
+from ortflex_core import ConfigError, DataError, MissingKernel, ModelError, Unsupported
 from ortflex_plugins.layers import OnnxFunction
 from tests import models
 

@@ -10,9 +10,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported
-from ortflex_core.registry import Entry, Registry
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import (
+    ConfigError,
+    DataError,
+    Entry,
+    GraphError,
+    ModelError,
+    Registry,
+    Unsupported,
+    require_runtime,
+)
 from ortflex_plugins.devices.cpu import Cpu
 from ortflex_plugins.layers import OnnxFunction
 from ortflex_plugins.layers.splitting import split
@@ -264,3 +271,19 @@ def test_frozen_parameters_are_what_they_are_now(frozen: list[str]) -> None:
             torch.testing.assert_close(parameter.grad, twin.get_parameter(name).grad)
     with torch.no_grad():
         torch.testing.assert_close(net(x), y.detach())
+
+
+def test_a_tensor_without_a_type_cannot_be_saved() -> None:
+    """An operator that nobody knows, between the input and a product."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Unheard", ["x"], ["hidden"], domain="test"),
+            helper.make_node("Mul", ["hidden", "cotangent/y"], ["gradient/x"]),
+        ],
+        "gradient",
+        [models.floats("x", "N"), models.floats("cotangent/y", "N")],
+        [models.floats("gradient/x", "N")],
+    )
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("test", 1)]
+    with pytest.raises(GraphError, match="'hidden'"):
+        split(helper.make_model(graph, opset_imports=domains))

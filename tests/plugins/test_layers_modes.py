@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from ortflex_core.errors import ConfigError
+from ortflex_core import ConfigError
 from ortflex_plugins.layers import OnnxFunction
 from tests import models
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from ortflex_core.errors import DataError
-from ortflex_core.protocols.kinds import Loss
-from ortflex_core.types import TensorSpec
+from ortflex_core import DataError, Loss, TensorSpec
 from ortflex_plugins.losses.absolute_error import AbsoluteError
 from ortflex_plugins.losses.elastic import Elastic
 from ortflex_plugins.losses.hinge import Hinge

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.autodiff.reverse import RuleTable, gradients
-from ortflex_core.protocols.kinds import Loss
+from ortflex_core import Loss, gradients
+from ortflex_core.compiler.autodiff.reverse import RuleTable
 from ortflex_plugins.losses.absolute_error import AbsoluteError
 from ortflex_plugins.losses.elastic import Elastic
 from ortflex_plugins.losses.huber import Huber

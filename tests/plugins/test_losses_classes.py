@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.errors import ConfigError, DataError
-from ortflex_core.protocols.kinds import Loss
-from ortflex_core.training import internals_of
-from ortflex_core.types import TensorSpec
+from ortflex_core import ConfigError, DataError, Loss, TensorSpec, internals_of
 from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
 from ortflex_plugins.losses.dice import Dice
 from ortflex_plugins.losses.kullback_leibler import KullbackLeibler

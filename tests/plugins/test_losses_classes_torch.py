@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.protocols.kinds import Loss
+from ortflex_core import Loss
 from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
 from ortflex_plugins.losses.kullback_leibler import KullbackLeibler
 from ortflex_plugins.losses.log_loss import LogLoss

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.errors import DataError
-from ortflex_core.protocols.kinds import Loss
-from ortflex_core.types import TensorSpec
+from ortflex_core import DataError, Loss, TensorSpec
 from ortflex_plugins.losses.focal import Focal
 from ortflex_plugins.losses.hinge import Hinge
 from ortflex_plugins.losses.log_cosh import LogCosh

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ortflex_core.errors import DataError
-from ortflex_core.protocols.kinds import Metric
+from ortflex_core import DataError, Metric
 from ortflex_plugins.metrics.accuracy import Accuracy
 from ortflex_plugins.metrics.mae import MeanAbsoluteError
 from ortflex_plugins.metrics.r2 import R2
 from ortflex_plugins.metrics.rmse import RootMeanSquaredError
+from tests.training import plugins
 
 REGRESSION = [
     (MeanAbsoluteError(), "mean_absolute_error"),
@@ -157,3 +158,39 @@ def test_each_metric_says_which_way_is_better() -> None:
         "r2": "higher",
         "accuracy": "higher",
     }
+
+
+CLASS_SCORES = np.array([[2.0, 1.0, -np.inf], [0.1, 0.2, 0.7], [0.3, 0.5, 0.2]])
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "name",
+    ["accuracy", "f1", "roc_auc", "top_k", "mae", "rmse", "r2"]
+    + [f"sklearn.{n}" for n in ("accuracy_score", "f1_score", "roc_auc_score", "r2_score")],
+)
+def test_a_prediction_that_is_not_finite_makes_the_result_nan(name: str, wrong: float) -> None:
+    """The class of errors: an ordinary number computed from NaN, whole or streamed."""
+    given = {"average": "macro"} if "f1" in name else {"k": 2} if name == "top_k" else {}
+    given |= {"multi_class": "ovr"} if name == "sklearn.roc_auc_score" else {}
+    metric = plugins().component("metrics", {"name": name, **given})
+    labels, scores = np.array([0, 1, 2, 1, 0, 2]), np.tile(CLASS_SCORES, (2, 1))[:, :3].copy()
+    scores[scores == -np.inf] = 0
+    scores /= scores.sum(axis=1, keepdims=True)
+    if metric.name in ("mae", "rmse", "r2") or "r2" in name:
+        labels, scores = labels[:, None].astype(float), scores[:, :1]
+    for bounds in ((0, 6), (0, 3, 6)):
+        good, bad = metric.start(), metric.start()
+        for begin, end in pairwise(bounds):
+            part = scores[begin:end].copy()
+            good.update(labels[begin:end], part, None)
+            part[0] = wrong if begin == 0 else part[0]
+            bad.update(labels[begin:end], part, None)
+        assert np.isfinite(good.result())
+        assert np.isnan(bad.result())
+
+
+def test_the_score_of_a_masked_class_may_be_minus_infinity() -> None:
+    state = plugins().component("metrics", "accuracy").start()
+    state.update(np.array([0, 2, 0]), CLASS_SCORES, None)
+    assert state.result() == pytest.approx(2 / 3)

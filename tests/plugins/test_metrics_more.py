@@ -11,11 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.errors import ConfigError, DataError
-from ortflex_core.protocols.kinds import Metric
-from ortflex_core.training import internals_of
+from ortflex_core import ConfigError, DataError, Metric, Recipe, Trainer, internals_of
 from ortflex_plugins.metrics.f1 import F1
 from ortflex_plugins.metrics.roc_auc import RocAuc
 from ortflex_plugins.metrics.sklearn import SklearnMetric

@@ -19,7 +19,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import require_runtime
 from ortflex_plugins.cli.reference import FIGURES
 from tests import children, report
 from tests.conftest import Recorder

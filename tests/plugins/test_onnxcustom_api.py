@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import ortflex_plugins.onnxcustom as api
-from ortflex_core.errors import DataError, ModelError
+from ortflex_core import DataError, ModelError
 from ortflex_plugins.onnxcustom import (
     ConvergenceWarning,
     ElasticLearningPenalty,

@@ -11,9 +11,7 @@ import onnx
 import pytest
 
 import ortflex_plugins.onnxcustom as api
-from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported
-from ortflex_core.registry import Plugins
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import ConfigError, DataError, ModelError, Plugins, Unsupported, require_runtime
 from ortflex_plugins.onnxcustom import (
     ConvergenceError,
     ConvergenceWarning,

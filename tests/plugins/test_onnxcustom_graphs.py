@@ -12,8 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from ortflex_core.errors import ConfigError, DataError, ModelError
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import ConfigError, DataError, ModelError, require_runtime
 from ortflex_plugins.onnxcustom import (
     AbsoluteLearningLoss,
     DerivativeOptions,

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.runtime.installation import require_runtime
+from ortflex_core import require_runtime
 from ortflex_plugins.onnxcustom import (
     AbsoluteLearningLoss,
     BaseLearningLoss,

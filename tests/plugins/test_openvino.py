@@ -9,12 +9,18 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import DataError, TrainingDiverged, Unsupported
-from ortflex_core.graph import Port, Trace, build
-from ortflex_core.hooks import hook
+from ortflex_core import (
+    Array,
+    DataError,
+    Port,
+    Trace,
+    Trainer,
+    TrainingDiverged,
+    Unsupported,
+    build,
+    hook,
+)
 from ortflex_core.testing import running, step_programs
-from ortflex_core.types import Array
 from ortflex_plugins.backends.openvino.backend import OpenVinoBackend
 from ortflex_plugins.backends.openvino.compiled import Hints, compile_program
 from tests.benchmarks.onnx_network import network
@@ -250,7 +256,7 @@ def test_openvino_keeps_what_it_has_compiled_for_later_processes(
     accumulate: int, tmp_path: Path
 ) -> None:
     """What is read from the folder trains with the same bits."""
-    from ortflex_core.runtime import session
+    from ortflex_core.compiler.runtime import session
 
     plain = fitted("W6", "openvino", epochs=1, steps=4, accumulate=accumulate)
     files: list[dict[str, int]] = []

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from ortflex_core.autodiff.families import load_rules
+from ortflex_core import load_rules
 from ortflex_plugins import gradients
 from ortflex_plugins.cli.operators import (
     NEWEST,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.graph.host_scalars import Host
-from ortflex_core.protocols import Optimizer, calls
+from ortflex_core import Host, Optimizer
+from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_plugins.optimizers.adafactor import Adafactor
 from ortflex_plugins.optimizers.adam import Adam
 from ortflex_plugins.optimizers.adamw import AdamW

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.errors import Unsupported
-from ortflex_core.graph.host_scalars import Host
-from ortflex_core.programs.step import gradient_factor
-from ortflex_core.protocols.kinds import Optimizer
-from ortflex_core.training import internals_of
+from ortflex_core import Host, Optimizer, Unsupported, internals_of
+from ortflex_core.compiler.programs.step import gradient_factor
 from ortflex_plugins.optimizers.adadelta import Adadelta
 from ortflex_plugins.optimizers.adagrad import Adagrad
 from ortflex_plugins.optimizers.adamax import Adamax

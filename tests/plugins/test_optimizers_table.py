@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from ortflex_core import Trainer
-from ortflex_core.errors import Unsupported
+from ortflex_core import Trainer, Unsupported
 from tests import oracles
 from tests.training import every_backend, make, plugins
 

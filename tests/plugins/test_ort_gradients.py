@@ -16,9 +16,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import gradient_model
-from ortflex_core.programs import stages
-from ortflex_core.runtime.installation import Runtime, require_runtime
+from ortflex_core import Runtime, gradient_model, require_runtime
+from ortflex_core.compiler.programs import stages
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.ort_gradients_rewrites import RULES
 from ortflex_plugins.backends.ort_gradients_table import TABLE

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.autodiff.reverse import RuleTable, gradients
-from ortflex_core.protocols.kinds import Penalty
+from ortflex_core import Penalty, gradients
+from ortflex_core.compiler.autodiff.reverse import RuleTable
 from ortflex_plugins.penalties.elastic import ElasticPenalty
 from ortflex_plugins.penalties.l1 import L1
 from ortflex_plugins.penalties.l2 import L2

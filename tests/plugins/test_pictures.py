@@ -16,9 +16,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, parser
 
-from ortflex_core import gradient_model
-from ortflex_core.errors import ConfigError
-from ortflex_core.training import internals_of
+from ortflex_core import ConfigError, gradient_model, internals_of
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.pictures import draw, draw_step
 from ortflex_plugins.pictures.layout import GAP_X, Box, Drawing, layout, spread

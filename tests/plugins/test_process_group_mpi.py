@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflex_core.testing import ProcessGroupKit
+from ortflex_core import ProcessGroupKit
 from ortflex_plugins.process_groups.mpi import Mpi
 from tests import children
 from tests.plugins.test_process_group_torch import recipe, weights

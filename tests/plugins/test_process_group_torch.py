@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.testing import ProcessGroupKit
+from ortflex_core import ProcessGroupKit, Trainer
 from ortflex_plugins.process_groups.torch import Torch
 from tests import children, models
 from tests.training import plugins
@@ -136,6 +135,33 @@ def trainer(**options: Any) -> Trainer:
     settings |= {"epochs": 4, "threads": 1, "progress": False}
     backend = {"name": "fused", "steps_per_run": 1}
     return Trainer(models.mlp(), backend=backend, plugins=plugins(), **settings | options)
+
+
+SLEEPS = """
+import os, time
+from ortflex import hook
+from tests.plugins.test_process_group_torch import X, Y, Torch, trainer
+
+class Sleeps:
+    every_rank = True
+    @hook
+    def epoch_end(self, progress):
+        if os.environ["RANK"] == "1":
+            time.sleep(20)
+
+trainer(distributed=Torch(timeout=4), callbacks=[Sleeps()]).fit(X, Y)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_sleeps_is_not_called_ended(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SLEEPS)
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    done = children.run([*LAUNCH, "2", str(tmp_path / "script.py")], env=env, seconds=300)
+    assert done.returncode != 0
+    assert "the process of rank 1 did not answer in time (" in done.stderr
+    assert "no message within 4 s" in done.stderr
 
 
 @pytest.mark.slow

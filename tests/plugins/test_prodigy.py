@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.errors import CheckpointError, Unsupported
-from ortflex_core.hooks import hook
-from ortflex_core.programs import flat_parameters
-from ortflex_core.reference.double_precision import widened_model
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import CheckpointError, Trainer, Unsupported, hook, internals_of
+from ortflex_core.compiler.programs import flat_parameters
+from ortflex_core.tools.double_precision import widened_model
 from tests import models
 from tests.training import every_backend, make, plugins, regression, same
 
@@ -197,7 +194,7 @@ class SaveAt:
 def test_its_parameters_never_move_as_one_vector() -> None:
     trainer = make(models.mlp(), optimizer=OPTIMIZER, backend="fused", **OPTIONS)
     trainer.fit(X, Y)
-    assert flat_parameters.layout(internals_of(trainer).problem, 4, scaled=False) is None
+    assert flat_parameters.layout(internals_of(trainer).problem, scaled=False) is None
 
 
 def test_in_float64_it_is_the_paper_s_to_ten_digits() -> None:

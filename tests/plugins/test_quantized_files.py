@@ -11,9 +11,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from ortflex import Trainer
-from ortflex_core import check_model
-from ortflex_core.errors import ModelError
-from ortflex_core.runtime import require_runtime
+from ortflex_core import ModelError, check_model, require_runtime
 from tests import models
 
 RNG = np.random.default_rng(8)
@@ -74,6 +72,50 @@ def test_quantization_aware_training_is_that_of_torch(dtype: Any, per_channel: b
         wanted = (tensor - 0.5 * tensor.grad).detach().numpy()
         np.testing.assert_allclose(state[name], wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(state["W"][clipped], weights["W"][clipped])
+
+
+@pytest.mark.parametrize("params", [None, ["*"], ["W*"]])
+@pytest.mark.parametrize("arithmetic", [False, True])
+def test_a_weight_that_is_clipped_and_computed_before_it_is_quantized(
+    params: Any, arithmetic: bool
+) -> None:
+    """What torch's FakeQuantize with quant_min and quant_max becomes in a file.
+
+    The class: operators on integers, and of constants, between a weight and its product.
+    """
+    torch = pytest.importorskip("torch")
+    model, weights = aware(np.int8, per_channel=False)
+    pair = ["scale", "zero"]
+    made = helper.make_node
+    nodes = [
+        made("Mul", ["W", "half"], ["W half"]),
+        made("Transpose", ["W half"], ["W turned"], perm=[1, 0]),
+        made("QuantizeLinear", ["W turned" if arithmetic else "W", *pair], ["q"]),
+        made("Clip", ["q", "low", "high"], ["clipped"]),
+        made("Transpose", ["clipped"], ["q turned"], perm=[1, 0]),
+        made("DequantizeLinear", ["q turned" if arithmetic else "clipped", *pair], ["w"]),
+        made("MatMul", ["x", "w"], ["z"], name="product"),
+        made("Add", ["z", "b"], ["y"]),
+    ]
+    if not arithmetic:
+        nodes = [n for n in nodes if n.op_type not in ("Mul", "Transpose")]
+    more = {"half": np.float32(0.5), "low": np.int8(-60), "high": np.int8(60)}
+    model = file(nodes, {**weights, **more})
+    trainer = Trainer(
+        model, loss="squared_error", learning_rate=0.5, optimizer="sgd", params=params
+    )
+    trainer.step((X, Y))
+    w = torch.tensor(weights["W"], requires_grad=True)
+    b = torch.tensor(weights["b"])
+    scale = float(weights["scale"])
+    value = w * 0.5 if arithmetic else w
+    quantized = torch.fake_quantize_per_tensor_affine(value, scale, 0, -60, 60)
+    torch.nn.functional.mse_loss(torch.tensor(X) @ quantized + b, torch.tensor(Y)).backward()
+    assert 0 < np.count_nonzero(w.grad.numpy()) < w.numel()
+    moved = (weights["W"] - trainer.get_state()["W"]) / 0.5
+    np.testing.assert_allclose(moved, w.grad.numpy(), rtol=1e-3, atol=1e-5)
+    report = check_model(model, "squared_error")
+    assert {n.status for n in report.nodes} <= {"trainable", "passes"}
 
 
 def test_check_says_straight_through() -> None:

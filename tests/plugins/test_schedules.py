@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.errors import ConfigError
-from ortflex_core.protocols.kinds import Schedule, ScheduleContext
-from ortflex_core.types import Progress
+from ortflex_core import ConfigError, Progress, Schedule, ScheduleContext
 from ortflex_plugins.schedules.constant import Constant
 from ortflex_plugins.schedules.cosine import Cosine
 from ortflex_plugins.schedules.exponential import Exponential

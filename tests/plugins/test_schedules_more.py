@@ -9,13 +9,16 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.errors import ConfigError
-from ortflex_core.hooks import hook
-from ortflex_core.protocols.kinds import Schedule, ScheduleContext
-from ortflex_core.registry import Plugins
-from ortflex_core.types import Progress
+from ortflex_core import (
+    ConfigError,
+    Plugins,
+    Progress,
+    Recipe,
+    Schedule,
+    ScheduleContext,
+    Trainer,
+    hook,
+)
 from ortflex_plugins.schedules.chained import Chained
 from ortflex_plugins.schedules.cosine import Cosine
 from ortflex_plugins.schedules.cosine_restarts import CosineRestarts

@@ -12,14 +12,20 @@ import onnx
 import onnx.parser
 import pytest
 
-from ortflex_core.component import hyper
-from ortflex_core.config.recipe import Recipe
-from ortflex_core.errors import BrokenPlugin, CheckpointError, ConfigError, PluginError, Unsupported
-from ortflex_core.model.model import Model
-from ortflex_core.parameters.output_axes import output_axes
-from ortflex_core.protocols import Transform
-from ortflex_core.training import internals_of
-from ortflex_core.training.trainer import Trainer
+from ortflex_core import (
+    BrokenPlugin,
+    CheckpointError,
+    ConfigError,
+    Model,
+    PluginError,
+    Recipe,
+    Trainer,
+    Transform,
+    Unsupported,
+    hyper,
+    internals_of,
+)
+from ortflex_core.compiler.parameters.output_axes import output_axes
 from ortflex_plugins.pictures.step_parts import step_of
 from tests import models
 from tests.plugins.conformance_references import normal
@@ -392,3 +398,30 @@ def test_pictures_have_transforms_as_a_part_of_the_step() -> None:
     assert "transform" not in set(
         step_of(internals_of(fitted(trainer("fused"))).problem, 8).parts.values()
     )
+
+
+@pytest.mark.parametrize("bound", [0.05, 0.1, 0.3, 0.7])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adam", "lion", "sgd"])
+def test_equal_gradients_are_centralized_to_exactly_zero(bound: float, optimizer: str) -> None:
+    """The class: a difference of equal numbers that is only rounding, which an optimizer makes large.
+
+    clip_value makes all gradients of an output equal. In float64 their distance to the mean is below
+    1e-16 of the bound, and adafactor divides by at least eps1 = 1e-7; in float32 it was 1e-7 of the bound.
+    """
+    rng = np.random.default_rng(0)
+    model = models.model(
+        [onnx.helper.make_node("MatMul", ["X", "W"], ["Y"])],
+        [models.floats("X", "N", 7)],
+        [models.floats("Y", "N", 3)],
+        {"W": rng.standard_normal((7, 3)).astype(np.float32)},
+    )
+    options: dict[str, Any] = {"optimizer": optimizer, "learning_rate": 0.01, "clip_value": bound}
+    made = make(model, backend="fused", transforms=["centralize"], **options)
+    before = made.get_state()["W"].astype(np.float64)
+    x = rng.uniform(1, 2, (8, 7)).astype(np.float32)
+    for _ in range(3):
+        made.step((x, np.full((8, 3), 100, np.float32)))
+    gradient = np.full((7, 3), -bound)
+    centralized = gradient - gradient.mean(axis=0)
+    assert np.abs(centralized / 1e-7).max() < 1e-8
+    np.testing.assert_array_equal(made.get_state()["W"], before)

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer
-from ortflex_core.errors import TrainingDiverged
-from ortflex_core.hooks import hook
+from ortflex_core import Trainer, TrainingDiverged, hook
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 from tests.plugins.fitted_workloads import fitted

@@ -11,6 +11,7 @@ export class Step {
     const [graph, manifest, state] = await Promise.all(["step.onnx", "manifest.json", "state.safetensors"].map(read));
     step.ort = ort;
     step.manifest = JSON.parse(new TextDecoder().decode(manifest));
+    for (const part of step.manifest.not_portable) console.warn(`not in the step: ${part.name}: ${part.why}`);
     step.session = await ort.InferenceSession.create(graph, { logSeverityLevel: 3, ...options });
     step.moving = step.manifest.step.filter((i) => i.in && i.out);
     const start = 8 + Number(new DataView(state.buffer, state.byteOffset).getBigUint64(0, true));

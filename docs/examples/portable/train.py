@@ -42,6 +42,8 @@ class Step:
 
 if __name__ == "__main__":
     step, X, y = Step(sys.argv[1]), np.load(sys.argv[2]), np.load(sys.argv[3])
+    for part in step.manifest["not_portable"]:
+        print(f"not in the step: {part['name']}: {part['why']}", file=sys.stderr)
     n, count = step.manifest["rows"] or 32, step.manifest["batches_per_run"]
     parts = [{"data": X[k : k + n], "label": y[k : k + n]} for k in range(0, len(X) - n + 1, n)]
     print([step.run(parts[k - count : k]) for k in range(count, len(parts) + 1, count)])

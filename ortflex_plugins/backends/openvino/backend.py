@@ -8,11 +8,17 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core.engines import HostEngine
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, Unsupported
-from ortflex_core.problem import Problem
-from ortflex_core.protocols import Backend, Device
-from ortflex_core.runtime import Runtime
+from ortflex_core import (
+    Backend,
+    Device,
+    GraphError,
+    HostEngine,
+    NoGradientRule,
+    NotDifferentiable,
+    Problem,
+    Runtime,
+    Unsupported,
+)
 from ortflex_plugins.backends.step_plan import check_steps
 
 _REFUSALS = (NoGradientRule, NotDifferentiable, GraphError, Unsupported)

@@ -11,14 +11,13 @@ import attrs
 import onnx
 from onnx import GraphProto
 
-from ortflex_core.errors import Unsupported
-from ortflex_core.graph import Key, Program
-from ortflex_core.runtime import get_program
+from ortflex_core import Array, Key, Program, Unsupported, get_program
 from ortflex_plugins.backends.openvino.differences import (
     differences,
     node_name,
     replace_abs,
     replace_copies,
+    take_matrices,
 )
 
 _NOISE = ("Exception from", "Check '", "FrontEnd API", "Model wasn't", "Summary", "To facilitate")
@@ -36,16 +35,23 @@ class Hints:
 class Compiled:
     """A compiled program.
 
-    ``states`` are the tensors that it reads and replaces, and the names of the variables that hold them.
+    ``states`` are the tensors that it reads and replaces, and the names of the variables that hold them;
+    ``matrices`` are constants of the program that are inputs of the model (see ``take_matrices``).
     """
 
     program: Program
     model: Any
     states: Mapping[Key, str]
+    matrices: Mapping[str, Array]
 
     def request(self) -> Any:
         """A new request, whose variables are not shared with other requests."""
-        return self.model.create_infer_request()
+        import openvino
+
+        request = self.model.create_infer_request()
+        for name, array in self.matrices.items():
+            request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+        return request
 
 
 def compile_program(
@@ -89,6 +95,7 @@ def _compile(
     pairs = {key: pair for key, pair in pairs.items() if pair not in same}
     replace_abs(proto.graph)
     replace_copies(proto.graph)
+    matrices = take_matrices(proto.graph)
     for info in proto.graph.input:
         if info.name in shapes:
             sizes = info.type.tensor_type.shape
@@ -114,7 +121,8 @@ def _compile(
         made = core.compile_model(model, "CPU", settings)
     except RuntimeError as error:  # OpenVINO's only exception class, defined in C++
         raise Unsupported(_reason(str(error), proto.graph)) from error
-    return Compiled(program, made, {k: before + after for k, (before, after) in pairs.items()})
+    states = {k: before + after for k, (before, after) in pairs.items()}
+    return Compiled(program, made, states, matrices)
 
 
 def _reason(text: str, graph: GraphProto) -> str:

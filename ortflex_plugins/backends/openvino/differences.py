@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from ortflex_core.types import Array, dtype_name, numpy_dtype
+from ortflex_core import Array, dtype_name, numpy_dtype
 
 _WIDE = (TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.STRING)
 """Types that OpenVINO does not compute with on a CPU: it would silently use 32 bits."""
@@ -139,6 +140,29 @@ def replace_abs(graph: GraphProto) -> None:
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def take_matrices(graph: GraphProto) -> dict[str, Array]:
+    """Turn the constants that products and convolutions can read into inputs; their values by name.
+
+    OpenVINO keeps the packed weights of a product by the address of the constant and the wanted layout,
+    not by the layout that the constant has. A square constant that one node reads plainly and another one
+    transposed (a forward and a backward pass) is packed once, and the other node is wrong. Inputs are
+    not packed. A second constant of the same values would not do: OpenVINO may store both once.
+    """
+    taken = [t for t in graph.initializer if _packed(t)]
+    values = {t.name: np.array(numpy_helper.to_array(t)) for t in taken}
+    for tensor in taken:
+        graph.initializer.remove(tensor)
+        info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        graph.input.append(info)
+    return values
+
+
+def _packed(tensor: TensorProto) -> bool:
+    """Whether a constant is a matrix or kernel of numbers that a product multiplies."""
+    wide = tensor.data_type in (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
+    return not wide and sum(size > 1 for size in tensor.dims) > 1
 
 
 def replace_copies(graph: GraphProto) -> None:

@@ -12,9 +12,7 @@ import attrs
 import onnx
 from onnx import NodeProto
 
-from ortflex_core.errors import Unsupported
-from ortflex_core.graph import Key, Program
-from ortflex_core.types import TensorSpec
+from ortflex_core import Key, Program, TensorSpec, Unsupported
 
 
 def split_draws(program: Program) -> tuple[Program, Program | None]:

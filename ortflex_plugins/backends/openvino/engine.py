@@ -8,16 +8,38 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data import Batch, Block
-from ortflex_core.engines import DeviceEngine, Evaluator, HostEngine, check_state, first_not_finite
-from ortflex_core.errors import DataError, GraphError
-from ortflex_core.graph import Key, Port, Program
-from ortflex_core.model import buffer_value
-from ortflex_core.problem import Problem
-from ortflex_core.programs import gradient_program, problem_key, step_program, update_program
-from ortflex_core.protocols import Device, Losses, Value
-from ortflex_core.runtime import Binder, HostVector, get_program, get_session
-from ortflex_core.types import Array, TensorSpec, array_at, numpy_dtype
+from ortflex_core import (
+    Array,
+    Batch,
+    Binder,
+    Block,
+    DataError,
+    Device,
+    DeviceEngine,
+    Evaluator,
+    GraphError,
+    HostEngine,
+    HostVector,
+    Key,
+    Losses,
+    PlanCache,
+    Port,
+    Problem,
+    Program,
+    TensorSpec,
+    Value,
+    array_at,
+    buffer_value,
+    check_state,
+    first_not_finite,
+    get_program,
+    get_session,
+    gradient_program,
+    numpy_dtype,
+    problem_key,
+    step_program,
+    update_program,
+)
 from ortflex_plugins.backends.fused import steps_per_run
 from ortflex_plugins.backends.openvino.compiled import Compiled, Hints, compile_program, error_line
 from ortflex_plugins.backends.openvino.draws import split_draws
@@ -160,7 +182,7 @@ class CompiledStep(StepPlan):
 
 
 class OpenVinoEngine(DeviceEngine):
-    """A compiled problem on OpenVINO (see :class:`ortflex_core.protocols.Engine`).
+    """A compiled problem on OpenVINO (see :class:`ortflex_core.Engine`).
 
     The state is inside the request of the plan that ran last; if another plan runs, or the state is
     requested, it is copied to memory that onnxruntime also reads.
@@ -306,7 +328,9 @@ class OpenVinoEngine(DeviceEngine):
     # What it has -------------------------------------------------------------------------------
 
     def programs(self) -> dict[str, Program | bytes]:
-        graphs: dict[str, Program | bytes] = {}
+        # The step of a full batch is there before the first one runs: for graph_built.
+        whole = programs_of(self.problem, 1, self.problem.batch_size)[0]
+        graphs: dict[str, Program | bytes] = {"step": whole}
         for (steps, _), plan in self._plans.items():
             rows = plan.data[0][2].shape[0] // plan.batches
             label = "step" if rows == self.problem.batch_size else f"step-{rows}-rows"
@@ -331,7 +355,7 @@ class AccumulatingEngine(HostEngine):
     def __init__(self, problem: Problem, device: Device, hints: Hints) -> None:
         self._device, self._hints = device, hints
         self._evaluator = Evaluator(problem, device)
-        self._requests: dict[Any, tuple[Program, Any, Program | None]] = {}
+        self._requests = PlanCache[tuple[Program, Any, Program | None]]()
         super().__init__(problem, self._on_openvino)
 
     def gradient_graph(self, rows: int) -> Program:
@@ -341,17 +365,18 @@ class AccumulatingEngine(HostEngine):
 
     def _on_openvino(self, program: Program, feeds: Mapping[str, Array]) -> dict[str, Array]:
         threads = self.problem.threads
-        if program not in self._requests:
+        shapes = {k: feeds[s.name].shape for k, s in program.takes.items() if s.name in feeds}
+
+        def make() -> tuple[Program, Any, Program | None]:
             rest, draws = split_draws(program)
+            taken = {key: shapes[key] for key in rest.takes if key in shapes}
             compiled = compile_program(
-                rest,
-                {k: feeds[s.name].shape for k, s in rest.takes.items() if s.name in feeds},
-                threads=threads,
-                hints=self._hints,
-                stateful=False,
+                rest, taken, threads=threads, hints=self._hints, stateful=False
             )
-            self._requests[program] = rest, compiled.request(), draws
-        rest, request, draws = self._requests[program]
+            return rest, compiled.request(), draws
+
+        # Batches of one training may have several shapes, and what is compiled has fixed ones.
+        rest, request, draws = self._requests.get((program, tuple(shapes.items())), make)
         given = dict(feeds)
         if draws is not None:
             hosts = {h.spec.name: feeds[h.spec.name] for h in draws.hosts}

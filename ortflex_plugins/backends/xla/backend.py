@@ -8,11 +8,16 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
-from ortflex_core.problem import Problem
-from ortflex_core.protocols import Backend, Device
-from ortflex_core.runtime import Runtime
-from ortflex_core.types import numpy_dtype
+from ortflex_core import (
+    Backend,
+    Device,
+    GraphError,
+    NoGradientRule,
+    NotDifferentiable,
+    Problem,
+    Runtime,
+    numpy_dtype,
+)
 from ortflex_plugins.backends.step_plan import check_steps
 from ortflex_plugins.backends.xla.calls import NotTranslatable
 
@@ -124,7 +129,7 @@ def _trace(problem: Problem) -> None:
         def struct(port: Any) -> Any:
             spec = slots.get(port) or initializers.get(str(port.of))
             if spec is None:  # a statistic under another name
-                from ortflex_core.model import buffer_value
+                from ortflex_core import buffer_value
 
                 value = buffer_value(problem, str(port.of))
                 return jax.ShapeDtypeStruct(value.shape, value.dtype)

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 from onnx import GraphProto
 
-from ortflex_core.types import Array
+from ortflex_core import Array
 
 Operator = Callable[..., Any]
 Value = Any
@@ -47,9 +47,12 @@ class Call:
     xp: Any
     forms: Any
     run: Callable[[GraphProto, Sequence[Value]], list[Value]]
+    asked: set[str] = attrs.field(factory=set)
+    """The attributes that the operator's function has read."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute."""
+        self.asked.add(name)
         return self.attributes.get(name, default)
 
     def known(self, value: Value, what: str) -> Array:
@@ -79,12 +82,19 @@ class Table:
 
     def __init__(self) -> None:
         self.operators: dict[str, Operator] = {}
+        self.declared: dict[str, tuple[str, ...]] = {}
 
-    def __call__(self, *names: str) -> Callable[[F], F]:
-        """Register a function under the names of operators."""
+    def __call__(self, *names: str, attributes: tuple[str, ...] = ()) -> Callable[[F], F]:
+        """Register a function under the names of operators.
+
+        A node with an attribute that is not at its default, and that the function does not read, is
+        refused. ``attributes`` are those that it need not read: they change nothing in what it computes,
+        or only in forms in which it reads them.
+        """
 
         def register(function: F) -> F:
             self.operators.update(dict.fromkeys(names, function))
+            self.declared.update(dict.fromkeys(names, attributes))
             return function
 
         return register

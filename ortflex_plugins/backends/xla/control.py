@@ -162,7 +162,7 @@ def _activations(c: Call, sides: int) -> list[list[Any]]:
     return [out[k * size : (k + 1) * size] for k in range(sides)]
 
 
-@TABLE("RNN", "GRU", "LSTM")
+@TABLE("RNN", "GRU", "LSTM", attributes=("hidden_size",))
 def _recurrent(c: Call, *inputs: Value) -> Any:
     x, w, r, bias, lengths, h0, c0, peep = (*inputs, *[None] * 8)[:8]
     if c.get("layout", 0):

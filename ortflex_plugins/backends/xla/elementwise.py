@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
-from ortflex_core.types import numpy_dtype
+from ortflex_core import numpy_dtype
 from ortflex_plugins.backends.xla.calls import Call, NotTranslatable, Table, Value, is_float
 
 TABLE = Table()
@@ -139,9 +141,8 @@ def _converted(c: Call, x: Value, dtype: Any) -> Value:
 @TABLE("IsInf")
 def _is_inf(c: Call, x: Value) -> Value:
     up, down = (x == math.inf, x == -math.inf)
-    if not c.get("detect_positive", 1):
-        return down
-    return up | down if c.get("detect_negative", 1) else up
+    wanted = [up] * bool(c.get("detect_positive", 1)) + [down] * bool(c.get("detect_negative", 1))
+    return reduce(or_, wanted, c.xp.zeros(x.shape, bool))
 
 
 @TABLE("Clip")
@@ -249,7 +250,7 @@ def _shrink(c: Call, x: Value) -> Value:
     return c.xp.where(x < -bound, x + bias, c.xp.where(x > bound, x - bias, zero))
 
 
-@TABLE("Dropout")
+@TABLE("Dropout", attributes=("seed",))
 def _dropout(c: Call, x: Value, ratio: Value = None, training: Value = None) -> Any:
     if training is not None and bool(c.known(training, "mode")):
         raise NotTranslatable("a Dropout that draws by itself; ortflex replaces it by its own")
@@ -267,9 +268,12 @@ def _quantize(c: Call, x: Value, scale: Value, zero: Value = None) -> Value:
         scale = scale.reshape(shape)
         zero = None if zero is None else zero.reshape(shape)
     if c.name == "DequantizeLinear":
+        if c.get("output_dtype", 0):
+            raise NotTranslatable("DequantizeLinear with output_dtype")
         wide = x.astype(scale.dtype)
         return (wide if zero is None else wide - zero.astype(scale.dtype)) * scale
-    dtype = np.dtype(np.uint8) if zero is None else np.dtype(zero.dtype)
+    wanted = c.get("output_dtype", 0) or TensorProto.UINT8
+    dtype = np.dtype(numpy_dtype(wanted)) if zero is None else np.dtype(zero.dtype)
     if dtype.kind not in "iu":
         raise NotTranslatable(f"QuantizeLinear to {dtype}")
     bounds = np.iinfo(dtype)

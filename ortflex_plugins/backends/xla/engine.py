@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.data import Batch, Block, Lasting
-from ortflex_core.engines import DeviceEngine, check_state
-from ortflex_core.graph import Port, Program
-from ortflex_core.model import buffer_value
-from ortflex_core.problem import Problem
-from ortflex_core.protocols import Device, Losses, Value
-from ortflex_core.types import Array
+from ortflex_core import (
+    Array,
+    Batch,
+    Block,
+    DataError,
+    Device,
+    DeviceEngine,
+    Lasting,
+    Losses,
+    Port,
+    Problem,
+    Program,
+    Value,
+    buffer_value,
+    check_state,
+)
 from ortflex_plugins.backends.xla.steps import (
     COUNTER,
     DRAW,
@@ -48,7 +57,7 @@ def steps_per_run(problem: Problem) -> int:
 
 
 class XlaEngine(DeviceEngine):
-    """A compiled problem on JAX (see :class:`ortflex_core.protocols.Engine`)."""
+    """A compiled problem on JAX (see :class:`ortflex_core.Engine`)."""
 
     def __init__(
         self, problem: Problem, device: Device, place: Any, steps: int | None = None
@@ -285,6 +294,8 @@ class XlaEngine(DeviceEngine):
 
     def programs(self) -> dict[str, Program | bytes]:
         graphs: dict[str, Program | bytes] = {}
+        # That of full batches is there before the first one runs: for graph_built.
+        self._function((self.problem.batch_size,) * self.problem.updating.accumulate)
         for sizes, function in self._used.items():
             for name, program in function.programs.items():
                 whole = set(sizes) == {self.problem.batch_size} or name == "update"
@@ -315,5 +326,13 @@ def _joined(batches: Sequence[Batch]) -> Batch:
     if all(b.columns is first.columns and b.rows is not None for b in batches):
         rows = np.concatenate([b.rows for b in batches if b.rows is not None])
         return Batch(first.columns, rows, size, [])
+    for name in first.columns:
+        shapes = list(dict.fromkeys(b.array(name).shape[1:] for b in batches))
+        if len(shapes) > 1:
+            raise DataError(
+                f"xla: the batches of one step (accumulate={len(batches)}) have rows of different "
+                f"shapes in {name!r}: {shapes[0]} and {shapes[1]}; pad them to one shape, or use "
+                "backend='fused'"
+            )
     columns = {n: np.concatenate([b.array(n) for b in batches]) for n in first.columns}
     return Batch(columns, None, size, [])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.types import Array
+from ortflex_core import Array
 
 Pads = Sequence[tuple[int, int, int]]
 """For every axis: elements before, after, and between two elements; negative ones before and after cut."""

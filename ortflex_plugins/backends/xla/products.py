@@ -129,7 +129,7 @@ def padded(c: Call, x: Value, w: Windows, value: float) -> Value:
     return c.forms.pad(x, value, [(0, 0, 0)] * front + [(a, b, 0) for a, b in w.pads])
 
 
-@TABLE("MaxPool")
+@TABLE("MaxPool", attributes=("storage_order",))
 def _max_pool(c: Call, x: Value) -> Any:
     w = windows(c, x.shape[2:], c.get("kernel_shape"))
     low = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
@@ -209,7 +209,7 @@ def _global_pool(c: Call, x: Value) -> Value:
     return total ** c.xp.asarray(1 / power, x.dtype)
 
 
-@TABLE("Conv")
+@TABLE("Conv", attributes=("kernel_shape",))
 def _conv(c: Call, x: Value, weight: Value, bias: Value = None) -> Value:
     w = windows(c, x.shape[2:], weight.shape[2:])
     groups = c.get("group", 1)
@@ -232,7 +232,7 @@ def _by_taps(c: Call, x: Value, weight: Value, w: Windows, groups: int) -> Value
     return c.xp.matmul(matrix, columns).reshape(rows, out_channels, *w.places)
 
 
-@TABLE("ConvTranspose")
+@TABLE("ConvTranspose", attributes=("kernel_shape",))
 def _conv_transpose(c: Call, x: Value, weight: Value, bias: Value = None) -> Value:
     rank, groups = x.ndim - 2, c.get("group", 1)
     kernel = weight.shape[2:]

@@ -31,7 +31,7 @@ _BEFORE = {
 _AFTER = {"ReduceL2": "sqrt", "ReduceLogSum": "log"}
 
 
-@TABLE(*_PLAIN, *_BEFORE)
+@TABLE(*_PLAIN, *_BEFORE, attributes=("keepdims", "noop_with_empty_axes"))
 def _reduce(c: Call, *inputs: Value) -> Value:
     x, axes = inputs[0], _axes(c, inputs)
     x = _BEFORE[c.name](c, x) if c.name in _BEFORE else x
@@ -41,7 +41,7 @@ def _reduce(c: Call, *inputs: Value) -> Value:
     return getattr(c.xp, _AFTER[c.name])(x) if c.name in _AFTER else x
 
 
-@TABLE("ReduceMax", "ReduceMin")
+@TABLE("ReduceMax", "ReduceMin", attributes=("keepdims", "noop_with_empty_axes"))
 def _extreme(c: Call, *inputs: Value) -> Value:
     x, axes = inputs[0], _axes(c, inputs)
     if axes is None:
@@ -58,7 +58,7 @@ def _extreme(c: Call, *inputs: Value) -> Value:
     return function(x, axis=axes, keepdims=bool(c.get("keepdims", 1)), initial=start)
 
 
-@TABLE("ReduceLogSumExp")
+@TABLE("ReduceLogSumExp", attributes=("keepdims", "noop_with_empty_axes"))
 def _log_sum_exp(c: Call, *inputs: Value) -> Value:
     x, axes = inputs[0], _axes(c, inputs)
     if axes is None:
@@ -127,7 +127,7 @@ def _hardmax(c: Call, x: Value) -> Value:
     return (places.reshape(shape) == top).astype(x.dtype).reshape(x.shape)
 
 
-@TABLE("TopK")
+@TABLE("TopK", attributes=("sorted",))
 def _top_k(c: Call, *inputs: Value) -> Any:
     x, axis = inputs[0], axis_of(c.get("axis", -1), inputs[0].ndim)
     wanted = c.option("k", inputs, 1)
@@ -154,7 +154,7 @@ def _lp(c: Call, x: Value) -> Value:
     return c.xp.where(below == 0, c.xp.zeros_like(x), x / below)
 
 
-@TABLE("BatchNormalization")
+@TABLE("BatchNormalization", attributes=("momentum",))
 def _batch_norm(c: Call, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Any:
     if c.get("training_mode", 0):
         raise NotTranslatable("a BatchNormalization in training mode that ortflex left as it is")

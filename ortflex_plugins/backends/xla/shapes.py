@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.types import numpy_dtype
+from ortflex_core import numpy_dtype
 from ortflex_plugins.backends.xla.calls import Call, NotTranslatable, Table, Value, axis_of
 
 TABLE = Table()
@@ -24,7 +24,8 @@ def _size(c: Call, x: Value) -> Value:
 
 @TABLE("Constant")
 def _constant(c: Call) -> Value:
-    ((name, value),) = c.attributes.items()
+    ((name, _),) = c.attributes.items()
+    value = c.get(name)
     if name == "value":
         return np.asarray(value)
     if name in ("value_float", "value_floats"):
@@ -91,12 +92,12 @@ def _transpose(c: Call, x: Value) -> Value:
     return c.xp.transpose(x, c.get("perm"))
 
 
-@TABLE("Concat")
+@TABLE("Concat", attributes=("axis",))
 def _concat(c: Call, *values: Value) -> Value:
     return c.xp.concatenate(values, axis=c.get("axis", 1)) if len(values) > 1 else values[0]
 
 
-@TABLE("Split")
+@TABLE("Split", attributes=("num_outputs",))
 def _split(c: Call, *inputs: Value) -> Any:
     x, axis = inputs[0], c.get("axis", 0)
     sizes = c.option("split", inputs, 1)
@@ -220,7 +221,13 @@ def _compress(c: Call, x: Value, condition: Value) -> Value:
 # Resize ------------------------------------------------------------------------------------------
 
 
-@TABLE("Resize", "Upsample")
+@TABLE(
+    *("Resize", "Upsample"),
+    attributes=(
+        *("cubic_coeff_a", "extrapolation_value"),  # of forms that are refused
+        *("keep_aspect_ratio_policy", "nearest_mode"),
+    ),
+)
 def _resize(c: Call, *inputs: Value) -> Value:
     """Axis by axis: nearest elements by index, linear ones by a matrix of weights."""
     x, mode = inputs[0], c.get("mode", "nearest")

@@ -9,12 +9,24 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
-from ortflex_core.graph import COLUMNS, Host, HostProgram, Key, Port, Program
-from ortflex_core.problem import Problem
-from ortflex_core.programs import gradient_program, problem_key, step_program, update_program
-from ortflex_core.runtime import get_program
-from ortflex_core.types import Array
+from ortflex_core import (
+    COLUMNS,
+    Array,
+    GraphError,
+    Host,
+    HostProgram,
+    Key,
+    NoGradientRule,
+    NotDifferentiable,
+    Port,
+    Problem,
+    Program,
+    get_program,
+    gradient_program,
+    problem_key,
+    step_program,
+    update_program,
+)
 from ortflex_plugins.backends.xla.namespaces import JaxForms
 from ortflex_plugins.backends.xla.translation import Translation
 
@@ -103,6 +115,8 @@ class StepFunction:
         self.totals = [t.total_port for t in problem.terms]
         self.column_ports = dict(problem.column_ports)
         self.parameters = problem.parameters
+        # Without this option XLA omits roundings to a short type between the operators that it fuses.
+        self._options = {"xla_allow_excess_precision": False} if problem.is_lowered else None
         whole = problem.batch_size
         alone = len(sizes) == 1
         if problem.updating.accumulate == 1:
@@ -169,7 +183,7 @@ class StepFunction:
         # JAX keeps what it traced for a method, but not for another partial.
         made = self._jax.jit(partial(function), donate_argnums=(0,))
         # Compiled in advance, because a call through jit takes twice as long.
-        run = made.lower(*arguments).compile()
+        run = made.lower(*arguments).compile(compiler_options=self._options)
         if self._forms.has_wide_sums and self._forms.allows_wide_sums:
             # XLA compiles some products of bfloat16 with sums in float32 that it cannot compute.
             state, *others = arguments

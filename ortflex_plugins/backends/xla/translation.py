@@ -10,10 +10,15 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto
 
-from ortflex_core.graph import Program
-from ortflex_core.opsets import body_of
-from ortflex_core.runtime import AGAIN, is_copy, repeat_forward
-from ortflex_core.types import onnx_dtype
+from ortflex_core import (
+    AGAIN,
+    Program,
+    body_of,
+    changed_attributes,
+    is_copy,
+    onnx_dtype,
+    repeat_forward,
+)
 from ortflex_plugins.backends.xla import (
     control,
     elementwise,
@@ -30,6 +35,10 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {name: f for family in _FAMILIES for name, f in family.TABLE.operators.items()}
 )
 """All operators of the standard with a direct translation; others are translated by their function body."""
+DECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {name: names for family in _FAMILIES for name, names in family.TABLE.declared.items()}
+)
+"""The attributes of operators that their functions need not read."""
 _KNOWN = NumpyForms()
 
 
@@ -37,7 +46,7 @@ class Translation:
     """A program as a function of arrays, on numpy or JAX.
 
     >>> import numpy as np
-    >>> from ortflex_core.graph import Trace, build
+    >>> from ortflex_core import Trace, build
     >>> trace = Trace({"": 17})
     >>> x = trace.input("x", np.float32, (3,))
     >>> program = build(trace, {"y": trace.op.Abs(x)}, name="abs")
@@ -80,6 +89,7 @@ class _Model:
         self.proto, self.forms = proto, forms
         self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
         self._attributes: dict[int, dict[str, Any]] = {}
+        self._not_default: dict[int, frozenset[str]] = {}
         self._constants: dict[int, dict[str, Value]] = {}
         self._bodies: dict[Any, onnx.FunctionProto | None] = {}
         self._alive: list[Any] = []
@@ -154,6 +164,11 @@ class _Model:
         else:
             result = function(call, *inputs)
         results = result if isinstance(result, tuple | list) else (result,)
+        if left := self._changed(node) - call.asked - set(DECLARED.get(node.op_type, ())):
+            raise NotTranslatable(
+                f"the operator {node.op_type} with the attribute {min(left)!r} at another value than "
+                "its default"
+            )
         return [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
 
     def _by_body(self, node: NodeProto, inputs: list[Value]) -> Sequence[Value]:
@@ -175,6 +190,15 @@ class _Model:
         present = _Absent(values)
         self._nodes(body.node, present)
         return [present.get(name) for name in body.output]
+
+    def _changed(self, node: NodeProto) -> frozenset[str]:
+        """The attributes that are not at their defaults."""
+        key = id(node)
+        if key not in self._not_default:
+            self._alive.append(node)
+            changed = changed_attributes(node.attribute, node.op_type, self.opset)
+            self._not_default[key] = frozenset(changed)
+        return self._not_default[key]
 
     def _settings(self, node: NodeProto) -> dict[str, Any]:
         key = id(node)

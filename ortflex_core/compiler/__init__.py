@@ -1,0 +1,1 @@
+"""A library without a loop: ONNX graphs are read, differentiated, composed and optimized."""

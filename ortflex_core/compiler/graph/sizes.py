@@ -1,0 +1,56 @@
+"""Sizes of tensors while a graph is built: numbers where they are known, else tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnx import TensorProto
+
+if TYPE_CHECKING:
+    from ortflex_core.compiler.graph.ops import Ops, Tensor
+
+
+def known_sizes(x: Tensor, first: int = 0, last: int | None = None) -> tuple[int, ...] | None:
+    """The sizes of the axes from ``first`` to before ``last``; None if one of them is not known.
+
+    >>> from ortflex_core import Trace
+    >>> x = Trace({"": 17}).input("x", "f4", ("N", 3, 8, 8))
+    >>> known_sizes(x, 2), known_sizes(x)
+    ((8, 8), None)
+    """
+    if x.shape is None:
+        return None
+    sizes = x.shape[first:last]
+    known = tuple(d for d in sizes if isinstance(d, int))
+    return known if len(known) == len(sizes) else None
+
+
+def known_size(x: Tensor, axis: int) -> int | None:
+    """The size of an axis; None if it is not known, or if there is no such axis."""
+    if x.shape is None or not -len(x.shape) <= axis < len(x.shape):
+        return None
+    size = x.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def size_of(op: Ops, x: Tensor, axis: int) -> Tensor:
+    """The size of an axis as an int64 scalar, constant if it is known."""
+    size = known_size(x, axis)
+    return op.Gather(op.Shape(x), axis, axis=0) if size is None else op.constant(size)
+
+
+def size_vector(op: Ops, x: Tensor, axis: int) -> Tensor:
+    """The size of an axis as an int64 tensor [1], constant if it is known."""
+    size = known_size(x, axis)
+    return op.Gather(op.Shape(x), [axis], axis=0) if size is None else op.constant([size])
+
+
+def dims(op: Ops, like: Tensor) -> Tensor:
+    """The shape of a tensor as an int64 tensor, constant if it is known."""
+    sizes = known_sizes(like)
+    return op.Shape(like) if sizes is None else op.constant(sizes, TensorProto.INT64)
+
+
+def count_to(op: Ops, size: Tensor) -> Tensor:
+    """The numbers 0, 1, …, size − 1 for an int64 scalar."""
+    return op.Range(0, size, 1)

@@ -1,0 +1,170 @@
+"""A bound on the iterations of every Loop of a file.
+
+Whether a loop ends cannot be decided in advance. So every loop whose number of iterations is not a
+small constant gets a bound: its body compares the number of the iteration with the bound, and beyond
+it the run fails with the loop's name. A loop that ends earlier computes the same as before. The bounds
+are in the internal copy of a model only, never in the export.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.compiler.onnx_files.nodes import constants
+from ortflex_core.compiler.onnx_files.vetting import spec_bytes
+from ortflex_core.kernel.types import TensorSpec
+
+MOST_ITERATIONS = 100_000
+"""The largest number of iterations of a loop, multiplied by those of the loops around it."""
+KEPT = 2**30
+"""The largest number of bytes of a loop in training: the states and results of all iterations."""
+_OURS = "ortflex.bound/"
+
+
+def within(model: ModelProto) -> bool:
+    """Whether a model has loops."""
+    return any(node.op_type in ("Loop", "Scan") for node in all_nodes(model.graph.node))
+
+
+def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> ModelProto:
+    """The model with a bound in each Loop that needs one.
+
+    Args:
+        model: the graph, functions inlined.
+        values: types and shapes that were inferred.
+        most: the largest number of bytes of a loop in training, if more than 1 GiB.
+    """
+    out = ModelProto()
+    out.CopyFrom(model)
+    _Bounds(values, max(KEPT, most)).graph(out.graph, {}, 1)
+    return out
+
+
+def unbounded(model: ModelProto) -> ModelProto:
+    """The same model without the bounds, as in its file."""
+    for node in list(all_nodes(model.graph.node)):
+        for body in subgraphs_of(node) if node.op_type == "Loop" else ():
+            added = [n for n in body.node if n.output and n.output[0].startswith(_OURS)]
+            if added:
+                body.output[0].name = added[-1].input[0]
+                for inner in added:
+                    body.node.remove(inner)
+                kept = [t for t in body.initializer if not t.name.startswith(_OURS)]
+                del body.initializer[:]
+                body.initializer.extend(kept)
+    return model
+
+
+Known = Mapping[str, TensorProto]
+
+
+@attrs.define
+class _Bounds:
+    """Adds bounds to a graph and its subgraphs; ``added`` makes the names of bounds unique."""
+
+    values: Mapping[str, TensorSpec]
+    most: int
+    added: int = 0
+
+    def graph(self, graph: GraphProto, outer: Known, times: int) -> None:
+        """Bound the loops of a graph that runs ``times`` times."""
+        known = {**outer, **constants(graph)}
+        for node in graph.node:
+            inner = subgraphs_of(node)
+            if node.op_type == "Loop" and inner:
+                inside = times * self._loop(node, inner[0], known, times)
+            else:
+                inside = times * (self._length(node) if node.op_type == "Scan" else 1)
+            for body in inner:
+                self.graph(body, known, inside)
+
+    def _loop(self, node: NodeProto, body: GraphProto, known: Known, times: int) -> int:
+        """Bound a loop, unless its iterations are a small constant number; returns their largest number."""
+        most = min(MOST_ITERATIONS // times, self.most // max(1, self._bytes(node, body)))
+        count = _count(node, known)
+        if count is not None and count <= most:
+            return max(1, count)
+        # Loops inside it count, too.
+        room = max(1, int(max(1, most) ** (1 / _open_levels(body, known, 1))))
+        self._bound(node, body, room)
+        return room
+
+    def _bytes(self, node: NodeProto, body: GraphProto) -> int:
+        """Bytes of the states and results of one iteration, where these are known."""
+        states = [self.values[n] for n in node.input[2:] if n in self.values]
+        results = body.output[1 + len(node.input[2:]) :]
+        specs = [TensorSpec.from_proto(r) for r in results if r.type.HasField("tensor_type")]
+        return sum(map(spec_bytes, (*states, *specs)))
+
+    def _length(self, node: NodeProto) -> int:
+        """Iterations of a Scan, from the shapes of its inputs."""
+        given = {a.name: a for a in node.attribute}
+        scanned = given["num_scan_inputs"].i if "num_scan_inputs" in given else 1
+        first = self.values.get(node.input[-scanned]) if 0 < scanned <= len(node.input) else None
+        axes = list(given["scan_input_axes"].ints) if "scan_input_axes" in given else [0]
+        shape = () if first is None or first.shape is None else first.shape
+        size = shape[axes[0]] if axes and -len(shape) <= axes[0] < len(shape) else 1
+        return max(1, size) if isinstance(size, int) else 1
+
+    def _bound(self, node: NodeProto, body: GraphProto, room: int) -> None:
+        """Make the first iteration beyond the bound fail.
+
+        Two elements are reshaped to two elements, and from iteration ``room`` on to one, which
+        fails in every runtime. (An index out of range would fail too, but CUDA's kernels do not
+        check it.)
+        """
+        if len(body.input) < 2 or not body.output:
+            return  # the check of the model, or the runtime, reports the error
+        self.added += 1
+        prefix = f"{_OURS}{self.added}/"
+        constants = {
+            "room": np.array([room], np.int64),
+            "two": np.array([2], np.int64),
+            "pair": np.ones(2, bool),
+            "first": np.array(0, np.int64),
+        }
+        body.initializer.extend(
+            onnx.numpy_helper.from_array(value, prefix + name) for name, value in constants.items()
+        )
+        what = f"more than {room} iterations of the Loop {node.name!r}"
+        for op_type, name, inputs in (
+            ("Div", "beyond", [body.input[0].name, f"{prefix}room"]),
+            ("Sub", "size", [f"{prefix}two", f"{prefix}beyond"]),
+            ("Reshape", "fits", [f"{prefix}pair", f"{prefix}size"]),
+            ("Gather", "fine", [f"{prefix}fits", f"{prefix}first"]),
+            ("And", "on", [body.output[0].name, f"{prefix}fine"]),
+        ):
+            body.node.append(
+                NodeProto(
+                    op_type=op_type,
+                    name=what if op_type == "Reshape" else "",
+                    input=inputs,
+                    output=[prefix + name],
+                )
+            )
+        body.output[0].name = f"{prefix}on"
+
+
+def _count(node: NodeProto, known: Known) -> int | None:
+    """The constant number of iterations in the file, or None."""
+    tensor = known.get(node.input[0]) if node.input else None
+    if tensor is None or tensor.data_type != TensorProto.INT64 or math.prod(tensor.dims) != 1:
+        return None
+    return int(onnx.numpy_helper.to_array(tensor).item())
+
+
+def _open_levels(body: GraphProto, known: Known, level: int) -> int:
+    """How many loops without a small constant number of iterations are nested."""
+    inside, levels = {**known, **constants(body)}, [level]
+    for node in body.node:
+        count = _count(node, inside) if node.op_type == "Loop" else 0
+        inner_level = level + (count is None or count > MOST_ITERATIONS)
+        levels += [_open_levels(g, inside, inner_level) for g in subgraphs_of(node)]
+    return max(levels)

@@ -1,0 +1,101 @@
+"""Lines that say which parameters are trained, and which tensors the losses read."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+
+from ortflex_core.compiler.model.training_mode import normalized_by_batch
+from ortflex_core.compiler.parameters import selection
+from ortflex_core.compiler.problem.losses import LossRequest
+from ortflex_core.compiler.problem.problem import Problem
+
+# The number of parameters that a warning names.
+_FEW = 3
+_PLURALS = {
+    "constant": "constants",
+    "mask": "masks",
+    "running statistic": "running statistics",
+}
+
+
+def describe(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """What is trained and what is not, in one line."""
+    specs = problem.model.initializers
+    trained = [f"{n} {list(specs[n].shape or ())}" for n in problem.parameters]
+    left = [f"{c.name} ({c.reason})" for c in problem.choices if not c.trained]
+    text = f"training {len(trained)} parameters: {', '.join(trained)}"
+    for group in problem.updating.groups:
+        if group.start_epoch:
+            text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
+    if left:
+        text += f"; not: {', '.join(left)}"
+    text += _resting_norms(problem, requests)
+    words = ", then ".join(term.words for term in problem.updating.transforms)
+    return (
+        text
+        + (f"; transforms of gradients: {words}" if words else "")
+        + _readings(problem, requests)
+    )
+
+
+def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """How much is trained and how much is not, and how to change it, in one short line."""
+    trained = problem.parameters
+    numbers = sum(math.prod(problem.shape_of(n)) for n in trained)
+    text = f"training {_counted(len(trained), 'parameter')}, {_counted(numbers, 'number')}"
+    later = sum(len(g.parameters) for g in problem.updating.groups if g.start_epoch)
+    if later:
+        text += f" ({later} of them from a later epoch on)"
+    left = Counter(c.sort for c in problem.choices if not c.trained)
+    if left:
+        sorts = ", ".join(f"{n} {_PLURALS.get(s, s) if n > 1 else s}" for s, n in left.items())
+        text += f"; left out: {sorts}"
+    text += _resting_norms(problem, requests)
+    return (
+        text
+        + "; Trainer.summary() or `ortflex check --all` lists them, params= changes it"
+        + _readings(problem, requests)
+    )
+
+
+def _resting_norms(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """How many BatchNormalization nodes ``batch_norm="auto"`` leaves in inference mode; "" if none."""
+    if problem.batch_norm != "auto":
+        return ""
+    predicted = [request.predicted for request in requests]
+    without = attrs.evolve(problem, batch_norm="train")
+    count = len(normalized_by_batch(without, predicted))
+    resting = count - len(normalized_by_batch(problem, predicted))
+    if not resting:
+        return ""
+    return (
+        f"; {resting} of {_counted(count, 'BatchNormalization node')} in inference mode, because scale "
+        "and bias are frozen (batch_norm='train' updates the statistics)"
+    )
+
+
+def _readings(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """The losses that read another tensor than the given one, and how the file is read."""
+    seen = "".join(
+        f"; {r.loss.name} sees {r.predicted!r}, the scores before the {r.traced_back}"
+        for r in requests
+        if r.traced_back
+    )
+    return seen + (f"; {problem.model.stamp}" if problem.model.stamp else "")
+
+
+def shared_parameters(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """The parameters that several nodes before the losses read, in one line; "" without any."""
+    outputs = [request.predicted for request in requests]
+    readers = selection.shared_in(problem.model, outputs, problem.parameters)
+    several = [f"{n} ({len(nodes)}: {nodes[0]}, {nodes[1]})" for n, nodes in readers.items()]
+    hidden = len(several) - _FEW
+    return ", ".join(several[:_FEW]) + (f", and {hidden} more" if hidden > 0 else "")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"

@@ -1,0 +1,219 @@
+"""Arguments about updates, read and checked: parameter groups, constraints, averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ortflex_core.compiler.parameters import selection
+from ortflex_core.compiler.parameters.selection import Choice
+from ortflex_core.compiler.problem.losses import components_by_glob, penalty_terms
+from ortflex_core.compiler.problem.problem import PenaltyTerm
+from ortflex_core.compiler.problem.problems import Problems
+from ortflex_core.compiler.problem.updating import ConstraintTerm, Group, TransformTerm
+from ortflex_core.kernel.component import expected_count, is_count, is_number
+from ortflex_core.kernel.errors import short_repr, suggest
+from ortflex_core.kernel.protocols.average import Average
+from ortflex_core.kernel.registry import Plugins
+
+GROUP_KEYS = {
+    "params": "names and globs of parameters; a parameter belongs to the first group that matches it",
+    "rate": "factor of the learning rate",
+    "optimizer": "the optimizer of the group",
+    "penalty": "the penalty of the group, instead of the Trainer's",
+    "start_epoch": "the first epoch in which the group is trained, counted from 0",
+    "frozen": "not trained at all",
+}
+
+
+def table_problems(name: str, tables: Any) -> Iterator[str]:
+    """The errors in keys and values of the tables, one line each; ``name`` is the argument."""
+    if not isinstance(tables, list | tuple):
+        yield f"{name}: expected a list of tables, got {tables!r}"
+        return
+    for k, table in enumerate(tables):
+        yield from _table_problems(table, f"{name}[{k}]")
+
+
+def _table_problems(table: Any, path: str) -> Iterator[str]:
+    if not isinstance(table, Mapping):
+        yield f"{path}: expected a table with the key params, got {table!r}"
+        return
+    for key in table:
+        if key not in GROUP_KEYS:
+            yield f"{path}.{key}: unknown key; {suggest(str(key), GROUP_KEYS)}"
+    given = table.get("params", [])
+    names = [given] if isinstance(given, str) else given
+    if not (isinstance(names, list | tuple) and all(isinstance(p, str) for p in names)):
+        yield f"{path}.params: expected a string or a list of strings, got {short_repr(given)}"
+    elif not names:
+        yield f"{path}.params: is missing; {GROUP_KEYS['params']}"
+    rate = table.get("rate", 1.0)
+    if not (is_number(rate) and rate >= 0):
+        yield f"{path}.rate: expected a finite number >= 0, got {short_repr(rate)}"
+    start = table.get("start_epoch", 0)
+    if not is_count(start, 0):
+        yield f"{path}.start_epoch: {expected_count(start, 0)}"
+    if not isinstance(table.get("frozen", False), bool):
+        yield f"{path}.frozen: expected true or false, got {table['frozen']!r}"
+
+
+def _patterns(table: Mapping[str, Any]) -> list[str]:
+    given = table["params"]
+    return [given] if isinstance(given, str) else list(given)
+
+
+@attrs.frozen(kw_only=True)
+class Grouped:
+    """The parameters sorted into groups."""
+
+    choices: tuple[Choice, ...]
+    penalties: tuple[PenaltyTerm, ...]
+    groups: tuple[Group, ...]
+    constraints: tuple[ConstraintTerm, ...]
+    average: Average | None
+
+
+def read(
+    given: Sequence[Mapping[str, Any]],
+    choices: Sequence[Choice],
+    optimizer: Any,
+    plugins: Plugins,
+    *,
+    penalty: Any,
+    constraint: Any,
+    averaging: Any,
+) -> Grouped:
+    """Sort the parameters into groups and build the components of each.
+
+    Args:
+        given: the tables of ``groups=``, already checked by :func:`table_problems`.
+        choices: the parameters that are trained without groups.
+        optimizer: the Trainer's optimizer, for parameters whose group has none.
+        plugins: the plugins with the components.
+        penalty: the Trainer's penalty, for parameters whose group has none.
+        constraint: one for all parameters, or ``{parameter glob: constraint}``.
+        averaging: the mean of the weights during training.
+
+    Raises:
+        ConfigError, ModelError: all errors at once; a glob that matches no parameter.
+    """
+    problems = Problems()
+    get = plugins.component
+    tables = [dict(t) for t in given]
+    names = [c.name for c in choices if c.trained]
+    owner = _owners(tables, names, problems)
+    frozen = {n for n, k in owner.items() if tables[k].get("frozen")}
+    trained = [n for n in names if n not in frozen]
+    if names and not trained:
+        problems.extend(["groups: every parameter is frozen, so nothing is left to train"])
+    first = min((_start(tables[owner[n]]) if n in owner else 0 for n in trained), default=0)
+    if first:
+        line = f"groups: no parameter is trained before epoch {first + 1}"
+        problems.extend([f"{line}; the smallest start_epoch must be 0, which is the default"])
+    reasons = {
+        n: f"has the penalty of groups[{k}]" for n, k in owner.items() if "penalty" in tables[k]
+    }
+    reasons |= {n: f"is frozen by groups[{owner[n]}]" for n in frozen}
+    others = [n for n in trained if n not in reasons]
+    terms: list[PenaltyTerm] = []
+    terms += problems.collect(penalty_terms, penalty, others, plugins, reasons) or ()
+    groups = []
+    for k, table in enumerate(tables):
+        own = tuple(n for n in trained if owner.get(n) == k)
+        if "penalty" in table:
+            path = f"groups[{k}].penalty"
+            given_penalty = table["penalty"]
+            terms += problems.collect(penalty_terms, given_penalty, own, plugins, path=path) or ()
+        own_optimizer, optimizer_name = None, None
+        if "optimizer" in table:
+            path = f"groups[{k}].optimizer"
+            own_optimizer = problems.collect(get, "optimizers", table["optimizer"], path)
+        if own_optimizer is not None:
+            optimizer_name = plugins["optimizers"].known_as(own_optimizer)
+        if own:
+            groups.append(
+                Group(
+                    index=k,
+                    parameters=own,
+                    optimizer=own_optimizer or optimizer,
+                    optimizer_name=optimizer_name,
+                    rate=float(table.get("rate", 1.0)),
+                    start_epoch=_start(table),
+                )
+            )
+    constraints = problems.collect(_constraints, constraint, trained, plugins) or ()
+    average = None
+    if averaging is not None:
+        average = problems.collect(get, "averages", averaging, "averaging")
+    problems.raise_all()
+    return Grouped(
+        choices=tuple(
+            c.left_out("frozen by its group", "by groups=") if c.name in frozen else c
+            for c in choices
+        ),
+        penalties=tuple(attrs.evolve(term, index=k) for k, term in enumerate(terms)),
+        groups=tuple(groups),
+        constraints=constraints,
+        average=average,
+    )
+
+
+def read_transforms(
+    short: Mapping[str, float | None], given: Sequence[Any], plugins: Plugins
+) -> tuple[TransformTerm, ...]:
+    """Build the transforms: the short forms that have a bound, by name, then the list.
+
+    Raises:
+        ConfigError, PluginError: everything that is wrong.
+    """
+    problems = Problems()
+    specs: dict[str, Any] = {
+        name: {"name": name, "bound": float(bound)}
+        for name, bound in short.items()
+        if bound is not None
+    }
+    specs |= {f"transforms[{k}]": spec for k, spec in enumerate(given)}
+    transforms = [
+        problems.collect(plugins.component, "transforms", spec, path)
+        for path, spec in specs.items()
+    ]
+    problems.raise_all()
+    return tuple(TransformTerm(index=k, transform=one) for k, one in enumerate(transforms))
+
+
+def _start(table: Mapping[str, Any]) -> int:
+    return int(table.get("start_epoch", 0))
+
+
+def _owners(
+    tables: Sequence[Mapping[str, Any]], names: Sequence[str], problems: Problems
+) -> dict[str, int]:
+    """The number of the group of each parameter: the first group that matches."""
+    owner: dict[str, int] = {}
+    for k, table in enumerate(tables):
+        patterns = dict.fromkeys(_patterns(table))
+        hits = problems.collect(selection.matching, patterns, names, f"groups[{k}].params")
+        for name in hits or ():
+            owner.setdefault(name, k)
+        if hits and k not in owner.values():
+            line = f"groups[{k}].params: an earlier group already has {', '.join(hits)}"
+            problems.extend([f"{line}; a parameter belongs to the first group that matches it"])
+    return owner
+
+
+def _constraints(spec: Any, names: Sequence[str], plugins: Plugins) -> tuple[ConstraintTerm, ...]:
+    """Read ``constraint=``: None, one for all parameters, or ``{parameter glob: constraint}``."""
+    if spec is None:
+        return ()
+    if isinstance(spec, Mapping) and "name" not in spec:
+        chosen = selection.matching(spec, names, "constraint")
+        pairs = components_by_glob("constraints", spec, chosen, plugins, "constraint")
+    else:
+        pairs = [(plugins.component("constraints", spec, "constraint"), tuple(names))]
+    return tuple(
+        ConstraintTerm(index=k, constraint=component, parameters=own)
+        for k, (component, own) in enumerate(pairs)
+    )

@@ -1,0 +1,405 @@
+"""The terms of a problem, from the arguments ``loss=`` and ``penalty=``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from onnx import TensorProto
+
+from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph.ops import Trace
+from ortflex_core.compiler.model import targets
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.parameters import selection
+from ortflex_core.compiler.problem.hyperparameters import symbolic
+from ortflex_core.compiler.problem.problem import LossTerm, PenaltyTerm
+from ortflex_core.compiler.problem.problems import Problems
+from ortflex_core.kernel.errors import ConfigError, DataError, ModelError, suggest
+from ortflex_core.kernel.protocols.loss import Loss
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.types import Shape, TensorSpec, dtype_name, shape_text
+
+# A name that tensors of models rarely have ("weight" is what every exported torch.nn.Linear has).
+_WEIGHT = "sample_weight"
+_LABEL = "label"
+
+
+@attrs.frozen(kw_only=True)
+class LossRequest:
+    """A loss as the user specified it, before the data are known."""
+
+    loss: Loss
+    output: str
+    predicted: str
+    label: str
+    weight: str | None
+    factor: float
+    traced_back: str | None
+
+
+def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest]:
+    """Read ``loss=``: one component, ``{tensor: loss}``, or a list of tables.
+
+    Raises:
+        ConfigError, PluginError, ModelError: with the path of the wrong value.
+    """
+    items = loss_tables(spec)
+    several = len(items) > 1
+    problems = Problems()
+    requests = [
+        problems.collect(_loss_request, model, o, t, k, several, plugins)
+        for k, (o, t) in enumerate(items)
+    ]
+    problems.raise_all()
+    return [request for request in requests if request is not None]
+
+
+def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
+    """The losses of ``loss=`` as (tensor, table); an object is under the key ``object``.
+
+    Raises:
+        ConfigError: no loss, or a value that is not a loss.
+    """
+    items: list[tuple[str | None, dict[str, Any]]]
+    if isinstance(spec, Mapping) and "name" not in spec:
+        items = [(output, _table(loss)) for output, loss in spec.items()]
+    elif isinstance(spec, Sequence) and not isinstance(spec, str):
+        items = [(None, _table(loss)) for loss in spec]
+    else:
+        items = [(None, _table(spec))]
+    if not items:
+        raise ConfigError("loss: at least one loss is needed, got none")
+    return items
+
+
+def _loss_request(
+    model: Model,
+    output: str | None,
+    table: dict[str, Any],
+    index: int,
+    several: bool,
+    plugins: Plugins,
+) -> LossRequest:
+    path = f"loss[{index}]" if several else "loss"
+    for key in ("predicted", "expected"):
+        if not isinstance(table.get(key), str | None):
+            raise ConfigError(f"{path}.{key}: expected the name of a tensor, got {table[key]!r}")
+    where = table.pop("predicted", None) or output or targets.default_output(model)
+    targets.check_tensor(model, where)
+    # Every classifier that skl2onnx writes has an output called "label".
+    taken = several or _LABEL in tensor_names(model)
+    label = table.pop("expected", None) or (f"{_LABEL}/{where}" if taken else _LABEL)
+    weight = table.pop("weight", None)
+    factor = table.pop("factor", 1.0)
+    if weight is not None and not isinstance(weight, str):
+        raise ConfigError(
+            f"{path}.weight: names the input with sample weights, got {weight!r}; "
+            "to weigh a loss against others use factor="
+        )
+    if isinstance(factor, bool) or not isinstance(factor, int | float | np.number):
+        raise ConfigError(f"{path}.factor: expected a number, got {factor!r}")
+    if not math.isfinite(factor):
+        raise ConfigError(f"{path}.factor: expected a finite number, got {factor!r}")
+    given = table.pop("object", None)
+    loss = given if given is not None else plugins.component("losses", table, path)
+    seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
+    if loss.scores == "raw" and getattr(loss, "on", "scores") != "scores":
+        seen, operator = where, None
+    elif loss.scores == "raw" and operator is None and targets.are_shares(model, where):
+        raise ModelError(
+            f"{path}: {loss.name} expects raw scores, but {where!r} has normalized scores, x / Σ "
+            "x. For two classes use a loss with on='probabilities'; for more, attach the loss to "
+            "the tensor of the scores"
+        )
+    return LossRequest(
+        loss=loss,
+        output=where,
+        predicted=seen,
+        label=label,
+        weight=weight,
+        factor=float(factor),
+        traced_back=operator,
+    )
+
+
+def _table(spec: Any) -> dict[str, Any]:
+    if isinstance(spec, Mapping):
+        if not isinstance(spec.get("object", None), Loss | None):
+            raise ConfigError(f"loss.object: expected a loss, got {spec['object']!r}")
+        return dict(spec)
+    if isinstance(spec, str):
+        return {"name": spec}
+    if isinstance(spec, Loss):
+        return {"object": spec}
+    raise ConfigError(
+        f"loss: expected a name, a mapping with the key 'name', or a loss, got {spec!r}"
+    )
+
+
+def tensor_names(model: Model) -> set[str]:
+    """The names of all tensors of the graph."""
+    return {i.name for i in model.inputs} | set(model.initializers) | set(model.producers)
+
+
+class _Columns:
+    """The names of columns for labels and sample weights, next to the columns of the model's inputs.
+
+    Users give X, y and sample weights separately, so each may use the same name.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._taken = {i.name for i in model.inputs}
+        self._known: dict[tuple[str, str], str] = {}
+
+    def name(self, kind: str, key: str) -> str:
+        """The column of the labels or weights that have the name ``key`` for users."""
+        if (kind, key) not in self._known:
+            name = key
+            while name in self._taken:
+                name = f"{kind} {name}"
+            self._taken.add(name)
+            self._known[kind, key] = name
+        return self._known[kind, key]
+
+
+def bind_terms(
+    model: Model,
+    requests: Sequence[LossRequest],
+    labels: Mapping[str, TensorSpec],
+    weights: Mapping[str, TensorSpec],
+) -> tuple[LossTerm, ...]:
+    """Determine types and shapes of labels and weights, once data are known.
+
+    Raises:
+        DataError: labels are missing, have other names, or do not fit the loss.
+    """
+    wanted = [r.label for r in requests]
+    unknown = sorted(set(labels) - set(wanted))
+    if unknown:
+        raise DataError(
+            f"y has {unknown[0]!r}, which no loss expects; {suggest(unknown[0], wanted)}"
+        )
+    known = [r.weight or _WEIGHT for r in requests]
+    unknown = sorted(set(weights) - set(known))
+    if unknown:
+        raise DataError(
+            f"sample_weight has {unknown[0]!r}, which no loss uses; {suggest(unknown[0], known)}"
+        )
+    terms = []
+    columns = _Columns(model)
+    for k, request in enumerate(requests):
+        given = labels.get(request.label)
+        if given is None:
+            raise DataError(
+                f"the {request.loss.name} loss on {request.output!r} expects labels "
+                f"{request.label!r}, y has {', '.join(labels) or 'none'}"
+            )
+        predicted = _known_shape(model, model.value(request.predicted), given)
+        column = columns.name("labels", request.label)
+        label = attrs.evolve(calls.label(request.loss, predicted, given), name=column)
+        samples = sample_shape(model, request.loss, predicted, label)
+        name = request.weight or _WEIGHT
+        weight = None
+        if name in weights:
+            shape = _weight_shape(weights[name], samples)
+            weight = TensorSpec(columns.name("weights", name), predicted.dtype, shape)
+        elif request.weight is not None:
+            raise DataError(
+                f"the {request.loss.name} loss expects sample weights {name!r}, got none"
+            )
+        terms.append(
+            LossTerm(
+                index=k,
+                loss=request.loss,
+                output=request.output,
+                predicted=predicted,
+                label=label,
+                weight=weight,
+                samples=samples,
+                label_key=request.label,
+                weight_key=name,
+                factor=request.factor,
+                traced_back=request.traced_back,
+            )
+        )
+    return tuple(_one_weight(terms))
+
+
+def _one_weight(terms: Sequence[LossTerm]) -> Iterator[LossTerm]:
+    """Losses with values of different ranks that share sample weights: one weight per row, [batch].
+
+    Raises:
+        DataError: the weights have more dimensions, and fit each loss differently.
+    """
+    shapes: dict[str, set[Shape | None]] = {}
+    for term in terms:
+        if term.weight is not None:
+            shapes.setdefault(term.weight.name, set()).add(term.weight.shape)
+    for term in terms:
+        if term.weight is None or len(shapes[term.weight.name]) == 1:
+            yield term
+            continue
+        first, *rest = term.weight.shape or ()
+        if any(size != 1 for size in rest):
+            raise DataError(
+                f"the sample weights {term.weight_key!r} are shared by losses of different "
+                "shapes; pass one weight per row, or separate weights for each loss: "
+                "weight='name'"
+            )
+        yield attrs.evolve(term, weight=attrs.evolve(term.weight, shape=(first,)))
+
+
+def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec) -> TensorSpec:
+    """The predicted tensor with a symbol for every unknown size; the first is the batch."""
+    shape = predicted.shape
+    if shape is None:
+        why = (
+            f"; running the model to measure it failed: {model.unlearned}"
+            if model.unlearned
+            else ""
+        )
+        raise ModelError(
+            f"the rank of {predicted.name!r} is unknown, so no label of shape "
+            f"{shape_text(given.shape)} can be checked against it{why}"
+        )
+    named = tuple(f"{predicted.name}/{k}" if d is None else d for k, d in enumerate(shape))
+    return attrs.evolve(predicted, shape=("batch", *named[1:]) if named else named)
+
+
+def sample_shape(model: Model, loss: Loss, predicted: TensorSpec, label: TensorSpec) -> Shape:
+    """The shape of the per-sample values, from one trace of the formula."""
+    trace = Trace(model.opsets)
+    twin = symbolic(loss, "loss")
+    values = calls.per_sample(
+        twin,
+        trace.op,
+        trace.input("predicted", predicted.dtype, predicted.shape),
+        trace.input("expected", label.dtype, label.shape),
+    )
+    if values.shape is None or not values.shape:
+        raise DataError(
+            f"the {loss.name} loss returns values of shape {shape_text(values.shape)}, expected "
+            "[batch, …]: at least one value per sample"
+        )
+    return values.shape
+
+
+def _weight_shape(given: TensorSpec, samples: Shape) -> Shape:
+    """Append axes of size 1 to [B] weights; others must broadcast unchanged."""
+    shape = given.shape or ()
+    if len(shape) == 1:
+        return (samples[0], *([1] * (len(samples) - 1)))
+    fits = len(shape) == len(samples) and all(
+        isinstance(s, str) or s is None or w in (1, s)
+        for w, s in zip(shape[1:], samples[1:], strict=True)
+    )
+    if not fits:
+        raise DataError(
+            f"sample weights of shape {shape_text(shape)} do not broadcast to the values of the "
+            f"loss, {shape_text(samples)}; pass one weight per row: [{samples[0]}]"
+        )
+    return (samples[0], *(s if w != 1 else 1 for w, s in zip(shape[1:], samples[1:], strict=True)))
+
+
+def penalty_terms(
+    spec: Any,
+    names: Sequence[str],
+    plugins: Plugins,
+    apart: Mapping[str, str] | None = None,
+    path: str = "penalty",
+) -> tuple[PenaltyTerm, ...]:
+    """Read ``penalty=``: None, one component for all, or one per parameter (globs allowed).
+
+    The table is ``{"by_parameter": {glob: penalty}}``, or for short ``{glob: penalty}`` while no key
+    is ``name`` or a penalty's name; a penalty may be ``{"l1": 0.1, "l2": 0.01}`` without a name.
+    ``apart`` has the reasons why other parameters are not among the names; ``path`` is the argument.
+    """
+    if spec is None:
+        return ()
+    if isinstance(spec, Mapping) and "name" not in spec:
+        table = spec.get("by_parameter", spec)
+        if "by_parameter" not in spec and (
+            clash := sorted(key for key in spec if key in plugins["penalties"])
+        ):
+            raise ConfigError(
+                f"{path}.{clash[0]} may be a penalty or the name of a parameter; write {{name = "
+                f"{clash[0]!r}, …}} or {{by_parameter = {{{clash[0]} = …}}}}"
+            )
+        if not isinstance(table, Mapping) or (table is not spec and len(spec) > 1):
+            raise ConfigError(f"{path}.by_parameter: expected a table of penalties, got {spec!r}")
+        chosen = selection.matching(table, names, path, apart)
+        place = path if table is spec else f"{path}.by_parameter"
+        named = {glob: _named(inner, plugins) for glob, inner in table.items()}
+        pairs = components_by_glob("penalties", named, chosen, plugins, place)
+    else:
+        pairs = [(plugins.component("penalties", spec, path), tuple(names))]
+    return tuple(
+        PenaltyTerm(index=k, penalty=penalty, parameters=own)
+        for k, (penalty, own) in enumerate(pairs)
+        if own
+    )
+
+
+def components_by_glob(
+    kind: str, table: Mapping[str, Any], chosen: Mapping[str, str], plugins: Plugins, path: str
+) -> list[tuple[Any, tuple[str, ...]]]:
+    """The components of a table ``{glob: component}``, each with its parameters.
+
+    ``chosen`` has the glob of each parameter.
+
+    Raises:
+        ConfigError: all components that are wrong, at once.
+    """
+    problems = Problems()
+    out = []
+    for glob, spec in table.items():
+        component = problems.collect(plugins.component, kind, spec, f"{path}.{glob}")
+        own = tuple(name for name, pattern in chosen.items() if pattern == glob)
+        out.append((component, own))
+    problems.raise_all()
+    return out
+
+
+def _named(spec: Any, plugins: Plugins) -> Any:
+    """A table without a name, ``{"l2": 0.01}``, with the name of the penalty that it means."""
+    if not isinstance(spec, Mapping) or "name" in spec:
+        return spec
+    for name, penalty in plugins["penalties"].classes():
+        if penalty.unnamed is not None:
+            return {"name": name, **penalty.unnamed, **spec}
+    return spec
+
+
+def check_inputs(model: Model) -> None:
+    """Refuse models with string inputs: onnxruntime cannot bind such tensors.
+
+    Raises:
+        ModelError: names the input.
+    """
+    for spec in model.inputs:
+        if spec.dtype == TensorProto.STRING:
+            raise ModelError(
+                f"the input {spec} is a string tensor, which cannot be used in training. Export "
+                "the part that reads strings as a separate model, and train the rest on the "
+                "numbers that it returns"
+            )
+
+
+def check_precision(model: Model, names: Sequence[str]) -> None:
+    """float32 and float64 are trained; anything else is refused.
+
+    Raises:
+        ModelError: names the parameter and its type.
+    """
+    for name in names:
+        spec = model.initializers[name]
+        if spec.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+            raise ModelError(
+                f"the parameter {name!r} is {dtype_name(spec.dtype)}; float32 and float64 can be "
+                "trained. Convert the model to float32, or leave the parameter out: "
+                f"params=['!{name}']"
+            )

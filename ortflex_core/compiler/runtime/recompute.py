@@ -1,0 +1,269 @@
+"""Activation checkpointing: the backward pass recomputes tensors of the forward pass.
+
+A few tensors of the forward pass are kept. Every other tensor that the backward pass reads is
+computed a second time from those, right before its first reader, and uses no memory in between.
+Nodes are copied after onnxruntime has optimized the graph, and the result runs without further
+optimization, in the order of the file. So the same kernels get the same values, and every result
+has the same bits as without recomputation.
+
+Random values, control flow with its captured values, operators of custom libraries, and small
+tensors such as shapes are never recomputed.
+
+Source of the method: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost"
+(2016), arXiv:1604.06174.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
+
+import attrs
+from onnx import ModelProto, NodeProto
+
+from ortflex_core.compiler.graph.ops import RANDOM
+from ortflex_core.compiler.graph.program import Program, Recompute
+from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.runtime import liveness
+from ortflex_core.kernel.errors import GraphError, suggest
+
+SMALL = 4096
+"""Tensors up to this number of bytes are kept, because recomputing them is not worth it."""
+_COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""The numbers of segments that are tried."""
+_GAIN = 0.97
+"""A plan replaces another one if its peak is at most this fraction of the other's."""
+AGAIN = "/again"
+"""The end of the names of copies."""
+
+
+@attrs.frozen
+class Forward:
+    """The nodes before the losses, and the tensors that other nodes read from them.
+
+    Attributes:
+        nodes: in their order.
+        others: the other nodes, in their order.
+        place: the position of the node that computes each tensor.
+        sizes: bytes of tensors.
+        owners: the tensor whose memory another one uses.
+        fixed: tensors that are kept in any case.
+    """
+
+    nodes: Sequence[NodeProto]
+    others: Sequence[NodeProto]
+    place: Mapping[str, int]
+    sizes: Mapping[str, int]
+    owners: Mapping[str, str]
+    fixed: Collection[str]
+
+    def crossing(self) -> list[int]:
+        """For every position in the order, the bytes that later nodes read from earlier ones."""
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for k, node in enumerate(self.nodes):
+            for name in liveness.reads(node) & self.place.keys():
+                owner = self.owners[name]
+                first.setdefault(owner, self.place[owner])
+                last[owner] = k
+        steps = [0] * (len(self.nodes) + 1)
+        for owner, end in last.items():
+            size = self.sizes.get(owner, 0)
+            if size > SMALL:
+                steps[first[owner] + 1] += size
+                steps[end + 1] -= size
+        return list(accumulate(steps))
+
+    def read(self) -> dict[str, int]:
+        """The memory that the other nodes read, in bytes, by its tensor."""
+        names = {n for node in self.others for n in liveness.reads(node) & self.place.keys()}
+        owners = {self.owners[n] for n in names - set(self.fixed)}
+        return {n: self.sizes.get(n, 0) for n in owners}
+
+    def kept(self, cuts: Sequence[int]) -> set[str]:
+        """The tensors that are kept if the order is cut before these positions."""
+        names = {n for n, k in self.place.items() if k >= cuts[-1]}
+        for k, node in enumerate(self.nodes):
+            for name in liveness.reads(node) & self.place.keys():
+                cut = bisect.bisect_right(cuts, self.place[name])
+                if cut < len(cuts) and cuts[cut] <= k:
+                    names.add(name)
+        return names | set(self.fixed)
+
+
+def is_copy(node: NodeProto) -> bool:
+    """Whether a node computes tensors of the forward pass a second time."""
+    return node.name.endswith(AGAIN)
+
+
+def repeat_forward(program: Program) -> ModelProto:
+    """The graph of a program, with the copies of nodes that ``program.recompute`` asks for.
+
+    For compilers that optimize the graph afterwards: they must not merge the copies with the first
+    nodes.
+
+    Raises:
+        GraphError: a tensor to keep is not in the graph.
+    """
+    model = program.proto()
+    if program.recompute is not False:
+        apply(model, costs_of(program), program.sizes, program.recompute)
+    return model
+
+
+def costs_of(program: Program) -> list[str]:
+    """The names of the outputs that are costs."""
+    return [s.name for key, s in program.gives.items() if getattr(key, "role", "") == "loss"]
+
+
+def apply(
+    model: ModelProto,
+    losses: Collection[str],
+    sizes: Mapping[str, int],
+    recompute: Recompute,
+) -> ModelProto:
+    """The same graph, with nodes of the forward pass copied into the backward pass.
+
+    Args:
+        model: a step, as onnxruntime has optimized it; it is changed.
+        losses: the outputs that are costs.
+        sizes: bytes of tensors.
+        recompute: the selection of tensors.
+
+    Raises:
+        GraphError: a tensor to keep is not in the graph.
+    """
+    graph = model.graph
+    bound = {o.name for o in graph.output}
+    sizes = liveness.completed(graph.node, sizes)
+    plans = _list_plans(_split_forward(list(graph.node), losses, sizes, bound), recompute)
+    best, least = plans[0], math.inf
+    for nodes in plans:  # plans with fewer copies come first, so a later plan must save memory
+        size = liveness.peak(nodes, with_copies(sizes, nodes), bound).size
+        if size < _GAIN * least:
+            best, least = nodes, size
+    del graph.node[:]
+    graph.node.extend(best)
+    return model
+
+
+def with_copies(sizes: Mapping[str, int], nodes: Sequence[NodeProto]) -> dict[str, int]:
+    """The sizes of tensors and of their copies."""
+    names = (o for node in nodes for o in node.output if o.endswith(AGAIN))
+    return dict(sizes) | {n: sizes.get(n.removesuffix(AGAIN), 0) for n in names}
+
+
+def _split_forward(
+    nodes: Sequence[NodeProto],
+    losses: Collection[str],
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+) -> Forward:
+    """The ancestors of the losses, and the rest."""
+    makers = {o: k for k, node in enumerate(nodes) for o in node.output if o}
+    leading: set[int] = set()
+    pending = [makers[name] for name in losses if name in makers]
+    while pending:
+        k = pending.pop()
+        if k not in leading:
+            leading.add(k)
+            pending.extend(makers[n] for n in liveness.reads(nodes[k]) if n in makers)
+    own = [nodes[k] for k in sorted(leading)]
+    others = [node for k, node in enumerate(nodes) if k not in leading]
+    place = {o: k for k, node in enumerate(own) for o in node.output if o}
+    fixed = {n for n in place if n in bound or sizes.get(n, SMALL + 1) <= SMALL}
+    for node in own:
+        if _must_run_once(node):
+            fixed.update(node.output)
+            fixed |= liveness.reads(node) - set(node.input)
+    for node in others:
+        fixed |= liveness.reads(node) - set(node.input)
+    return Forward(own, others, place, sizes, liveness.storage(own, bound), fixed & place.keys())
+
+
+def _must_run_once(node: NodeProto) -> bool:
+    """Whether a node must not be computed a second time."""
+    known = node.domain in ("", "ai.onnx") or node.domain.startswith("com.microsoft")
+    return node.op_type in RANDOM or not known or bool(subgraphs_of(node))
+
+
+def _list_plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
+    """The candidate orders of nodes."""
+    if isinstance(recompute, tuple):
+        missing = [name for name in recompute if name not in forward.place]
+        if missing:
+            raise GraphError(
+                f"recompute: the tensor {missing[0]!r} is not computed by a node of the optimized forward "
+                f"pass; {suggest(missing[0], forward.place)}. Name another tensor, or give a number of "
+                "segments"
+            )
+        kept = set(recompute) | set(forward.fixed)
+        end = max(forward.place[name] for name in recompute)
+        kept |= {n for n, k in forward.place.items() if k > end}
+        return [_insert_copies(forward, kept)]
+    counts = _COUNTS if recompute is True else [int(recompute)]
+    cuts = dict.fromkeys(tuple(_choose_cuts(forward, count)) for count in counts)
+    plain = [*forward.nodes, *forward.others]
+    found = [_insert_copies(forward, forward.kept(c)) for c in cuts if c]
+    return [plain, *found] if recompute is True else found or [plain]
+
+
+def _choose_cuts(forward: Forward, count: int) -> list[int]:
+    """The positions that cut the order into ``count`` segments of similar size, with few bytes between."""
+    crossing = forward.crossing()
+    read = forward.read()
+    filled = [0] * (len(forward.nodes) + 1)
+    for name, size in read.items():
+        filled[forward.place[name] + 1] += size
+    filled = list(accumulate(filled))
+    total = filled[-1]
+    cuts: list[int] = []
+    for k in range(1, count):
+        low = bisect.bisect_left(filled, total * (k - 0.5) / count)
+        high = bisect.bisect_right(filled, total * (k + 0.5) / count)
+        target = total * k / count
+        low = max(low, cuts[-1] + 1 if cuts else 1)
+        places = range(low, min(high, len(forward.nodes)))
+        if places:
+            cuts.append(min(places, key=lambda p: (crossing[p], abs(filled[p] - target))))
+    return cuts
+
+
+def _insert_copies(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
+    """The nodes of forward pass and others, with copies right before their first readers."""
+    out = list(forward.nodes)
+    copied: set[int] = set()
+
+    def again(name: str) -> bool:
+        return name in forward.place and name not in kept
+
+    def copy(node: NodeProto) -> NodeProto:
+        twin = NodeProto()
+        twin.CopyFrom(node)
+        for k, name in enumerate(twin.input):
+            if again(name):
+                twin.input[k] = name + AGAIN
+        return twin
+
+    for node in forward.others:
+        pending = [forward.place[n] for n in node.input if again(n)]
+        while pending:
+            k = pending[-1]
+            source = forward.nodes[k]
+            missing = [forward.place[n] for n in source.input if again(n)]
+            missing = [m for m in missing if m not in copied]
+            if k in copied or not missing:
+                pending.pop()
+                if k not in copied:
+                    copied.add(k)
+                    twin = copy(source)
+                    twin.name += AGAIN
+                    for at, name in enumerate(twin.output):
+                        twin.output[at] = name + AGAIN if name else ""
+                    out.append(twin)
+                continue
+            pending += missing
+        out.append(copy(node))
+    return out

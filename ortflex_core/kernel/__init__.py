@@ -1,0 +1,1 @@
+"""What a plugin and a training loop need."""

@@ -1,0 +1,33 @@
+"""A trace of plugins: with ``ORTFLEX_TRACE_PLUGINS=1`` each call of a plugin's code is a line on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+TRACE = "ORTFLEX_TRACE_PLUGINS"
+
+
+def is_traced() -> bool:
+    """Whether the calls of plugins are printed."""
+    return os.environ.get(TRACE, "") not in ("", "0")
+
+
+@contextmanager
+def traced(call: str, whose: Callable[[], str]) -> Iterator[None]:
+    """Print a call, the plugin that answers it, and its milliseconds, if that is wanted.
+
+    The time of a call contains that of the calls within it.
+    """
+    if not is_traced():
+        yield
+        return
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        passed = 1000 * (time.perf_counter() - began)
+        print(f"ortflex: {passed:9.3f} ms  {call} of {whose()}", file=sys.stderr)

@@ -1,0 +1,180 @@
+"""Frozen descriptions that modules exchange: tensors, sizes and progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.kernel.errors import GraphError
+
+if TYPE_CHECKING:
+    import onnx
+
+Shape = tuple[int | str | None, ...]
+"""Sizes; a string is a symbolic dimension, None an unknown one."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def onnx_dtype(dtype: Any) -> int:
+    """The ONNX element type of a numpy dtype (or of anything that numpy accepts as one), in any byte order.
+
+    Raises:
+        GraphError: ONNX does not have the type (dates, records, complex numbers of other sizes).
+    """
+    import onnx
+
+    try:
+        return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype).newbyteorder("=")))
+    except (KeyError, ValueError) as error:
+        raise GraphError(
+            f"ONNX has no tensors of type {np.dtype(dtype)}; convert the array, for example with "
+            ".astype(numpy.float32)"
+        ) from error
+
+
+def numpy_dtype(elem_type: int) -> np.dtype[Any]:
+    """The numpy dtype of an ONNX element type.
+
+    Raises:
+        GraphError: ONNX does not define the type.
+    """
+    import onnx
+
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    except KeyError:
+        raise GraphError(f"ONNX does not define an element type {elem_type}") from None
+
+
+class _Memory:
+    """An address that numpy can read; it keeps the owner of the memory alive."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__array_interface__ = interface
+        self._owner = owner
+
+
+def array_at(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Array:
+    """Main memory at an address as an array, without a copy; the array keeps ``owner`` alive."""
+    if 0 in shape:  # a tensor without elements may have no address
+        return np.empty(shape, dtype)
+    interface = {"data": (pointer, False), "shape": shape, "typestr": dtype.str, "version": 3}
+    array = np.asarray(_Memory(interface, owner))
+    return array if array.dtype is dtype else array.view(dtype)  # bfloat16 arrives as raw bytes
+
+
+def dtype_name(elem_type: int) -> str:
+    """A name for messages: 'float32', 'int64', 'bfloat16'."""
+    import onnx
+
+    if elem_type == onnx.TensorProto.UNDEFINED:
+        return "unknown"
+    if elem_type == onnx.TensorProto.STRING:
+        return "string"
+    known = elem_type in onnx.TensorProto.DataType.values()
+    return numpy_dtype(elem_type).name if known else f"type {elem_type}"
+
+
+def shape_text(shape: Shape | None) -> str:
+    """``[N, 10]`` for messages; unknown sizes are question marks."""
+    if shape is None:
+        return "[…]"
+    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
+
+
+def shape_of(tensor: onnx.TypeProto.Tensor) -> Shape | None:
+    """The shape in a tensor's type; None without a shape."""
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(
+        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
+    )
+
+
+def same_shape(a: Shape | None, b: Shape | None) -> bool:
+    """Whether two shapes are known to be equal while the graph is built."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return all(same_dim(x, y) for x, y in zip(a, b, strict=True))
+
+
+def same_dim(a: int | str | None, b: int | str | None) -> bool:
+    """Whether two sizes are known to be equal while the graph is built."""
+    return a is not None and a == b
+
+
+@attrs.frozen
+class TensorSpec:
+    """Name, element type (of ONNX) and shape of a tensor."""
+
+    name: str
+    dtype: int
+    shape: Shape | None = None
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The element type in numpy."""
+        return numpy_dtype(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {dtype_name(self.dtype)}{shape_text(self.shape)}"
+
+    def to_proto(self, doc: str = "") -> onnx.ValueInfoProto:
+        """The ONNX form of this specification."""
+        import onnx
+
+        shape = None if self.shape is None else list(self.shape)
+        return onnx.helper.make_tensor_value_info(self.name, self.dtype, shape, doc)
+
+    @classmethod
+    def from_proto(cls, info: onnx.ValueInfoProto) -> TensorSpec:
+        """Read a graph's input, output or value information."""
+        if not info.type.HasField("tensor_type"):
+            kind = info.type.WhichOneof("value") or "no type"
+            raise GraphError(f"{info.name!r} must be a tensor; its type is {kind}")
+        return cls(info.name, info.type.tensor_type.elem_type, shape_of(info.type.tensor_type))
+
+
+@attrs.frozen(kw_only=True)
+class Size:
+    """The usual batch size, and the full batches per epoch if known; the compilation depends on them."""
+
+    rows: int
+    epoch_steps: int | None
+
+
+@attrs.frozen
+class Progress:
+    """The progress of training; all counters start at 0 and count finished steps, rows and epochs.
+
+    ``total_steps`` and ``steps_per_epoch`` are None while the source is endless. ``history`` has
+    the finished lines of the :class:`~ortflex_core.History`, one per epoch.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    rows: int = 0
+    epochs: int | None = None
+    steps_per_epoch: int | None = None
+    rows_per_epoch: int | None = None
+    history: tuple[Mapping[str, float], ...] = attrs.field(default=(), eq=False, repr=False)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training, or None if unknown."""
+        if self.steps_per_epoch is None or self.epochs is None:
+            return None
+        return self.steps_per_epoch * self.epochs
+
+    @property
+    def total_rows(self) -> int | None:
+        """Rows of the whole training (counted once per epoch), or None if unknown."""
+        if self.rows_per_epoch is None or self.epochs is None:
+            return None
+        return self.rows_per_epoch * self.epochs

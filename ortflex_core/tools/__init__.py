@@ -1,0 +1,1 @@
+"""What looks at a model or a run from outside."""

@@ -1,0 +1,361 @@
+"""Which parts of a model can be trained, by node and by backend; no data are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+from onnx import ModelProto, NodeProto, TensorProto
+
+from ortflex_core.compiler.adapters.products import find_products
+from ortflex_core.compiler.autodiff.families import load_rules
+from ortflex_core.compiler.autodiff.reverse import RuleTable, gradients
+from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph import sequences
+from ortflex_core.compiler.graph.ops import FLOATS, Trace
+from ortflex_core.compiler.model import shape_probe
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.model.version import check_version
+from ortflex_core.compiler.onnx_files.nodes import plain_domain, reads
+from ortflex_core.compiler.opsets import decompositions, function_bodies, kernels
+from ortflex_core.compiler.parameters import quantized
+from ortflex_core.compiler.parameters import selection as parameters
+from ortflex_core.compiler.parameters.selection import Choice
+from ortflex_core.compiler.problem import losses
+from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.compiler.programs import stages
+from ortflex_core.compiler.runtime.installation import require_runtime
+from ortflex_core.compiler.runtime.session import get_session
+from ortflex_core.kernel.errors import (
+    GraphError,
+    NoGradientRule,
+    NotDifferentiable,
+    OrtflexError,
+    PluginError,
+    RuntimeUnavailable,
+)
+from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.tracebacks import short_traceback
+from ortflex_core.tools.report import ModelReport, NodeReport, Status
+from ortflex_core.training.config.arguments import ASSUMED_LOSS, default
+from ortflex_core.training.engines import backend_choice
+
+_STRONGEST: Sequence[Status] = ("no rule", "trainable", "passes", "not differentiable", "frozen")
+"""The status of a node among those of the nodes that it was decomposed into."""
+
+
+@short_traceback
+def check_model(
+    model: str | os.PathLike[str] | bytes | ModelProto | Model,
+    loss: Any = None,
+    params: str | Iterable[str] | None = None,
+    *,
+    families: Sequence[str] = (),
+    plugins: Plugins | None = None,
+) -> ModelReport:
+    """Check which nodes can be trained, and which backends can train the model.
+
+    A node is *trainable* (it reads a trained parameter and has a gradient), *passes* a gradient on,
+    is *frozen* (no trained parameter before it, or it does not lead to the loss), *not
+    differentiable* (by definition), or has *no rule*.
+
+    Args:
+        model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
+        loss: as for :class:`Trainer`; None is the squared error on every float output.
+        params: as for :class:`Trainer`: what to train; None for all parameters.
+        families: families of gradient rules that take precedence if two define an operator.
+        plugins: the plugins to use; None for the installed ones.
+
+    Raises:
+        ModelError: the model is broken, or a name does not occur in it.
+        ConfigError, PluginError: the loss cannot be built.
+
+    Example:
+        >>> import onnx.parser
+        >>> made = onnx.parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 1] y) '
+        ...     "<float[2, 1] w = {1, 2}> { y = MatMul(x, w) }"
+        ... )
+        >>> [(node.operator, node.status) for node in check_model(made).nodes]
+        [('MatMul', 'trainable')]
+    """
+    plugins = plugins or Plugins.discover()
+    source = model if isinstance(model, Model) else Model(model, plugins=plugins)
+    rules = load_rules(plugins, families)  # which may contain kernels
+    with contextlib.suppress(RuntimeUnavailable):
+        require_runtime()
+        shape_probe.complete_shapes(source)
+    spec = loss
+    if loss is None:
+        floats = [o.name for o in source.outputs if o.dtype in FLOATS]
+        spec = dict.fromkeys(floats, ASSUMED_LOSS) if len(floats) > 1 else ASSUMED_LOSS
+    requests = losses.loss_requests(source, spec, plugins)
+    outputs = tuple(dict.fromkeys(r.predicted for r in requests))
+    choices = tuple(parameters.choose_parameters(source, outputs, params))
+    nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
+    return ModelReport(
+        model=source.label,
+        opset=source.opset,
+        outputs=outputs,
+        choices=choices,
+        nodes=tuple(nodes),
+        backends=_backends(source, requests, choices, rules, plugins),
+        products=tuple(place.product for place in find_products(source)),
+        notes=tuple(_notes(source)),
+    )
+
+
+def _notes(model: Model) -> Iterator[str]:
+    if model.stamp:
+        yield model.stamp
+    if model.unlearned:
+        yield shape_probe.explanation(model)
+    if (fixed := model.fixed_batch) is not None:
+        spec, rows = fixed
+        yield (
+            f"the input {spec} has a fixed batch of {rows}: train with free_batch=true, or with "
+            f"batch_size={rows} and a multiple of {rows} rows, or export the model with a dynamic "
+            "batch dimension"
+        )
+    yield from model.apart.values()
+    yield from kernels.deviations(model.internal)
+
+
+def _nodes(
+    model: Model, outputs: Sequence[str], trained: Sequence[str], rules: RuleTable
+) -> list[NodeReport]:
+    """Find what depends on a parameter by a forward walk, and what has a gradient by a backward walk."""
+    leading = set(map(id, model.ancestors(outputs)))
+    weights = set(trained)
+    # The parameters that each tensor depends on.
+    sources: dict[str, frozenset[str]] = {name: frozenset([name]) for name in trained}
+    judgements: list[_Judgement] = []
+    for node in model.internal.graph.node:
+        read = dict.fromkeys(reads(node))
+        parameters = frozenset().union(*(sources.get(n, frozenset()) for n in read))
+        if id(node) not in leading:
+            reason = "it does not affect the tensors of the loss"
+            judgements.append(_Judgement("frozen", reason))
+        elif not parameters:
+            is_quantized = any(quantized.is_weight(model, name) for name in node.input)
+            reason = (
+                "its weight is quantized" if is_quantized else "no trained parameter is before it"
+            )
+            judgements.append(_Judgement("frozen", reason))
+        else:
+            sources.update((output, parameters) for output in node.output if output)
+            judgement = _judge(model, node, [n for n in read if n in sources], rules)
+            if judgement.status == "passes" and weights & set(read):
+                judgement = attrs.evolve(judgement, status="trainable")
+            judgements.append(judgement)
+    judged = list(zip(model.internal.graph.node, judgements, strict=True))
+    reached = set(outputs)
+    for node, judgement in reversed(judged):
+        if reached & set(node.output):
+            reached |= judgement.passing
+    reports = [(node, _report(node, j, sources, weights, reached)) for node, j in judged]
+    return [attrs.evolve(report, index=k) for k, report in enumerate(_merged(model, reports))]
+
+
+def _merged(model: Model, reports: Sequence[tuple[NodeProto, NodeReport]]) -> list[NodeReport]:
+    """A report for each node of the file: those that one was decomposed into are reported together."""
+    groups: dict[int, tuple[NodeProto | None, list[NodeReport]]] = {}
+    for k, (node, report) in enumerate(reports):
+        origin = model.decomposed.origins.get(node.output[0]) if node.output else None
+        key = k if origin is None else -id(origin)
+        groups.setdefault(key, (origin, []))[1].append(report)
+    out = []
+    for origin, parts in groups.values():
+        if origin is None:
+            out += parts
+            continue
+        status = next(s for s in _STRONGEST if any(r.status == s for r in parts))
+        reason = next(r.reason for r in parts if r.status == status)
+        if status in ("trainable", "passes"):
+            operators = dict.fromkeys(r.operator for r in parts if r.operator != "Constant")
+            reason = f"decomposed into {', '.join(operators)}"
+        frozen = [model.decomposed.frozen.get(name) for name in origin.input]
+        out.append(
+            NodeReport(
+                index=0,
+                name=origin.name,
+                operator=origin.op_type,
+                domain=decompositions.domain_of(origin),
+                status=status,
+                reason="; ".join(dict.fromkeys([reason, *filter(None, frozen)])),
+                parameters=tuple(dict.fromkeys(n for r in parts for n in r.parameters)),
+                blocks=tuple(dict.fromkeys(n for r in parts for n in r.blocks)),
+            )
+        )
+    return out
+
+
+def _report(
+    node: NodeProto,
+    judgement: _Judgement,
+    sources: Mapping[str, frozenset[str]],
+    weights: set[str],
+    reached: set[str],
+) -> NodeReport:
+    parameters = sorted(set().union(*(sources.get(n, frozenset()) for n in reads(node))))
+    blocks: list[str] = []
+    if judgement.status == "no rule":
+        blocks = parameters
+    elif judgement.status == "not differentiable":
+        blocks = [name for name in parameters if name not in reached]
+    return NodeReport(
+        index=0,
+        name=node.name,
+        operator=node.op_type,
+        domain=node.domain or "ai.onnx",
+        status=judgement.status,
+        reason=judgement.reason,
+        parameters=tuple(n for n in dict.fromkeys(reads(node)) if n in weights),
+        blocks=tuple(blocks),
+    )
+
+
+@attrs.frozen
+class _Judgement:
+    """The status of a node, the reason, and the inputs to which it passes a gradient."""
+
+    status: Status
+    reason: str
+    passing: set[str] = attrs.field(factory=set)
+
+
+def _judge(model: Model, node: NodeProto, live: Sequence[str], rules: RuleTable) -> _Judgement:
+    """Judge a node, some of whose inputs, ``live``, depend on parameters.
+
+    The node is differentiated by itself: an operator may have a rule, but not for this form of it.
+    """
+    domain = plain_domain(node.domain)
+    label = f"{node.op_type} of {domain or 'ai.onnx'} opset {model.opsets.get(domain, 1)}"
+    try:
+        known, rule = rules.lookup(domain, node.op_type, model.opsets.get(domain, 1))
+    except PluginError as error:
+        return _Judgement("no rule", str(error))
+    if not domain and node.op_type in sequences.SEQUENCE_OPERATORS:
+        return _Judgement("passes", "sequences are resolved while the graph is traced", set(live))
+    if (refused := model.decomposed.refused.get(node.output[0])) is not None and not known:
+        return _Judgement("no rule", refused)
+    if not known and (domain or not function_bodies.has_body(node.op_type)):
+        return _Judgement("no rule", f"no gradient rule for {label} is installed")
+    if known and rule is None:
+        return _Judgement("not differentiable", f"no gradient passes through {node.op_type}")
+    passing: set[str] = set()
+    by_body = False
+    for name in live:
+        try:
+            by_body |= _differentiate(model, node, live, name, rules)
+        except NoGradientRule as error:
+            return _Judgement("no rule", str(error).split(f" of {domain or 'ai.onnx'} opset")[0])
+        except (NotDifferentiable, GraphError):
+            continue
+        passing.add(name)
+    if not passing:
+        reason = "no gradient passes to an input that depends on parameters"
+        return _Judgement("not differentiable", reason)
+    if by_body:
+        reason = f"by the function body that the standard has for {node.op_type}"
+        return _Judgement("passes", reason, passing)
+    family = rules.family(domain, node.op_type)
+    how = "straight-through, " if rules.rounds(domain, node.op_type) else ""
+    return _Judgement("passes", f"{how}by the family {family!r} of gradient rules", passing)
+
+
+def _real(model: Model, name: str, rules: RuleTable) -> tuple[str, ...]:
+    """The tensors from which integers that represent real numbers are computed."""
+    maker = model.producers.get(name)
+    if maker is None or model.value(name).dtype in FLOATS:
+        return (name,)
+    key = maker.domain, maker.op_type
+    if not rules.rounds(*key) and not rules.carries(*key):
+        return (name,)
+    return tuple(dict.fromkeys(n for i in reads(maker) for n in _real(model, i, rules)))
+
+
+def _differentiate(
+    model: Model, node: NodeProto, live: Sequence[str], wrt: str, rules: RuleTable
+) -> bool:
+    """Differentiate a single node, and say whether its function body was used."""
+    trace = Trace(model.opsets)
+    given = {}
+    # A node that reads integers that represent real numbers passes its gradient to those.
+    real = {name: _real(model, name, rules) for name in reads(node)}
+    live = [n for name in live for n in real[name][:1]]
+    wrt = real[wrt][0]
+    for name in dict.fromkeys(n for names in real.values() for n in names):
+        spec = model.value(name)
+        if name in live or name not in model.initializers:
+            # The output type of an operator outside the standard is not known.
+            given[name] = trace.input(name, spec.dtype or TensorProto.FLOAT, spec.shape)
+    results = [n for n in node.output if n]
+    values = model.replay(trace, results, given)
+    roots = [(t, None) for t in values.values() if t.is_float or not t.dtype]
+    # Integers that represent real numbers pass a gradient if the node that reads them does.
+    key = node.domain, node.op_type
+    if (rules.rounds(*key) or rules.carries(*key)) and not values[results[0]].is_float:
+        roots = [(values[results[0]], None)]
+        seed = trace.constant(1.0, given[wrt].dtype)
+        gradients([(roots[0][0], seed)], [given[wrt]], rules)
+        return False
+    if not roots:
+        raise NotDifferentiable(f"{node.op_type} has no float output")
+    gradients(roots, [given[wrt]], rules)
+    return any(n.op_type == node.op_type for n in trace.by_body)
+
+
+def _backends(
+    model: Model,
+    requests: Sequence[losses.LossRequest],
+    choices: Sequence[Choice],
+    rules: RuleTable,
+    plugins: Plugins,
+) -> dict[str, tuple[str, ...]]:
+    """Why each backend cannot train the model; the labels have the type that each loss expects."""
+    names = plugins["backends"].names()
+    try:
+        runtime = require_runtime()
+        check_version(model, runtime)
+        labels = {r.label: calls.label(r.loss, model.value(r.predicted), None) for r in requests}
+        bound = Problem(
+            model=model,
+            terms=losses.bind_terms(model, requests, labels, {}),
+            penalties=(),
+            optimizer=(optimizer := plugins.component("optimizers", default("optimizer"))),
+            optimizer_name=plugins["optimizers"].known_as(optimizer),
+            choices=tuple(choices),
+            reduction="mean",
+            rules=rules,
+            plugins=plugins,
+            batch_size=fixed[1] if (fixed := model.fixed_batch) else 1,
+        )
+        device = plugins.component("devices", default("device"))
+        losses.check_inputs(model)
+        losses.check_precision(model, bound.parameters)
+        refused = _refused(bound, device)
+    except OrtflexError as error:
+        return dict.fromkeys(names, (str(error),))
+    reasons: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        try:
+            backend = plugins.component("backends", name)
+            refusal = backend_choice.Setting(bound, device, runtime).reasons_against(backend)
+        except OrtflexError as error:
+            refusal = [str(error)]
+        reasons[name] = tuple(refusal or refused)
+    return reasons
+
+
+def _refused(problem: Problem, device: Device) -> list[str]:
+    """The reason why onnxruntime cannot run the model, such as an operator without a kernel."""
+    try:
+        get_session(stages.prediction_program(problem, problem.predicted), device, optimize=False)
+    except GraphError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,386 @@
+"""The arguments of training, defined once for the Trainer, recipes and the reference.
+
+Each field of :class:`Arguments` has a type, a default, a description, the form of its values in a
+file, and a check. A default may be the name of a plugin: it is data that the registry looks up, and
+no code of the core refers to that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.compiler.graph.program import Recompute
+from ortflex_core.compiler.problem.groups import GROUP_KEYS, table_problems
+from ortflex_core.kernel.class_paths import is_class_path
+from ortflex_core.kernel.errors import ConfigError, suggest
+from ortflex_core.training.config.checks import (
+    Check,
+    check_choice,
+    check_classes,
+    check_count,
+    check_dropout,
+    check_flag,
+    check_flag_or_names,
+    check_names,
+    check_nothing,
+    check_positive,
+    check_recompute,
+    check_threads,
+    immutable,
+    optional,
+    several,
+    texts,
+)
+
+MOST_SEED = 2**63 - 1
+COMPONENT = "a name, the path of a class, or a table with the key name and parameters"
+"""The forms of a component in a file."""
+_COMPONENTS = "a list of names or tables"
+
+
+def argument(
+    help: str,
+    default: Any = attrs.NOTHING,
+    *,
+    kind: str = "",
+    of: str = "",
+    short_for: str = "",
+    keep: Callable[[Any], Any] = immutable,
+    check: Check = check_nothing,
+) -> Any:
+    """A field of :class:`Arguments` or of a class with more keys.
+
+    Args:
+        help: its meaning in one line; names and code in double backticks.
+        default: the default; without one a value is required.
+        kind: the form of a value in a file, if the annotation does not define it.
+        of: the kind of plugin whose names are valid.
+        short_for: the kind of a plugin with the name of the argument, for which it is a short form;
+            the value is the plugin's ``bound``.
+        keep: converts a value to the form in which it is stored.
+        check: finds the problems of a stored value.
+    """
+    metadata = {"help": help, "kind": kind, "of": of, "short_for": short_for, "check": check}
+    return attrs.field(default=default, converter=keep, metadata=metadata)
+
+
+def plain_help(field: attrs.Attribute[Any]) -> str:
+    """The meaning of an argument without markup, for files and terminals."""
+    return str(field.metadata["help"]).replace("``", "")
+
+
+@attrs.frozen(kw_only=True)
+class Arguments:
+    """The arguments of training, except the model and the plugins.
+
+    They are keywords of ``Trainer`` and keys of a :class:`~ortflex_core.Recipe`; parameters
+    of the estimators with the same names have the same meaning. ``tests/core/test_arguments.py``
+    compares them; ``python -m tests.core.trainer_signature`` writes the Trainer's signature.
+
+    Nothing is checked on construction: :meth:`problems` lists everything that is wrong.
+    """
+
+    loss: Any = argument(
+        "one loss to minimise, ``{tensor: loss}``, or a list of tables with the optional keys "
+        "``predicted``, ``expected``, ``weight`` and ``factor``; by default it is computed from the only "
+        "float output",
+        kind=COMPONENT + ", {tensor = loss}, or a list of tables",
+        of="losses",
+    )
+    params: str | Iterable[str] | None = argument(
+        "the parameters to train: names, globs and ``!glob``; by default all that are found",
+        None,
+        keep=texts,
+        check=optional(check_names),
+    )
+    adapters: Any = argument(
+        "one or several adapters: small tensors that are added to weights and trained; the weights are "
+        "frozen, except those that ``params`` names",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="adapters",
+    )
+    penalty: Any = argument(
+        "the cost of the weights: one penalty for all parameters, or ``{parameter glob: penalty}``",
+        None,
+        kind=COMPONENT + ", or {glob of parameters = penalty}",
+        of="penalties",
+    )
+    # Plain gradient descent: comparisons compute the gradients from its changes of the weights.
+    optimizer: Any = argument(
+        "the rule that updates the weights", "sgd", kind=COMPONENT, of="optimizers"
+    )
+    learning_rate: float | None = argument(
+        "the base learning rate; by default the optimizer's default",
+        None,
+        check=optional(check_positive),
+    )
+    schedule: Any = argument(
+        "the learning rate over time", "constant", kind=COMPONENT, of="schedules"
+    )
+    groups: Sequence[Mapping[str, Any]] = argument(
+        "groups of parameters (``params``: names, globs) with a separate ``rate`` (a factor), "
+        "``optimizer`` or ``penalty``, that are ``frozen``, or that are trained from ``start_epoch`` on; "
+        "a parameter belongs to the first group that matches it",
+        (),
+        kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
+        check=table_problems,
+    )
+    # Short forms of the transforms with these names; they come first, in this order.
+    clip_value: float | None = argument(
+        "the largest absolute value of an element of a gradient",
+        None,
+        check=optional(check_positive),
+        short_for="transforms",
+    )
+    clip_norm: float | None = argument(
+        "the largest Euclidean norm of all gradients together; it is applied after ``clip_value``",
+        None,
+        check=optional(check_positive),
+        short_for="transforms",
+    )
+    transforms: Any = argument(
+        "one or several transforms of the gradients, applied in this order after ``clip_value`` and "
+        "``clip_norm``",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="transforms",
+    )
+    accumulate: int = argument(
+        "the number of batches per step in each process; the step has the gradient of one large batch",
+        1,
+        check=check_count,
+    )
+    constraint: Any = argument(
+        "the constraint on the weights after each step: one for all parameters, or ``{parameter glob: "
+        "constraint}``",
+        None,
+        kind=COMPONENT + ", or {glob of parameters = constraint}",
+        of="constraints",
+    )
+    averaging: Any = argument(
+        "a mean of the weights during training, which predictions, evaluations and exports use",
+        None,
+        kind=COMPONENT,
+        of="averages",
+    )
+    precision: Any = argument(
+        "the types in which the forward and backward pass compute; weights, losses and updates keep the "
+        "types of the file, with float32 instead of float16 and bfloat16",
+        "float32",
+        kind=COMPONENT,
+        of="precisions",
+    )
+    recompute: bool | int | str | Iterable[str] = argument(
+        "computes tensors of the forward pass again in the backward pass instead of keeping them, for "
+        "less memory: ``True``, a number of segments, or the names of the tensors to keep",
+        False,
+        keep=texts,
+        check=check_recompute,
+    )
+    device: Any = argument(
+        "the device on which the training runs; ``name:1`` is the second device of its kind",
+        "cpu",
+        kind=COMPONENT,
+        of="devices",
+    )
+    backend: Any = argument(
+        "the backend that runs the steps; ``auto`` chooses the first one that supports the "
+        "problem, ``fastest`` measures all that support it and uses the fastest one",
+        "auto",
+        kind=COMPONENT,
+        of="backends",
+    )
+    distributed: Any = argument(
+        "the process group for training in several processes, which compute the gradients of different "
+        "batches; ``auto`` uses the group of the launcher; by default one process trains",
+        None,
+        kind=COMPONENT,
+        of="process_groups",
+    )
+    sync_every: int | None = argument(
+        "with ``distributed``: the number of steps that each process makes alone before weights, "
+        "optimizer state and running statistics are averaged (local SGD, a different algorithm); by "
+        "default the processes add their gradients in every step",
+        None,
+        check=optional(check_count),
+    )
+    batch_size: int = argument(
+        "rows per batch; at most the number of rows in the data", 32, check=check_count
+    )
+    drop_last: bool = argument(
+        "leaves out the last batch of an epoch if it has fewer rows than the others; validation data are "
+        "never left out",
+        False,
+        check=check_flag,
+    )
+    epochs: int = argument("passes over the data", 10, check=check_count)
+    shuffle: bool = argument("a new random order every epoch", True, check=check_flag)
+    seed: int = argument(
+        "the seed of all random numbers", 0, check=partial(check_count, least=0, most=MOST_SEED)
+    )
+    reduction: Literal["mean", "sum"] = argument(
+        "``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l",
+        "mean",
+        check=check_choice("mean", "sum"),
+    )
+    metrics: Any = argument(
+        "one or several metrics, computed on the validation data and by ``Trainer.evaluate``",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="metrics",
+    )
+    callbacks: Any = argument(
+        "one or several callbacks: names, or objects with hooks",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="callbacks",
+    )
+    classes: Sequence[Any] | None = argument(
+        "the class labels in the order of the scores; by default those in the file, if any",
+        None,
+        check=optional(check_classes),
+    )
+    reinitialize: bool | str | Iterable[str] = argument(
+        "the parameters that start from new random values: True for all, or names and globs",
+        False,
+        keep=texts,
+        check=check_flag_or_names,
+    )
+    check_finite: bool = argument(
+        "refuse data with NaN or infinity; each array is checked once", True, check=check_flag
+    )
+    batch_norm: Literal["auto", "train", "freeze"] = argument(
+        "``train`` normalizes with the statistics of the batch and updates the running statistics if "
+        "they are initializers; ``freeze`` uses the running statistics; ``auto`` means ``freeze`` where "
+        "scale and bias are both frozen, otherwise ``train``",
+        "auto",
+        check=check_choice("auto", "train", "freeze"),
+    )
+    dropout: Literal["file", "off"] | float = argument(
+        "``file`` uses the ratios in the file, ``off`` drops nothing; a number is the ratio of all nodes",
+        "file",
+        check=check_dropout,
+    )
+    threads: int | Literal["auto"] = argument(
+        "the number of threads within an operator; ``auto`` means one for a step with less than 50 "
+        "million operations, otherwise one per processor",
+        "auto",
+        check=check_threads,
+    )
+    gradients: str | Iterable[str] = argument(
+        "families of gradient rules that take precedence if several have a rule for an operator",
+        (),
+        keep=texts,
+        check=check_names,
+    )
+    prefer: str | Iterable[str] = argument(
+        "distributions whose plugins are chosen if several distributions have the same name, in this "
+        "order; ``my-package/adam`` chooses one plugin",
+        (),
+        keep=texts,
+        check=check_names,
+    )
+    free_batch: bool = argument(
+        "train a model with a fixed batch dimension on batches of any size, provided that its graph "
+        "treats every row alike; by default the export keeps the fixed size",
+        False,
+        check=check_flag,
+    )
+    progress: bool | None = argument(
+        "show a progress bar; by default a bar in terminals and notebooks, and a line per epoch "
+        "elsewhere; ``False`` shows nothing",
+        None,
+        check=optional(check_flag),
+    )
+
+    def problems(self) -> dict[str, list[str]]:
+        """The problems that can be found without plugins and a model, by argument."""
+        return wrong({f.name: getattr(self, f.name) for f in attrs.fields(Arguments)})
+
+
+def wrong(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The problems of some of the values, one line each, by argument.
+
+    >>> wrong({"epochs": 0, "seed": 1})
+    {'epochs': ['epochs: expected an integer >= 1, got 0']}
+    """
+    fields = [f for f in attrs.fields(Arguments) if f.name in values]
+    lines = {f.name: list(f.metadata["check"](f.name, values[f.name])) for f in fields}
+    return {name: problems for name, problems in lines.items() if problems}
+
+
+def kinds_of_plugins() -> dict[str, str]:
+    """The arguments that select plugins, each with the kind of plugin."""
+    fields = attrs.fields(Arguments)
+    return {f.name: f.metadata["of"] for f in fields if f.metadata["of"]}
+
+
+def short_forms(kind: str) -> list[str]:
+    """The arguments that are short for plugins of a kind, in their order.
+
+    >>> short_forms("transforms")
+    ['clip_value', 'clip_norm']
+    """
+    fields = attrs.fields(Arguments)
+    return [f.name for f in fields if f.metadata["short_for"] == kind]
+
+
+ASSUMED_LOSS = "squared_error"
+"""The loss with which a model is examined if none is given."""
+
+
+def default(name: str) -> Any:
+    """The default of an argument.
+
+    >>> default("epochs")
+    10
+    """
+    return getattr(attrs.fields(Arguments), name).default
+
+
+def device_spec(spec: Any) -> Any:
+    """A device with a number as a table.
+
+    >>> device_spec("cuda:1")
+    {'name': 'cuda', 'index': 1}
+    """
+    if isinstance(spec, str) and ":" in spec:
+        name, _, index = spec.partition(":")
+        if is_class_path(spec) and ("." in name or not index.islower()):
+            return spec
+        if not index.isdigit():
+            raise ConfigError(f"device: expected a number after the colon, got {spec!r}")
+        return {"name": name, "index": int(index)}
+    return spec
+
+
+def recompute_spec(spec: Any) -> Recompute:
+    """The argument recompute in one of the types that programs take.
+
+    >>> recompute_spec(np.True_), recompute_spec(np.int64(4))
+    (True, 4)
+    """
+    if isinstance(spec, tuple):
+        return spec
+    if isinstance(spec, bool | np.bool_):
+        return bool(spec)
+    return int(spec)
+
+
+def recompute_problems(spec: Any, computed: Collection[str]) -> list[str]:
+    """The names in the argument recompute that are not among the computed tensors, one line each."""
+    return [
+        f"recompute: no node of the model computes {name!r}; {suggest(name, computed)}"
+        for name in (spec if isinstance(spec, tuple) else ())
+        if name not in computed
+    ]

@@ -1,0 +1,259 @@
+"""Data by column, checked once.
+
+A column is an array whose first axis counts rows; its name is the graph input it feeds. Sources of
+batches are in ``batches`` (arrays), ``pieces`` (files read piece by piece) and ``iterables``
+(iterables of batches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from onnx import TensorProto
+
+from ortflex_core.kernel.errors import DataError, suggest
+from ortflex_core.kernel.types import Array, Shape, TensorSpec, onnx_dtype, shape_text
+
+Inputs = Any
+"""An array (a model with one input), or a mapping from input names to arrays."""
+
+
+@attrs.frozen(kw_only=True)
+class Columns:
+    """Inputs, labels and sample weights as passed by the user, by name."""
+
+    inputs: Mapping[str, Array]
+    labels: Mapping[str, Array] = attrs.field(factory=dict)
+    weights: Mapping[str, Array] = attrs.field(factory=dict)
+
+    def __iter__(self) -> Iterator[tuple[str, Array]]:
+        yield from self.inputs.items()
+        yield from self.labels.items()
+        yield from self.weights.items()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows.
+
+        Raises:
+            DataError: columns of different lengths, or none.
+        """
+        # A list: an input and a label may have the same name.
+        lengths = [(name, len(array)) for name, array in self]
+        if len({n for _, n in lengths}) > 1:
+            text = ", ".join(f"{name} has {n}" for name, n in lengths)
+            raise DataError(
+                f"the data have different numbers of rows: {text}; pass arrays of equal length"
+            )
+        return lengths[0][1] if lengths else 0
+
+    def take(self, rows: Array) -> Columns:
+        """The given rows of every column."""
+        return Columns(
+            inputs={k: v[rows] for k, v in self.inputs.items()},
+            labels={k: v[rows] for k, v in self.labels.items()},
+            weights={k: v[rows] for k, v in self.weights.items()},
+        )
+
+
+def as_columns(
+    X: Inputs,
+    y: Any,
+    sample_weight: Any,
+    *,
+    inputs: Sequence[str],
+    labels: Sequence[str],
+) -> Columns:
+    """Convert the arguments of the user to named columns.
+
+    Args:
+        X: an array for a model with one input, or a mapping from input names.
+        y: an array for a problem with one loss, or a mapping from label names; None without labels.
+        sample_weight: an array, a mapping from weight names, or None.
+        inputs: names of the inputs the model has.
+        labels: names of the labels the losses expect.
+
+    Raises:
+        DataError: names are missing or unknown, or one array was passed for several names.
+    """
+    columns = Columns(
+        inputs=_named(X, inputs, "X", "input"),
+        labels={} if y is None else _named(y, labels, "y", "label"),
+        weights=_weights(sample_weight),
+    )
+    if not columns.rows:
+        raise DataError("the data are empty: 0 rows")
+    return columns
+
+
+def _weights(sample_weight: Any) -> dict[str, Array]:
+    if sample_weight is None:
+        return {}
+    if isinstance(sample_weight, Mapping):
+        return {str(k): _array(v, f"sample_weight[{k!r}]") for k, v in sample_weight.items()}
+    return {"sample_weight": _array(sample_weight, "sample_weight")}
+
+
+def _named(given: Any, names: Sequence[str], what: str, word: str) -> dict[str, Array]:
+    if isinstance(given, Mapping):
+        missing = [n for n in names if n not in given]
+        unknown = [str(k) for k in given if k not in names]
+        if unknown and word == "input":
+            raise DataError(f"{what} has {unknown[0]!r}; {suggest(unknown[0], names)}")
+        if missing:
+            raise DataError(
+                f"{what} lacks the {word} {missing[0]!r}; it has {', '.join(map(str, given)) or 'nothing'}"
+            )
+        return {n: _array(v, f"{what}[{n!r}]") for n, v in given.items()}
+    if len(names) > 1 and set(names) <= set(getattr(given, "columns", ())):  # a frame
+        return {n: _array(given[n], f"{what}[{n!r}]") for n in names}
+    if len(names) != 1:
+        raise DataError(
+            f"{what} is one array, but there are {len(names)} {word}s: pass a mapping "
+            f"{{{', '.join(f'{n!r}: …' for n in names)}}}"
+        )
+    return {names[0]: _array(given, what)}
+
+
+def _array(value: Any, what: str) -> Array:
+    if hasattr(value, "toarray"):
+        raise DataError(f"{what} is a sparse matrix; make it dense: {what}.toarray()")
+    try:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    except Exception as error:  # the array is on another device, or a list is ragged
+        raise DataError(f"{what} cannot be converted to an array: {error}") from error
+    if array.ndim == 0 and hasattr(value, "collect"):
+        raise DataError(f"{what} is a lazy frame ({type(value).__name__}); pass {what}.collect()")
+    if array.dtype.kind == "O" and what.startswith("X") and hasattr(value, "columns"):
+        odd = [str(n) for n in value.columns if np.asarray(value[n]).dtype.kind not in "biuf"]
+        names = ": " + ", ".join(map(repr, odd[:5])) + (", …" if len(odd) > 5 else "")
+        raise DataError(
+            f"{what} has columns that are not numeric or have missing values"
+            f"{names if odd else ''}; encode them, fill in the missing values, or leave the columns out"
+        )
+    if array.ndim == 0:
+        if array.dtype.kind == "U":
+            raise DataError(
+                f"{what} is the string {value!r}, expected arrays, a data source or batches; numpy.load "
+                "reads .npy and .npz files, ortflex_plugins.data has sources"
+            )
+        raise DataError(f"{what} is a single value, expected at least one row: {array!r}")
+    return array
+
+
+def fit_to(array: Array, spec: TensorSpec, what: str, *, check_finite: bool = True) -> Array:
+    """The array in the type and shape of a graph input; copied only if necessary.
+
+    Raises:
+        DataError: another shape, a type that would lose information (strings, complex, floats for
+            integers), integers out of the range of the type, or values that are not finite.
+    """
+    wanted = spec.numpy
+    _check_shape(array.shape, spec, what)
+    if array.dtype != wanted:
+        lossy = array.dtype.kind not in "iufb" or (wanted.kind in "iub" and array.dtype.kind == "f")
+        if lossy:
+            raise DataError(
+                f"{what} has type {array.dtype}, but {spec.name!r} takes {wanted}; "
+                f"convert it: {what}.astype({wanted.name!r})"
+            )
+        if array.dtype.kind in "iu" and wanted.kind in "iu":
+            _check_range(array, spec, what)
+        with np.errstate(over="ignore"):
+            converted = array.astype(wanted)
+        if check_finite and wanted.kind == "f":
+            if array.dtype.kind == "f":
+                _check_finite(array, what)
+            _check_size(array, converted, spec, what)
+        array = converted
+    if check_finite and wanted.kind == "f":
+        _check_finite(array, what)
+    return np.asarray(array, order="C")
+
+
+def _check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
+    want = spec.shape
+    if want is None:
+        return
+    fits = len(shape) == len(want) and all(
+        not isinstance(w, int) or h == w for h, w in zip(shape[1:], want[1:], strict=True)
+    )
+    if fits:
+        return
+    text = f"{what} has shape {list(shape)}, but {spec.name!r} takes {shape_text(want)}"
+    if len(shape) == 1 and len(want) == 2 and want[1] == 1:
+        text += f"; reshape it: {what}.reshape(-1, 1)"
+    elif len(shape) == 2 and len(want) == 1 and shape[1] == 1:
+        text += f"; reshape it: {what}.ravel()"
+    raise DataError(text)
+
+
+def _check_range(array: Array, spec: TensorSpec, what: str) -> None:
+    """Refuse integers that the other type cannot represent."""
+    held = np.iinfo(spec.numpy)
+    if not array.size or (int(array.min()) >= held.min and int(array.max()) <= held.max):
+        return
+    # Python's integers, because uint64 and int64 have no common type.
+    place = next(
+        place for place, value in np.ndenumerate(array) if not held.min <= int(value) <= held.max
+    )
+    raise DataError(
+        f"{what} has {array[place]} in row {place[0]}, but {spec.name!r} takes {held.dtype}: numbers "
+        f"from {held.min} to {held.max}"
+    )
+
+
+def _check_size(array: Array, converted: Array, spec: TensorSpec, what: str) -> None:
+    """Refuse finite numbers that are infinite in the other type."""
+    if _is_finite(converted):
+        return
+    place = tuple(np.argwhere(~np.isfinite(converted))[0])
+    raise DataError(
+        f"{what} has {array[place]:.4g} in row {place[0]}, but {spec.name!r} takes {spec.numpy}, in which "
+        "this is infinite; scale the data"
+    )
+
+
+def _is_finite(array: Array) -> bool:
+    # One pass over the data: a sum is finite if and only if every element is, overflow aside.
+    # In the array's own type: a sum in float64 would take twice as long.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def _check_finite(array: Array, what: str) -> None:
+    if _is_finite(array):
+        return
+    row = int(np.argwhere(~np.isfinite(array))[0][0])
+    raise DataError(
+        f"{what} has a value that is not finite (first in row {row}); clean the data, or pass "
+        "check_finite=False to train on them anyway"
+    )
+
+
+def spec_of(name: str, array: Array) -> TensorSpec:
+    """The specification of labels or weights, with a symbolic number of rows; strings have no type."""
+    shape: Shape = ("batch", *array.shape[1:])
+    return TensorSpec(
+        name, onnx_dtype(array.dtype) if array.dtype.kind in "iufb" else TensorProto.STRING, shape
+    )
+
+
+def split(columns: Columns, fraction: float, seed: int) -> tuple[Columns, Columns]:
+    """Training and validation rows, drawn at random with a seed.
+
+    Raises:
+        DataError: the fraction leaves one of the two empty.
+    """
+    rows = columns.rows
+    held = round(rows * fraction) if 0 < fraction < 1 else 0  # also true for nan
+    if held == 0 or held == rows:
+        raise DataError(
+            "a fraction as validation data must leave rows for both training and validation; "
+            f"{fraction!r} of {rows} rows is {held}"
+        )
+    order = np.random.default_rng([seed, 0x5A11D]).permutation(rows)
+    return columns.take(np.sort(order[held:])), columns.take(np.sort(order[:held]))

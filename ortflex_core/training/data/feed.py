@@ -1,0 +1,302 @@
+"""The data given to a Trainer: arrays, data that are read in pieces, iterables of batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import attrs
+
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.kernel.batches import ArrayBatches, Batch, Epoch, Lasting, Source
+from ortflex_core.kernel.component import expected_count, is_count
+from ortflex_core.kernel.errors import DataError
+from ortflex_core.kernel.protocols.data_source import DataSource
+from ortflex_core.kernel.types import Size
+from ortflex_core.training.data import single_rows
+from ortflex_core.training.data.columns import Columns, split
+from ortflex_core.training.data.iterables import Batches, IterableBatches, gives_batches
+from ortflex_core.training.data.opening import load
+from ortflex_core.training.data.pieces import (
+    Conversion,
+    PieceBatches,
+    Pieces,
+    head,
+    read_if_small,
+    rows_of,
+)
+from ortflex_core.training.data.preparation import Preparation
+from ortflex_core.training.data.ranks import RankBatches
+from ortflex_core.training.data.rows import gives_rows, stacked
+from ortflex_core.training.engines.scores import chunk_size, slices
+from ortflex_core.training.process_groups.peers import Peers
+
+_log = logging.getLogger("ortflex")
+
+Convert = Callable[[Any, Any, Any], Columns]
+"""Converts X, y and sample weights to columns and encodes the labels."""
+
+
+@attrs.frozen
+class Feed:
+    """Data of any form, before they are prepared for a problem.
+
+    Attributes:
+        given: the data.
+        first: the rows that define the types of labels and weights.
+        size: the usual batch size and the length of an epoch.
+        convert: converts the user's arrays to columns.
+    """
+
+    given: Columns | Pieces | IterableBatches
+    first: Columns
+    size: Size
+    convert: Convert
+
+    @classmethod
+    def of(
+        cls,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        convert: Convert,
+        *,
+        batch_size: int,
+        limit: int | None = None,
+        labelled: bool = True,
+        peers: Peers | None = None,
+    ) -> Feed:
+        """Open the data of a user.
+
+        ``limit`` is the number of batches in an epoch of an endless iterable; without ``labelled``,
+        an iterable may yield X alone. With ``peers``, an iterable yields the batches of this
+        process, and ``limit`` counts the batches of all processes.
+
+        Raises:
+            DataError: the data are empty, cannot be read, or have other columns than the model and
+                the losses.
+        """
+        if limit is not None and not is_count(limit):
+            raise DataError(f"steps_per_epoch: {expected_count(limit)}")
+        if isinstance(X, DataSource):
+            X = load(X)
+        if isinstance(X, Pieces):
+            X = read_if_small(X)
+        if y is None and gives_rows(X):
+            X, y, sample_weight = stacked(X)
+        if limit is not None and not gives_batches(X, y):
+            raise DataError(
+                "steps_per_epoch is the length of an epoch of an endless iterable, but these "
+                f"data are finite; leave it out (got {limit!r})"
+            )
+        if isinstance(X, Pieces):
+            rows = min(batch_size, rows_of(X))
+            first = convert(head(X, rows), None, None)
+            return cls(X, first, Size(rows=rows, epoch_steps=rows_of(X) // rows), convert)
+        # A list may be meant as rows or as batches.
+        if gives_batches(X, y) and (labelled or not isinstance(X, Sequence)):
+            own = X if isinstance(X, Batches) else Batches(X, prefetch=0)
+            ranks = (0, 1) if peers is None else (peers.rank, peers.size)
+            if limit is not None:
+                limit = len(range(ranks[0], limit, ranks[1]))
+            given = IterableBatches(own, convert, limit, batch_size, labelled, ranks)
+            buffered = Size(rows=batch_size, epoch_steps=limit)
+            rows = given.first.rows
+            if peers is not None and not own.buffer:
+                # The usual size chooses graphs, so it is that of the first batch of all processes.
+                rows = peers.values("rows of the first batch", rows)[0]
+            size = buffered if own.buffer else Size(rows=rows, epoch_steps=1)
+            return cls(given, given.first, size, convert)
+        return cls.of_columns(convert(X, y, sample_weight), batch_size)
+
+    @classmethod
+    def of_columns(cls, columns: Columns, batch_size: int) -> Feed:
+        """Columns whose names and labels need no conversion."""
+        rows = min(batch_size, columns.rows)
+        size = Size(rows=rows, epoch_steps=columns.rows // rows)
+        return cls(columns, columns, size, lambda X, y, weight: X)
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows of an epoch; None for an iterable."""
+        if isinstance(self.given, IterableBatches):
+            return None
+        return self.given.rows if isinstance(self.given, Columns) else rows_of(self.given)
+
+    def head(self, rows: int) -> Columns:
+        """All rows of arrays, the first rows of data that are read in pieces."""
+        if isinstance(self.given, Pieces):
+            return self._convert_columns(head(self.given, rows))
+        return self.first
+
+    def split(self, fraction: float, seed: int) -> tuple[Feed, Feed]:
+        """Training rows and validation rows.
+
+        Raises:
+            DataError: the data are not all in memory, or one of the two would be empty.
+        """
+        if not isinstance(self.given, Columns):
+            iterable = isinstance(self.given, IterableBatches)
+            what = "an iterable" if iterable else "data that do not fit into the shuffle buffer"
+            raise DataError(
+                f"{what} cannot be split into training and validation rows; pass "
+                "validation_data=(X, y) or a separate source"
+            )
+        train, held = split(self.given, fraction, seed)
+        rows = self.size.rows
+        return Feed.of_columns(train, rows), Feed.of_columns(held, rows)
+
+    def source(
+        self,
+        preparing: Preparation,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        peers: Peers | None = None,
+        limit: int | None = None,
+        drop_last: bool = False,
+    ) -> Source:
+        """Batches to train on; with ``peers``, each process reads only its own if possible.
+
+        ``shuffle`` says whether the rows are shuffled, ``drop_last`` leaves out a last batch with fewer
+        rows, ``limit`` is as for :meth:`of`.
+
+        Raises:
+            DataError: the data do not fit the problem, the batches do not fit a fixed batch dimension, a
+                batch has a single row for a BatchNormalization, or ``drop_last`` for an iterable that
+                decides its batches.
+        """
+        given = self.given
+        together = preparing.problem.updating.accumulate
+        source: Source
+        if isinstance(given, IterableBatches):
+            given.use(_conversion(preparing))
+            if drop_last and not given.buffered:
+                raise DataError(
+                    "drop_last: these data are an iterable, which decides its batches; leave a short last "
+                    "batch out there (a torch DataLoader has drop_last=True), or pass Batches(source, "
+                    "buffer=10_000), which makes batches of batch_size rows"
+                )
+            given.drop_last = drop_last
+            source = single_rows.watched(preparing.problem, given)
+            if peers is not None:
+                source = RankBatches(source, peers, together, limit, None)
+        elif isinstance(given, Pieces):
+            conversion = _conversion(preparing, self._convert_columns)
+            peers = peers if shuffle else None
+            own = (0, 1) if peers is None else (peers.rank, peers.size)
+            streams = together if shuffle else 1
+            source = pieces = PieceBatches(given, conversion, batch_size, streams, own, drop_last)
+            if peers is not None:
+                source = RankBatches(pieces, peers, together, pieces.steps, pieces.rows)
+        else:
+            prepared = preparing.columns(given)
+            denominators = preparing.denominators(prepared)
+            source = ArrayBatches(Lasting(prepared), denominators, batch_size, drop_last)
+        _check_sizes(source, preparing.problem.model, batch_size)
+        single_rows.check_source(preparing.problem, source, batch_size)
+        return source
+
+    def labelled(self, preparing: Preparation) -> Callable[[], Iterable[Batch]]:
+        """A function that yields consecutive batches with their labels; every call starts at the first."""
+        given = self.given
+        if isinstance(given, Columns):
+            size = chunk_size(preparing.problem, given.rows)
+            prepared = preparing.columns(given)
+            batches = slices(prepared, given.rows, size, preparing.denominators(prepared))
+            return lambda: batches
+        return partial(self._consecutive, _conversion(preparing, self._convert_columns), preparing)
+
+    def inputs(self, preparing: Preparation) -> Iterator[Batch]:
+        """Consecutive batches without labels, for predictions."""
+        given = self.given
+        if isinstance(given, Columns):
+            size = chunk_size(preparing.problem, given.rows)
+            return iter(slices(preparing.inputs(given), given.rows, size, []))
+        conversion = Conversion(prepare=preparing.inputs, denominators=lambda columns: [])
+        if isinstance(given, Pieces):
+            conversion = attrs.evolve(conversion, convert=self._convert_columns)
+        return self._consecutive(conversion, preparing)
+
+    def _consecutive(self, conversion: Conversion, preparing: Preparation) -> Iterator[Batch]:
+        source: Source
+        if isinstance(self.given, Pieces):
+            size = chunk_size(preparing.problem, rows_of(self.given))
+            source = PieceBatches(self.given, conversion, size)
+        else:
+            assert isinstance(self.given, IterableBatches)
+            self.given.use(conversion)
+            source = self.given
+        with closing(source.batches(Epoch())) as groups:  # type: ignore[type-var]  # a generator
+            for group in groups:
+                yield from group
+
+    def _convert_columns(self, columns: Columns) -> Columns:
+        return self.convert(columns, None, None)
+
+
+def _conversion(
+    preparing: Preparation, convert: Callable[[Columns], Columns] = lambda columns: columns
+) -> Conversion:
+    return Conversion(
+        prepare=preparing.columns, denominators=preparing.denominators, convert=convert
+    )
+
+
+def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
+    rows = source.rows
+    if rows is None:
+        return
+    size = min(batch_size, rows)
+    if size < batch_size:
+        _log.info("batch_size %d is reduced to %d, the number of rows", batch_size, rows)
+    check_batch(model, size)
+    if model.fixed_batch is not None and rows % size:
+        raise DataError(_fixed_batch(model, f"{rows} rows leave a last batch of {rows % size}"))
+
+
+def check_batch(model: Model, size: int) -> None:
+    """Refuse batches of another size than a fixed batch dimension.
+
+    Raises:
+        DataError: the fixed size, and how to train with others.
+    """
+    if model.fixed_batch is not None and model.fixed_batch[1] != size:
+        raise DataError(_fixed_batch(model, f"a batch has {size} rows"))
+
+
+def _fixed_batch(model: Model, problem: str) -> str:
+    assert model.fixed_batch is not None
+    spec, fixed = model.fixed_batch
+    return (
+        f"the input {spec} has a fixed batch dimension, and {problem}; pass free_batch=True, or "
+        f"batch_size={fixed} with a multiple of {fixed} rows, or export the model with a dynamic batch "
+        "dimension"
+    )
+
+
+def held_out(given: Any) -> tuple[Any, Any, Any]:
+    """``validation_data`` as X, y and sample_weight.
+
+    Raises:
+        DataError: it has another form.
+    """
+    if isinstance(given, tuple | list) and len(given) in (2, 3) and not _batch_list(given):
+        X, y, sample_weight = (*given, None)[:3]
+        return X, y, sample_weight
+    if isinstance(given, DataSource | Columns | Pieces | Mapping) or (
+        gives_rows(given) or gives_batches(given, None)
+    ):
+        return given, None, None
+    raise DataError(
+        "validation_data: expected (X, y), (X, y, sample_weight), a data source, an iterable of "
+        f"batches or a fraction, got {type(given).__name__}"
+    )
+
+
+def _batch_list(given: Sequence[Any]) -> bool:
+    """Whether this is a list of batches, not a single batch."""
+    return isinstance(given, list) and all(isinstance(g, tuple) and len(g) in (2, 3) for g in given)

@@ -1,0 +1,87 @@
+"""Columns from the data of a user: arrays, mappings of arrays, a data source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.problem.losses import LossRequest
+from ortflex_core.kernel.calling import calling
+from ortflex_core.kernel.errors import DataError, suggest
+from ortflex_core.kernel.protocols.data_source import DataSource
+from ortflex_core.training.data import columns as data
+from ortflex_core.training.data.columns import Columns
+from ortflex_core.training.data.iterables import Batches
+from ortflex_core.training.data.pieces import Pieces, read_if_small
+
+_LABELS = ("y", "label", "labels", "target")
+"""The names of the labels of a problem with one loss, in a mapping that has inputs and labels."""
+
+
+def open_source(
+    X: Any,
+    y: Any,
+    sample_weight: Any,
+    model: Model,
+    requests: Sequence[LossRequest],
+) -> Columns:
+    """Columns from arrays, mappings, or a data source."""
+    if isinstance(X, DataSource):
+        X = load(X)
+    if isinstance(X, Pieces):
+        X = read_if_small(X)
+    if isinstance(X, Pieces | Batches):
+        raise DataError(
+            "these data are read in pieces and do not fit into the shuffle buffer, but all rows "
+            "are needed at once here; pass arrays, or fewer rows"
+        )
+    inputs = [i.name for i in model.inputs]
+    labels = [r.label for r in requests]
+    if isinstance(X, Columns):
+        return _rename_columns(X, inputs, labels)
+    if y is None and isinstance(X, Mapping):
+        X, y, sample_weight = _split_mapping(X, labels, sample_weight)
+    return data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels)
+
+
+def _split_mapping(
+    given: Mapping[str, Any], labels: Sequence[str], sample_weight: Any
+) -> tuple[dict[str, Any], Any, Any]:
+    """Split one mapping with all names into inputs, labels and sample weights."""
+    inputs = dict(given)
+    y = {name: inputs.pop(name) for name in labels if name in inputs}
+    usual = [name for name in _LABELS if name in inputs]
+    if not y and len(labels) == 1 and usual:
+        y[labels[0]] = inputs.pop(usual[0])
+    if y and sample_weight is None:
+        sample_weight = inputs.pop("sample_weight", None)
+    return inputs, y or None, sample_weight
+
+
+def _rename_columns(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> Columns:
+    """Columns X and y of files, renamed to the only input and the only label."""
+    given, expected = dict(columns.inputs), dict(columns.labels)
+    if len(inputs) == 1 and list(given) == ["X"]:
+        given = {inputs[0]: given["X"]}
+    if len(labels) == 1 and list(expected) == ["y"]:
+        expected = {labels[0]: expected["y"]}
+    for name in inputs:
+        if name not in given:
+            raise DataError(f"the data lack the input {name!r}; {suggest(name, given)}")
+    renamed = attrs.evolve(columns, inputs=given, labels=expected)
+    if not renamed.rows:
+        raise DataError("the data are empty: 0 rows")
+    return renamed
+
+
+def load(source: DataSource) -> Any:
+    """The rows of a data source."""
+    with calling(source, "load"):
+        given = source.load()
+    if not isinstance(given, Columns | Pieces | Batches):
+        raise calls.wrong(source, "load", given, "Columns, Pieces or Batches")
+    return given

@@ -1,0 +1,339 @@
+"""Data that are read piece by piece, because they may not fit into memory."""
+
+from __future__ import annotations
+
+import abc
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.kernel.batches import Batch, Epoch, refuse_other_kind
+from ortflex_core.kernel.digests import of_columns
+from ortflex_core.kernel.errors import DataError
+from ortflex_core.kernel.types import Array
+from ortflex_core.training.data.columns import Columns
+from ortflex_core.training.data.prefetch import Prefetch
+from ortflex_core.training.data.shuffle_buffer import (
+    Buffer,
+    Cursor,
+    Denominators,
+    Layout,
+    Part,
+    as_batch,
+    cut_batches,
+    fill_buffers,
+)
+
+BUFFER_BYTES = 64 * 2**20
+"""The memory of a shuffle buffer if its number of rows is not given."""
+
+
+class Pieces(abc.ABC):
+    """Rows in pieces that can be read in any order: files, row groups, runs of rows of an array.
+
+    :meth:`ortflex_core.kernel.protocols.DataSource.load` returns them for data that do not fit into the
+    shuffle buffer. How rows are shuffled is in :mod:`ortflex_core.training.data.shuffle_buffer`.
+    """
+
+    @property
+    @abc.abstractmethod
+    def sizes(self) -> Sequence[int]:
+        """The number of rows of every piece."""
+
+    @property
+    @abc.abstractmethod
+    def buffer(self) -> int:
+        """Rows of the shuffle buffer."""
+
+    @abc.abstractmethod
+    def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
+        """The rows of a piece from ``start`` on, in parts of any size.
+
+        It is called from the background threads of training and validation, so it must not keep
+        state.
+
+        Raises:
+            DataError: the piece was removed, is broken, or has changed.
+        """
+
+    @abc.abstractmethod
+    def place(self, piece: int) -> str:
+        """The name of a piece in messages."""
+
+
+def rows_of(pieces: Pieces) -> int:
+    """The number of all rows."""
+    return sum(pieces.sizes)
+
+
+def head(pieces: Pieces, rows: int) -> Columns:
+    """The first rows, in memory; fewer if there are fewer.
+
+    Raises:
+        DataError: the data are empty.
+    """
+    parts: list[Columns] = []
+    for piece in range(len(pieces.sizes)):
+        for columns in pieces.read(piece):
+            parts.append(columns.take(np.arange(min(rows, columns.rows))))
+            rows -= parts[-1].rows
+            if rows <= 0:
+                return concat_columns(parts)
+    if not parts:
+        raise DataError("the data are empty: 0 rows")
+    return concat_columns(parts)
+
+
+def usual_buffer(columns: Columns) -> int:
+    """The number of rows in a shuffle buffer of 64 MiB, estimated from some rows.
+
+    >>> usual_buffer(Columns(inputs={"X": np.zeros((2, 1024), np.float32)}))
+    16384
+    """
+    rows = max(columns.rows, 1)
+    taken = sum(array.nbytes for _, array in columns)
+    return max(1, BUFFER_BYTES * rows // max(taken, 1))
+
+
+def read_if_small(pieces: Pieces) -> Columns | Pieces:
+    """Data that fit into the shuffle buffer are read at once and treated as arrays."""
+    return head(pieces, pieces.buffer) if rows_of(pieces) <= pieces.buffer else pieces
+
+
+def concat_columns(parts: Sequence[Columns]) -> Columns:
+    """Concatenate columns."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def column(group: str) -> dict[str, Array]:
+        names = getattr(parts[0], group)
+        return {n: np.concatenate([getattr(part, group)[n] for part in parts]) for n in names}
+
+    return Columns(inputs=column("inputs"), labels=column("labels"), weights=column("weights"))
+
+
+@attrs.frozen(kw_only=True)
+class Conversion:
+    """The conversion of a user's rows to rows that graphs read.
+
+    ``convert`` is the first step, for columns of a file.
+    """
+
+    prepare: Callable[[Columns], dict[str, Array]]
+    denominators: Callable[[Mapping[str, Array]], Denominators]
+    convert: Callable[[Columns], Columns] = lambda columns: columns
+
+    def part(self, columns: Columns, where: str, mark: Any = None) -> Part:
+        """Some rows as a part.
+
+        Raises:
+            DataError: the rows do not fit; the message says where they are from.
+        """
+        try:
+            prepared = self.prepare(self.convert(columns))
+            return Part(
+                columns=prepared,
+                denominators=self.denominators(prepared),
+                rows=columns.rows,
+                where=where,
+                mark=mark,
+            )
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+
+
+class PieceBatches:
+    """Batches of pieces: buffers are read in the background, one ahead of the steps.
+
+    While the last buffer of an epoch is in use, the first one of the next epoch is read.
+
+    The position is a number of batches, as for arrays: an epoch can be entered anywhere.
+
+    With several batches per step, shuffled rows come from as many ``streams``: the rows of all
+    pieces, end to end, are divided into one range for each stream, and batch k of a step is the
+    next one of stream k, which has separate buffers. So a process that computes some batches of
+    every step reads only their rows: ``own`` is the first stream that it reads, and the distance
+    to its next stream.
+
+    Attributes:
+        waited: seconds that steps waited for data.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        conversion: Conversion,
+        batch_size: int,
+        streams: int = 1,
+        own: tuple[int, int] = (0, 1),
+        drop_last: bool = False,
+    ) -> None:
+        self.pieces = pieces
+        self._streams = streams
+        self._own_streams = range(own[0], streams, own[1])
+        self.rows = rows_of(pieces)
+        self.batch_size = min(batch_size, self.rows)
+        if drop_last:  # the rows at the end of the order, which are others in every epoch
+            self.rows -= self.rows % self.batch_size
+        self.steps = -(-self.rows // self.batch_size)
+        self.waited = 0.0
+        self._conversion = conversion
+        self._digests: dict[str, dict[str, Any]] = {}
+        self._next_epoch: tuple[int, list[Prefetch[Buffer]]] | None = None
+
+    def sample(self) -> Batch:
+        """A batch to inspect."""
+        rows = head(self.pieces, self.batch_size)
+        return as_batch(self._conversion.part(rows, self.pieces.place(0)))
+
+    def place(self) -> dict[str, Any]:
+        """The order of the data and a digest of their first rows, for a checkpoint."""
+        self._digests = self._digests or of_columns(dict(head(self.pieces, self.batch_size)))
+        return {**self._order(), "columns": self._digests}
+
+    def _order(self) -> dict[str, Any]:
+        sizes = np.asarray(self.pieces.sizes, np.int64)
+        return {
+            "kind": "pieces",
+            "pieces": len(sizes),
+            "sizes": zlib.crc32(sizes.tobytes()),
+            "buffer": self.pieces.buffer,
+            "streams": self._streams,
+        }
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Refuse data in a different order.
+
+        Raises:
+            DataError: the interrupted run had different pieces or a different buffer.
+        """
+        refuse_other_kind(place, "pieces")
+        place = {"streams": 1, **place}  # written by a version without streams
+        if place["streams"] == 1 and len(self._own_streams) == self._streams:
+            self._streams = 1
+            self._own_streams = range(1)
+        now = self._order()
+        if differ := [name for name in now if place.get(name, now[name]) != now[name]]:
+            name = differ[0]
+            if name == "sizes":
+                raise DataError(
+                    "the interrupted training had the same number of pieces of data, but their "
+                    "sizes differ; pass the same data"
+                )
+            raise DataError(
+                f"the interrupted training had {name} = {place[name]}, but these data have "
+                f"{now[name]}, so the order of the rows would differ; pass the same {name}"
+            )
+
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
+        """The batches of the streams that this process reads, which have every row once."""
+        following = epoch.following
+        begun = self._next_epoch
+        if begun is not None and (begun[0] != epoch.number or epoch.start):
+            self.close()
+            begun = None
+        first = epoch.start // max(1, len(self._own_streams))
+        ahead = self._begin(epoch.rng, first) if begun is None else begun[1]
+        self._next_epoch = None
+        before = self.waited
+        try:
+            cursors = [Cursor(a, self._skipped(first)[1]) for a in ahead]
+            at_once = epoch.at_once if self._streams == 1 else 1
+            drawn = [cut_batches(c, self.batch_size, at_once, first) for c in cursors]
+            for group in _in_turn(drawn):
+                self.waited = before + sum(a.waited for a in ahead)
+                if following is not None and all(a.over for a in ahead):
+                    self._next_epoch = epoch.number + 1, self._begin(following(), 0)
+                    following = None
+                yield group
+        finally:
+            _close(ahead)
+
+    def close(self) -> None:
+        """Stop reading an epoch that will not be used."""
+        if self._next_epoch is not None:
+            _close(self._next_epoch[1])
+            self._next_epoch = None
+
+    def _skipped(self, start: int) -> tuple[int, int]:
+        """The buffer in which a batch of a stream begins, and the number of its rows before the batch."""
+        return divmod(start * self.batch_size, self._buffer_size)
+
+    @property
+    def _buffer_size(self) -> int:
+        """Rows of a buffer of one stream."""
+        return max(1, self.pieces.buffer // self._streams)
+
+    def _begin(self, rng: np.random.Generator | None, start: int) -> list[Prefetch[Buffer]]:
+        """Start to read an epoch, at a batch of each stream."""
+        layout = Layout.draw(self.pieces.sizes, rng)
+        first = self._skipped(start)[0]
+        return [
+            Prefetch(partial(self._buffers, layout, k, first), ahead=1) for k in self._own_streams
+        ]
+
+    def _buffers(self, layout: Layout, stream: int, first: int) -> Iterator[Buffer]:
+        begin, end = self._bounds(stream)
+        key = layout.key
+        size = self._buffer_size
+        if key is not None and self._streams > 1:
+            key = int(np.random.default_rng([key, stream]).integers(2**63))
+        parts = self._parts(layout, min(begin + first * size, end), end)
+        return fill_buffers(parts, size, first, key)
+
+    def _bounds(self, stream: int) -> tuple[int, int]:
+        """The range of a stream among all rows."""
+        counts = [len(range(k, self.steps, self._streams)) for k in range(stream + 1)]
+        missing = self.steps * self.batch_size - self.rows  # in the last batch
+        rows = [n * self.batch_size for n in counts]
+        last = (self.steps - 1) % self._streams
+        if last <= stream:
+            rows[last] -= missing
+        return sum(rows[:-1]), sum(rows)
+
+    def _parts(self, layout: Layout, row: int, end: int) -> Iterator[Part]:
+        first, offset = layout.seek(row)
+        left = end - row
+        for piece in layout.pieces[first:].tolist():
+            if not left:
+                return
+            where, size = self.pieces.place(piece), self.pieces.sizes[piece]
+            stop = min(size, offset + left)  # another stream has the other rows of the piece
+            read = offset
+            for columns in self.pieces.read(piece, offset):
+                rows = columns.rows
+                if read + rows > stop and stop < size:
+                    columns = columns.take(np.arange(stop - read))
+                last = read + columns.rows - 1
+                yield self._conversion.part(columns, f"{where}, rows {read} to {last}")
+                read += rows
+                if read >= stop and stop < size:
+                    return
+            if read != size:
+                raise DataError(
+                    f"{where} has {read} rows now, but it had {size} when it was opened"
+                )
+            left -= size - offset
+            offset = 0
+
+
+def _in_turn(drawn: Sequence[Iterator[Sequence[Batch]]]) -> Iterator[Sequence[Batch]]:
+    """A batch of each iterator in turn, until the first iterator is exhausted."""
+    if len(drawn) == 1:
+        yield from drawn[0]
+        return
+    while True:
+        for one in drawn:
+            group = next(one, None)
+            if group is None:
+                return
+            yield group
+
+
+def _close(ahead: Sequence[Prefetch[Buffer]]) -> None:
+    for one in ahead:
+        one.close()

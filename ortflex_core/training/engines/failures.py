@@ -1,0 +1,95 @@
+"""Diagnosis of a compiled step that fails on data with the right names and types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ortflex_core.compiler.graph.ops import FLOATS
+from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.kernel.batches import Batch
+from ortflex_core.kernel.errors import DataError, GraphError, MissingKernel
+from ortflex_core.kernel.protocols.backend import Engine
+from ortflex_core.kernel.types import Array, shape_text
+
+
+def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch) -> Exception:
+    """The failure of a step in terms of the model and the data; ``error`` if there is no explanation."""
+    if isinstance(error, MissingKernel):
+        return error
+    try:
+        check_rows(problem, engine, batch)
+    except DataError as better:
+        return better
+    except GraphError as same:
+        columns = ", ".join(
+            f"{i.name} {shape_text(batch.shape(i.name))} (the model takes {shape_text(i.shape)})"
+            for i in problem.model.inputs
+            if i.name in batch.columns
+        )
+        return DataError(f"the model cannot run on a batch with {columns}: {same}")
+    return error
+
+
+def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
+    """Run the model on a batch and check that the tensors of the losses have a row for every label.
+
+    Raises:
+        DataError: a tensor has another number of rows, which a broadcast would hide; it names both
+            shapes.
+        GraphError: the model does not run on this batch.
+    """
+    predictions = engine.predict(batch, problem.predicted)
+    for term in problem.terms:
+        name = term.predicted.name
+        got, declared = predictions[name].shape, shape_text(problem.model.value(name).shape)
+        if got[:1] != (batch.size,):
+            raise DataError(
+                f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} "
+                f"for a batch of {batch.size} rows (the model says {declared}): its first "
+                "dimension is not the batch dimension. Attach the loss to a tensor with one row "
+                f"per sample: loss={{'name': …, 'predicted': …}}"
+            )
+        label = batch.shape(term.label.name)
+        if term.label.shape == term.predicted.shape and label != got:
+            raise DataError(
+                f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} "
+                f"for this batch (the model says {declared}), its labels {term.label_key!r} have "
+                f"{shape_text(label)}; expected equal shapes"
+            )
+
+
+def broken_weight(problem: Problem, state: Mapping[str, Array]) -> str:
+    """The first weight that is not finite: trained weights first, then constants; "" if all are finite.
+
+    Constants may be infinite, as in masks, but not NaN.
+    """
+    for name in problem.parameters:
+        if text := _not_numbers(state[name], np.isfinite(state[name])):
+            return f"the weight {name!r} {text}"
+    for name, spec in problem.model.initializers.items():
+        if name in problem.parameters or spec.dtype not in FLOATS:
+            continue
+        array = problem.model.initializer(name)
+        if text := _not_numbers(array, ~np.isnan(array)):
+            return f"the weight {name!r}, which is not trained, {text}"
+    return ""
+
+
+def _not_numbers(array: Array, good: Array) -> str:
+    count = int(good.size - np.count_nonzero(good))
+    kind = "NaN" if np.isnan(array).any() else "infinities"
+    return f"has {kind} ({count} of {good.size} values)" if count else ""
+
+
+def batch_dim_uncertain(problem: Problem) -> bool:
+    """Whether a predicted tensor has a first dimension that no input has."""
+    batches = {i.shape[0] for i in problem.model.inputs if i.shape} | {"batch"}
+    for name in problem.predicted:
+        shape = problem.model.value(name).shape
+        # Inference calls unknown dimensions unk__0, unk__1, …: they may be the batch.
+        first = shape[0] if shape else None
+        if first is not None and first not in batches and not str(first).startswith("unk__"):
+            return True
+    return False

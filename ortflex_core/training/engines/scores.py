@@ -1,0 +1,191 @@
+"""Predictions, losses and metrics of all rows, computed batch by batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph.ports import Key, Port
+from ortflex_core.compiler.model.training_mode import buffer_value
+from ortflex_core.compiler.problem.problem import LossTerm, Problem
+from ortflex_core.compiler.programs import stages
+from ortflex_core.compiler.runtime.session import run_once
+from ortflex_core.kernel.batches import Batch, totals
+from ortflex_core.kernel.calling import calling
+from ortflex_core.kernel.errors import DataError, ModelError
+from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.protocols.metric import Metric, MetricState
+from ortflex_core.kernel.types import Array, Shape
+from ortflex_core.training.process_groups.peers import Peers, pack, unpack
+
+# Rows of a batch: enough for speed, few enough for memory.
+_CHUNK = 1024
+
+Evaluate = Callable[[Batch, Sequence[str]], tuple[list[float], dict[str, Array]]]
+
+
+def chunk_size(problem: Problem, rows: int) -> int:
+    """Rows that are evaluated at a time; a fixed batch dimension decides.
+
+    Raises:
+        DataError: the rows are not a multiple of a fixed batch dimension.
+    """
+    fixed = [i.shape[0] for i in problem.model.inputs if i.shape and isinstance(i.shape[0], int)]
+    if fixed and rows % fixed[0]:
+        raise DataError(
+            f"the model has a fixed batch dimension of {fixed[0]}, and {rows} rows are not a "
+            "multiple of it; pass a multiple of it, or create the Trainer with free_batch=True"
+        )
+    return fixed[0] if fixed else max(_CHUNK, problem.batch_size)
+
+
+def slices(
+    columns: Mapping[str, Array], rows: int, size: int, denominators: Sequence[float | Array]
+) -> list[Batch]:
+    """Consecutive rows, ``size`` at a time; views, not copies."""
+    out = []
+    for start in range(0, rows, size):
+        part = {name: array[start : start + size] for name, array in columns.items()}
+        count = min(size, rows - start)
+        of_part = totals(denominators, count, slice(start, start + size))
+        out.append(Batch(part, None, count, of_part))
+    return out
+
+
+@attrs.frozen
+class Scores:
+    """Loss and metrics of labelled data, ``batches()``; called with a function that evaluates a batch.
+
+    With ``peers`` each process evaluates the batches of its rank, and all combine all of them in order.
+    """
+
+    problem: Problem
+    metrics: Sequence[Metric]
+    batches: Callable[[], Iterable[Batch]]
+    peers: Peers | None = None
+
+    def __call__(self, evaluate: Evaluate) -> dict[str, float]:
+        """``loss`` over all rows (not the mean of batches), without penalty; and the metrics."""
+        terms = self.problem.terms
+        wanted = [terms[0].output] if self.metrics else []
+        states = [_started(m) for m in self.metrics]
+        totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
+        for batch, (sums, outputs) in self._evaluated(evaluate, wanted):
+            totals += sums
+            denominators += batch.denominators
+            if not states:
+                continue
+            labels = batch.array(terms[0].label.name)
+            weight = batch.array(terms[0].weight.name) if terms[0].weight else None
+            predicted = _beside_labels(terms[0], outputs[wanted[0]], labels)
+            for metric, state in zip(self.metrics, states, strict=True):
+                with calling(metric, "update"):
+                    state.update(labels, predicted, weight)
+        if self.problem.reduction == "sum":
+            denominators[:] = 1.0
+        factors = np.array([t.factor for t in terms])
+        means = np.divide(totals, denominators, out=np.zeros_like(totals), where=denominators > 0)
+        scores = {"loss": float(factors @ means)}
+        for metric, state in zip(self.metrics, states, strict=True):
+            column, score = calls.score(metric, state)
+            scores[column] = score
+        return scores
+
+    def _evaluated(
+        self, evaluate: Evaluate, wanted: Sequence[str]
+    ) -> Iterator[tuple[Batch, tuple[Sequence[float], Mapping[str, Array]]]]:
+        if self.peers is None:
+            yield from ((batch, evaluate(batch, wanted)) for batch in self.batches())
+            return
+        batches = iter(self.batches())
+        while group := list(itertools.islice(batches, self.peers.size)):
+            own = np.zeros(0, np.uint8)
+            if self.peers.rank < len(group):
+                sums, outputs = evaluate(group[self.peers.rank], wanted)
+                own = pack([np.asarray(sums, np.float64), *(outputs[n] for n in wanted)])
+            for batch, part in zip(group, self.peers.gather("validation", own), strict=False):
+                totals, *arrays = unpack(part)
+                yield batch, (totals.tolist(), dict(zip(wanted, arrays, strict=True)))
+
+
+def _started(metric: Metric) -> MetricState:
+    with calling(metric, "start"):
+        return metric.start()
+
+
+def _beside_labels(term: LossTerm, output: Array, labels: Array) -> Array:
+    """The user's output in the form of the labels; metrics read it, not raw scores.
+
+    Labels have the form of the scores that the loss reads; the output after a Sigmoid may have
+    another shape, or the two columns [1 - p, p].
+    """
+    if term.traced_back != "Sigmoid" or output.shape == labels.shape:
+        return output
+    if output.size == 2 * labels.size and output.shape[-1] == 2:
+        output = output[..., 1]
+    return output.reshape(labels.shape) if output.size == labels.size else output
+
+
+def per_sample(
+    problem: Problem, device: Device, columns: Mapping[str, Array], state: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The values of every loss before weights and reduction, by its tensor."""
+    model = problem.model
+    feeds: dict[Key, Array] = {
+        Port("frozen", of=n): state[n] if n in state else model.initializer(n)
+        for n in model.initializers
+    }
+    for name in problem.buffers:
+        feeds[Port("buffer", of=name)] = state.get(name, buffer_value(problem, name))
+    feeds |= {Port("parameter", of=n): state[n] for n in problem.parameters}
+    feeds |= {port: columns[n] for n, port in problem.column_ports.items() if n in columns}
+    out = {}
+    for term in problem.terms:
+        program = stages.per_sample_program(problem, term)
+        result = run_once(program, feeds, problem.constants(), device)
+        out[term.output] = result["per_sample"]
+    return out
+
+
+def slope(problem: Problem, device: Device, score: float, label: float) -> float:
+    """The derivative of the first loss by the score of one sample, from its compiled graph."""
+    term: LossTerm = problem.terms[0]
+    program = stages.loss_program(attrs.evolve(problem, terms=(term,)))
+    predicted = np.full(_single(term.predicted.shape), score, term.predicted.numpy)
+    feeds = {
+        Port("output", of=term.predicted.name): predicted,
+        term.label_port: np.full(_single(term.label.shape), label).astype(term.label.numpy),
+    }
+    if term.weight is not None and term.weight_port is not None:
+        feeds[term.weight_port] = np.ones(_single(term.weight.shape), term.weight.numpy)
+    values = {**problem.constants(), term.scale_symbol: 1.0}
+    result = run_once(program, feeds, values, device)
+    return float(result[Port("gradient", of=term.predicted.name)].ravel()[0])
+
+
+def _single(shape: Shape | None) -> list[int]:
+    """A shape with 1 for every unknown size."""
+    return [d if isinstance(d, int) else 1 for d in shape or ()]
+
+
+def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, Array]:
+    """Concatenate the tensors of consecutive batches, each with its number of rows.
+
+    Raises:
+        ModelError: several batches, and a tensor whose first axis does not count the rows.
+    """
+    if len(parts) == 1:
+        return {name: np.array(array) for name, array in parts[0][1].items()}
+    for rows, tensors in parts:
+        for name, array in tensors.items():
+            if array.shape[:1] != (rows,):
+                raise ModelError(
+                    f"{name!r} has the shape {list(array.shape)} for {rows} rows: its first axis "
+                    "does not count the rows, so it cannot be predicted in several batches; pass "
+                    "at most batch_size rows"
+                )
+    return {name: np.concatenate([tensors[name] for _, tensors in parts]) for name in parts[0][1]}

@@ -1,0 +1,148 @@
+"""Bits depend on the model, the recipe, the data and the build of onnxruntime, and on nothing else.
+
+The class of errors: a sum whose order depends on something else, such as the number of steps that share a
+graph, the number of processes that share a step, or the batch that one of them sees first. Drawn small
+networks and recipes are trained in all these ways, and everything that a training leaves is compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer, internals_of, require_runtime, run_ranks
+from ortflex_core.compiler.runtime.installation import version_tuple
+from ortflex_core.testing import step_programs
+from tests import models
+from tests.training import plugins
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd"},
+    "penalty": {"optimizer": "momentum", "penalty": "l2", "learning_rate": 0.01},
+    "clip": {"optimizer": "adam", "clip_norm": 0.5},
+    "average": {"optimizer": "sgd", "averaging": "ema"},
+    "adam, average": {"optimizer": "adam", "averaging": "swa", "clip_value": 0.1},
+    "sums": {"optimizer": "sgd", "reduction": "sum", "learning_rate": 1e-3},
+}
+ROWS = 96
+
+
+def network(name: str) -> tuple[Any, Any, Any]:
+    """A network with data; batches of 6 rows are short, those of 160 rows exceed a block of a product."""
+    rng = np.random.default_rng(3)
+    if name in ("wide", "long"):
+        rows = 160 * 6 if name == "long" else ROWS
+        x = rng.standard_normal((rows, 20)).astype(np.float32)
+        return models.mlp((20, 9, 5, 1)), x, rng.standard_normal((rows, 1)).astype(np.float32)
+    made = step_programs.NETWORKS[name]()
+    x = rng.standard_normal((ROWS, *made.row)).astype(np.float32)
+    return made.model(), x, rng.standard_normal((ROWS, 3)).astype(np.float32)
+
+
+NETWORKS = ("wide", "long", "linear", "mlp, normalized", "mlp, dropping", "lenet", "transformer")
+
+
+def training(model: Any, size: int, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "loss": "squared_error",
+        "learning_rate": 0.01,
+        "batch_size": size,
+        "epochs": 2,
+        "seed": 5,
+        "threads": 1,
+        "progress": False,
+        "plugins": plugins(),
+        "backend": "fused",
+    }
+    return Trainer(model, **settings | options)
+
+
+def left(trainer: Trainer) -> dict[str, Any]:
+    """Everything that a training leaves, without seconds."""
+    history = trainer.history_
+    columns = {c: list(history[c]) for c in history.columns if c != "seconds"}
+    arrays = trainer.get_state(buffers=True) | internals_of(trainer).live.slots()
+    return {n: np.asarray(a).tobytes() for n, a in arrays.items()} | {"history": columns}
+
+
+def fitted(trainer: Trainer, *data: Any, **fit: Any) -> dict[str, Any]:
+    trainer.fit(*data, **fit)
+    return left(trainer)
+
+
+def in_ranks(count: int, train: Any) -> list[dict[str, Any]]:
+    """The results of threads that are processes of a group; the first error is raised."""
+    out = run_ranks(count, train)
+    for one in out:
+        if isinstance(one, BaseException):
+            raise one
+    return out
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [n for n in one if one[n] != other[n]] + sorted(one.keys() ^ other.keys())
+
+
+CASES = list(itertools.product(NETWORKS, RECIPES))[::5]
+
+
+@pytest.mark.parametrize(("name", "recipe"), CASES, ids=str)
+def test_steps_that_share_a_graph_are_single_steps(name: str, recipe: str) -> None:
+    """With one and with several batches per step, by defaults and with one run per step or batch."""
+    if "average" in recipe and version_tuple(require_runtime().version) < (1, 23):
+        pytest.skip("onnxruntime before 1.23 rounds averages by the number of steps in a graph")
+    model, x, y = network(name)
+    size = len(x) // 6 if name == "long" else 6
+    for accumulate in (1, 2, 3):
+        options = RECIPES[recipe] | {"accumulate": accumulate}
+        shared = fitted(training(model, size, **options), x, y)
+        for steps in (1, 2):
+            backend = {"name": "fused", "steps_per_run": steps}
+            alone = fitted(training(model, size, backend=backend, **options), x, y)
+            assert not differing(shared, alone), (accumulate, steps)
+
+
+@pytest.mark.parametrize(("name", "recipe"), CASES[::2], ids=str)
+def test_processes_are_accumulated_batches_by_defaults(name: str, recipe: str) -> None:
+    """Small networks, whose steps share graphs in one process and not in several."""
+    model, x, y = network(name)
+    size = len(x) // 6 if name == "long" else 6
+    together = fitted(training(model, size, accumulate=2, **RECIPES[recipe]), x, y)
+    alone = in_ranks(
+        2, lambda g: fitted(training(model, size, distributed=g, **RECIPES[recipe]), x, y)
+    )
+    assert [differing(together, own) for own in alone] == [[], []]
+
+
+def test_a_step_at_a_time_is_a_fit() -> None:
+    """Trainer.step on the batches of fit."""
+    model, x, y = network("wide")
+    for recipe, options in RECIPES.items():
+        whole = training(model, 6, epochs=1, shuffle=False, **options)
+        whole.fit(x, y)
+        pieces = training(model, 6, **options)
+        for k in range(0, len(x), 6):
+            pieces.step((x[k : k + 6], y[k : k + 6]))
+        wanted, got = (t.get_state(buffers=True) | t.engine.slots() for t in (whole, pieces))
+        assert not [n for n in wanted if wanted[n].tobytes() != got[n].tobytes()], recipe
+
+
+@pytest.mark.parametrize("name", ["wide", "mlp, normalized", "transformer"])
+def test_batches_of_many_sizes_in_processes(name: str) -> None:
+    """A function of batches with many sizes: no process has the same first batch."""
+    model, x, y = network(name)
+    sizes = np.random.default_rng(8).integers(2, 14, 13).tolist()
+
+    def batches(epoch: int, start: int, rank: int, size: int) -> Iterator[tuple[Any, Any]]:
+        for k in list(range(rank, len(sizes), size))[start:]:
+            rows = (np.arange(sizes[k]) + sum(sizes[:k])) % len(x)
+            yield x[rows], y[rows]
+
+    options = {"optimizer": "adam", "epochs": 3}
+    together = fitted(training(model, 8, accumulate=3, **options), batches)
+    alone = in_ranks(3, lambda g: fitted(training(model, 8, distributed=g, **options), batches))
+    assert [differing(together, own) for own in alone] == [[], [], []]

@@ -1,0 +1,47 @@
+"""ORTFLEX_TRACE_PLUGINS: each call of a plugin's code is a line, and nothing is printed without it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer
+from tests import models
+
+LINE = re.compile(
+    r"ortflex: +\d+\.\d{3} ms  (\w+) of the ([a-z ]+) '(\w+)' \(\S+, from (\S+) \S+\)"
+)
+
+
+def train() -> None:
+    x = np.ones((8, 3), np.float32)
+    y = np.ones((8, 1), np.float32)
+    Trainer(models.linear(3), loss="squared_error", optimizer="adam", epochs=1, progress=False).fit(
+        x, y
+    )
+
+
+def test_a_trace_names_call_component_and_distribution(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORTFLEX_TRACE_PLUGINS", "1")
+    train()
+    lines = capsys.readouterr().err.splitlines()
+    calls = {match.groups() for line in lines if (match := LINE.fullmatch(line))}
+    assert {
+        ("per_sample", "loss", "squared_error", "ortflex"),
+        ("update", "optimizer", "adam", "ortflex"),
+        ("available", "device", "cpu", "ortflex"),
+    } <= calls
+    assert any(call == "build" and kind == "backend" for call, kind, _, _ in calls)
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_without_the_variable_nothing_is_printed(
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORTFLEX_TRACE_PLUGINS", value)
+    train()
+    assert "ortflex:" not in capsys.readouterr().err

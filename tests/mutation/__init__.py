@@ -1,0 +1,1 @@
+"""Mutants of our sources, and whether a test fails for each: ``python -m tests.mutation``."""
