@@ -82,6 +82,7 @@ class Live:
         self._hook, self._tell = hook, tell
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
         self._terms: tuple[_Types, tuple[LossTerm, ...]] | None = None
+        self._preparing: Preparation | None = None
 
     def terms(self, columns: Columns) -> tuple[LossTerm, ...]:
         """The losses for the types of these labels and weights."""
@@ -95,7 +96,10 @@ class Live:
 
     def preparing(self, wanted: Problem) -> Preparation:
         """The preparation of data for a problem."""
-        return Preparation(wanted, self.device, self._check_finite)
+        # It remembers what is traced; the next step usually has the same problem.
+        if self._preparing is None or self._preparing.problem is not wanted:
+            self._preparing = Preparation(wanted, self.device, self._check_finite)
+        return self._preparing
 
     def build(
         self,

@@ -210,3 +210,29 @@ def test_steps_by_hand_ask_the_loss_for_its_slope_once(monkeypatch: pytest.Monke
     for _ in range(3):
         trainer.step((x, y))
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_steps_by_hand_trace_the_loss_once(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its formula is traced for the types of the first batch, and again for those of another one."""
+    traced: list[str] = []
+    trainer = make(models.classifier(features=5), loss="softmax_cross_entropy", backend="fused")
+    cls = type(internals_of(trainer).setup.requests[0].loss)
+    for name in ("label", "per_sample", "mask", "counts"):
+        inner = getattr(cls, name)
+
+        def call(*args: Any, name: str = name, inner: Any = inner) -> Any:
+            traced.append(name)
+            return inner(*args)
+
+        monkeypatch.setattr(cls, name, call)
+    labels = np.arange(len(X)) % 3
+    batch = (X, labels, np.full(len(X), 0.5, np.float32)) if weighted else (X, labels)
+    trainer.step(batch)
+    assert {"label", "per_sample", "mask", "counts"} <= {*traced}
+    traced.clear()
+    for _ in range(3):
+        trainer.step(batch)
+    assert traced == []
+    trainer.step((X, labels) if weighted else (X, labels, np.ones(len(X), np.float32)))
+    assert "per_sample" in traced

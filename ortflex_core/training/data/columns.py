@@ -41,14 +41,15 @@ class Columns:
         Raises:
             DataError: columns of different lengths, or none.
         """
-        # A list: an input and a label may have the same name.
-        lengths = [(name, len(array)) for name, array in self]
-        if len({n for _, n in lengths}) > 1:
+        counts = {len(array) for _, array in self}
+        if len(counts) > 1:
+            # A list: an input and a label may have the same name.
+            lengths = [(name, len(array)) for name, array in self]
             text = ", ".join(f"{name} has {n}" for name, n in lengths)
             raise DataError(
                 f"the data have different numbers of rows: {text}; pass arrays of equal length"
             )
-        return lengths[0][1] if lengths else 0
+        return counts.pop() if counts else 0
 
     def take(self, rows: Array) -> Columns:
         """The given rows of every column."""

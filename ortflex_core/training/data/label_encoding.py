@@ -29,9 +29,9 @@ def encode_labels(
     Raises:
         DataError: a label that is not among the classes, or strings without classes.
     """
-    labels = dict(columns.labels)
+    labels: dict[str, Array] = {}
     for request in requests:
-        array = labels.get(request.label)
+        array = columns.labels.get(request.label)
         if array is None:
             continue
         text = array.dtype.kind in "OUSb"
@@ -54,7 +54,7 @@ def encode_labels(
         if not text and np.array_equal(classes, np.arange(len(classes))):
             continue
         labels[request.label] = _encode(array, classes, request.label)
-    return attrs.evolve(columns, labels=labels)
+    return attrs.evolve(columns, labels={**columns.labels, **labels}) if labels else columns
 
 
 def _encode(array: Array, classes: Array, label: str) -> Array:
@@ -77,9 +77,9 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
 
     Only a last axis of size 1 is added, so the meaning of the labels is unambiguous.
     """
-    labels = dict(columns.labels)
+    labels: dict[str, Array] = {}
     for request in requests:
-        array = labels.get(request.label)
+        array = columns.labels.get(request.label)
         predicted = model.value(request.predicted)
         shape = predicted.shape or ()
         if array is None or array.ndim + 1 != len(shape) or shape[-1] != 1:
@@ -87,7 +87,7 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
         fitting = array[..., np.newaxis]
         if not _accepts(request, predicted, array) and _accepts(request, predicted, fitting):
             labels[request.label] = fitting
-    return attrs.evolve(columns, labels=labels)
+    return attrs.evolve(columns, labels={**columns.labels, **labels}) if labels else columns
 
 
 def _accepts(request: LossRequest, predicted: TensorSpec, labels: Array) -> bool:

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.compiler.runtime.session import run_once
@@ -29,6 +30,8 @@ class Preparation:
     problem: Problem
     device: Device
     check_finite: bool = True
+    _masks: dict[str, Program | None] = attrs.field(init=False, factory=dict, eq=False)
+    """The program of the contributions of rows, by the prefix of a loss term; traced once."""
 
     def columns(self, given: Columns) -> dict[str, Array]:
         """Every column in the type and shape of the graph input it feeds.
@@ -89,7 +92,9 @@ class Preparation:
         return [self._denominator(term, columns) for term in self.problem.terms]
 
     def _denominator(self, term: LossTerm, columns: Mapping[str, Array]) -> float | Array:
-        program = stages.mask_program(self.problem, term)
+        if term.prefix not in self._masks:
+            self._masks[term.prefix] = stages.mask_program(self.problem, term)
+        program = self._masks[term.prefix]
         if program is not None:
             values = self.problem.constants()
             ports = self.problem.column_ports
