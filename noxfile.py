@@ -236,8 +236,7 @@ for name, environment in ENVIRONMENTS.items():
             extras = (environment.extra, "sklearn", "plot", "tensorboard", "parquet", "dev")
             extras += environment.more
             prepare(session, *extras, with_torch=environment.with_torch, pins=environment.pins)
-            if EXAMPLE_PLUGIN.is_dir():
-                session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
+            session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
             everything = any("slow or" in each for each in session.posargs)
             scope = environment.scope
             if everything and scope != "all":
@@ -337,7 +336,8 @@ def run_backend(session: nox.Session, name: str) -> None:
     with reported(f"tests({name})"):
         if PYTHONS["3.11"] is None:
             session.skip("no Python 3.11 was found")
-        prepare(session, "stock", name, "dev")
+        prepare(session, "stock", name, "sklearn", "plot", "dev")
+        session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
         pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
         own = sorted(map(str, ROOT.glob(f"tests/plugins/test_{name}*.py")))
         kit = ("tests/plugins/test_conformance.py", "-k", f"Backends and {name}")
