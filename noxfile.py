@@ -80,7 +80,13 @@ ENVIRONMENTS = {
         "stock", "3.12", False, scope="python", sample="16", pins=("onnxruntime==1.23.*",)
     ),
     "lowest": Environment(
-        "stock", "3.11", False, scope="version", sample="16", pins=lower_bounds()
+        "stock",
+        "3.11",
+        with_torch=False,
+        scope="version",
+        sample="16",
+        # Later versions of pyarrow want numpy 2.
+        pins=(*lower_bounds(), "pyarrow<23"),
     ),
 }
 

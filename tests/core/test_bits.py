@@ -87,14 +87,17 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [n for n in one if one[n] != other[n]] + sorted(one.keys() ^ other.keys())
 
 
+# The page docs/howto/reproduce-a-run.md says so.
+pytestmark = pytest.mark.skipif(
+    version_tuple(require_runtime().version) < (1, 23),
+    reason="onnxruntime before 1.23 rounds by the number of steps in a graph",
+)
 CASES = list(itertools.product(NETWORKS, RECIPES))[::5]
 
 
 @pytest.mark.parametrize(("name", "recipe"), CASES, ids=str)
 def test_steps_that_share_a_graph_are_single_steps(name: str, recipe: str) -> None:
     """With one and with several batches per step, by defaults and with one run per step or batch."""
-    if "average" in recipe and version_tuple(require_runtime().version) < (1, 23):
-        pytest.skip("onnxruntime before 1.23 rounds averages by the number of steps in a graph")
     model, x, y = network(name)
     size = len(x) // 6 if name == "long" else 6
     for accumulate in (1, 2, 3):

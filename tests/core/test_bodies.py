@@ -135,6 +135,9 @@ def test_a_form_that_runtimes_compute_otherwise_is_computed_as_the_file_says() -
     assert plain["y"].shape == (1, 2, 2, 2)
 
 
+@pytest.mark.skipif(
+    version_tuple(onnx.__version__) < (1, 23), reason="the oracle's RNN is wrong in reverse"
+)
 def test_nodes_of_subgraphs_are_taken_apart_too() -> None:
     text, feeds = recurrent("RNN", "forward")
     head, _, body = text.partition("{")

@@ -118,6 +118,8 @@ def test_without_a_runtime_a_model_stays_as_it_is(monkeypatch: pytest.MonkeyPatc
 def test_what_means_the_same_is_written_at_the_older_opset(
     opset: int, older: int, text: str, reason: str | None
 ) -> None:
+    if opset > onnx.defs.onnx_opset_version():
+        pytest.skip(f"the installed onnx has no opset {opset}")
     wide = "[1, 4, 2, 2]" if "SpaceToDepth" in text else "[1, 4, 4]"
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": {opset}]> g (float{wide} x) => (float[M, K, L] y) '

@@ -111,7 +111,7 @@ def draw(rng: np.random.Generator) -> dict[str, Any]:
         "backend": {"name": "fused", "steps_per_run": one(1, 3)} if backend == "fused" else backend,
         "optimizer": one(*OPTIMIZERS),
         "schedule": one(*SCHEDULES),
-        "batch_size": one(4, 7, 16),
+        "batch_size": one(6, 7, 16),
         "epochs": one(3, 5),
         "seed": int(rng.integers(100)),
         "shuffle": bool(rng.integers(2)),
