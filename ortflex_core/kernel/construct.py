@@ -8,6 +8,7 @@ that every wrong field is reported with its path, also in nested components.
 from __future__ import annotations
 
 import contextlib
+import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -208,10 +209,14 @@ def _plural(annotation: Any) -> str:
 
 
 def _exactly(kind: type, value: Any) -> Any:
-    accepted = (int, float) if kind is float else kind
+    accepted = _ACCEPTED.get(kind, kind)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"expected {expected(kind)}, got {short_repr(value)}")
     return value
+
+
+_ACCEPTED: dict[type, type] = {float: numbers.Real, int: numbers.Integral}
+"""The types whose values are numbers of another type, numpy's among them."""
 
 
 def _any_of(annotation: Any) -> Callable[[Any, Any], Any]:

@@ -35,11 +35,11 @@ from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.config.arguments import (
     Arguments,
-    device_spec,
     recompute_problems,
     recompute_spec,
     short_forms,
 )
+from ortflex_core.training.config.components import Parts
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.label_encoding import encode_labels, with_last_axis
 from ortflex_core.training.data.opening import open_source
@@ -104,31 +104,54 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         Unsupported: the device is not available.
     """
     check_version(model, runtime)
-    resolver = _Resolver(plugins, arguments)
-    rules = resolver.rules()
+    read = Parts(plugins).read(attrs.asdict(arguments, recurse=False))
+    plugins, values, collect = read.plugins, read.values, read.problems.collect
+    rules: Any = None
+    if "gradients" in values:
+        rules = collect(load_rules, plugins, values["gradients"])
+    backends = ()
+    if "backend" in values:
+        backends = tuple(collect(backend_choice.load_candidates, plugins, values["backend"]) or ())
+    transforms = collect(_transforms, values, plugins)
     shape_probe.complete_shapes(model)
-    adapted = resolver.adapted(model)
-    components = resolver.components()
+    adapted = None
+    if {"adapters", "seed"} <= values.keys():
+        adapted = collect(adapt, model, values["adapters"], arguments.seed)
     model = adapted or model
-    requests = resolver.collect(loss_requests, model, arguments.loss, resolver.plugins) or []
-    choices = resolver.choices(model, requests) if adapted else []
-    grouped = resolver.grouped(choices, components["optimizer"])
-    transforms = resolver.transforms()
-    if "recompute" not in resolver.wrong:
-        resolver.errors.extend(recompute_problems(arguments.recompute, model.producers))
-    resolver.errors.raise_all()
+    requests: list[LossRequest] = []
+    if "loss" in values:
+        requests = collect(loss_requests, model, values["loss"], plugins) or []
+    choices: list[Choice] = []
+    if adapted and requests and "params" in values:
+        predicted = [request.predicted for request in requests]
+        choices = collect(selection.choose_parameters, model, predicted, arguments.params) or []
+    grouped = None
+    if "groups" in values:
+        grouped = collect(
+            groups.sort,
+            values["groups"],
+            choices,
+            values.get("optimizer"),
+            penalty=values.get("penalty"),
+            constraint=values.get("constraint"),
+            average=values.get("averaging"),
+            known_as=plugins["optimizers"].known_as,
+        )
+    if "recompute" in values:
+        read.problems.extend(recompute_problems(arguments.recompute, model.producers))
+    read.problems.raise_all()
+    assert grouped is not None
     check_inputs(model)
     check_precision(model, [c.name for c in grouped.choices if c.trained])
-    backend_choice.check_available(resolver.plugins, components["device"], runtime)
-    peers = joining.join(resolver.plugins, arguments.distributed)
-    precision = components.pop("precision")
-    optimizer = components["optimizer"]
+    backend_choice.check_available(plugins, values["device"], runtime)
+    peers = joining.join(plugins, values["distributed"])
+    optimizer: Optimizer = values["optimizer"]
     problem = Problem(
         model=model,
         terms=(),
         penalties=grouped.penalties,
         optimizer=optimizer,
-        optimizer_name=resolver.plugins["optimizers"].known_as(optimizer),
+        optimizer_name=plugins["optimizers"].known_as(optimizer),
         updating=Updating(
             transforms=transforms,
             groups=grouped.groups,
@@ -139,9 +162,9 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         choices=grouped.choices,
         reduction=arguments.reduction,
         rules=rules,
-        plugins=resolver.plugins,
+        plugins=plugins,
         threads=1 if arguments.threads == "auto" else arguments.threads,
-        precision=precision,
+        precision=values["precision"],
         batch_norm=arguments.batch_norm,
         dropout=arguments.dropout,
         seed=arguments.seed,
@@ -152,9 +175,14 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     classes = arguments.classes
     return Setup(
         runtime=runtime,
-        plugins=resolver.plugins,
+        plugins=plugins,
         model=model,
-        **components,
+        optimizer=optimizer,
+        schedule=values["schedule"],
+        device=values["device"],
+        metrics=tuple(values["metrics"]),
+        callbacks=tuple(values["callbacks"]),
+        backends=backends,
         requests=tuple(requests),
         classes=targets.file_classes(model) if classes is None else np.asarray(classes),
         learning_rate=float(arguments.learning_rate or optimizer.default_rate),
@@ -164,88 +192,21 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     )
 
 
-class _Resolver:
-    """Builds the components that the arguments name, and collects errors; a failure gives None."""
+def _transforms(values: Mapping[str, Any], plugins: Plugins) -> tuple[TransformTerm, ...]:
+    """The transforms: the short forms that have a bound, then the list.
 
-    def __init__(self, plugins: Plugins, arguments: Arguments) -> None:
-        self.arguments = arguments
-        self.errors = Problems()
-        self.collect = self.errors.collect
-        self.wrong = arguments.problems()
-        self.errors.extend(line for lines in self.wrong.values() for line in lines)
-        self.plugins = plugins
-        if "prefer" not in self.wrong:
-            self.plugins = self.collect(plugins.preferring, arguments.prefer) or plugins
-
-    def component(self, kind: str, spec: Any, where: str = "") -> Any:
-        """One component."""
-        return self.collect(self.plugins.component, kind, spec, where)
-
-    def several(self, kind: str, specs: Sequence[Any], named: Any = object) -> tuple[Any, ...]:
-        """The components of an argument that is a list; an object of no type in ``named`` stays."""
-        return tuple(
-            self.component(kind, spec, f"{kind}[{k}]") if isinstance(spec, named) else spec
-            for k, spec in enumerate(specs)
+    Raises:
+        ConfigError, PluginError: no plugin has the name of a short form.
+    """
+    problems = Problems()
+    short = {name: values.get(name) for name in short_forms("transforms")}
+    made = [
+        problems.collect(
+            plugins.component, "transforms", {"name": name, "bound": float(bound)}, name
         )
-
-    def rules(self) -> Any:
-        """The gradient rules."""
-        if "gradients" in self.wrong:
-            return None
-        return self.collect(load_rules, self.plugins, self.arguments.gradients)
-
-    def adapted(self, model: Model) -> Model | None:
-        """The model with its adapters."""
-        adapters = self.several("adapters", self.arguments.adapters)
-        if None in adapters:
-            return None
-        return cast("Model | None", self.collect(adapt, model, adapters, self.arguments.seed))
-
-    def components(self) -> dict[str, Any]:
-        """The components that depend on no other argument, by their arguments."""
-        arguments, get = self.arguments, self.plugins.component
-        components = {
-            "optimizer": self.component("optimizers", arguments.optimizer),
-            "schedule": self.component("schedules", arguments.schedule),
-            "precision": self.component("precisions", arguments.precision),
-            "device": self.collect(lambda: get("devices", device_spec(arguments.device))),
-            "metrics": self.several("metrics", arguments.metrics),
-            "callbacks": self.several("callbacks", arguments.callbacks, (str, Mapping)),
-        }
-        if arguments.distributed not in (None, "auto"):  # joined only if there are no errors
-            self.component("process_groups", arguments.distributed, "distributed")
-        alone = arguments.distributed is None and "sync_every" not in self.wrong
-        if alone and arguments.sync_every is not None:
-            self.errors.extend(["sync_every: needs distributed, which is not set"])
-        backends = self.collect(backend_choice.load_candidates, self.plugins, arguments.backend)
-        return {**components, "backends": tuple(backends or ())}
-
-    def choices(self, model: Model, requests: Sequence[LossRequest]) -> list[Choice]:
-        """The decision about each initializer."""
-        if not requests or "params" in self.wrong:
-            return []
-        predicted = [request.predicted for request in requests]
-        choose = selection.choose_parameters
-        return self.collect(choose, model, predicted, self.arguments.params) or []
-
-    def grouped(self, choices: Sequence[Choice], optimizer: Any) -> Any:
-        """The parameters sorted into groups."""
-        if "groups" in self.wrong:
-            return None
-        return self.collect(
-            groups.read,
-            self.arguments.groups,
-            choices,
-            optimizer,
-            self.plugins,
-            penalty=self.arguments.penalty,
-            constraint=self.arguments.constraint,
-            averaging=self.arguments.averaging,
-        )
-
-    def transforms(self) -> tuple[TransformTerm, ...]:
-        """The transforms of gradients, in their order."""
-        names = [name for name in short_forms("transforms") if name not in self.wrong]
-        short = {name: getattr(self.arguments, name) for name in names}
-        given = self.arguments.transforms
-        return self.collect(groups.read_transforms, short, given, self.plugins) or ()
+        for name, bound in short.items()
+        if bound is not None
+    ]
+    problems.raise_all()
+    every = [*made, *values.get("transforms", ())]
+    return tuple(TransformTerm(index=k, transform=one) for k, one in enumerate(every))

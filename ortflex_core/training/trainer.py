@@ -26,7 +26,7 @@ from ortflex_core.kernel.tracebacks import short_tracebacks
 from ortflex_core.kernel.types import Array
 from ortflex_core.training import checkpointing, fit, pickling, portable_step
 from ortflex_core.training.announcement import short, summary
-from ortflex_core.training.config.arguments import Arguments
+from ortflex_core.training.config.arguments import Arguments, wrong
 from ortflex_core.training.config.checks import names
 from ortflex_core.training.config.recipe import Recipe
 from ortflex_core.training.data.feed import Feed
@@ -195,9 +195,8 @@ class Trainer(SharesModels):
         # The first statement: locals() has the arguments only.
         arguments = Arguments(**{k: v for k, v in locals().items() if k not in _NOT_RECORDED})
         available = plugins or Plugins.discover()
-        setup = resolve(
-            require_runtime(), available, as_model(model, free_batch, available), arguments
-        )
+        frees = not wrong({"free_batch": free_batch}) and bool(free_batch)
+        setup = resolve(require_runtime(), available, as_model(model, frees, available), arguments)
         hooks = HookManager(setup.plugins, setup.callbacks)
         weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
         peers = setup.problem.peers

@@ -155,7 +155,7 @@ def test_a_backend_that_this_runtime_has_not() -> None:
         (
             models.linear(),
             {"name": "squared_error", "weight": 0.5},
-            "names the input with sample w",
+            r"loss\.weight: expected the name of a tensor, got 0\.5",
         ),
     ],
 )

@@ -32,7 +32,7 @@ X, Y = regression(rows=20, features=6)
         ({"progress": "bar"}, "progress: expected True or False, got 'bar'"),
         (
             {"loss": {"name": "squared_error", "factor": "2"}},
-            r"loss\.factor: expected a number, got '2'",
+            r"loss\.factor: expected a finite number, got '2'",
         ),
         (
             {"loss": {"name": "squared_error", "factor": np.nan}},

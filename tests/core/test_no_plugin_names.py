@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ortflex_core import Arguments, ConfigError, Plugins
-from ortflex_core.compiler.problem.losses import penalty_terms
+from ortflex_core.compiler.problem.losses import penalty_terms, read_penalties
 from ortflex_core.training.config.arguments import ASSUMED_LOSS, default, short_forms
 from tests.training import plugins
 
@@ -115,7 +115,7 @@ def test_words_with_another_meaning_are_names_of_plugins() -> None:
 
 
 def test_a_table_without_a_name_means_the_penalty_that_says_so() -> None:
-    (term,) = penalty_terms({"coef": {"l2": 0.5}}, ["coef"], plugins())
+    (term,) = penalty_terms(read_penalties({"coef": {"l2": 0.5}}, plugins()), ["coef"])
     assert term.penalty.describe() == {"name": "elastic", "l1": 0.0, "l2": 0.5}
     said = [n for n, cls in plugins()["penalties"].classes() if cls.unnamed is not None]
     assert said == ["elastic"]
@@ -126,7 +126,7 @@ def test_where_no_penalty_says_so_the_name_is_missing(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(ElasticPenalty, "unnamed", None)
     with pytest.raises(ConfigError, match=r"penalty\.coef: the key 'name' is missing"):
-        penalty_terms({"coef": {"l2": 0.5}}, ["coef"], plugins())
+        read_penalties({"coef": {"l2": 0.5}}, plugins())
 
 
 def test_comparisons_see_gradients_for_the_default_optimizer_is_plain_descent() -> None:

@@ -413,7 +413,7 @@ def test_a_class_is_checked_before_it_is_called(place: Path) -> None:
 def test_objects_of_the_caller_replace_names_of_the_file(place: Path) -> None:
     """The comfortable case: an object that is passed, and the names in the file are not read."""
     folder = edited_record(place, {"callbacks": [{"name": "evil.py:Evil"}], "loss": "evil:Evil"})
-    with pytest.raises(OrtflexError, match=r"callbacks\[0\]: .*\n?.*loss: "):
+    with pytest.raises(OrtflexError, match=r"loss: .*\n?.*callbacks\[0\]: "):
         Trainer.resume(folder, plugins=plugins())
     made = Trainer.resume(folder, plugins=plugins(), callbacks=[Prints()], loss="squared_error")
     assert isinstance(internals_of(made).setup.callbacks[0], Prints)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from ortflex_core.compiler.parameters import selection
 from ortflex_core.compiler.parameters.selection import Choice
-from ortflex_core.compiler.problem.losses import components_by_glob, penalty_terms
+from ortflex_core.compiler.problem.losses import (
+    by_glob,
+    penalty_terms,
+    read_by_glob,
+    read_penalties,
+)
 from ortflex_core.compiler.problem.problem import PenaltyTerm
 from ortflex_core.compiler.problem.problems import Problems
-from ortflex_core.compiler.problem.updating import ConstraintTerm, Group, TransformTerm
+from ortflex_core.compiler.problem.updating import ConstraintTerm, Group
 from ortflex_core.kernel.component import expected_count, is_count, is_number
 from ortflex_core.kernel.errors import short_repr, suggest
 from ortflex_core.kernel.protocols.average import Average
+from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.registry import Plugins
 
 GROUP_KEYS = {
@@ -76,33 +82,67 @@ class Grouped:
     average: Average | None
 
 
-def read(
-    given: Sequence[Mapping[str, Any]],
+def read_tables(tables: Any, plugins: Plugins) -> list[dict[str, Any]]:
+    """The tables of ``groups=``, with components as objects.
+
+    Raises:
+        ConfigError, PluginError: everything that is wrong, with its path.
+    """
+    problems = Problems()
+    problems.extend(table_problems("groups", tables))
+    out = [dict(table) for table in (tables if not problems.lines else ())]
+    for k, table in enumerate(out):
+        path = f"groups[{k}]"
+        if "optimizer" in table:
+            table["optimizer"] = problems.collect(
+                plugins.component, "optimizers", table["optimizer"], f"{path}.optimizer"
+            )
+        if "penalty" in table:
+            table["penalty"] = problems.collect(
+                read_penalties, table["penalty"], plugins, f"{path}.penalty"
+            )
+    problems.raise_all()
+    return out
+
+
+def read_constraints(spec: Any, plugins: Plugins) -> Any:
+    """Read ``constraint=``: None, one for all parameters, or ``{parameter glob: constraint}``.
+
+    Raises:
+        ConfigError, PluginError: everything that is wrong, with its path.
+    """
+    if spec is None:
+        return None
+    if isinstance(spec, Mapping) and "name" not in spec:
+        return read_by_glob("constraints", spec, plugins, "constraint")
+    return plugins.component("constraints", spec, "constraint")
+
+
+def sort(
+    tables: Sequence[Mapping[str, Any]],
     choices: Sequence[Choice],
-    optimizer: Any,
-    plugins: Plugins,
+    optimizer: Optimizer,
     *,
     penalty: Any,
     constraint: Any,
-    averaging: Any,
+    average: Average | None,
+    known_as: Callable[[object], str],
 ) -> Grouped:
-    """Sort the parameters into groups and build the components of each.
+    """Sort the parameters into groups.
 
     Args:
-        given: the tables of ``groups=``, already checked by :func:`table_problems`.
+        tables: what :func:`read_tables` returns.
         choices: the parameters that are trained without groups.
         optimizer: the Trainer's optimizer, for parameters whose group has none.
-        plugins: the plugins with the components.
-        penalty: the Trainer's penalty, for parameters whose group has none.
+        penalty: the Trainer's penalty, for parameters whose group has none, or penalties by glob.
         constraint: one for all parameters, or ``{parameter glob: constraint}``.
-        averaging: the mean of the weights during training.
+        average: the mean of the weights during training.
+        known_as: the name of an optimizer for messages.
 
     Raises:
         ConfigError, ModelError: all errors at once; a glob that matches no parameter.
     """
     problems = Problems()
-    get = plugins.component
-    tables = [dict(t) for t in given]
     names = [c.name for c in choices if c.trained]
     owner = _owners(tables, names, problems)
     frozen = {n for n, k in owner.items() if tables[k].get("frozen")}
@@ -119,35 +159,25 @@ def read(
     reasons |= {n: f"is frozen by groups[{owner[n]}]" for n in frozen}
     others = [n for n in trained if n not in reasons]
     terms: list[PenaltyTerm] = []
-    terms += problems.collect(penalty_terms, penalty, others, plugins, reasons) or ()
+    terms += problems.collect(penalty_terms, penalty, others, reasons) or ()
     groups = []
     for k, table in enumerate(tables):
         own = tuple(n for n in trained if owner.get(n) == k)
-        if "penalty" in table:
-            path = f"groups[{k}].penalty"
-            given_penalty = table["penalty"]
-            terms += problems.collect(penalty_terms, given_penalty, own, plugins, path=path) or ()
-        own_optimizer, optimizer_name = None, None
-        if "optimizer" in table:
-            path = f"groups[{k}].optimizer"
-            own_optimizer = problems.collect(get, "optimizers", table["optimizer"], path)
-        if own_optimizer is not None:
-            optimizer_name = plugins["optimizers"].known_as(own_optimizer)
+        path = f"groups[{k}].penalty"
+        terms += problems.collect(penalty_terms, table.get("penalty"), own, path=path) or ()
+        own_optimizer = table.get("optimizer")
         if own:
             groups.append(
                 Group(
                     index=k,
                     parameters=own,
                     optimizer=own_optimizer or optimizer,
-                    optimizer_name=optimizer_name,
+                    optimizer_name=None if own_optimizer is None else known_as(own_optimizer),
                     rate=float(table.get("rate", 1.0)),
                     start_epoch=_start(table),
                 )
             )
-    constraints = problems.collect(_constraints, constraint, trained, plugins) or ()
-    average = None
-    if averaging is not None:
-        average = problems.collect(get, "averages", averaging, "averaging")
+    constraints = problems.collect(_constraints, constraint, trained) or ()
     problems.raise_all()
     return Grouped(
         choices=tuple(
@@ -159,29 +189,6 @@ def read(
         constraints=constraints,
         average=average,
     )
-
-
-def read_transforms(
-    short: Mapping[str, float | None], given: Sequence[Any], plugins: Plugins
-) -> tuple[TransformTerm, ...]:
-    """Build the transforms: the short forms that have a bound, by name, then the list.
-
-    Raises:
-        ConfigError, PluginError: everything that is wrong.
-    """
-    problems = Problems()
-    specs: dict[str, Any] = {
-        name: {"name": name, "bound": float(bound)}
-        for name, bound in short.items()
-        if bound is not None
-    }
-    specs |= {f"transforms[{k}]": spec for k, spec in enumerate(given)}
-    transforms = [
-        problems.collect(plugins.component, "transforms", spec, path)
-        for path, spec in specs.items()
-    ]
-    problems.raise_all()
-    return tuple(TransformTerm(index=k, transform=one) for k, one in enumerate(transforms))
 
 
 def _start(table: Mapping[str, Any]) -> int:
@@ -204,15 +211,12 @@ def _owners(
     return owner
 
 
-def _constraints(spec: Any, names: Sequence[str], plugins: Plugins) -> tuple[ConstraintTerm, ...]:
-    """Read ``constraint=``: None, one for all parameters, or ``{parameter glob: constraint}``."""
-    if spec is None:
+def _constraints(constraint: Any, names: Sequence[str]) -> tuple[ConstraintTerm, ...]:
+    if constraint is None:
         return ()
-    if isinstance(spec, Mapping) and "name" not in spec:
-        chosen = selection.matching(spec, names, "constraint")
-        pairs = components_by_glob("constraints", spec, chosen, plugins, "constraint")
-    else:
-        pairs = [(plugins.component("constraints", spec, "constraint"), tuple(names))]
+    pairs = [(constraint, tuple(names))]
+    if isinstance(constraint, Mapping):
+        pairs = by_glob(constraint, selection.matching(constraint, names, "constraint"))
     return tuple(
         ConstraintTerm(index=k, constraint=component, parameters=own)
         for k, (component, own) in enumerate(pairs)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.compiler.graph import formula_calls as calls
@@ -18,7 +16,8 @@ from ortflex_core.compiler.parameters import selection
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.problem import LossTerm, PenaltyTerm
 from ortflex_core.compiler.problem.problems import Problems
-from ortflex_core.kernel.errors import ConfigError, DataError, ModelError, suggest
+from ortflex_core.kernel.component import is_number
+from ortflex_core.kernel.errors import ConfigError, DataError, ModelError, short_repr, suggest
 from ortflex_core.kernel.protocols.loss import Loss
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Shape, TensorSpec, dtype_name, shape_text
@@ -41,21 +40,73 @@ class LossRequest:
     traced_back: str | None
 
 
+@attrs.frozen(kw_only=True)
+class LossSpec:
+    """A loss of ``loss=`` as it is read without a model; None where the model decides."""
+
+    path: str
+    loss: Loss
+    predicted: str | None = None
+    expected: str | None = None
+    weight: str | None = None
+    factor: float = 1.0
+
+
+def read_losses(spec: Any, plugins: Plugins) -> tuple[LossSpec, ...]:
+    """Read ``loss=``: one component, ``{tensor: loss}``, or a list of tables; what is read, unchanged.
+
+    Raises:
+        ConfigError, PluginError: everything that is wrong, with its path.
+    """
+    if isinstance(spec, tuple) and spec and all(isinstance(one, LossSpec) for one in spec):
+        return spec
+    tables = loss_tables(spec)
+    paths = [f"loss[{k}]" if len(tables) > 1 else "loss" for k in range(len(tables))]
+    problems = Problems()
+    read = [
+        problems.collect(_read_loss, output, table, path, plugins)
+        for (output, table), path in zip(tables, paths, strict=True)
+    ]
+    problems.raise_all()
+    return tuple(read)
+
+
+LOSS_KEYS = ("predicted", "expected", "weight", "factor")
+"""The keys of the table of a loss that are not parameters of the component."""
+
+
+def _read_loss(output: str | None, table: dict[str, Any], path: str, plugins: Plugins) -> LossSpec:
+    problems = Problems()
+    factor = table.pop("factor", 1.0)
+    given = {key: table[key] for key in LOSS_KEYS if table.get(key) is not None}
+    for key, hint in (("predicted", ""), ("expected", ""), ("weight", _WEIGH)):
+        if not isinstance(given.get(key, ""), str):
+            line = f"{path}.{key}: expected the name of a tensor, got {given[key]!r}{hint}"
+            problems.extend([line])
+    if not is_number(factor):
+        problems.extend([f"{path}.factor: expected a finite number, got {short_repr(factor)}"])
+    own = {key: value for key, value in table.items() if key not in LOSS_KEYS}
+    loss = own.pop("object", None)
+    if loss is None:
+        loss = problems.collect(plugins.component, "losses", own, path)
+    problems.raise_all()
+    return LossSpec(path=path, loss=loss, factor=float(factor), **({"predicted": output} | given))
+
+
+_WEIGH = ", with the sample weights; factor= weighs a loss against others"
+
+
 def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest]:
-    """Read ``loss=``: one component, ``{tensor: loss}``, or a list of tables.
+    """The losses of ``loss=`` (see :func:`read_losses`) on the tensors of a model.
 
     Raises:
         ConfigError, PluginError, ModelError: with the path of the wrong value.
     """
-    items = loss_tables(spec)
-    several = len(items) > 1
+    specs = read_losses(spec, plugins)
     problems = Problems()
-    requests = [
-        problems.collect(_loss_request, model, o, t, k, several, plugins)
-        for k, (o, t) in enumerate(items)
-    ]
+    requests = [problems.collect(_loss_request, model, s, len(specs) > 1) for s in specs]
     problems.raise_all()
-    return [request for request in requests if request is not None]
+    return requests
 
 
 def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
@@ -76,42 +127,17 @@ def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
     return items
 
 
-def _loss_request(
-    model: Model,
-    output: str | None,
-    table: dict[str, Any],
-    index: int,
-    several: bool,
-    plugins: Plugins,
-) -> LossRequest:
-    path = f"loss[{index}]" if several else "loss"
-    for key in ("predicted", "expected"):
-        if not isinstance(table.get(key), str | None):
-            raise ConfigError(f"{path}.{key}: expected the name of a tensor, got {table[key]!r}")
-    where = table.pop("predicted", None) or output or targets.default_output(model)
+def _loss_request(model: Model, spec: LossSpec, several: bool) -> LossRequest:
+    loss, where = spec.loss, spec.predicted or targets.default_output(model)
     targets.check_tensor(model, where)
     # Every classifier that skl2onnx writes has an output called "label".
     taken = several or _LABEL in tensor_names(model)
-    label = table.pop("expected", None) or (f"{_LABEL}/{where}" if taken else _LABEL)
-    weight = table.pop("weight", None)
-    factor = table.pop("factor", 1.0)
-    if weight is not None and not isinstance(weight, str):
-        raise ConfigError(
-            f"{path}.weight: names the input with sample weights, got {weight!r}; "
-            "to weigh a loss against others use factor="
-        )
-    if isinstance(factor, bool) or not isinstance(factor, int | float | np.number):
-        raise ConfigError(f"{path}.factor: expected a number, got {factor!r}")
-    if not math.isfinite(factor):
-        raise ConfigError(f"{path}.factor: expected a finite number, got {factor!r}")
-    given = table.pop("object", None)
-    loss = given if given is not None else plugins.component("losses", table, path)
     seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
     if loss.scores == "raw" and getattr(loss, "on", "scores") != "scores":
         seen, operator = where, None
     elif loss.scores == "raw" and operator is None and targets.are_shares(model, where):
         raise ModelError(
-            f"{path}: {loss.name} expects raw scores, but {where!r} has normalized scores, x / Σ "
+            f"{spec.path}: {loss.name} expects raw scores, but {where!r} has normalized scores, x / Σ "
             "x. For two classes use a loss with on='probabilities'; for more, attach the loss to "
             "the tensor of the scores"
         )
@@ -119,9 +145,9 @@ def _loss_request(
         loss=loss,
         output=where,
         predicted=seen,
-        label=label,
-        weight=weight,
-        factor=float(factor),
+        label=spec.expected or (f"{_LABEL}/{where}" if taken else _LABEL),
+        weight=spec.weight,
+        factor=spec.factor,
         traced_back=operator,
     )
 
@@ -305,63 +331,88 @@ def _weight_shape(given: TensorSpec, samples: Shape) -> Shape:
     return (samples[0], *(s if w != 1 else 1 for w, s in zip(shape[1:], samples[1:], strict=True)))
 
 
-def penalty_terms(
-    spec: Any,
-    names: Sequence[str],
-    plugins: Plugins,
-    apart: Mapping[str, str] | None = None,
-    path: str = "penalty",
-) -> tuple[PenaltyTerm, ...]:
+def read_penalties(spec: Any, plugins: Plugins, path: str = "penalty") -> Any:
     """Read ``penalty=``: None, one component for all, or one per parameter (globs allowed).
 
     The table is ``{"by_parameter": {glob: penalty}}``, or for short ``{glob: penalty}`` while no key
     is ``name`` or a penalty's name; a penalty may be ``{"l1": 0.1, "l2": 0.01}`` without a name.
-    ``apart`` has the reasons why other parameters are not among the names; ``path`` is the argument.
+
+    Returns:
+        None, a penalty, or ``{"by_parameter": {glob: penalty}}``, which is read unchanged.
+
+    Raises:
+        ConfigError, PluginError: everything that is wrong, with its path (``path`` is the argument).
     """
     if spec is None:
+        return None
+    if not isinstance(spec, Mapping) or "name" in spec:
+        return plugins.component("penalties", spec, path)
+    if "by_parameter" not in spec and (
+        clash := sorted(key for key in spec if key in plugins["penalties"])
+    ):
+        raise ConfigError(
+            f"{path}.{clash[0]} may be a penalty or the name of a parameter; write {{name = "
+            f"{clash[0]!r}, …}} or {{by_parameter = {{{clash[0]} = …}}}}"
+        )
+    table = spec.get("by_parameter", spec)
+    if not isinstance(table, Mapping) or (table is not spec and len(spec) > 1):
+        raise ConfigError(f"{path}.by_parameter: expected a table of penalties, got {spec!r}")
+    place = path if table is spec else f"{path}.by_parameter"
+    named = {glob: _named(inner, plugins) for glob, inner in table.items()}
+    return {"by_parameter": read_by_glob("penalties", named, plugins, place)}
+
+
+def penalty_terms(
+    penalty: Any,
+    names: Sequence[str],
+    apart: Mapping[str, str] | None = None,
+    path: str = "penalty",
+) -> tuple[PenaltyTerm, ...]:
+    """What :func:`read_penalties` returns, on the parameters of those names.
+
+    ``apart`` has the reasons why other parameters are not among the names; ``path`` is the argument.
+
+    Raises:
+        ConfigError: a glob that matches no parameter.
+    """
+    if penalty is None:
         return ()
-    if isinstance(spec, Mapping) and "name" not in spec:
-        table = spec.get("by_parameter", spec)
-        if "by_parameter" not in spec and (
-            clash := sorted(key for key in spec if key in plugins["penalties"])
-        ):
-            raise ConfigError(
-                f"{path}.{clash[0]} may be a penalty or the name of a parameter; write {{name = "
-                f"{clash[0]!r}, …}} or {{by_parameter = {{{clash[0]} = …}}}}"
-            )
-        if not isinstance(table, Mapping) or (table is not spec and len(spec) > 1):
-            raise ConfigError(f"{path}.by_parameter: expected a table of penalties, got {spec!r}")
-        chosen = selection.matching(table, names, path, apart)
-        place = path if table is spec else f"{path}.by_parameter"
-        named = {glob: _named(inner, plugins) for glob, inner in table.items()}
-        pairs = components_by_glob("penalties", named, chosen, plugins, place)
-    else:
-        pairs = [(plugins.component("penalties", spec, path), tuple(names))]
+    pairs = [(penalty, tuple(names))]
+    if isinstance(penalty, Mapping):
+        table = penalty["by_parameter"]
+        pairs = by_glob(table, selection.matching(table, names, path, apart))
     return tuple(
-        PenaltyTerm(index=k, penalty=penalty, parameters=own)
-        for k, (penalty, own) in enumerate(pairs)
+        PenaltyTerm(index=k, penalty=one, parameters=own)
+        for k, (one, own) in enumerate(pairs)
         if own
     )
 
 
-def components_by_glob(
-    kind: str, table: Mapping[str, Any], chosen: Mapping[str, str], plugins: Plugins, path: str
-) -> list[tuple[Any, tuple[str, ...]]]:
-    """The components of a table ``{glob: component}``, each with its parameters.
-
-    ``chosen`` has the glob of each parameter.
+def read_by_glob(
+    kind: str, table: Mapping[str, Any], plugins: Plugins, path: str
+) -> dict[str, Any]:
+    """The components of a table ``{glob: component}``.
 
     Raises:
         ConfigError: all components that are wrong, at once.
     """
     problems = Problems()
-    out = []
-    for glob, spec in table.items():
-        component = problems.collect(plugins.component, kind, spec, f"{path}.{glob}")
-        own = tuple(name for name, pattern in chosen.items() if pattern == glob)
-        out.append((component, own))
+    read = {
+        glob: problems.collect(plugins.component, kind, spec, f"{path}.{glob}")
+        for glob, spec in table.items()
+    }
     problems.raise_all()
-    return out
+    return read
+
+
+def by_glob(
+    table: Mapping[str, Any], chosen: Mapping[str, str]
+) -> list[tuple[Any, tuple[str, ...]]]:
+    """The components of a table, each with its parameters; ``chosen`` has the glob of each parameter."""
+    return [
+        (component, tuple(name for name, pattern in chosen.items() if pattern == glob))
+        for glob, component in table.items()
+    ]
 
 
 def _named(spec: Any, plugins: Plugins) -> Any:

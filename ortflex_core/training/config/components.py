@@ -1,54 +1,82 @@
-"""The parts of a recipe: the kind of component of every key, and how it is built and written."""
+"""The reader of arguments: the kind of component of every argument, and how it is built and written."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from ortflex_core.compiler.problem import groups, losses
-from ortflex_core.compiler.problem.problem import PenaltyTerm
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.component import Component
 from ortflex_core.kernel.errors import ConfigError, suggest
 from ortflex_core.kernel.files import no_file
+from ortflex_core.kernel.hooks import HookManager
 from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.training.config.arguments import device_spec, kinds_of_plugins
+from ortflex_core.training.config.arguments import device_spec, kinds_of_plugins, wrong
 from ortflex_core.training.engines import backend_choice
 
 _KINDS = {**kinds_of_plugins(), "validation": "data"}
 _SINGLE = ("optimizer", "schedule", "precision", "device", "backend", "distributed", "averaging")
 _LISTS = ("adapters", "transforms", "metrics", "callbacks")
 _UNCHANGED: Mapping[str, tuple[str | None, ...]] = {
-    "backend": (None, *backend_choice.WORDS),
+    "backend": backend_choice.WORDS,
     "distributed": (None, "auto"),
     "averaging": (None,),
 }
 """The values that are not names of components."""
-_LOSS_KEYS = ("predicted", "expected", "weight", "factor")
+
+
+@attrs.frozen(kw_only=True)
+class Reading:
+    """What :meth:`Parts.read` found: objects by the names of arguments, and what is wrong.
+
+    ``values`` lacks the arguments that are wrong; ``plugins`` has the preferred distributions.
+    """
+
+    plugins: Plugins
+    values: dict[str, Any]
+    problems: Problems
 
 
 @attrs.frozen
 class Parts:
-    """Reads the values of a recipe's keys with the plugins that are installed."""
+    """Reads the arguments of training and the keys of a recipe with the plugins that are installed."""
 
     plugins: Plugins
 
+    def read(self, given: Mapping[str, Any]) -> Reading:
+        """Read values in the form in which :class:`Arguments` and recipes store them.
+
+        The Trainer and recipes read with this method, so one gives the answer of the other; what a
+        model has to say comes later.
+        """
+        problems = Problems()
+        ranges = wrong(given)
+        problems.extend(line for lines in ranges.values() for line in lines)
+        plugins = self.plugins
+        if "prefer" not in ranges:
+            preferred = problems.collect(plugins.preferring, given.get("prefer", ()))
+            plugins = preferred or plugins
+        parts = Parts(plugins)
+        values = {}
+        for name, value in given.items():
+            known = len(problems.lines)
+            made = None if name in ranges else problems.collect(parts.build, name, value)
+            if name not in ranges and len(problems.lines) == known:
+                values[name] = made
+        if values.get("sync_every") is not None and given.get("distributed") is None:
+            problems.extend(["sync_every: needs distributed, which is not set"])
+        return Reading(plugins=plugins, values=values, problems=problems)
+
     def problems(self, name: str, value: Any) -> list[str]:
         """The problems of the value of a key, one line each."""
-        issues = Problems()
-        if name == "model":
-            if not os.path.exists(value) or os.path.isdir(value):
-                issues.extend([f"model: {no_file(value)}"])
-        else:
-            issues.collect(lambda: self.build(name, value))
-        return issues.lines
+        return self.read({name: value}).problems.lines
 
     def build(self, name: str, value: Any) -> Any:
         """The objects that the value of a key describes; other values are returned unchanged.
@@ -63,18 +91,22 @@ class Parts:
         if name in _LISTS:
             return self._each(name, value)
         if name == "loss":
-            return self._losses(value)
+            return losses.read_losses(value, self.plugins)
         if name == "penalty":
-            return self._penalties(value)
+            return losses.read_penalties(value, self.plugins)
         if name in ("data", "validation"):
             return self._source(name, value)
         if name == "constraint":
-            return self._constraints(value)
+            return groups.read_constraints(value, self.plugins)
         if name == "groups":
-            return self._groups(value)
+            return groups.read_tables(value, self.plugins)
+        if name == "model" and not os.path.isfile(value):
+            raise ConfigError(f"model: {no_file(value)}")
         if name == "gradients":
+            issues = Problems()
             for family in value:
-                self.plugins["gradients"].entry(family, name)
+                issues.collect(self.plugins["gradients"].entry, family, name)
+            issues.raise_all()
         return value
 
     def spell_out(self, name: str, value: Any) -> Any:
@@ -87,7 +119,7 @@ class Parts:
         if name == "loss":
             return self._spell_losses(value, component)
         if name == "penalty":
-            return self._spell_penalties(value, component)
+            return self._spell_penalties(component)
         if name in _LISTS:
             return tuple(self._spell(name, m, v) for m, v in zip(component, value, strict=True))
         if name == "constraint" and isinstance(component, dict):
@@ -114,13 +146,16 @@ class Parts:
 
     def _each(self, name: str, values: Any) -> list[Any]:
         issues = Problems()
+        hooks = HookManager(Plugins(()), ())
         out = []
         for k, value in enumerate(values):
-            if name == "callbacks" and not isinstance(value, str | Mapping):
-                out.append(value)
-                continue
-            path = f"{name}[{k}]"
-            out.append(issues.collect(self.plugins.component, name, value, path))
+            made = value
+            if name != "callbacks" or isinstance(value, str | Mapping):
+                path = f"{name}[{k}]"
+                made = issues.collect(self.plugins.component, name, value, path)
+            if name == "callbacks" and not (made is None and value is not None):
+                issues.collect(hooks.register, made)
+            out.append(made)
         issues.raise_all()
         return out
 
@@ -140,37 +175,12 @@ class Parts:
 
     # ------------------------------------------------------------------ updates
 
-    def _constraints(self, value: Any) -> Any:
-        if value is None:
-            return None
-        get = partial(self.plugins.component, "constraints")
-        if not isinstance(value, Mapping) or "name" in value:
-            return get(value, "constraint")
-        return {pattern: get(v, f"constraint.{pattern}") for pattern, v in value.items()}
-
-    def _groups(self, value: Any) -> list[dict[str, Any]]:
-        issues = Problems()
-        issues.extend(groups.table_problems("groups", value))
-        out = []
-        for k, table in enumerate(value if not issues.lines else ()):
-            group = dict(table)
-            if "optimizer" in table:
-                path = f"groups[{k}].optimizer"
-                group["optimizer"] = issues.collect(
-                    self.plugins.component, "optimizers", table["optimizer"], path
-                )
-            if "penalty" in table:
-                group["penalty"] = issues.collect(self._penalties, table["penalty"])
-            out.append(group)
-        issues.raise_all()
-        return out
-
     def _spell_group(self, given: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
         out = dict(given)
         if "optimizer" in made:
             out["optimizer"] = self._spell("optimizer", made["optimizer"], given["optimizer"])
         if "penalty" in made:
-            out["penalty"] = self._spell_penalties(given["penalty"], made["penalty"])
+            out["penalty"] = self._spell_penalties(made["penalty"])
         return out
 
     # ------------------------------------------------------------------ data
@@ -227,63 +237,24 @@ class Parts:
 
     # ------------------------------------------------------------------ losses and penalties
 
-    def _losses(self, spec: Any) -> list[Any]:
-        tables = losses.loss_tables(spec)
-        issues = Problems()
-        out = []
-        for k, (_, table) in enumerate(tables):
-            path = f"loss[{k}]" if len(tables) > 1 else "loss"
-            if "object" in table:
-                out.append(table["object"])
-                continue
-            issues.extend(_wrong_extras(table, path))
-            own = {key: v for key, v in table.items() if key not in _LOSS_KEYS}
-            out.append(issues.collect(self.plugins.component, "losses", own, path))
-        issues.raise_all()
-        return out
-
-    def _spell_losses(self, spec: Any, made: list[Any]) -> Any:
+    def _spell_losses(self, spec: Any, made: Sequence[losses.LossSpec]) -> Any:
         tables = []
-        for (_, given), loss in zip(losses.loss_tables(spec), made, strict=True):
-            extras = {key: given[key] for key in _LOSS_KEYS if key in given}
-            tables.append({**self._spell("losses", loss, given), **extras})
+        for (_, given), read in zip(losses.loss_tables(spec), made, strict=True):
+            extras = {key: given[key] for key in losses.LOSS_KEYS if key in given}
+            tables.append({**self._spell("losses", read.loss, given), **extras})
         if isinstance(spec, Mapping) and "name" not in spec:
             return dict(zip(spec, tables, strict=True))
         if isinstance(spec, list | tuple):
             return tuple(tables)
         return tables[0]
 
-    def _penalties(self, spec: Any) -> tuple[PenaltyTerm, ...]:
-        # Patterns are not resolved here: the model decides which parameters they match.
-        names = ["*"]
-        if isinstance(spec, Mapping) and "name" not in spec:
-            table = spec.get("by_parameter", spec)
-            names = list(table) if isinstance(table, Mapping) else []
-        return losses.penalty_terms(spec, names, self.plugins)
-
-    def _spell_penalties(self, spec: Any, made: tuple[PenaltyTerm, ...]) -> Any:
-        if spec is None:
-            return None
-        tables = {
-            pattern: self._spell("penalties", term.penalty, None)
-            for term in made
-            for pattern in term.parameters
-        }
-        if isinstance(spec, Mapping) and "name" not in spec:
-            return {"by_parameter": tables}
-        return tables["*"]
-
-
-def _wrong_extras(table: Mapping[str, Any], path: str) -> list[str]:
-    out = [
-        f"{path}.{key}: expected a tensor's name, got {table[key]!r}"
-        for key in ("predicted", "expected", "weight")
-        if key in table and not isinstance(table[key], str)
-    ]
-    factor = table.get("factor", 1.0)
-    if isinstance(factor, bool) or not isinstance(factor, int | float):
-        out.append(f"{path}.factor: expected a number, got {factor!r}")
-    return out
+    def _spell_penalties(self, made: Any) -> Any:
+        if isinstance(made, Mapping):
+            tables = made["by_parameter"]
+            return {
+                "by_parameter": {g: self._spell("penalties", p, None) for g, p in tables.items()}
+            }
+        return None if made is None else self._spell("penalties", made, None)
 
 
 def to_plain(value: Any) -> Any:

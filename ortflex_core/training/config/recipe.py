@@ -25,7 +25,6 @@ from ortflex_core.training.config.arguments import (
     argument,
     kinds_of_plugins,
     plain_help,
-    wrong,
 )
 from ortflex_core.training.config.components import Parts
 from ortflex_core.training.config.toml import parse_override, read_toml, to_toml
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 _SOURCE = "a path, whose ending is the name of its data source, or a table with the key name and parameters"
 _ALL_KEYS = "`ortflex init` writes a file that has all keys"
+_TYPED = ("model", "plugins", "output")
+"""The keys that are no arguments and have a type; a check or the registry judges the others."""
 _FIRST = ("model", "data", "loss", "validation", "output")
 
 
@@ -147,20 +148,13 @@ class Recipe(Arguments):
         annotations = field_types(cls)
         values: dict[str, Any] = {}
         for name, field in fields.items():
-            if name in table:
+            if name in table and name in _TYPED:
                 problems += convert(table[name], annotations[name], name, plugins, values, name)
+            elif name in table:
+                values[name] = field.converter(table[name])
             elif field.default is attrs.NOTHING:
                 problems.append(f"{name}: is missing; {plain_help(field)}")
-        values = {name: fields[name].converter(value) for name, value in values.items()}
-        ranges = wrong(values)
-        problems += [line for lines in ranges.values() for line in lines]
-        issues = Problems()
-        preferred = issues.collect(plugins.preferring, values.get("prefer", ()))
-        problems += issues.lines
-        parts = Parts(preferred or plugins)
-        for name, value in values.items():
-            if name not in ranges:
-                problems += parts.problems(name, value)
+        problems += Parts(plugins).read(values).problems.lines
         if problems:
             raise ConfigError(problems)
         return cls(**values)
