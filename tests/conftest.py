@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import random
+import signal
 import sys
 import time
 import zlib
@@ -65,6 +66,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background jobs ignore Ctrl-C; the tests send it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers of pytest-xdist send their reports to the process that has no worker's input.
     path = os.environ.get("ORTFLEX_TEST_REPORT")
     if path and not hasattr(config, "workerinput"):

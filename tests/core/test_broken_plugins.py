@@ -68,7 +68,8 @@ def test_broken_plugins_are_errors_only_if_they_are_requested(kind: str, tmp_pat
 @pytest.mark.parametrize("kind", ["losses", "gradients", "backends", "ortflex"])
 def test_ctrl_c_at_import_is_ctrl_c(kind: str, install: Install) -> None:
     group = "ortflex" if kind == "ortflex" else f"ortflex.{kind}"
-    install("wreck", "raise KeyboardInterrupt", {group: {"wrecked": "wreck_module:Plugin"}})
+    code = "import signal\nsignal.raise_signal(signal.SIGINT)"
+    install("wreck", code, {group: {"wrecked": "wreck_module:Plugin"}})
     with pytest.raises(KeyboardInterrupt):
         trained(Plugins.discover(), loss="wrecked" if kind == "losses" else "huber")
 

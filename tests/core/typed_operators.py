@@ -34,10 +34,8 @@ from typing import Literal, TypeAlias, overload
 import numpy as np
 from onnx import GraphProto, SparseTensorProto, TensorProto, TypeProto
 
-from ortflex_core import Host
+from ortflex_core import Array, Host, Tensor
 from ortflex_core.compiler.graph.ops import Operand
-from ortflex_core import Tensor
-from ortflex_core import Array
 
 _Scalar: TypeAlias = Host | float
 _Array: TypeAlias = Tensor | Array | np.generic | Sequence[float]
