@@ -51,8 +51,8 @@ _REPEATS = {
     "Resize",
     since=11,
     attributes=(
-        *("antialias", "axes", "cubic_coeff_a", "exclude_outside", "extrapolation_value"),
-        "keep_aspect_ratio_policy",
+        *("antialias", "axes", "coordinate_transformation_mode", "cubic_coeff_a"),
+        *("exclude_outside", "extrapolation_value", "keep_aspect_ratio_policy", "nearest_mode"),
     ),
 )
 def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:

@@ -89,7 +89,7 @@ def _concat(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return node.trace.node("Split", [whole, sizes], attributes, outputs=len(lengths), types=kinds)
 
 
-@RULES.rule("Split", attributes=("num_outputs",))
+@RULES.rule("Split", attributes=("axis", "num_outputs"))
 def _split(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
     # A part that nothing reads has the gradient 0.
     parts = [
