@@ -76,10 +76,12 @@ def modules(package: str) -> dict[str, tuple[Path, ast.Module]]:
     return out
 
 
-def imported(tree: ast.AST, known: Mapping[str, object] = MappingProxyType({})) -> Iterator[str]:
+def imported(
+    tree: ast.AST, known: Mapping[str, object] = MappingProxyType({}), *, typed: bool = False
+) -> Iterator[str]:
     """The modules that code imports, those of ``known`` by their full names.
 
-    Imports in functions count; those for type checkers do not.
+    Imports in functions count; those for type checkers only if ``typed``.
     """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -88,16 +90,16 @@ def imported(tree: ast.AST, known: Mapping[str, object] = MappingProxyType({})) 
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 yield inner if inner in known else node.module
-        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
-            yield from imported(node, known)
+        elif typed or not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from imported(node, known, typed=typed)
 
 
 @functools.cache
-def imports() -> dict[str, frozenset[str]]:
+def imports(*, typed: bool = False) -> dict[str, frozenset[str]]:
     """For every module of both packages, those of ours that it imports, in functions too."""
     known = {name: tree for package in PACKAGES for name, (_, tree) in modules(package).items()}
     return {
-        name: frozenset(i for i in imported(tree, known) if i in known and i != name)
+        name: frozenset(i for i in imported(tree, known, typed=typed) if i in known and i != name)
         for name, tree in known.items()
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ortflex_core
 from ortflex_core.kernel import digests
@@ -12,26 +12,22 @@ from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.errors import short_repr
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.fingerprint import Identity
-from ortflex_core.training.internals import internals_of
-
-if TYPE_CHECKING:
-    from ortflex_core.training.trainer import Trainer
+from ortflex_core.training.internals import Internals
 
 # They may differ from process to process.
 _OWN = ("callbacks", "progress", "distributed")
 
 
-def facts(trainer: Trainer, source: Source | None = None) -> dict[str, str]:
+def facts(inner: Internals, source: Source | None = None) -> dict[str, str]:
     """Model, recipe, versions, data and state of a process, for messages."""
-    inner = internals_of(trainer)
-    identity = inner.live.standing.identity or Identity.of(trainer)
+    identity = inner.live.standing.identity or Identity.of(inner.setup, inner.arguments)
     inner.live.standing.identity = identity
     weights = hashlib.sha256()
     for part in (inner.live.state(buffers=True), inner.live.slots()):
         for name, array in part.items():
             weights.update(name.encode() + array.tobytes())
     out = {"the model": identity.structure[:12], "ortflex": ortflex_core.__version__}
-    out |= {"the runtime": str(inner.runtime), "the backend": str(trainer.backend_)}
+    out |= {"the runtime": str(inner.runtime), "the backend": str(inner.live.backend)}
     out |= {f"the version of {name}": version for name, version in identity.versions.items()}
     for name, value in identity.arguments.items():
         if name not in _OWN:

@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ortflex_core.compiler.problem.description import headline
+from ortflex_core.compiler.problem.description import describe, headline
 from ortflex_core.compiler.problem.updating import LOSS_SCALE, SKIPPED_STEPS
 from ortflex_core.kernel.types import dtype_name, shape_text
-from ortflex_core.training.internals import internals_of
+from ortflex_core.training.internals import Internals, Settings
 from ortflex_core.training.views.progress import say
 from ortflex_core.training.views.summary import Summary
-
-if TYPE_CHECKING:
-    from ortflex_core.training.trainer import Trainer
 
 _log = logging.getLogger("ortflex")
 
 
-def announce(trainer: Trainer) -> None:
+def announce(inner: Internals, progress: bool | None) -> None:
     """Log what is trained and where; print the first line if logging is not configured.
 
     A script that configures no logging then sees the line, as it sees a progress bar.
     """
-    inner = internals_of(trainer)
-    say(headline(inner.setup.problem, inner.setup.requests), trainer.progress)
-    _log.debug("%s", trainer.describe())
-    _log.info("backend %s on %s, %s", trainer.backend_, trainer.device.name, inner.runtime)
+    setup = inner.setup
+    say(headline(setup.problem, setup.requests), progress)
+    _log.debug("%s", describe(setup.problem, setup.requests))
+    _log.info("backend %s on %s, %s", inner.live.backend, setup.device.name, inner.runtime)
     if inner.hooks.installed:
         _log.info("hooks of installed plugins: %s", ", ".join(inner.hooks.installed))
 
 
-def announce_skipped(trainer: Trainer) -> None:
+def announce_skipped(inner: Internals) -> None:
     """Log the number of steps that a dynamic loss scale skipped, if any."""
-    problem = internals_of(trainer).live.problem
+    problem = inner.problem
     if SKIPPED_STEPS not in problem.slot_specs or problem.precision is None:
         return
-    slots = trainer.engine.slots()
+    slots = inner.engine.slots()
     skipped, steps = (int(slots[n]) for n in (SKIPPED_STEPS.label, "step"))
     if skipped:
         _log.info(
@@ -49,10 +46,9 @@ def announce_skipped(trainer: Trainer) -> None:
         )
 
 
-def summary(trainer: Trainer) -> Summary:
+def summary(inner: Internals, settings: Settings) -> Summary:
     """The table of a Trainer."""
-    inner = internals_of(trainer)
-    model, problem = trainer.model, inner.problem
+    model, problem = inner.setup.model, inner.problem
     trained = problem.parameters
     numbers = {c.name: math.prod(problem.shape_of(c.name)) for c in problem.choices}
     rows = []
@@ -71,19 +67,19 @@ def summary(trainer: Trainer) -> Summary:
             f"{r.factor:g} · " * (r.factor != 1) + f"{_name(r.loss)} on {r.predicted}"
             for r in inner.setup.requests
         ),
-        "optimizer": f"{_name(trainer.optimizer)}, learning rate {trainer.learning_rate:g}"
+        "optimizer": f"{_name(inner.setup.optimizer)}, learning rate {settings.learning_rate:g}"
         + f", schedule {_name(schedule)}",
         "penalty": ", ".join(dict.fromkeys(_name(p.penalty) for p in problem.penalties)),
         "adapters": ", ".join(
-            dict.fromkeys(_name(a.adapter) for a in getattr(trainer.model, "attachments", ()))
+            dict.fromkeys(_name(a.adapter) for a in getattr(model, "attachments", ()))
         ),
         "transforms": ", ".join(_name(t.transform) for t in problem.updating.transforms),
         "precision": _name(problem.precision) if problem.is_lowered else "",
         "metrics": ", ".join(_name(metric) for metric in inner.setup.metrics),
-        "data": f"batches of {trainer.batch_size}, {trainer.epochs} epochs",
-        "fitted": trainer.history_.headline if trainer.history_ else "",
-        "backend": f"{trainer.backend_ or 'chosen when the data are known'}, "
-        f"on {trainer.device.name}",
+        "data": f"batches of {settings.batch_size}, {settings.epochs} epochs",
+        "fitted": settings.history_.headline if settings.history_ else "",
+        "backend": f"{inner.live.backend or 'chosen when the data are known'}, "
+        f"on {inner.setup.device.name}",
         "runtime": str(inner.runtime),
     }
     return Summary(
@@ -91,12 +87,12 @@ def summary(trainer: Trainer) -> Summary:
     )
 
 
-def short(trainer: Trainer) -> str:
+def short(inner: Internals, settings: Settings) -> str:
     """A Trainer in one line."""
-    facts = summary(trainer).facts
+    facts = summary(inner, settings).facts
     keys = ("trained", "loss", "optimizer", "backend", "fitted")
     shown = (f"{'fitted: ' * (k == 'fitted')}{facts[k]}" for k in keys if k in facts)
-    return f"<Trainer of {trainer.model.label}: {'; '.join(shown)}>"
+    return f"<Trainer of {inner.setup.model.label}: {'; '.join(shown)}>"
 
 
 def _name(component: Any) -> str:

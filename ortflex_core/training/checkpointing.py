@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
 from ortflex_core.compiler.adapters.adapted_model import frozen_values, with_values
 from ortflex_core.compiler.model.model import Model
+from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.errors import (
     CheckpointError,
     ConfigError,
@@ -23,65 +24,30 @@ from ortflex_core.kernel.errors import (
 )
 from ortflex_core.kernel.position import Position
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array, Progress, Size
+from ortflex_core.kernel.types import Progress
 from ortflex_core.training import differences, fingerprint
 from ortflex_core.training.checkpoints import checkpoint
-from ortflex_core.training.checkpoints.checkpoint import Checkpoint, Record, Saved, Written
+from ortflex_core.training.checkpoints.checkpoint import Checkpoint, Record, Saved
 from ortflex_core.training.engines.buffers import check_state
 from ortflex_core.training.fingerprint import Identity
-from ortflex_core.training.internals import call_hook, internals_of
+from ortflex_core.training.internals import Internals, Settings, call_hook, internals_of
 from ortflex_core.training.process_groups import joining
+from ortflex_core.training.standing import Standing as Standing
 
-if TYPE_CHECKING:
-    from ortflex_core.kernel.batches import Source
-    from ortflex_core.training.trainer import Trainer
-
-T = TypeVar("T", bound="Trainer")
+T = TypeVar("T", bound=Settings)
 _log = logging.getLogger("ortflex")
 _TRIES = 10
 _KEY = re.compile(r"\W")
 
 
-@attrs.define
-class Standing:
-    """The progress of a Trainer between two calls.
-
-    ``position`` belongs to an unfinished run, which the next fit continues. ``last`` belongs to a
-    fit that was interrupted in this process: its checkpoints can be resumed, but the next fit
-    starts a new run. ``slots`` and ``buffers`` are kept for the next engine. ``written`` is the
-    checkpoint of this model that was written or read last, ``identity`` is common to all
-    checkpoints. The engine was built for ``size`` and ``epoch``. ``backend`` is the choice of
-    ``fastest``. Without ``strict``, different data are accepted.
-    """
-
-    fits: int = 0
-    manual: Progress = attrs.field(factory=Progress)
-    position: Position | None = None
-    last: Position | None = None
-    slots: Mapping[str, Array] = attrs.field(factory=dict)
-    buffers: Mapping[str, Array] = attrs.field(factory=dict)
-    written: Written | None = None
-    size: Size | None = None
-    epoch: int = 0
-    identity: Identity | None = None
-    backend: str | None = None
-    strict: bool = True
-
-    def built(self, size: Size, taken: Iterable[str]) -> None:
-        """Record that an engine was built and has taken over the slots."""
-        left = set(self.slots) - set(taken)
-        self.size, self.slots, self.buffers = size, {n: self.slots[n] for n in left}, {}
-
-
-def save(trainer: Trainer, folder: Path) -> Path:
+def save(trainer: Settings, inner: Internals, folder: Path) -> Path:
     """Write a checkpoint of a Trainer (see :meth:`ortflex_core.Trainer.save`)."""
-    inner = internals_of(trainer)
     live, standing = inner.live, inner.live.standing
     position = standing.position or standing.last
     if inner.loop is not None:
         position = inner.loop.position()
     now = standing.manual if inner.loop is None else inner.loop.progress
-    identity = standing.identity = standing.identity or Identity.of(trainer)
+    identity = standing.identity = standing.identity or Identity.of(inner.setup, inner.arguments)
     saved = Saved()
     call_hook(trainer, "checkpoint_saving", progress=now, saved=saved)
     record = Record(
@@ -89,7 +55,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         structure=identity.structure,
         arguments=identity.arguments,
         unnamed=identity.unnamed,
-        versions=identity.versions | fingerprint.of_backends(trainer, live.backend),
+        versions=identity.versions | fingerprint.of_backends(inner.setup, live.backend),
         runtime=str(inner.runtime),
         backend=standing.backend or live.backend,
         size=standing.size,
@@ -102,10 +68,10 @@ def save(trainer: Trainer, folder: Path) -> Path:
         "parameter": live.state(),
         "slot": live.slots(),
         "buffer": live.buffers(),
-        "adapter": frozen_values(trainer.model),
+        "adapter": frozen_values(inner.setup.model),
     }
     # The model as it was read, without merged adapters.
-    export = partial(Model.export, trainer.model, {})
+    export = partial(Model.export, inner.setup.model, {})
     standing.written = checkpoint.write(
         folder, record, parts, saved, export, before=standing.written
     )
@@ -113,7 +79,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
 
 
 def resume(
-    cls: type[T],
+    cls: Callable[..., T],
     folder: Path,
     plugins: Plugins | None,
     changes: Mapping[str, Any],
@@ -144,7 +110,7 @@ def resume(
 
 
 def _resumed(
-    cls: type[T],
+    cls: Callable[..., T],
     found: Checkpoint,
     plugins: Plugins,
     strict: bool,
@@ -171,12 +137,16 @@ def _resumed(
     params = {"params": trained} if trained and "params" not in changes else {}
     if trainer is None or (params and {*internals_of(trainer).problem.parameters} != {*trained}):
         trainer = _made(cls, found, model, plugins, {**arguments, **params})
-    _take(trainer, found, strict, chosen=changes)
+    _take(trainer, internals_of(trainer), found, strict, chosen=changes)
     return trainer
 
 
 def _made(
-    cls: type[T], found: Checkpoint, model: Any, plugins: Plugins, arguments: Mapping[str, Any]
+    cls: Callable[..., T],
+    found: Checkpoint,
+    model: Any,
+    plugins: Plugins,
+    arguments: Mapping[str, Any],
 ) -> T:
     recorded = found.record.arguments
     if arguments.get("adapters") == recorded.get("adapters"):
@@ -194,20 +164,23 @@ def _made(
         raise
 
 
-def restore(trainer: Trainer, folder: Path, strict: bool) -> None:
+def restore(trainer: Settings, inner: Internals, folder: Path, strict: bool) -> None:
     """Put a Trainer into the state of a checkpoint."""
-    _take(trainer, checkpoint.read(folder, model=False), strict)
+    _take(trainer, inner, checkpoint.read(folder, model=False), strict)
 
 
 def _take(
-    trainer: Trainer, found: Checkpoint, strict: bool, chosen: Collection[str] | None = None
+    trainer: Settings,
+    inner: Internals,
+    found: Checkpoint,
+    strict: bool,
+    chosen: Collection[str] | None = None,
 ) -> None:
     """Load a checkpoint's state; ``chosen`` are the arguments that the user changed."""
-    inner = internals_of(trainer)
     record = found.record
     label = str(found.folder)
-    identity = inner.live.standing.identity or Identity.of(trainer)
-    frozen = _compare(trainer, found, identity, strict, chosen)
+    identity = inner.live.standing.identity or Identity.of(inner.setup, inner.arguments)
+    frozen = _compare(inner, found, identity, strict, chosen)
     state = found.part("parameter")
     problem = inner.setup.problem
     wanted = problem.parameters
@@ -277,7 +250,7 @@ def _take(
 
 
 def _compare(
-    trainer: Trainer,
+    inner: Internals,
     found: Checkpoint,
     identity: Identity,
     strict: bool,
@@ -297,10 +270,10 @@ def _compare(
             "Trainer.resume(folder) uses the model in the checkpoint"
         )
     differ = []
-    versions = identity.versions | fingerprint.of_backends(trainer)
+    versions = identity.versions | fingerprint.of_backends(inner.setup)
     if other := differences.versions(record, versions):
         differ.append(f"with other plugins: {'; '.join(other)}. Install those")
-    changed = differences.arguments(record, trainer, identity)
+    changed = differences.arguments(record, inner, identity)
     if chosen is not None and changed:
         # All other arguments come from the checkpoint.
         _log.info("the training continues with other arguments: %s", "; ".join(changed.values()))

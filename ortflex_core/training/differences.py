@@ -6,21 +6,21 @@ compared in their written form; if they differ, their resolved values are compar
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import attrs
 
 from ortflex_core.compiler.model.training_mode import normalized_by_batch
 from ortflex_core.kernel.entries import OURS
 from ortflex_core.kernel.errors import OrtflexError, printable
+from ortflex_core.kernel.registry import Plugins
 from ortflex_core.training import fingerprint
 from ortflex_core.training.checkpoints.record import Record
+from ortflex_core.training.config.arguments import Arguments
 from ortflex_core.training.fingerprint import Identity
-from ortflex_core.training.internals import internals_of
-from ortflex_core.training.setup import Setup
-
-if TYPE_CHECKING:
-    from ortflex_core.training.trainer import Trainer
+from ortflex_core.training.internals import Internals
+from ortflex_core.training.setup import Setup, resolve
 
 FREE: Mapping[str, str] = {
     "params": "the trained tensors themselves are compared",
@@ -46,7 +46,7 @@ _SHOWN = 160
 
 
 def arguments(
-    record: Record, trainer: Trainer, identity: Identity, but: Collection[str] = ()
+    record: Record, inner: Internals, identity: Identity, but: Collection[str] = ()
 ) -> dict[str, str]:
     """The arguments that differ, one line for each: ``learning_rate: was 0.1, is 0.5``.
 
@@ -62,9 +62,9 @@ def arguments(
             continue
         old = record.arguments.get(name, _NOTHING)
         if old is _NOTHING and not unnamed[0]:
-            old = _default(trainer, name)
+            old = _default(inner.plugins, name)
         new = identity.arguments.get(name, _NOTHING)
-        if not any(unnamed) and _same(trainer, name, old, new):
+        if not any(unnamed) and _same(inner, name, old, new):
             continue
         out[name] = "; ".join(_changes(name, old, new))
     return out
@@ -106,29 +106,29 @@ def data(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def _default(trainer: Trainer, name: str) -> Any:
+def _default(plugins: Plugins, name: str) -> Any:
     """The default of an argument that did not exist in the version that wrote the checkpoint."""
-    parameter = inspect.signature(type(trainer)).parameters.get(name)
-    if parameter is None or parameter.default is inspect.Parameter.empty:
+    field = getattr(attrs.fields(Arguments), name, None)
+    if field is None or field.default is attrs.NOTHING:
         return _NOTHING
-    return fingerprint.argument(trainer, name, parameter.default)
+    return fingerprint.argument(plugins, name, field.default)
 
 
-def _same(trainer: Trainer, name: str, old: Any, new: Any) -> bool:
-    inner = internals_of(trainer)
+def _same(inner: Internals, name: str, old: Any, new: Any) -> bool:
     if old == new and type(old) is type(new):
         return True
     if old is _NOTHING or new is _NOTHING or name not in _MEANINGS:
         return False
     meaning = _MEANINGS[name]
     given = {**inner.arguments, "callbacks": (), "progress": False, name: old}
-    own = [component for _, component in fingerprint.components(trainer)]
-    plugins = trainer.plugins.for_data("the checkpoint", own)
+    setup = inner.setup
+    own = [component for _, component in fingerprint.components(setup)]
+    plugins = setup.plugins.for_data("the checkpoint", own)
     try:
-        twin = type(trainer)(trainer.model, plugins=plugins, **given)
+        twin = resolve(inner.runtime, plugins, setup.model, Arguments(**given))
     except (OrtflexError, TypeError, ValueError):
         return False
-    return bool(meaning(internals_of(twin).setup) == meaning(inner.setup))
+    return bool(meaning(twin) == meaning(setup))
 
 
 # The resolved values of arguments that can be written in several ways.

@@ -16,11 +16,10 @@ from ortflex_core.kernel.errors import CheckpointError, OrtflexError
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.training.checkpoints.record import to_json
 from ortflex_core.training.config.components import Parts, to_plain
-from ortflex_core.training.internals import internals_of
+from ortflex_core.training.setup import Setup
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.model.model import Model
-    from ortflex_core.training.trainer import Trainer
 
 
 @attrs.frozen(kw_only=True)
@@ -38,59 +37,54 @@ class Identity:
     frozen: dict[str, str]
 
     @classmethod
-    def of(cls, trainer: Trainer) -> Identity:
-        """Model, arguments and plugins of a Trainer."""
-        arguments, unnamed = _arguments(trainer)
+    def of(cls, setup: Setup, given: Mapping[str, Any]) -> Identity:
+        """Model, arguments and plugins of a Trainer, from its resolved and its given arguments."""
+        arguments, unnamed = _arguments(setup, given)
         return cls(
-            structure=model_file.structure(trainer.model.proto),
+            structure=model_file.structure(setup.model.proto),
             arguments=arguments,
             unnamed=tuple(unnamed),
-            versions={entry.distribution: entry.version for entry in _entries(trainer)},
-            frozen=_digests_of_frozen(
-                trainer.model, internals_of(trainer).setup.problem.parameters
-            ),
+            versions={entry.distribution: entry.version for entry in _entries(setup)},
+            frozen=_digests_of_frozen(setup.model, setup.problem.parameters),
         )
 
 
-def argument(trainer: Trainer, name: str, value: Any) -> Any:
+def argument(plugins: Plugins, name: str, value: Any) -> Any:
     """The value of an argument as JSON, components as tables with every parameter.
 
     Raises:
         OrtflexError, TypeError: it contains objects that cannot be written to a file.
     """
-    return to_json(to_plain(Parts(trainer.plugins).spell_out(name, value)))
+    return to_json(to_plain(Parts(plugins).spell_out(name, value)))
 
 
-def of_backends(trainer: Trainer, only: str | None = "") -> dict[str, str]:
+def of_backends(setup: Setup, only: str | None = "") -> dict[str, str]:
     """The distribution and version of the backend of that name, or of all backends that may be used."""
-    registry = trainer.plugins["backends"]
-    entries = [
-        registry.entry_of(b) for b in internals_of(trainer).setup.backends if only in ("", b.name)
-    ]
+    registry = setup.plugins["backends"]
+    entries = [registry.entry_of(b) for b in setup.backends if only in ("", b.name)]
     return {entry.distribution: entry.version for entry in entries if entry is not None}
 
 
-def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
+def _arguments(setup: Setup, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The Trainer's arguments as JSON, and the names of those that cannot be written to a file.
 
     Raises:
         CheckpointError: a number has more digits than a JSON reader accepts.
     """
-    inner = internals_of(trainer)
     out: dict[str, Any] = {}
     unnamed: list[str] = []
     # A checkpoint has the batches of all processes, so any number of processes can continue it.
-    in_all = {"accumulate": inner.setup.problem.updating.accumulate}
-    for name, value in (inner.arguments | in_all).items():
+    in_all = {"accumulate": setup.problem.updating.accumulate}
+    for name, value in {**given, **in_all}.items():
         if name == "distributed":
             continue
         try:
             if name == "callbacks":
-                named = [v for v in value if _nameable(v, trainer.plugins)]
+                named = [v for v in value if _nameable(v, setup.plugins)]
                 if len(named) < len(value):
                     unnamed.append(name)
                 value = named
-            out[name] = argument(trainer, name, value)
+            out[name] = argument(setup.plugins, name, value)
         except (OrtflexError, TypeError):
             unnamed.append(name)
         except OverflowError as error:
@@ -114,9 +108,8 @@ def _with_parts(component: Component) -> Iterator[Component]:
                 yield from _with_parts(part)
 
 
-def components(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+def components(setup: Setup) -> Iterator[tuple[str, Any]]:
     """The components that change the result of a training, each with its kind."""
-    setup = internals_of(trainer).setup
     updating = setup.problem.updating
     yield from (
         ("optimizers", setup.optimizer),
@@ -133,9 +126,9 @@ def components(trainer: Trainer) -> Iterator[tuple[str, Any]]:
     )
 
 
-def _entries(trainer: Trainer) -> Iterator[Entry]:
-    plugins = trainer.plugins
-    for kind, component in components(trainer):
+def _entries(setup: Setup) -> Iterator[Entry]:
+    plugins = setup.plugins
+    for kind, component in components(setup):
         entry = plugins[kind].entry_of(component)
         if entry is not None:
             yield entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -27,13 +27,10 @@ from ortflex_core.training.data.feed import Feed, held_out
 from ortflex_core.training.data.iterable_position import item_of
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.engines import failures
-from ortflex_core.training.internals import internals_of
+from ortflex_core.training.internals import Internals, Settings
 from ortflex_core.training.setup import Setup
 from ortflex_core.training.views.history import History, risen
 from ortflex_core.training.views.progress import Display
-
-if TYPE_CHECKING:
-    from ortflex_core.training.trainer import Trainer
 
 _log = logging.getLogger("ortflex")
 _STILL_THERE = (
@@ -43,21 +40,21 @@ _STILL_THERE = (
 
 
 def fit(
-    trainer: Trainer,
+    internals: Internals,
+    settings: Settings,
     feed_of: Callable[..., Feed],
     data: Any,
     validation_data: Any,
     steps_per_epoch: int | None,
 ) -> History:
     """Train on the data of a user (see :meth:`ortflex_core.Trainer.fit`)."""
-    internals = internals_of(trainer)
     peers = internals.setup.problem.peers
     validation = None
     feed = feed_of(*data, limit=steps_per_epoch, peers=peers)
     if peers is not None:
         ranks.check_source(feed.given)
     if isinstance(validation_data, float):
-        feed, validation = feed.split(validation_data, trainer.seed)
+        feed, validation = feed.split(validation_data, settings.seed)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data))
     opened: list[Source] = []
@@ -66,8 +63,8 @@ def fit(
         if not opened:
             source = feed.source(
                 preparing,
-                trainer.batch_size,
-                shuffle=trainer.shuffle,
+                settings.batch_size,
+                shuffle=settings.shuffle,
                 peers=peers,
                 limit=steps_per_epoch,
                 drop_last=internals.arguments["drop_last"],
@@ -76,25 +73,28 @@ def fit(
         return opened[0]
 
     preparing = internals.live.build(feed.first, feed.size, open_once)
-    announce(trainer)
+    announce(internals, settings.progress)
     source = open_once(preparing)
-    alter = partial(_add_batch_hooks, trainer, preparing)
+    alter = partial(_add_batch_hooks, internals, settings, preparing)
     validate = None if validation is None else internals.live.scorer(validation, peers)
     if peers is not None and validation is not None:
         peers.agree("validation", agreement.validation_facts(validation.first))
-    return train(trainer, source, validate, alter)
+    return train(internals, settings, source, validate, alter)
 
 
 def _add_batch_hooks(
-    trainer: Trainer, preparing: Preparation, source: Source, seed: tuple[int, ...]
+    internals: Internals,
+    owner: Settings,
+    preparing: Preparation,
+    source: Source,
+    seed: tuple[int, ...],
 ) -> Source:
     """The source, with its batches changed by hooks if there are any.
 
     Raises:
         Unsupported: a callback changes batches in one process only.
     """
-    internals = internals_of(trainer)
-    hooks = internals.hooks.one_by_one("batch_drawn", trainer)
+    hooks = internals.hooks.one_by_one("batch_drawn", owner)
     if not hooks:
         return source
     for plugin, whose, _ in hooks:
@@ -107,23 +107,23 @@ def _add_batch_hooks(
 
 
 def train(
-    trainer: Trainer,
+    internals: Internals,
+    settings: Settings,
     source: Source,
     validate: Callable[[], Mapping[str, float]] | None,
     alter: Callable[[Source, tuple[int, ...]], Source],
 ) -> History:
     """Train on a source, or continue the run that was resumed."""
-    internals = internals_of(trainer)
     live, standing = internals.live, internals.live.standing
     start = standing.position
     if start is not None:
-        now = beginning(source, live.problem.updating.accumulate, trainer.epochs)
+        now = beginning(source, live.problem.updating.accumulate, settings.epochs)
         go_on(start, now, source, standing.strict)
     _warn(internals.setup, validated=validate is not None, first=not standing.fits)
     if (peers := live.problem.peers) is not None:
-        peers.agree("start", agreement.facts(trainer, source))
+        peers.agree("start", agreement.facts(internals, source))
         ranks.check_rows(peers, source)
-    plan = _plan(trainer, source, validate, alter, start)
+    plan = _plan(internals, settings, source, validate, alter, start)
     loop = Loop(plan)
     # Everything is checked: a run that is refused leaves a resumed position where it is.
     standing.position = standing.last = None
@@ -135,12 +135,12 @@ def train(
         loop.run()
         if peers is not None:
             peers.any("end", flag=False)
-        announce_skipped(trainer)
+        announce_skipped(internals)
         if start is None and (losses := risen(loop.first_loss, _history(loop))):
             _log.warning(
                 "the loss rose from %.4g to %.4g; try a smaller learning_rate (it was %.4g)",
                 *losses,
-                trainer.learning_rate,
+                settings.learning_rate,
             )
         standing.last = loop.position() if loop.left_alone else None
         if not (loop.ended or loop.left_alone):
@@ -150,7 +150,7 @@ def train(
             )
     except GraphError as error:
         batch = source.sample()
-        raise failures.explained(error, live.problem, trainer.engine, batch) from error
+        raise failures.explained(error, live.problem, internals.engine, batch) from error
     except OSError as error:  # a hook cannot write: the disk is full, a folder is missing
         standing.last = loop.position() if loop.left_alone and loop.settled else None
         if loop.progress.step:
@@ -160,8 +160,8 @@ def train(
         standing.manual = loop.progress
         internals.loop = None
         live.in_training = False
-        trainer.history_ = _history(loop)
-    return trainer.history_
+        settings.history_ = _history(loop)
+    return settings.history_
 
 
 def _history(loop: Loop) -> History:
@@ -187,30 +187,30 @@ def _warn(setup: Setup, *, validated: bool, first: bool) -> None:
 
 
 def _plan(
-    trainer: Trainer,
+    internals: Internals,
+    settings: Settings,
     source: Source,
     validate: Callable[[], Mapping[str, float]] | None,
     alter: Callable[[Source, tuple[int, ...]], Source],
     start: Position | None,
 ) -> TrainingPlan:
-    internals = internals_of(trainer)
     live, setup = internals.live, internals.setup
     problem = live.problem
-    seed = (trainer.seed, live.standing.fits) if start is None else start.seed
+    seed = (settings.seed, live.standing.fits) if start is None else start.seed
     accumulate = problem.updating.accumulate
-    total = beginning(source, accumulate, trainer.epochs).total_steps
+    total = beginning(source, accumulate, settings.epochs).total_steps
     lines = not any(getattr(c, "prints_epochs", False) for c in setup.callbacks)
     return TrainingPlan(
-        engine=trainer.engine,
+        engine=internals.engine,
         source=alter(source, seed),
-        schedule=live.bound(trainer.schedule),
-        base_rate=trainer.learning_rate,
-        epochs=trainer.epochs,
-        hooks=internals.hooks.callables(trainer),
+        schedule=live.bound(settings.schedule),
+        base_rate=settings.learning_rate,
+        epochs=settings.epochs,
+        hooks=internals.hooks.callables(settings),
         validate=validate,
-        shuffle=trainer.shuffle,
+        shuffle=settings.shuffle,
         seed=seed,
-        display=Display(total, trainer.progress, lines),
+        display=Display(total, settings.progress, lines),
         accumulate=accumulate,
         engine_for_epoch=None if setup.problem.phase(0) is setup.problem else live.enter,
         start=start,
@@ -220,9 +220,8 @@ def _plan(
     )
 
 
-def step(trainer: Trainer, batch: Any) -> float:
+def step(internals: Internals, settings: Settings, batch: Any) -> float:
     """Train one step on one batch (see :meth:`ortflex_core.Trainer.step`)."""
-    internals = internals_of(trainer)
     peers = internals.setup.problem.peers
     if peers is not None and internals.setup.sync_every is not None:
         raise Unsupported("step: sync_every averages after several steps; use fit")
@@ -239,14 +238,14 @@ def step(trainer: Trainer, batch: Any) -> float:
     batches = [prepared]
     if peers is not None:
         if first:
-            peers.agree("start", agreement.facts(trainer))
+            peers.agree("start", agreement.facts(internals))
         batches = ranks.batches_of_all(peers, prepared)
     now = live.standing.manual
-    rate = checked_rate(live.bound(trainer.schedule), trainer.learning_rate, now)
+    rate = checked_rate(live.bound(settings.schedule), settings.learning_rate, now)
     try:
-        [(loss, penalty)] = trainer.engine.run(batches, [rate]).read()
+        [(loss, penalty)] = internals.engine.run(batches, [rate]).read()
     except GraphError as error:
-        raise failures.explained(error, live.problem, trainer.engine, prepared) from error
+        raise failures.explained(error, live.problem, internals.engine, prepared) from error
     moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + sum(b.size for b in batches))
     live.standing.manual = moved
     live.standing.last = None

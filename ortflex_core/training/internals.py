@@ -1,25 +1,39 @@
-"""The internals of a Trainer, for callbacks and tools, and deprecated public attributes."""
+"""The internals of a Trainer, and the settings that a run reads from it."""
 
 from __future__ import annotations
 
-import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 
+from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.compiler.runtime.installation import Runtime
 from ortflex_core.kernel.errors import OrtflexError, short_repr
+from ortflex_core.kernel.hooks import HookManager
+from ortflex_core.kernel.loop import Loop
+from ortflex_core.kernel.protocols.backend import Engine
+from ortflex_core.kernel.protocols.schedule import Schedule
+from ortflex_core.kernel.registry import Plugins
+from ortflex_core.training.setup import Setup
+from ortflex_core.training.state import Live
+from ortflex_core.training.views.history import History
 
-if TYPE_CHECKING:
-    from ortflex_core.compiler.problem.problem import Problem
-    from ortflex_core.compiler.runtime.installation import Runtime
-    from ortflex_core.kernel.hooks import HookManager
-    from ortflex_core.kernel.loop import Loop
-    from ortflex_core.kernel.protocols.backend import Engine
-    from ortflex_core.kernel.registry import Plugins
-    from ortflex_core.training.setup import Setup
-    from ortflex_core.training.state import Live
-    from ortflex_core.training.trainer import Trainer
+
+class Settings(Protocol):
+    """The public attributes of a Trainer that may change between two calls, and its History.
+
+    Hooks get the object that has them, which is the Trainer.
+    """
+
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    seed: int
+    learning_rate: float
+    schedule: Schedule
+    progress: bool | None
+    history_: History
 
 
 @attrs.define(kw_only=True, eq=False, repr=False)
@@ -82,32 +96,7 @@ class Internals:
         self.live.forget()
 
 
-_MOVED = (
-    *("arguments", "setup", "hooks", "live", "loop", "runtime", "problem"),
-    *("sharing_errors", "forget_engine"),
-)
-_ARGUMENTS = ("check_finite", "threads")
-
-
-def moved_attribute(trainer: Trainer, name: str) -> Any:
-    """An attribute of a Trainer in version 0.1, with a warning that names its new place.
-
-    Raises:
-        AttributeError: no version had it.
-    """
-    if name not in (*_MOVED, *_ARGUMENTS):
-        raise AttributeError(f"'Trainer' object has no attribute {name!r}", name=name, obj=trainer)
-    place = f"arguments[{name!r}]" if name in _ARGUMENTS else name
-    text = (
-        f"Trainer.{name} is deprecated and will be removed in 0.3; use internals_of(trainer).{place}, "
-        "from ortflex_core import internals_of"
-    )
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
-    inner = internals_of(trainer)
-    return inner.arguments[name] if name in _ARGUMENTS else getattr(inner, name)
-
-
-def internals_of(trainer: Trainer) -> Internals:
+def internals_of(trainer: object) -> Internals:
     """The internals of a Trainer: problem, state, hooks, and the loop that runs now.
 
     Raises:
@@ -119,7 +108,7 @@ def internals_of(trainer: Trainer) -> Internals:
     return inner
 
 
-def call_hook(trainer: Trainer, name: str, **values: Any) -> None:
+def call_hook(trainer: object, name: str, **values: Any) -> None:
     """Call a hook of a Trainer's callbacks, if any of them implements it."""
     hook = internals_of(trainer).hooks.callables(trainer).get(name)
     if hook is not None:

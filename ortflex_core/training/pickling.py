@@ -7,7 +7,7 @@ a pickle can execute any code, so share checkpoints, not pickles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -16,13 +16,13 @@ from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel import class_paths
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array
-from ortflex_core.training.checkpointing import Standing
 from ortflex_core.training.checkpoints.checkpoint import Saved
 from ortflex_core.training.fingerprint import components
-from ortflex_core.training.internals import call_hook, internals_of
+from ortflex_core.training.internals import Internals, Settings, call_hook, internals_of
+from ortflex_core.training.setup import Setup
+from ortflex_core.training.standing import Standing
 
-if TYPE_CHECKING:
-    from ortflex_core.training.trainer import Trainer
+T = TypeVar("T", bound=Settings)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,22 +39,21 @@ class Packed:
     """The class paths of the components in use: the arguments name no other class."""
 
 
-def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
+def reduced(trainer: T, inner: Internals) -> tuple[Callable[..., T], tuple[Any, ...]]:
     """The function and the arguments that recreate a Trainer, for ``__reduce__``.
 
     Raises:
         ValueError: the model has more than 2 GB, which a pickle of a ModelProto cannot hold.
     """
-    inner = internals_of(trainer)
     live = inner.live
     saved = Saved()
     standing = live.standing
     now = standing.manual if inner.loop is None else inner.loop.progress
     call_hook(trainer, "checkpoint_saving", progress=now, saved=saved)
     packed = Packed(
-        model=Model.export(trainer.model, {}).SerializeToString(),
+        model=Model.export(inner.setup.model, {}).SerializeToString(),
         arguments=inner.arguments,
-        weights={**live.state(), **frozen_values(trainer.model)},
+        weights={**live.state(), **frozen_values(inner.setup.model)},
         standing=attrs.evolve(
             standing,
             manual=now,
@@ -67,18 +66,17 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
         ),
         saved=saved,
         history=trainer.history_,
-        classes=frozenset(class_paths.named([*_components(trainer)])),
+        classes=frozenset(class_paths.named([*_components(inner.setup)])),
     )
     return rebuilt, (type(trainer), packed)
 
 
-def _components(trainer: Trainer) -> Iterator[Any]:
-    setup = internals_of(trainer).setup
-    yield from (component for _, component in components(trainer))
+def _components(setup: Setup) -> Iterator[Any]:
+    yield from (component for _, component in components(setup))
     yield from (*setup.metrics, *setup.callbacks, *setup.backends)
 
 
-def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
+def rebuilt(cls: Callable[..., T], packed: Packed) -> T:
     """The Trainer of a pickle; it compiles at its first use."""
     classes: frozenset[str] = getattr(
         packed, "classes", frozenset()

@@ -12,18 +12,18 @@ from ortflex_core.kernel.calling import checked_rate
 from ortflex_core.kernel.component import expected_count, is_count
 from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.types import Array, Progress
-from ortflex_core.training.internals import internals_of
+from ortflex_core.training.internals import Internals, Settings
 from ortflex_core.training.portable.export import Content, export_step
 from ortflex_core.training.portable.manifest import Missing
 from ortflex_core.training.portable.rate_table import NO_LENGTH, Span, rate_table
 
 if TYPE_CHECKING:
     from ortflex_core.training.data.feed import Feed
-    from ortflex_core.training.trainer import Trainer
 
 
 def export(
-    trainer: Trainer,
+    inner: Internals,
+    settings: Settings,
     folder: Path,
     feed: Feed | None,
     rows: int | None,
@@ -34,7 +34,6 @@ def export(
     optional_inputs: bool,
 ) -> Path:
     """Write a portable step (see :meth:`ortflex_core.Trainer.export_step`)."""
-    inner = internals_of(trainer)
     live = inner.live
     given = {
         "rows": rows,
@@ -60,13 +59,13 @@ def export(
     arrays |= {Port("buffer", of=n): array for n, array in live.buffers().items()}
     arrays |= {port: slots[name] for name, port in problem.slot_ports.items()}
     resting = {n: array for n, array in weights.items() if n not in problem.parameters}
-    schedule = live.bound(trainer.schedule)
-    span = _span(trainer, feed, rows, epochs, steps_per_epoch)
-    table, reason = rate_table(schedule, trainer.learning_rate, span, int(slots["step"]))
+    schedule = live.bound(settings.schedule)
+    span = _span(inner, settings, feed, rows, epochs, steps_per_epoch)
+    table, reason = rate_table(schedule, settings.learning_rate, span, int(slots["step"]))
     try:
-        rate = checked_rate(schedule, trainer.learning_rate, span.now)
+        rate = checked_rate(schedule, settings.learning_rate, span.now)
     except ConfigError:  # the length of the training is not known
-        rate = trainer.learning_rate
+        rate = settings.learning_rate
     content = Content(
         problem=problem,
         arrays=arrays,
@@ -74,9 +73,9 @@ def export(
         step=int(slots["step"]),
         rate=rate,
         rates=table,
-        schedule=trainer.schedule.describe(),
+        schedule=settings.schedule.describe(),
         classes=inner.setup.classes,
-        missing=tuple(_missing(trainer, reason)),
+        missing=tuple(_missing(inner, str(settings.schedule.name), reason)),
     )
     return export_step(
         folder, content, rows=rows, steps_per_run=steps_per_run, optional_inputs=optional_inputs
@@ -84,7 +83,8 @@ def export(
 
 
 def _span(
-    trainer: Trainer,
+    inner: Internals,
+    settings: Settings,
     feed: Feed | None,
     rows: int | None,
     epochs: int | None,
@@ -95,12 +95,11 @@ def _span(
     With ``epochs`` or ``steps_per_epoch`` it begins with the first of them. Otherwise it is the one in
     progress, or, before any, the one that ``fit`` would make of these data.
     """
-    inner = internals_of(trainer)
     now = inner.live.standing.manual if inner.loop is None else inner.loop.progress
     together = inner.live.problem.updating.accumulate
-    batch = rows or trainer.batch_size
+    batch = rows or settings.batch_size
     if now.epochs is not None and epochs is None and steps_per_epoch is None:
-        return Span(now=now, batch_rows=trainer.batch_size * together)
+        return Span(now=now, batch_rows=settings.batch_size * together)
     count, per_epoch = now.steps_per_epoch, now.rows_per_epoch
     total = None if feed is None else feed.rows
     if total is not None and inner.arguments["drop_last"]:
@@ -115,16 +114,15 @@ def _span(
         count, per_epoch = -(-total // (batch * together)), total
     now = attrs.evolve(
         now if epochs is None and steps_per_epoch is None else Progress(),
-        epochs=trainer.epochs if epochs is None else epochs,
+        epochs=settings.epochs if epochs is None else epochs,
         steps_per_epoch=count or None,
         rows_per_epoch=per_epoch,
     )
     return Span(now=now, batch_rows=batch * together)
 
 
-def _missing(trainer: Trainer, reason: str) -> list[Missing]:
+def _missing(inner: Internals, schedule: str, reason: str) -> list[Missing]:
     """The parts of training that a portable step cannot have; ``reason`` is that of the schedule."""
-    inner = internals_of(trainer)
     out = []
     live, setup = inner.live, inner.setup
     if reason:
@@ -134,7 +132,7 @@ def _missing(trainer: Trainer, reason: str) -> list[Missing]:
         out.append(
             Missing(
                 what="schedule",
-                name=str(trainer.schedule.name),
+                name=schedule,
                 why=f"{reason}, so the rate is an input, whose default is the rate of the next step",
                 instead=advice,
             )

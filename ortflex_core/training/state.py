@@ -24,7 +24,6 @@ from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Value
 from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext
 from ortflex_core.kernel.types import Array, Size, TensorSpec
-from ortflex_core.training.checkpointing import Standing
 from ortflex_core.training.data import columns as data
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed, check_batch
@@ -36,6 +35,7 @@ from ortflex_core.training.engines.scores import Scores
 from ortflex_core.training.engines.timing import Trial
 from ortflex_core.training.process_groups.peers import Peers
 from ortflex_core.training.setup import Setup
+from ortflex_core.training.standing import Standing
 
 _log = logging.getLogger("ortflex")
 

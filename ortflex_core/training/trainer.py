@@ -32,7 +32,7 @@ from ortflex_core.training.config.recipe import Recipe
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.engines.graph_files import load_graphs, write_programs
 from ortflex_core.training.hub.sharing import SharesModels
-from ortflex_core.training.internals import Internals, moved_attribute
+from ortflex_core.training.internals import Internals
 from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
 from ortflex_core.training.views.history import History
@@ -248,17 +248,11 @@ class Trainer(SharesModels):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies have the model, the arguments and the state, but no sessions."""
-        return pickling.reduced(self)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            """The attributes that version 0.1 had, with a warning."""
-            return moved_attribute(self, name)
+        return pickling.reduced(self, self._internals)
 
     def __repr__(self) -> str:
         """One line: the model, what is trained, the loss, the optimizer, the backend and device."""
-        return short(self)
+        return short(self._internals, self)
 
     def _repr_html_(self) -> str:
         """The summary, in notebooks."""
@@ -266,7 +260,7 @@ class Trainer(SharesModels):
 
     def summary(self) -> Summary:
         """A table of the trained tensors and the settings, which is displayed in notebooks, too."""
-        return summary(self)
+        return summary(self._internals, self)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -335,7 +329,9 @@ class Trainer(SharesModels):
         """
         with self._internals.sharing_errors():
             data = (X, y, sample_weight)
-            self.history_ = fit.fit(self, self._feed, data, validation_data, steps_per_epoch)
+            self.history_ = fit.fit(
+                self._internals, self, self._feed, data, validation_data, steps_per_epoch
+            )
         return self.history_
 
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
@@ -351,7 +347,7 @@ class Trainer(SharesModels):
         batch, and all return the cost of the step over the batches of all processes.
         """
         with self._internals.sharing_errors():
-            return fit.step(self, batch)
+            return fit.step(self._internals, self, batch)
 
     @property
     def train_losses_(self) -> list[float]:
@@ -503,6 +499,7 @@ class Trainer(SharesModels):
         if feed is not None and isinstance(validation_data, float):
             feed, _ = feed.split(validation_data, self.seed)
         return portable_step.export(
+            self._internals,
             self,
             Path(folder),
             feed,
@@ -551,7 +548,7 @@ class Trainer(SharesModels):
         Raises:
             OutputError: the folder is neither empty nor a checkpoint, or not writable; it is untouched.
         """
-        return checkpointing.save(self, Path(folder))
+        return checkpointing.save(self, self._internals, Path(folder))
 
     @classmethod
     def resume(
@@ -598,7 +595,7 @@ class Trainer(SharesModels):
         Raises:
             CheckpointError: as :meth:`resume`, and what differs; nothing was changed.
         """
-        checkpointing.restore(self, Path(folder), strict)
+        checkpointing.restore(self, self._internals, Path(folder), strict)
 
     def save_onnx_graph(self, folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """All graphs in use, written to ``<folder>/<name>.onnx``, or without a folder as ModelProtos.

@@ -23,10 +23,6 @@ PUBLIC = {
     *("history_", "train_losses_", "validation_losses_", "backend_"),
     *("engine", "folder", "rank"),
 }
-MOVED = {
-    *("arguments", "setup", "hooks", "live", "loop", "runtime", "problem"),
-    *("sharing_errors", "forget_engine", "check_finite", "threads"),
-}
 
 
 def shown(trainer: Any) -> set[str]:
@@ -53,23 +49,9 @@ def test_internals_follow_the_training() -> None:
     assert inner.plugins is trainer.plugins
 
 
-@pytest.mark.parametrize("name", sorted(MOVED))
-def test_attributes_of_version_0_1_work_with_a_warning(name: str) -> None:
-    trainer = make(models.linear(), plugins=plugins(), threads=3, check_finite=False)
-    inner = internals_of(trainer)
-    with pytest.warns(
-        DeprecationWarning, match=rf"Trainer\.{name} is deprecated.*0\.3.*internals_of"
-    ):
-        value = getattr(trainer, name)
-    expected = {"check_finite": False, "threads": 3}.get(name, getattr(inner, name, None))
-    assert value == expected
-
-
-def test_an_unknown_attribute_is_an_attribute_error() -> None:
-    trainer = make(models.linear(), plugins=plugins())
-    with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'lopp'"):
-        trainer.lopp  # noqa: B018
-    assert not hasattr(object.__new__(type(trainer)), "_internals")  # and no endless recursion
+def test_internals_of_something_else_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="expected a Trainer, got 'a name'"):
+        internals_of("a name")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from ortflex import Recipe, Trainer, check_model, compare
 from ortflex_core import Batches, BrokenPlugin, OrtflexError, apply_state, hook
 from tests import models
-from tests.training import make, plugins, regression
+from tests.training import make, regression
 
 X, Y = regression()
 
@@ -162,13 +162,3 @@ def test_warnings_point_at_the_caller() -> None:
         OrtRegressor(max_iter=11, tol=0.0, learning_rate=1e-4).fit(X, Y[:, 0])
     [warning] = [w for w in seen if w.category is sklearn.ConvergenceWarning]
     assert Path(warning.filename) == Path(__file__)
-
-
-def test_the_recipe_method_of_0_1_warns_at_the_caller(tmp_path: Path) -> None:
-    import onnx
-
-    onnx.save(models.linear(), tmp_path / "m.onnx")
-    recipe = Recipe(model=str(tmp_path / "m.onnx"), loss="squared_error", data={"name": "npz"})
-    with pytest.warns(DeprecationWarning, match="from_recipe") as seen:
-        recipe.trainer(plugins())
-    assert Path(seen[0].filename) == Path(__file__)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import textwrap
 import typing
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -204,14 +203,6 @@ class Recipe(Arguments):
         return "\n".join(lines)
 
     # ------------------------------------------------------------------ running
-
-    def trainer(self, plugins: Plugins | None = None, callbacks: Sequence[Any] = ()) -> Any:
-        """Deprecated: use :meth:`Trainer.from_recipe <ortflex_core.Trainer.from_recipe>`."""
-        import ortflex_core
-
-        text = "Recipe.trainer(plugins, callbacks) is now Trainer.from_recipe(recipe, plugins, callbacks)"
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
-        return ortflex_core.Trainer.from_recipe(self, plugins, callbacks)
 
     def run(self, trainer: Any) -> History:
         """Train on the recipe's data, validate on its validation data.
