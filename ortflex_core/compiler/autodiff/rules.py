@@ -95,7 +95,7 @@ class Rules:
             BrokenPlugin: ``described`` and what is wrong with it.
         """
         try:
-            keys: list[object] = [*self.table, *self.rounding, *self.carrying, *self.declared]
+            keys: set[object] = {*self.table, *self.rounding, *self.carrying, *self.declared}
             rules: list[Any] = [rule for entries in self.table.values() for rule in entries]
             good = all(map(_is_key, keys)) and all(
                 isinstance(since, int) and (rule is None or callable(rule)) for since, rule in rules
