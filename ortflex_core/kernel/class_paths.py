@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -34,9 +34,6 @@ from ortflex_core.kernel.errors import (
     describe_error,
     suggest,
 )
-
-if TYPE_CHECKING:
-    from ortflex_core.kernel.kinds import Kinds
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*|[^\0]*\.py")
@@ -217,7 +214,7 @@ def entry(kind: str, path: str, name: str = "") -> PathEntry:
     return PathEntry(kind, name or place, place, module, version, point)
 
 
-def in_folder(folder: Path, kinds: Kinds) -> Iterator[PathEntry]:
+def in_folder(folder: Path, kinds: Mapping[str, type]) -> Iterator[PathEntry]:
     """The components in the files of a folder: classes of a kind that have a ``name``.
 
     Files whose names begin with ``_`` are left out; the others are imported.
@@ -234,10 +231,10 @@ def in_folder(folder: Path, kinds: Kinds) -> Iterator[PathEntry]:
         for cls in vars(module).values():
             if not _is_own(cls, module) or inspect.isabstract(cls) or not getattr(cls, "name", ""):
                 continue
-            kind = kinds.of(cls)
-            if kind or issubclass(cls, kinds["callbacks"]):
+            kind = next((k for k, base in kinds.items() if issubclass(cls, base)), "")
+            if kind:
                 has_component = True
-                yield entry(kind or "callbacks", f"{module.__file__}:{cls.__qualname__}", cls.name)
+                yield entry(kind, f"{module.__file__}:{cls.__qualname__}", cls.name)
     if not has_component:
         raise ConfigError(
             f"plugins: no file in {str(folder)!r} has a component: a class of a kind (Loss, Optimizer, …), "

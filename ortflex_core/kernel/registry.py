@@ -18,7 +18,7 @@ from typing import Any
 from ortflex_core.kernel import class_paths
 from ortflex_core.kernel.class_paths import DataFile, PathEntry
 from ortflex_core.kernel.component import Component
-from ortflex_core.kernel.entries import DISABLE, OURS, installed, normalized
+from ortflex_core.kernel.entries import DISABLE, OURS, disabling, installed, normalized
 from ortflex_core.kernel.entries import Entry as Entry
 from ortflex_core.kernel.entries import singular as singular
 from ortflex_core.kernel.errors import (
@@ -32,7 +32,7 @@ from ortflex_core.kernel.errors import (
 from ortflex_core.kernel.kinds import HOOKS as HOOKS
 from ortflex_core.kernel.kinds import KINDS as KINDS
 from ortflex_core.kernel.kinds import TABLES as TABLES
-from ortflex_core.kernel.kinds import Kinds
+from ortflex_core.kernel.kinds import kind_of as kind_of
 
 _ARGUMENT = re.compile(r"[^\w]")
 
@@ -42,7 +42,7 @@ class Registry:
 
     ``prefer`` are normalized distributions that take precedence if several have a name; ``off`` are
     the entries of distributions that are switched off, for messages. If the names come from a file
-    that is ``data``, they select no other class. ``kinds`` has the base class.
+    that is ``data``, they select no other class.
     """
 
     def __init__(
@@ -52,10 +52,8 @@ class Registry:
         prefer: Sequence[str] = (),
         off: Iterable[Entry] = (),
         data: DataFile | None = None,
-        kinds: Kinds = KINDS,
     ) -> None:
         self.kind, self.prefer, self.off, self.data = kind, tuple(prefer), tuple(off), data
-        self.kinds = kinds
         self._entries: dict[str, list[Entry]] = {}
         for entry in entries:
             self._entries.setdefault(entry.name, []).append(entry)
@@ -103,16 +101,45 @@ class Registry:
         entries = next(preferred, entries)
         if len(entries) == 1:
             return entries[0]
-        from ortflex_core.kernel import name_errors
-
         if entries:
-            text = name_errors.ambiguous(entries)
+            text = self._ambiguous(entries)
         elif self.data is not None and class_paths.is_class_path(name):
             key = _ARGUMENT.split(where, maxsplit=1)[0] or "…"
             text = self.data.refusal(f"the class {name!r}", key)
         else:
-            text = name_errors.unknown(self, name)
+            text = self._unknown(name)
         raise PluginError(f"{where}: {text}" if where else text)
+
+    def _unknown(self, name: str) -> str:
+        known = [e.qualified for e in self] if "/" in name else self._entries
+        text = f"unknown {singular(self.kind)} {name!r}"
+        for called, plugin in self.classes():
+            if name.lower() in getattr(plugin, "aliases", ()):
+                return f"{text}; its name in ortflex is {called!r}"
+        owner, _, rest = name.rpartition("/")
+        for entry in self.off:
+            if entry.name == rest and normalized(owner) in ("", entry.owner):
+                own = " together with all built-in plugins" if entry.owner == OURS else ""
+                return (
+                    f"{text}: it is a plugin of {entry.distribution} {entry.version}, which "
+                    f"{DISABLE} switches off{own}; remove {entry.owner} from {DISABLE}"
+                )
+        listing = f"`ortflex plugins {self.kind}` lists all"
+        return f"{text}; {suggest(name, known, listing=listing)}"
+
+    def _ambiguous(self, entries: Sequence[Entry]) -> str:
+        name = entries[0].name
+        owners = " and ".join(f"{e.distribution} ({e.target})" for e in entries)
+        text = f"two plugins of the kind {self.kind} are named {name!r}: {owners}. "
+        qualified = list(dict.fromkeys(e.qualified for e in entries))
+        others = [e.owner for e in entries if e.owner != OURS]
+        last = others[-1] if others else OURS
+        if len(qualified) == 1:
+            return f"{text}Both belong to one distribution: repair or uninstall {last}"
+        return (
+            f"{text}Use a qualified name, {' or '.join(map(repr, qualified))}; choose a distribution "
+            f"with prefer=[{last!r}]; or switch {last} off: {disabling([last])}"
+        )
 
     def load(self, name: str) -> Any:
         """Import the plugin of a name and check that it is of the type its kind requires.
@@ -136,12 +163,12 @@ class Registry:
             PluginError: broken, or of the wrong type.
         """
         loaded = entry.load()
-        wanted = self.kinds[self.kind]
+        wanted = KINDS[self.kind]
         table = self.kind in TABLES
         good = isinstance(loaded, wanted) if table else isinstance(loaded, type)
         if not good or (isinstance(loaded, type) and not issubclass(loaded, wanted)):
             what = "member" if table else "subclass"
-            what = f"expected a {what} of {wanted.__module__.partition('.')[0]}'s {wanted.__name__}"
+            what = f"expected a {what} of ortflex_core's {wanted.__name__}"
             if self.kind == "callbacks":
                 what = "which has no hooks, methods that are decorated with ortflex_core.kernel.hooks.hook"
             hint = ", a class, not an instance of it" if isinstance(loaded, Component) else ""
@@ -201,9 +228,8 @@ class Plugins:
         prefer: Sequence[str] = (),
         off: Iterable[Entry] = (),
         data: DataFile | None = None,
-        kinds: Kinds = KINDS,
     ) -> None:
-        self._all, self._off, self.data, self.kinds = tuple(entries), tuple(off), data, kinds
+        self._all, self._off, self.data = tuple(entries), tuple(off), data
         self.prefer = tuple(normalized(name) for name in prefer)
         self._registries = {
             kind: Registry(
@@ -212,9 +238,8 @@ class Plugins:
                 self.prefer,
                 [e for e in self._off if e.kind == kind],
                 data,
-                kinds,
             )
-            for kind in (*kinds, HOOKS)
+            for kind in (*KINDS, HOOKS)
         }
 
     @classmethod
@@ -223,20 +248,14 @@ class Plugins:
         if disabled is None:
             disabled = os.environ.get(DISABLE, "").split(",")
         off = {normalized(name) for name in disabled if name.strip()}
+        groups = {f"ortflex.{kind}": kind for kind in KINDS} | {HOOKS: HOOKS}
         entries: dict[tuple[str, str, str, str], Entry] = {}
-        for point, owner, version in installed():
-            kind = point.group.removeprefix("ortflex.")
-            entry = Entry(kind, point.name, point.value, owner, version, point)
+        for point, owner, version in installed(groups):
+            entry = Entry(groups[point.group], point.name, point.value, owner, version, point)
             # The same distribution seen twice on sys.path is one distribution.
             entries.setdefault((entry.kind, entry.name, entry.target, entry.owner), entry)
         on = [entry for entry in entries.values() if entry.owner not in off]
-        kinds = Kinds(entry for entry in on if entry.kind == "kinds")
-        known = {*kinds, HOOKS}
-        return cls(
-            [entry for entry in on if entry.kind in known],
-            off=[entry for entry in entries.values() if entry.owner in off],
-            kinds=kinds,
-        )
+        return cls(on, off=[entry for entry in entries.values() if entry.owner in off])
 
     def preferring(self, distributions: Iterable[str]) -> Plugins:
         """The same plugins; bare names mean those of the given distributions first.
@@ -254,7 +273,7 @@ class Plugins:
                 raise ConfigError(
                     f"prefer: no installed distribution named {name!r} has plugins; {hint}"
                 )
-        return Plugins(self._all, wanted, self._off, self.data, self.kinds)
+        return Plugins(self._all, wanted, self._off, self.data)
 
     def with_folder(self, folder: str | None) -> Plugins:
         """The same plugins and the components in the files of a folder, which are executed.
@@ -268,9 +287,8 @@ class Plugins:
         if self.data is not None and folder not in self.data.passed:
             text = self.data.refusal(f"the folder of Python files {folder!r}", "plugins")
             raise PluginError(f"plugins: {text}")
-        new = [e for e in class_paths.in_folder(Path(folder), self.kinds) if e not in self._all]
-        every = [*self._all, *new]
-        return Plugins(every, self.prefer, self._off, self.data, self.kinds) if new else self
+        new = [e for e in class_paths.in_folder(Path(folder), KINDS) if e not in self._all]
+        return Plugins([*self._all, *new], self.prefer, self._off, self.data) if new else self
 
     def for_data(
         self,
@@ -295,23 +313,16 @@ class Plugins:
         earlier = self.data.passed if self.data is not None else ()
         folders = () if folder is None else (folder,)
         known = frozenset([*own, *earlier, *class_paths.named(passed), *folders])
-        file = DataFile(label, way_out, known)
-        return Plugins(self._all, self.prefer, self._off, file, self.kinds)
+        return Plugins(self._all, self.prefer, self._off, DataFile(label, way_out, known))
 
     def __getitem__(self, kind: str) -> Registry:
         try:
             return self._registries[kind]
         except KeyError:
-            raise PluginError(
-                f"unknown kind of plugin {kind!r}; {suggest(kind, self.kinds)}"
-            ) from None
+            raise PluginError(f"unknown kind of plugin {kind!r}; {suggest(kind, KINDS)}") from None
 
     def __iter__(self) -> Iterator[Registry]:
         return iter(self._registries.values())
-
-    def kind_of(self, component: object) -> str:
-        """The kind of a component; an object of no other kind can only be a callback."""
-        return self.kinds.of(type(component)) or "callbacks"
 
     def component(self, kind: str, spec: Any, where: str = "") -> Any:
         """Make a component from its name or a mapping ``{name=…, parameter=…}``; an object is returned.
@@ -325,7 +336,7 @@ class Plugins:
                 once, each with its path (``where``) and the nearest names.
             PluginError: the name is unknown or the plugin is broken.
         """
-        registry, wanted = self[kind], self.kinds[kind]
+        wanted = KINDS[kind]
         path = where or singular(kind)
         try:
             spec = class_paths.with_name(spec)
@@ -346,7 +357,7 @@ class Plugins:
                 f"{path}: the key 'name' is missing in {dict(spec)!r}; it names the {singular(kind)}"
             )
         parameters = {key: value for key, value in spec.items() if key != "name"}
-        name, member = spec["name"], ""
+        registry, name, member = self[kind], spec["name"], ""
         if name not in registry and not class_paths.is_class_path(name):
             owner, slash, rest = name.rpartition("/")  # a distribution may have dots
             family, _, member = rest.partition(".")
@@ -391,7 +402,7 @@ class Plugins:
         for key in out:
             inner = getattr(component, key, None)
             if isinstance(inner, Component):
-                out[key] = self.described(self.kind_of(inner), inner)
+                out[key] = self.described(kind_of(inner), inner)
             elif isinstance(inner, tuple | list) and inner and isinstance(inner[0], Component):
-                out[key] = tuple(self.described(self.kind_of(part), part) for part in inner)
+                out[key] = tuple(self.described(kind_of(part), part) for part in inner)
         return out

@@ -48,7 +48,9 @@ class GradientKit(FamilyKit):
 
     def check_unique(self, component: Rules) -> None:
         """Fail if another family has a rule for the same operators."""
-        load_rules(running.plugins())  # raises if two families have one operator
+        table = load_rules(running.plugins())
+        for domain, op_type in component.table:
+            table.lookup(domain, op_type, 1)  # raises if two families have the operator
 
     def test_every_rule_has_a_case(self, component: Rules, cases: Sequence[GradientCase]) -> None:
         """Every operator with a rule has at least one case."""

@@ -85,7 +85,7 @@ def check_model(
     """
     plugins = plugins or Plugins.discover()
     source = model if isinstance(model, Model) else Model(model, plugins=plugins)
-    rules = load_rules(plugins, families)  # which may contain kernels
+    rules = load_rules(plugins, families, source.internal.graph.node)  # which may contain kernels
     with contextlib.suppress(RuntimeUnavailable):
         require_runtime()
         shape_probe.complete_shapes(source)

@@ -62,6 +62,8 @@ def of_backends(setup: Setup, only: str | None = "") -> dict[str, str]:
     """The distribution and version of the backend of that name, or of all backends that may be used."""
     registry = setup.plugins["backends"]
     entries = [registry.entry_of(b) for b in setup.backends if only in ("", b.name)]
+    if setup.auto and (not entries or not only):
+        entries += [entry for entry in registry if only in ("", entry.name)]
     return {entry.distribution: entry.version for entry in entries if entry is not None}
 
 

@@ -67,6 +67,8 @@ class Setup:
     sync_every: int | None = None
     fastest: bool = False
     """Whether the fastest backend is used, not the first."""
+    auto: bool = False
+    """Whether the backends of other distributions are tried if none of ``backends`` supports a problem."""
 
     def build_engine(
         self, candidate: Problem, backends: Sequence[Backend] | None = None
@@ -79,10 +81,16 @@ class Setup:
         peers = candidate.peers if self.sync_every is not None else None
         alone = candidate if peers is None else local_steps.of_one_process(candidate, peers)
         setting = backend_choice.Setting(alone, self.device, self.runtime)
-        backend, engine = setting.build_first(backends or self.backends)
+        others = self._others if self.auto and backends is None else None
+        backend, engine = setting.build_first(backends or self.backends, others)
         if peers is None:
             return backend, engine
         return backend, cast("Engine", local_steps.LocalSteps(engine, candidate, peers))
+
+    def _others(self) -> list[Backend]:
+        tried = {type(backend) for backend in self.backends}
+        others = backend_choice.load_others(self.plugins)
+        return [backend for backend in others if type(backend) not in tried]
 
     def open(self, X: Any, y: Any, sample_weight: Any) -> Columns:
         """The user's data as columns, with class labels as indices.
@@ -108,7 +116,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     plugins, values, collect = read.plugins, read.values, read.problems.collect
     rules: Any = None
     if "gradients" in values:
-        rules = collect(load_rules, plugins, values["gradients"])
+        rules = collect(load_rules, plugins, values["gradients"], model.internal.graph.node)
     backends = ()
     if "backend" in values:
         backends = tuple(collect(backend_choice.load_candidates, plugins, values["backend"]) or ())
@@ -189,6 +197,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         problem=problem,
         sync_every=arguments.sync_every,
         fastest=arguments.backend == backend_choice.FASTEST,
+        auto=arguments.backend == backend_choice.AUTO,
     )
 
 

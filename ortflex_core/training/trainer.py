@@ -127,8 +127,8 @@ class Trainer(SharesModels):
             of all nodes.
         threads: the number of threads within an operator; ``auto`` means one for a step with less
             than 50 million operations, otherwise one per processor.
-        gradients: families of gradient rules that take precedence if several have a rule for an
-            operator.
+        gradients: families of gradient rules that take precedence over those of ortflex and of
+            other distributions.
         prefer: distributions whose plugins are chosen if several distributions have the same name,
             in this order; ``my-package/adam`` chooses one plugin.
         free_batch: train a model with a fixed batch dimension on batches of any size, provided that

@@ -70,8 +70,9 @@ def test_ctrl_c_at_import_is_ctrl_c(kind: str, install: Install) -> None:
     group = "ortflex" if kind == "ortflex" else f"ortflex.{kind}"
     code = "import signal\nsignal.raise_signal(signal.SIGINT)"
     install("wreck", code, {group: {"wrecked": "wreck_module:Plugin"}})
+    asked = {"losses": {"loss": "wrecked"}, "ortflex": {}}.get(kind, {"prefer": ["wreck"]})
     with pytest.raises(KeyboardInterrupt):
-        trained(Plugins.discover(), loss="wrecked" if kind == "losses" else "huber")
+        trained(Plugins.discover(), **{"loss": "huber", "backend": "auto", **asked})
 
 
 def test_ctrl_c_in_a_formula_is_ctrl_c(install: Install) -> None:
@@ -83,10 +84,9 @@ def test_ctrl_c_in_a_formula_is_ctrl_c(install: Install) -> None:
 
 def test_a_module_that_takes_long_is_not_imported_unless_asked(install: Install) -> None:
     code = "open(__file__ + '.seen', 'w').close()\nraise RuntimeError"
-    kinds = [k for k in KINDS if k not in ("gradients", "backends")]
-    install("slow", code, {f"ortflex.{kind}": {"slow": "slow_module:Plugin"} for kind in kinds})
+    install("slow", code, {f"ortflex.{kind}": {"slow": "slow_module:Plugin"} for kind in KINDS})
     found = Plugins.discover()
-    trained(found)
+    trained(found, backend="auto")
     (folder,) = [p for p in sys.path if p.endswith("slow")]
     assert not list(Path(folder).glob("*.seen"))
     with pytest.raises(BrokenPlugin):
@@ -102,7 +102,7 @@ def test_one_warning_a_process(install: Install, caplog: pytest.LogCaptureFixtur
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "ortflex"):
         for _ in range(5):
-            make(models.linear(), plugins=Plugins.discover(), backend="auto")
+            make(models.linear(), plugins=Plugins.discover(), backend="auto", prefer=["once"])
     texts = [r.getMessage() for r in caplog.records if "once 1.0" in r.getMessage()]
     assert len(texts) == 3
     for text in texts:
@@ -162,6 +162,8 @@ def test_a_backend_that_cannot_build_is_passed_over_with_a_warning(
     found = Plugins.discover()
     warn_once.cache_clear()
     assert trained(found, backend="auto") == before
+    assert "skipped" not in caplog.text  # ours can train it
+    assert trained(found, backend="auto", prefer=["builder"]) == before
     text = (
         "a backend is skipped: the backend 'first' (builder_module:Plugin, from builder 1.0) fails"
     )
@@ -176,7 +178,7 @@ def test_if_no_backend_is_left_the_error_has_the_reasons_of_all(install: Install
     code = HEAD + BACKEND.format(body="raise ZeroDivisionError('planted')")
     install("builder", code, {"ortflex.backends": {"first": "builder_module:Plugin"}})
     found = Plugins.discover()
-    alone = make(models.linear(), plugins=found, backend="auto")
+    alone = make(models.linear(), plugins=found, backend="auto", prefer=["builder"])
     assert internals_of(alone).setup.backends[0].name == "first"
     object.__setattr__(
         internals_of(alone).setup, "backends", (internals_of(alone).setup.backends[0],) * 2

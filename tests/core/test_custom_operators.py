@@ -65,7 +65,10 @@ def test_a_family_brings_its_library_along(loaded: list[str]) -> None:
     family.kernels(lambda: "asked.so")
     found = with_family(family)
     assert loaded == []  # listing plugins loads nothing
-    load_rules(found)
+    rules = load_rules(found)
+    rules.lookup("", "Relu", 17)
+    assert loaded == []  # ours have this operator
+    rules.lookup("custom", "Cube", 1)
     assert loaded == ["direct.so", "asked.so"]
 
 

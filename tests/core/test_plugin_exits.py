@@ -83,7 +83,8 @@ def test_an_import_that_raises_keyboard_interrupt_is_a_broken_plugin(
     warn_once.cache_clear()
     before = signal.getsignal(signal.SIGINT)
     with caplog.at_level(logging.WARNING, "ortflex"):
-        trainer = make(models.mlp((3, 4, 1)), plugins=plugins, backend="auto", epochs=1)
+        options = {"plugins": plugins, "backend": "auto", "prefer": ["stopping"]}
+        trainer = make(models.mlp((3, 4, 1)), epochs=1, **options)
         trainer.fit(*regression(rows=8, features=3))
     assert "stopping 1.0" in caplog.text
     assert signal.getsignal(signal.SIGINT) is before

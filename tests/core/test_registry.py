@@ -176,7 +176,7 @@ def test_a_broken_family_is_an_error_only_for_models_with_its_operators(install:
         gradients([(y, y)], [x], rules)
 
 
-def test_two_rules_for_one_operator_are_an_error_unless_ordered(install: Install) -> None:
+def test_our_rule_is_used_unless_another_family_is_named(install: Install) -> None:
     code = (
         "from ortflex_core.compiler.autodiff.reverse import Rules\n"
         "RULES = Rules()\n"
@@ -185,16 +185,33 @@ def test_two_rules_for_one_operator_are_an_error_unless_ordered(install: Install
     )
     install("mine", code, {"ortflex.gradients": {"mine": "mine_module:RULES"}})
     found = Plugins.discover()
-    text = (
-        r"two gradient rules for MatMul.*'matmul' \(from ortflex .*\) and 'mine' \(from mine 1.0\)"
-    )
-    with pytest.raises(PluginError, match=text):
-        make(models.linear(), plugins=found).fit(*regression())
+    make(models.linear(), plugins=found, epochs=1).fit(*regression())
     with pytest.raises(GraphError, match=r"MatMul of the family 'mine' .*ZeroDivisionError: ours"):
         make(models.linear(), plugins=found, gradients=["mine"]).fit(*regression())
     make(models.linear(), plugins=found, gradients=["matmul"], epochs=1).fit(*regression())
     with pytest.raises(PluginError, match=r"unknown gradient family 'mime'; did you mean 'mine'"):
         make(models.linear(), plugins=found, gradients=["mime"])
+
+
+def test_two_families_of_others_with_one_operator_are_an_error_unless_ordered(
+    install: Install,
+) -> None:
+    code = (
+        "from ortflex_core import Rules\n"
+        "RULES = Rules()\n"
+        "@RULES.rule('Cube', domain='cubes')\n"
+        "def cube(op, node, g): return [3 * node.inputs[0] * node.inputs[0] * g]\n"
+    )
+    for name in ("one", "two"):
+        install(name, code, {"ortflex.gradients": {name: f"{name}_module:RULES"}})
+    found = Plugins.discover()
+    text = r"two gradient rules for Cube.*'one' \(from one 1\.0\) and 'two' \(from two 1\.0\)"
+    with pytest.raises(PluginError, match=text):
+        load_rules(found).lookup("cubes", "Cube", 1)
+    assert load_rules(found).lookup("cubes", "Other", 1) == (False, None)
+    for name in ("one", "two"):
+        assert load_rules(found, [name]).family("cubes", "Cube") == name
+        assert load_rules(found.preferring([name])).family("cubes", "Cube") == name
 
 
 def test_the_case_of_letters_is_the_smallest_mistake() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -18,7 +18,7 @@ Rule = Callable[..., Sequence[Gradient]]
 
 @attrs.frozen
 class Rules:
-    """A family of gradient rules: the derivatives of operators.
+    """A family of gradient rules; the object of an entry point of ``ortflex.gradients``.
 
     >>> rules = Rules()
     >>> @rules.rule("Neg")
@@ -95,7 +95,7 @@ class Rules:
             BrokenPlugin: ``described`` and what is wrong with it.
         """
         try:
-            keys: set[object] = {*self.table, *self.rounding, *self.carrying, *self.declared}
+            keys: list[object] = [*self.table, *self.rounding, *self.carrying, *self.declared]
             rules: list[Any] = [rule for entries in self.table.values() for rule in entries]
             good = all(map(_is_key, keys)) and all(
                 isinstance(since, int) and (rule is None or callable(rule)) for since, rule in rules
@@ -117,45 +117,74 @@ class Rules:
         entries.sort(key=lambda entry: entry[0])
 
 
+Source = Callable[[tuple[str, str]], Mapping[str, Rules]]
+"""The families, by name, that may have rules for an operator, which is (domain, name)."""
+
+
 def _is_key(key: object) -> bool:
     """Whether this is (domain, operator)."""
     return isinstance(key, tuple) and len(key) == 2 and all(isinstance(k, str) for k in key)
 
 
 class RuleTable:
-    """Several families together.
+    """Several families together; a family is imported when one of its operators is looked up.
 
-    Two rules for an operator are an error if such a node is differentiated, unless ``first``
-    chooses one. ``broken`` has the reasons of families that cannot be loaded, ``owners`` the
-    distribution of each family.
+    The rules of an operator come from the first of these that has it: each family of ``first``, the
+    other ``families`` together, each source of ``later``. Two families of one of these places are an
+    error if such a node is differentiated.
+
+    Args:
+        families: families by name.
+        first: the names of those that take precedence, in order.
+        later: functions from an operator (domain, name) to the families that may have it.
+        broken: the reasons of families that cannot be loaded; sources may add some.
+        owners: the distribution of each family, likewise.
+        identity: what distinguishes tables with equal ``families``, for the cache of programs.
     """
 
     def __init__(
         self,
         families: Mapping[str, Rules],
         first: Sequence[str] = (),
-        broken: Mapping[str, str] | None = None,
-        owners: Mapping[str, str] | None = None,
+        broken: dict[str, str] | None = None,
+        owners: dict[str, str] | None = None,
+        *,
+        later: Sequence[Source] = (),
+        identity: Hashable = (),
     ) -> None:
-        self.broken, self._owners = dict(broken or {}), dict(owners or {})
+        self.broken = {} if broken is None else broken
+        self._owners = {} if owners is None else owners
         for name in first:
             if name not in families:
                 raise PluginError(
                     f"no family of gradient rules {name!r}; {suggest(name, families)}"
                 )
-        order = [*first, *(name for name in families if name not in first)]
-        self.families = tuple(families[name] for name in order)
-        self._families = dict(families)
-        self._rounding = frozenset().union(*(family.rounding for family in families.values()))
-        self._carrying = frozenset().union(*(family.carrying for family in families.values()))
-        self._entries: dict[tuple[str, str], tuple[str, list[tuple[int, Rule | None]]]] = {}
-        self.doubled: dict[tuple[str, str], tuple[str, ...]] = {}
-        """The families of every operator with several rules of which none was chosen."""
-        for name in order:
-            for key, entries in families[name].table.items():
-                owner, _ = self._entries.setdefault(key, (name, entries))
-                if owner != name and owner not in first:
-                    self.doubled[key] = (*self.doubled.get(key, (owner,)), name)
+        rest = {name: family for name, family in families.items() if name not in first}
+        given = [*({name: families[name]} for name in first), rest]
+        self._sources: tuple[Source, ...] = (*(lambda _, f=f: f for f in given), *later)
+        self._families: dict[str, Rules] = {}
+        self._names: dict[tuple[str, str], tuple[str, ...]] = {}
+        self.identity = identity
+        self.families = tuple(families[name] for name in dict.fromkeys([*first, *families]))
+        """The given families and those of prepared operators; with ``identity``, a key of the table."""
+
+    def prepare(self, operators: Iterable[tuple[str, str]]) -> None:
+        """Import the families of a model's operators now."""
+        names = dict.fromkeys(name for key in operators for name in self._find(key))
+        needed = [self._families[name] for name in names]
+        self.families += tuple(f for f in needed if all(f is not known for known in self.families))
+
+    def _find(self, key: tuple[str, str]) -> tuple[str, ...]:
+        """The families of the first place that has rules for an operator; several are an error."""
+        if key not in self._names:
+            self._names[key] = ()
+            for source in self._sources:
+                families = source(key)
+                self._families.update(families)
+                if names := tuple(n for n, family in families.items() if key in family.table):
+                    self._names[key] = names
+                    break
+        return self._names[key]
 
     def lookup(self, domain: str, op_type: str, opset: int) -> tuple[bool, Rule | None]:
         """(known, rule): ``(True, None)`` is declared not differentiable, ``(False, None)`` is unknown.
@@ -163,14 +192,14 @@ class RuleTable:
         Raises:
             PluginError: several families have the operator, and none was chosen.
         """
-        if (domain, op_type) in self.doubled:
-            raise PluginError(self._twice(domain, op_type))
-        _, entries = self._entries.get((domain, op_type), ("", []))
+        names = self._find((domain, op_type))
+        if len(names) > 1:
+            raise PluginError(self._twice(op_type, names))
+        entries = self._families[names[0]].table[domain, op_type] if names else []
         fitting = [rule for since, rule in entries if since <= opset]
         return (True, fitting[-1]) if fitting else (False, None)
 
-    def _twice(self, domain: str, op_type: str) -> str:
-        names = self.doubled[domain, op_type]
+    def _twice(self, op_type: str, names: Sequence[str]) -> str:
         families = [
             f"{n!r} (from {self._owners[n]})" if n in self._owners else repr(n) for n in names
         ]
@@ -187,11 +216,13 @@ class RuleTable:
 
     def rounds(self, domain: str, op_type: str) -> bool:
         """Whether an operator's first output is an integer that represents real numbers."""
-        return (domain, op_type) in self._rounding
+        self._find((domain, op_type))
+        return any((domain, op_type) in family.rounding for family in self._families.values())
 
     def carries(self, domain: str, op_type: str) -> bool:
         """Whether an operator passes integers that represent real numbers on."""
-        return (domain, op_type) in self._carrying
+        self._find((domain, op_type))
+        return any((domain, op_type) in family.carrying for family in self._families.values())
 
     def attributes(self, domain: str, op_type: str) -> frozenset[str]:
         """The attributes that an operator's rules declare."""
@@ -201,5 +232,4 @@ class RuleTable:
 
     def family(self, domain: str, op_type: str) -> str | None:
         """The family that an operator's rules come from."""
-        entry = self._entries.get((domain, op_type))
-        return None if entry is None else entry[0]
+        return next(iter(self._find((domain, op_type))), None)

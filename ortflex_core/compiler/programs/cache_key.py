@@ -53,7 +53,7 @@ def problem_key(problem: Problem) -> Hashable:
         None if updating.average is None else component_key(updating.average),
         component_key(problem.precision) if problem.precision is not None else None,
         tuple(Same(family) for family in problem.rules.families),
-        tuple(problem.rules.doubled),
+        problem.rules.identity,
         (problem.reduction, problem.batch_norm, problem.dropout, problem.seed, problem.buffers),
         _value(problem.recompute),
     )

@@ -79,7 +79,9 @@ class Backend(Component, abc.ABC):
     priority: ClassVar[float] = 0
     """``backend="auto"`` tries backends from the highest priority to the lowest.
 
-    A backend with the priority ``-math.inf`` is used only if it is named.
+    Those of ortflex and of preferred distributions (``prefer=``) come first; the others are imported
+    only if none of these can train the problem. A backend with the priority ``-math.inf`` is used only
+    if it is named.
     """
 
     exchanges: ClassVar[bool] = False

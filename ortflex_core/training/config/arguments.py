@@ -278,7 +278,7 @@ class Arguments:
         check=check_threads,
     )
     gradients: str | Iterable[str] = argument(
-        "families of gradient rules that take precedence if several have a rule for an operator",
+        "families of gradient rules that take precedence over those of ortflex and of other distributions",
         (),
         keep=texts,
         check=check_names,
@@ -323,15 +323,6 @@ def kinds_of_plugins() -> dict[str, str]:
     """The arguments that select plugins, each with the kind of plugin."""
     fields = attrs.fields(Arguments)
     return {f.name: f.metadata["of"] for f in fields if f.metadata["of"]}
-
-
-def takes_several(name: str) -> bool:
-    """Whether the value of an argument that selects plugins is a list of them.
-
-    >>> takes_several("metrics"), takes_several("optimizer")
-    (True, False)
-    """
-    return bool(getattr(attrs.fields(Arguments), name).metadata["kind"] == _COMPONENTS)
 
 
 def short_forms(kind: str) -> list[str]:

@@ -18,21 +18,12 @@ from ortflex_core.kernel.files import no_file
 from ortflex_core.kernel.hooks import HookManager
 from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.training.config.arguments import (
-    device_spec,
-    kinds_of_plugins,
-    takes_several,
-    wrong,
-)
+from ortflex_core.training.config.arguments import device_spec, kinds_of_plugins, wrong
 from ortflex_core.training.engines import backend_choice
 
 _KINDS = {**kinds_of_plugins(), "validation": "data"}
-_LISTS = tuple(filter(takes_several, kinds_of_plugins()))
-_SINGLE = tuple(
-    name
-    for name in kinds_of_plugins()
-    if name not in (*_LISTS, "loss", "penalty", "constraint")  # these have forms of their own
-)
+_SINGLE = ("optimizer", "schedule", "precision", "device", "backend", "distributed", "averaging")
+_LISTS = ("adapters", "transforms", "metrics", "callbacks")
 _UNCHANGED: Mapping[str, tuple[str | None, ...]] = {
     "backend": backend_choice.WORDS,
     "distributed": (None, "auto"),
@@ -155,14 +146,14 @@ class Parts:
 
     def _each(self, name: str, values: Any) -> list[Any]:
         issues = Problems()
-        hooks = HookManager(Plugins(()), ()) if name == "callbacks" and values else None
+        hooks = HookManager(Plugins(()), ())
         out = []
         for k, value in enumerate(values):
             made = value
             if name != "callbacks" or isinstance(value, str | Mapping):
                 path = f"{name}[{k}]"
                 made = issues.collect(self.plugins.component, name, value, path)
-            if hooks is not None and not (made is None and value is not None):
+            if name == "callbacks" and not (made is None and value is not None):
                 issues.collect(hooks.register, made)
             out.append(made)
         issues.raise_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import attrs
 
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.runtime.installation import Runtime
-from ortflex_core.kernel.entries import OURS, warn_once
+from ortflex_core.kernel.entries import OURS, Entry, warn_once
 from ortflex_core.kernel.errors import (
     BrokenPlugin,
     OrtflexError,
@@ -60,11 +61,33 @@ def is_word(spec: Any) -> bool:
 
 
 def load_candidates(plugins: Plugins, spec: Any) -> list[Backend]:
-    """The named backend, or all that may be chosen without a name, ordered by decreasing priority."""
+    """The named backend, or those that may be chosen without a name, ordered by decreasing priority.
+
+    For ``auto`` these are ours and those of preferred distributions; without any of these, all others.
+    """
     if not is_word(spec):
         return [plugins.component("backends", spec)]
+    owners = {OURS, *plugins.prefer}
+    entries = [e for e in plugins["backends"] if spec == FASTEST or e.owner in owners]
+    backends = _load(plugins, entries) or load_others(plugins)
+    if not backends:
+        # This error says that the named backend was switched off.
+        for entry in plugins["backends"].off:
+            plugins.component("backends", entry.name)
+        raise Unsupported("no backend is installed; `ortflex plugins` lists the installed plugins")
+    return backends
+
+
+def load_others(plugins: Plugins) -> list[Backend]:
+    """The backends that ``auto`` imports if no other one can train a problem, likewise ordered."""
+    owners = {OURS, *plugins.prefer}
+    return _load(plugins, [e for e in plugins["backends"] if e.owner not in owners])
+
+
+def _load(plugins: Plugins, entries: Sequence[Entry]) -> list[Backend]:
+    """The backends of entries that may be chosen without a name, ordered by decreasing priority."""
     backends: list[Backend] = []
-    for name in plugins["backends"].names():
+    for name in map(plugins["backends"].ask_for, entries):
         try:
             backend = plugins.component("backends", name)
             if not isinstance(backend.priority, int | float):
@@ -78,11 +101,6 @@ def load_candidates(plugins: Plugins, spec: Any) -> list[Backend]:
         else:
             if backend.priority > -math.inf:
                 backends.append(backend)
-    if not backends:
-        # This error says that the named backend was switched off.
-        for entry in plugins["backends"].off:
-            plugins.component("backends", entry.name)
-        raise Unsupported("no backend is installed; `ortflex plugins` lists the installed plugins")
     return sorted(backends, key=lambda b: -b.priority)
 
 
@@ -146,17 +164,22 @@ class Setting:
             )
         return result
 
-    def build_first(self, backends: Sequence[Backend]) -> tuple[Backend, Engine]:
+    def build_first(
+        self, backends: Sequence[Backend], others: Callable[[], Sequence[Backend]] | None = None
+    ) -> tuple[Backend, Engine]:
         """The first backend that supports the problem, and its engine.
 
-        A backend that fails is skipped with a warning if there are others.
+        A backend that fails is skipped with a warning if there are others: ``others`` is called if
+        none of ``backends`` can train the problem.
 
         Raises:
             Unsupported: no backend supports it; the message has the reasons of each.
             BrokenPlugin: the only one fails.
         """
         lines: list[str] = []
-        for backend in backends:
+        alone = len(backends) == 1 and others is None
+        late = (backend for load in (others,) if load is not None for backend in load())
+        for backend in itertools.chain(backends, late):
             own = self.problem.plugins["backends"].entry_of(backend)
             try:
                 refusal = self.reasons_against(backend)
@@ -165,13 +188,13 @@ class Setting:
             except OrtflexError as error:
                 broken = isinstance(error, BrokenPlugin) and error.culprit is backend
                 # An error that our own backend raises is about the problem, and holds for every backend.
-                if len(backends) == 1 or (not broken and own is not None and own.owner == OURS):
+                if alone or (not broken and own is not None and own.owner == OURS):
                     raise
                 warn_once(f"a backend is skipped: {error}")
                 refusal = [str(error)]
             name = backend.name or (own.name if own is not None else type(backend).__name__)
             lines.extend(f"  {name}: {reason}" for reason in refusal)
-        what = "no backend can" if len(backends) != 1 else f"{backends[0].name} cannot"
+        what = f"{backends[0].name} cannot" if alone else "no backend can"
         raise Unsupported(f"{what} train this here ({self.runtime}):\n" + "\n".join(lines))
 
 
