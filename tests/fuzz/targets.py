@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import onnx
 
 from ortflex_core import (
     FLOATS,
@@ -32,7 +33,7 @@ from ortflex_plugins.data.parquet import Parquet
 from ortflex_plugins.pictures import draw
 from ortflex_plugins.pictures.report import report
 from tests import models
-from tests.fuzz import numbers
+from tests.fuzz import numbers, truth
 from tests.training import plugins
 
 _MOST = 100_000
@@ -97,6 +98,7 @@ def run_checkpoint(folder: Path, number: int) -> None:
     trainer = Trainer.resume(
         folder / "checkpoint", plugins=plugins(), callbacks=[Short()] if number % 2 else []
     )
+    truth.check_checkpoint(folder / "checkpoint", trainer)
     data = rows()
     trainer.predict(data["X"])
     if number % 2:
@@ -155,7 +157,9 @@ def run_folder(folder: Path, number: int) -> None:
 def run_step(folder: Path, number: int) -> None:
     """``ortflex apply-state`` of the folder, or of the state alone."""
     place = folder / "step"
-    apply_state(folder / "m.onnx", place if number % 2 else place / "state.safetensors")
+    model = folder / "m.onnx"
+    made = apply_state(model, place if number % 2 else place / "state.safetensors")
+    truth.check_step(place, made, onnx.load(model))
 
 
 def run_adapter(folder: Path, number: int) -> None:
@@ -168,6 +172,7 @@ def run_adapter(folder: Path, number: int) -> None:
         progress=False,
         plugins=plugins(),
     )
+    truth.check_adapter(folder / "peft", trainer)
     data = rows()
     trainer.predict(data["X"])
     if number % 2:
