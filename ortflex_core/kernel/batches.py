@@ -193,6 +193,7 @@ class ArrayBatches:
         denominators: per loss term, one number for all rows, or an array with one number per row.
         batch_size: rows per batch; the last one may be shorter.
         drop_last: leave out a last batch that is shorter; ``rows`` are those of an epoch.
+        origin: the columns that identify the data in a checkpoint, if the others are computed from them.
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class ArrayBatches:
         denominators: Sequence[float | Array],
         batch_size: int,
         drop_last: bool = False,
+        origin: Mapping[str, Array] | None = None,
     ) -> None:
         self.waited = 0.0  # arrays in memory cause no waiting
         self.columns = columns
@@ -209,6 +211,7 @@ class ArrayBatches:
         self.rows = self._all - (self._all % self.batch_size if drop_last else 0)
         self._denominators = denominators
         self._starts = range(0, self.rows, self.batch_size)
+        self._origin = columns if origin is None else origin
         self._digests: dict[str, dict[str, Any]] = {}
         self._fixed: list[list[float]] | None = None
         if all(isinstance(d, float) for d in denominators):
@@ -229,7 +232,7 @@ class ArrayBatches:
 
     def place(self) -> dict[str, Any]:
         """The kind of data, and their digests, for a checkpoint; the loop counts the batches."""
-        self._digests = self._digests or of_columns(self.columns)
+        self._digests = self._digests or of_columns(self._origin)
         return {"kind": "arrays", "columns": self._digests}
 
     def go_on(self, place: Mapping[str, Any]) -> None:

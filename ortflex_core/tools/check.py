@@ -27,6 +27,7 @@ from ortflex_core.compiler.parameters.selection import Choice
 from ortflex_core.compiler.problem import losses
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs import stages
+from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.compiler.runtime.session import get_session
 from ortflex_core.kernel.errors import (
@@ -336,7 +337,7 @@ def _backends(
             batch_size=fixed[1] if (fixed := model.fixed_batch) else 1,
         )
         device = plugins.component("devices", default("device"))
-        losses.check_inputs(model)
+        check_strings(bound, bound.predicted)
         losses.check_precision(model, bound.parameters)
         refused = _refused(bound, device)
     except OrtflexError as error:

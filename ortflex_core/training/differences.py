@@ -32,6 +32,7 @@ FREE: Mapping[str, str] = {
     "metrics": "they are reported, and nothing is trained on them",
     "callbacks": "they keep their own state",
     "reinitialize": "the weights come from the checkpoint",
+    "cache": "the results of a prefix are the same, to rounding",
     "check_finite": "it refuses data and never changes them",
     "distributed": "accumulate has the batches of all processes",
     "progress": "it only changes what is displayed",

@@ -23,6 +23,7 @@ from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.data import rank_checks as ranks
 from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.augmentation import AlteredBatches
+from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed, held_out
 from ortflex_core.training.data.iterable_position import item_of
 from ortflex_core.training.data.preparation import Preparation
@@ -72,14 +73,24 @@ def fit(
             opened.append(source)
         return opened[0]
 
-    preparing = internals.live.build(feed.first, feed.size, open_once)
+    derivation = internals.live.derivation_for(feed, _changing(internals, settings, feed))
+    preparing = internals.live.build(feed.first, feed.size, open_once, derivation)
     announce(internals, settings.progress)
     source = open_once(preparing)
     alter = partial(_add_batch_hooks, internals, settings, preparing)
-    validate = None if validation is None else internals.live.scorer(validation, peers)
+    validate = None if validation is None else internals.live.scorer(validation, peers, keep=True)
     if peers is not None and validation is not None:
         peers.agree("validation", agreement.validation_facts(validation.first))
     return train(internals, settings, source, validate, alter)
+
+
+def _changing(internals: Internals, owner: Settings, feed: Feed) -> str:
+    """The reason why the rows of a feed differ between the epochs; "" if they do not."""
+    for _, whose, _ in internals.hooks.one_by_one("batch_drawn", owner):
+        return f"the hook 'batch_drawn' of {whose} changes the rows"
+    if isinstance(feed.given, Columns):
+        return ""
+    return "the data are not arrays, but are read in each epoch"
 
 
 def _add_batch_hooks(
@@ -89,21 +100,25 @@ def _add_batch_hooks(
     source: Source,
     seed: tuple[int, ...],
 ) -> Source:
-    """The source, with its batches changed by hooks if there are any.
+    """The source, with its batches changed by hooks if there are any, and with derived columns.
 
     Raises:
         Unsupported: a callback changes batches in one process only.
     """
     hooks = internals.hooks.one_by_one("batch_drawn", owner)
-    if not hooks:
-        return source
     for plugin, whose, _ in hooks:
         if internals.setup.problem.peers is not None and not getattr(plugin, "every_rank", False):
             raise Unsupported(
                 f"distributed=: {whose} changes batches, so every process has to call it; "
                 "set every_rank = True in its class"
             )
-    return AlteredBatches(source, [(whose, call) for _, whose, call in hooks], seed, preparing)
+    if hooks:
+        calls = [(whose, call) for _, whose, call in hooks]
+        source = AlteredBatches(source, calls, seed, preparing)
+    derivation = preparing.derivation
+    if derivation is not None and not derivation.once:
+        source = derivation.batches(source)
+    return source
 
 
 def train(
@@ -149,7 +164,7 @@ def train(
                 "that were written before that can be resumed from the interruption"
             )
     except GraphError as error:
-        batch = source.sample()
+        batch = plan.source.sample()
         raise failures.explained(error, live.problem, internals.engine, batch) from error
     except OSError as error:  # a hook cannot write: the disk is full, a folder is missing
         standing.last = loop.position() if loop.left_alone and loop.settled else None

@@ -18,13 +18,13 @@ from ortflex_core.compiler.parameters.selection import Choice
 from ortflex_core.compiler.problem import groups
 from ortflex_core.compiler.problem.losses import (
     LossRequest,
-    check_inputs,
     check_precision,
     loss_requests,
 )
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.compiler.problem.updating import TransformTerm, Updating
+from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import Runtime
 from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Device
@@ -69,6 +69,12 @@ class Setup:
     """Whether the fastest backend is used, not the first."""
     auto: bool = False
     """Whether the backends of other distributions are tried if none of ``backends`` supports a problem."""
+
+    @property
+    def loss_tensors(self) -> tuple[str, ...]:
+        """The tensors of the model that losses and metrics read."""
+        names = [name for r in self.requests for name in (r.predicted, r.output)]
+        return tuple(dict.fromkeys(names))
 
     def build_engine(
         self, candidate: Problem, backends: Sequence[Backend] | None = None
@@ -149,7 +155,6 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         read.problems.extend(recompute_problems(arguments.recompute, model.producers))
     read.problems.raise_all()
     assert grouped is not None
-    check_inputs(model)
     check_precision(model, [c.name for c in grouped.choices if c.trained])
     backend_choice.check_available(plugins, values["device"], runtime)
     peers = joining.join(plugins, values["distributed"])
@@ -180,6 +185,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         recompute=recompute_spec(arguments.recompute),
         peers=peers,
     )
+    check_strings(problem, [request.predicted for request in requests])
     classes = arguments.classes
     return Setup(
         runtime=runtime,

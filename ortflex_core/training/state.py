@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import attrs
@@ -15,7 +15,8 @@ from ortflex_core.compiler.opsets.half_floats import in_file_type
 from ortflex_core.compiler.problem.losses import LossRequest, bind_terms
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.compiler.programs import cost
-from ortflex_core.kernel.batches import Source
+from ortflex_core.compiler.programs.prefix import Prefix, find_prefix
+from ortflex_core.kernel.batches import Batch, Source
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import DataError, OrtflexError, suggest
 from ortflex_core.kernel.hooks import HookCall
@@ -26,7 +27,9 @@ from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext
 from ortflex_core.kernel.types import Array, Size, TensorSpec
 from ortflex_core.training.data import columns as data
 from ortflex_core.training.data.columns import Columns
+from ortflex_core.training.data.derived import Cache, Derivation
 from ortflex_core.training.data.feed import Feed, check_batch
+from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.engines import backend_choice, failures, fastest
 from ortflex_core.training.engines import scores as scoring
@@ -55,6 +58,7 @@ class Live:
         setup: the resolved arguments of the Trainer.
         weights: the tensors to train, by initializer name.
         threads: as for the Trainer.
+        cache: as for the Trainer.
         check_finite: as for the Trainer.
         hook: returns the hook of a name, or None if no callback implements it.
         tell: shows a line to the user.
@@ -66,6 +70,7 @@ class Live:
         weights: Mapping[str, Array],
         *,
         threads: int | Literal["auto"],
+        cache: Cache,
         check_finite: bool,
         hook: Callable[[str], HookCall | None],
         tell: Callable[[str], None],
@@ -78,7 +83,8 @@ class Live:
         self.standing = Standing()
         self.evaluator = Evaluator(self.problem, self.device)
         self._weights = dict(weights)
-        self._threads, self._check_finite = threads, check_finite
+        self._threads, self._cache, self._check_finite = threads, cache, check_finite
+        self._derivation: Derivation | None = None
         self._hook, self._tell = hook, tell
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
         self._terms: tuple[_Types, tuple[LossTerm, ...]] | None = None
@@ -97,23 +103,93 @@ class Live:
     def preparing(self, wanted: Problem) -> Preparation:
         """The preparation of data for a problem."""
         # It remembers what is traced; the next step usually has the same problem.
-        if self._preparing is None or self._preparing.problem is not wanted:
-            self._preparing = Preparation(wanted, self.device, self._check_finite)
-        return self._preparing
+        last, derivation = self._preparing, self.derivation
+        if last is None or last.problem is not wanted or last.derivation is not derivation:
+            last = Preparation(wanted, self.device, self._check_finite, derivation)
+            self._preparing = last
+        return last
+
+    @cached_property
+    def prefix(self) -> Prefix | None:
+        """The part of the model before everything that is trained, if it has nodes."""
+        return find_prefix(self.setup.problem, self.setup.loss_tensors)
+
+    @cached_property
+    def _session(self) -> PrefixSession:
+        assert self.prefix is not None
+        if self._threads != "auto":
+            return PrefixSession(self.prefix, self.device, self._threads)
+        peers = self.setup.problem.peers  # which may share the processors
+        threads = max(1, cost.processors() // (1 if peers is None else peers.size))
+        return PrefixSession(self.prefix, self.device, threads)
+
+    @property
+    def derivation(self) -> Derivation | None:
+        """What computes the columns of the engine; None if the engine has the whole model.
+
+        The prefix of strings is never in the engine.
+        """
+        if self._derivation is None and self.prefix is not None and self.prefix.reads_strings:
+            self._derivation = self._deriving(once=False)
+        return self._derivation
+
+    def _deriving(self, *, once: bool) -> Derivation:
+        assert self.prefix is not None
+        return Derivation(
+            prefix=self.prefix,
+            session=self._session,
+            batch_size=self.setup.problem.batch_size,
+            once=once,
+            peers=self.setup.problem.peers,
+        )
+
+    def derivation_for(self, feed: Feed, changing: str = "") -> Derivation | None:
+        """What computes the columns of some data; None if each step computes the whole model.
+
+        ``changing`` is the reason why the rows differ between the epochs, "" if they do not.
+
+        Raises:
+            DataError: the prefix mixes rows, and has to be computed before the steps.
+        """
+        prefix, cache = self.prefix, self._cache
+        if prefix is None:
+            return None
+        needed = prefix.reads_strings
+        if not needed and (cache is False or (cache == "auto" and not prefix.work)):
+            return None
+        if changing and not needed:
+            self._tell(f"cache: each step computes the whole model, because {changing}")
+            return None
+        derivation = self._deriving(once=cache is not False and not changing)
+        first = feed.first.take(np.arange(min(feed.first.rows, feed.size.rows)))
+        try:
+            derivation.probe(Preparation(self.setup.problem, self.device, False).inputs(first))
+        except DataError as error:
+            if needed or cache != "auto":
+                raise
+            self._tell(f"cache: each step computes the whole model, because {error}")
+            return None
+        return derivation
 
     def build(
         self,
         columns: Columns,
         size: Size,
         source: Callable[[Preparation], Source] | None = None,
+        derivation: Derivation | Literal["same"] | None = "same",
     ) -> Preparation:
         """Compile for the types of these labels and weights, unless this is already done.
 
-        ``source`` opens all batches, with which backends may be measured.
+        ``source`` opens all batches, with which backends may be measured; ``derivation`` computes the
+        columns of the engine, by default as for the last data.
         """
         check_batch(self.model, size.rows)
         terms = self.terms(columns)
-        if self.engine is None or terms != self.problem.terms:
+        had = self.derivation
+        if derivation != "same":
+            self._derivation = derivation
+        is_cut = self.derivation is not None
+        if self.engine is None or terms != self.problem.terms or is_cut != (had is not None):
             known = self.standing.size if self.engine is None else None
             batch = columns.take(np.arange(min(size.rows, columns.rows)))
             self._compile(terms, known or size, self.standing.epoch, batch, source)
@@ -155,7 +231,7 @@ class Live:
         if before is not None:
             self.standing.slots, self.standing.buffers = slots, self.buffers()
         with shape_probe.explain_unknown(self.model):
-            backend, engine = self._build_engine(problem, batch, source)
+            backend, engine = self._build_engine(problem, self._cut(problem), batch, source)
         try:
             self._load(problem, state, engine)
             if batch is not None and failures.batch_dim_uncertain(problem):
@@ -200,12 +276,21 @@ class Live:
         problem = attrs.evolve(
             problem, model=self.model.holding(resting) if resting else self.model
         )
+        return self._with_threads(problem)
+
+    def _with_threads(self, problem: Problem) -> Problem:
         if self._threads == "auto":
             problem = attrs.evolve(problem, threads=cost.threads(problem))
             if problem.peers is not None:  # the processes on this machine share its processors
                 own = max(1, problem.threads // problem.peers.neighbours)
                 problem = attrs.evolve(problem, threads=own)
         return problem
+
+    def _cut(self, problem: Problem) -> Problem:
+        """The problem of the engine, without the prefix if that is computed before."""
+        if self.derivation is None:
+            return problem
+        return self._with_threads(self.derivation.prefix.cut(problem))
 
     def _load(self, problem: Problem, state: Mapping[str, Array], engine: Engine) -> None:
         """Write weights, the optimizer's state and statistics into a new engine."""
@@ -218,11 +303,12 @@ class Live:
 
     def _build_engine(
         self,
+        whole: Problem,
         problem: Problem,
         batch: Columns | None,
         source: Callable[[Preparation], Source] | None,
     ) -> tuple[Backend, Engine]:
-        """The backend of a problem, and its engine."""
+        """The backend of a problem, and its engine; ``whole`` has the whole model."""
         setup = self.setup
         if not setup.fastest:
             return setup.build_engine(problem)
@@ -231,7 +317,7 @@ class Live:
             backend_choice.Setting(problem, self.device, setup.runtime),
             backends,
             self.standing.backend,
-            None if batch is None else self.trial(problem, batch, source),
+            None if batch is None else self.trial(whole, batch, source),
             self._tell,
             alone=setup.sync_every is not None,
         )
@@ -250,6 +336,8 @@ class Live:
         """The inputs for measuring the steps of a problem, from the current state."""
         preparing = self.preparing(problem)
         opened = None if source is None else source(preparing)  # its errors refer to all rows
+        if preparing.derivation is not None and not preparing.derivation.once:
+            opened = None  # it has the inputs of the model
         return Trial(
             load=lambda engine: self._load(problem, self.state(), engine),
             first=preparing.batch(columns),
@@ -302,7 +390,10 @@ class Live:
         for name in names:
             self.model.value(name)
         batches = feed.inputs(self.preparing(self.problem))
-        if self.engine is not None:
+        predict: Callable[[Batch, Sequence[str]], dict[str, Array]]
+        if self.derivation is not None and self.derivation.prefix.reads_strings:
+            predict = self._predicting_after_prefix(names)
+        elif self.engine is not None and self.derivation is None:
             predict = self.engine.predict
         else:
             predict = partial(self.evaluator.predict, self._weights_now())
@@ -310,17 +401,42 @@ class Live:
         proto, half = self.model.proto, self.model.half
         return {n: in_file_type(proto, half, n, array) for n, array in arrays.items()}
 
-    def scorer(self, feed: Feed, peers: Peers | None = None) -> Callable[[], dict[str, float]]:
+    def _predicting_after_prefix(
+        self, names: Sequence[str]
+    ) -> Callable[[Batch, Sequence[str]], dict[str, Array]]:
+        """A function that computes tensors of a batch: the prefix before them, then the rest."""
+        problem = self.inference()
+        prefix = find_prefix(problem, names)
+        if prefix is None:
+            return partial(self.evaluator.predict, self._weights_now())
+        session = PrefixSession(prefix, self.device, problem.threads)
+        derivation = attrs.evolve(self._deriving(once=False), prefix=prefix, session=session)
+        own = [name for name in names if name in prefix.computed]
+        others = [name for name in names if name not in own]
+        rest = Evaluator(prefix.cut(problem), self.device) if others else None
+        weights = self._weights_now()
+
+        def predict(batch: Batch, names: Sequence[str]) -> dict[str, Array]:
+            columns = derivation.batch(batch)
+            found = {} if rest is None else rest.predict(weights, columns, others)
+            return {n: columns.array(n) if n in own else found[n] for n in names}
+
+        return predict
+
+    def scorer(
+        self, feed: Feed, peers: Peers | None = None, *, keep: bool = False
+    ) -> Callable[[], dict[str, float]]:
         """A function that scores labelled data with the weights at the time of its call.
 
         It never rebuilds the engine, which may be training: if the labels or sample weights have
         other types than in the engine, a separate evaluator scores them. With ``peers`` each
-        process evaluates its share of the batches, when all of them call it.
+        process evaluates its share of the batches, when all of them call it. ``keep`` says whether
+        derived columns are kept, for several calls.
         """
         problem = self.inference(self.terms(feed.first))
-        batches = feed.labelled(self.preparing(problem))
+        batches = feed.labelled(self.preparing(problem), keep=keep)
         scores = Scores(problem, self.setup.metrics, batches, peers)
-        evaluator = Evaluator(problem, self.device)
+        evaluator = Evaluator(self._cut(problem), self.device)
 
         def score() -> dict[str, float]:
             if self.engine is not None and problem.terms == self.problem.terms:
@@ -333,8 +449,12 @@ class Live:
         """The values of every loss before weights and reduction, by the name of the predicted tensor."""
         unweighted = attrs.evolve(columns, weights={})
         problem = self.inference(self.terms(unweighted))
-        prepared = self.preparing(problem).columns(unweighted)
-        return scoring.per_sample(problem, self.device, prepared, self.inferring())
+        preparing = self.preparing(problem)
+        prepared: Mapping[str, Array] = preparing.columns(unweighted)
+        if preparing.derivation is not None:
+            alone = attrs.evolve(preparing.derivation, peers=None)
+            prepared = alone.of_all(prepared)
+        return scoring.per_sample(self._cut(problem), self.device, prepared, self.inferring())
 
     def _weights_now(self) -> dict[str, Value]:
         return {n: self.device.put(a) for n, a in self.inferring().items()}

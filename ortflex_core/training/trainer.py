@@ -120,6 +120,11 @@ class Trainer(SharesModels):
         reinitialize: the parameters that start from new random values: True for all, or names and
             globs.
         check_finite: refuse data with NaN or infinity; each array is checked once.
+        cache: where the results of the prefix are kept, the part of the model before everything
+            that is trained, which is then computed once for each row: ``memory``, a temporary file
+            (``disk``), or ``auto``: memory, and a file if they are large, where the prefix has
+            products or operators without a gradient; ``False`` computes the whole model in each
+            step.
         batch_norm: ``train`` normalizes with the statistics of the batch and updates the running
             statistics if they are initializers; ``freeze`` uses the running statistics; ``auto``
             means ``freeze`` where scale and bias are both frozen, otherwise ``train``.
@@ -183,6 +188,7 @@ class Trainer(SharesModels):
         classes: Sequence[Any] | None = None,
         reinitialize: bool | str | Iterable[str] = False,
         check_finite: bool = True,
+        cache: Literal["auto", "memory", "disk", False] = "auto",
         batch_norm: Literal["auto", "train", "freeze"] = "auto",
         dropout: Literal["file", "off"] | float = "file",
         threads: int | Literal["auto"] = "auto",
@@ -208,6 +214,7 @@ class Trainer(SharesModels):
                 setup,
                 weights | draw(setup.model, setup.problem.choices, arguments.reinitialize, seed),
                 threads=threads,
+                cache=cache,
                 check_finite=check_finite,
                 hook=partial(weak_hook, weakref.ref(self), hooks),
                 tell=partial(say, progress=False if peers is not None and peers.rank else progress),

@@ -100,6 +100,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "reduction": ("avg", "expected 'mean' or 'sum', got 'avg'"),
     "reinitialize": ([1], "expected a name or a list of names, got [1]"),
     "check_finite": (None, "expected True or False, got None"),
+    "cache": (True, "expected 'auto', 'memory', 'disk' or False, got True"),
     "batch_norm": ("off", "expected 'auto', 'train' or 'freeze', got 'off'"),
     "dropout": (1.0, "expected 'file', 'off' or a number >= 0 and < 1, got 1.0"),
     "threads": ("all", "expected 'auto' or an integer >= 1, got 'all'"),

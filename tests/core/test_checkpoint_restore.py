@@ -103,6 +103,7 @@ SAME: dict[str, Any] = {
     "metrics": ["mae"],
     "callbacks": ["early_stopping"],
     "reinitialize": True,
+    "cache": "memory",
     "check_finite": False,
     "distributed": ThreadGroup(),
     "progress": False,

@@ -425,21 +425,6 @@ def _named(spec: Any, plugins: Plugins) -> Any:
     return spec
 
 
-def check_inputs(model: Model) -> None:
-    """Refuse models with string inputs: onnxruntime cannot bind such tensors.
-
-    Raises:
-        ModelError: names the input.
-    """
-    for spec in model.inputs:
-        if spec.dtype == TensorProto.STRING:
-            raise ModelError(
-                f"the input {spec} is a string tensor, which cannot be used in training. Export "
-                "the part that reads strings as a separate model, and train the rest on the "
-                "numbers that it returns"
-            )
-
-
 def check_precision(model: Model, names: Sequence[str]) -> None:
     """float32 and float64 are trained; anything else is refused.
 

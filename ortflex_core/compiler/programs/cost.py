@@ -20,6 +20,11 @@ def threads(problem: Problem) -> int:
     """One thread for a small step, else one for every processor this process may use."""
     if step_flops(problem) < _WORTH:
         return 1
+    return processors()
+
+
+def processors() -> int:
+    """The processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -22,7 +22,7 @@ FORMAT = 2
 """The format that is written; format 1 (of 0.1.0) is read as well, but cannot be verified."""
 NAME = "checkpoint.json"
 
-OLD_DEFAULTS = {"batch_norm": "train"}
+OLD_DEFAULTS = {"batch_norm": "train", "cache": False}
 """The values that arguments had in records that do not name them, where the default is another now."""
 
 _MOST = 2**63

@@ -20,6 +20,7 @@ from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.errors import ConfigError, suggest
 from ortflex_core.training.config.checks import (
     Check,
+    check_cache,
     check_choice,
     check_classes,
     check_count,
@@ -258,6 +259,14 @@ class Arguments:
     )
     check_finite: bool = argument(
         "refuse data with NaN or infinity; each array is checked once", True, check=check_flag
+    )
+    cache: Literal["auto", "memory", "disk", False] = argument(
+        "where the results of the prefix are kept, the part of the model before everything that is "
+        "trained, which is then computed once for each row: ``memory``, a temporary file (``disk``), or "
+        "``auto``: memory, and a file if they are large, where the prefix has products or operators "
+        "without a gradient; ``False`` computes the whole model in each step",
+        "auto",
+        check=check_cache,
     )
     batch_norm: Literal["auto", "train", "freeze"] = argument(
         "``train`` normalizes with the statistics of the batch and updates the running statistics if "

@@ -128,6 +128,12 @@ def check_dropout(name: str, value: Any) -> Iterator[str]:
         yield f"{name}: expected 'file', 'off' or a number >= 0 and < 1, got {short_repr(value)}"
 
 
+def check_cache(name: str, value: Any) -> Iterator[str]:
+    """'auto', 'memory', 'disk' or False."""
+    if value is not False and not (isinstance(value, str) and value in ("auto", "memory", "disk")):
+        yield f"{name}: expected 'auto', 'memory', 'disk' or False, got {short_repr(value)}"
+
+
 def check_flag(name: str, value: Any) -> Iterator[str]:
     """A boolean."""
     if not isinstance(value, bool | np.bool_):

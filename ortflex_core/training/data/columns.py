@@ -154,6 +154,8 @@ def fit_to(array: Array, spec: TensorSpec, what: str, *, check_finite: bool = Tr
     """
     wanted = spec.numpy
     _check_shape(array.shape, spec, what)
+    if spec.dtype == TensorProto.STRING:
+        return _texts(array, spec, what)
     if array.dtype != wanted:
         lossy = array.dtype.kind not in "iufb" or (wanted.kind in "iub" and array.dtype.kind == "f")
         if lossy:
@@ -173,6 +175,27 @@ def fit_to(array: Array, spec: TensorSpec, what: str, *, check_finite: bool = Tr
     if check_finite and wanted.kind == "f":
         _check_finite(array, what)
     return np.asarray(array, order="C")
+
+
+def _texts(array: Array, spec: TensorSpec, what: str) -> Array:
+    """An array of strings as Python objects, which onnxruntime reads.
+
+    Raises:
+        DataError: a value is not a string.
+    """
+    if array.dtype.kind in "biufcmM":
+        raise DataError(
+            f"{what} has type {array.dtype}, but {spec.name!r} takes strings; convert it: "
+            f"{what}.astype(str)"
+        )
+    texts = array.astype(object)
+    for place, value in np.ndenumerate(texts):
+        if not isinstance(value, str | bytes):
+            raise DataError(
+                f"{what} has {value!r} in row {place[0]}, but {spec.name!r} takes strings; fill in "
+                "missing values, and convert numbers with str"
+            )
+    return texts
 
 
 def _check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:

@@ -15,7 +15,7 @@ from ortflex_core.kernel.batches import ArrayBatches, Batch, Epoch, Lasting, Sou
 from ortflex_core.kernel.component import expected_count, is_count
 from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.protocols.data_source import DataSource
-from ortflex_core.kernel.types import Size
+from ortflex_core.kernel.types import Array, Size
 from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.columns import Columns, split
 from ortflex_core.training.data.iterables import Batches, IterableBatches, gives_batches
@@ -193,22 +193,40 @@ class Feed:
             if peers is not None:
                 source = RankBatches(pieces, peers, together, pieces.steps, pieces.rows)
         else:
-            prepared = preparing.columns(given)
+            prepared = Lasting(preparing.columns(given))
             denominators = preparing.denominators(prepared)
-            source = ArrayBatches(Lasting(prepared), denominators, batch_size, drop_last)
+            derivation = preparing.derivation
+            columns = prepared
+            if derivation is not None and derivation.once:
+                columns = derivation.of_all(prepared)
+            source = ArrayBatches(columns, denominators, batch_size, drop_last, prepared)
         _check_sizes(source, preparing.problem.model, batch_size)
         single_rows.check_source(preparing.problem, source, batch_size)
         return source
 
-    def labelled(self, preparing: Preparation) -> Callable[[], Iterable[Batch]]:
-        """A function that yields consecutive batches with their labels; every call starts at the first."""
-        given = self.given
+    def labelled(
+        self, preparing: Preparation, *, keep: bool = False
+    ) -> Callable[[], Iterable[Batch]]:
+        """A function that yields consecutive batches with their labels; every call starts at the first.
+
+        ``keep`` says whether derived columns are kept, for several calls.
+        """
+        given, derivation = self.given, preparing.derivation
         if isinstance(given, Columns):
             size = chunk_size(preparing.problem, given.rows)
-            prepared = preparing.columns(given)
-            batches = slices(prepared, given.rows, size, preparing.denominators(prepared))
-            return lambda: batches
-        return partial(self._consecutive, _conversion(preparing, self._convert_columns), preparing)
+            prepared: Mapping[str, Array] = preparing.columns(given)
+            denominators = preparing.denominators(prepared)
+            if derivation is None:
+                batches = slices(prepared, given.rows, size, denominators)
+                return lambda: batches
+            if keep and derivation.once:
+                batches = slices(derivation.of_all(prepared), given.rows, size, denominators)
+                return lambda: batches
+            size = derivation.at_once(prepared, given.rows)
+            batches = slices(prepared, given.rows, size, denominators)
+            return lambda: map(derivation.batch, batches)
+        drawn = partial(self._consecutive, _conversion(preparing, self._convert_columns), preparing)
+        return lambda: map(preparing.derived, drawn())
 
     def inputs(self, preparing: Preparation) -> Iterator[Batch]:
         """Consecutive batches without labels, for predictions."""

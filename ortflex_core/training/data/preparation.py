@@ -21,6 +21,7 @@ from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.types import Array, TensorSpec
 from ortflex_core.training.data import columns as data
 from ortflex_core.training.data.columns import Columns
+from ortflex_core.training.data.derived import Derivation
 
 
 @attrs.frozen
@@ -30,6 +31,8 @@ class Preparation:
     problem: Problem
     device: Device
     check_finite: bool = True
+    derivation: Derivation | None = None
+    """Computes the columns that the graphs read, if a prefix of the model is not in the graphs."""
     _masks: dict[str, Program | None] = attrs.field(init=False, factory=dict, eq=False)
     """The program of the contributions of rows, by the prefix of a loss term; traced once."""
 
@@ -138,7 +141,12 @@ class Preparation:
     def batch(self, given: Columns) -> Batch:
         """All rows of the columns as one batch."""
         columns = self.columns(given)
-        return Batch(columns, None, given.rows, totals(self.denominators(columns), given.rows))
+        of_all = totals(self.denominators(columns), given.rows)
+        return self.derived(Batch(columns, None, given.rows, of_all))
+
+    def derived(self, batch: Batch) -> Batch:
+        """A batch of the model's inputs with the columns that the graphs read."""
+        return batch if self.derivation is None else self.derivation.batch(batch)
 
 
 _LEAST = 1 / float(np.finfo(np.float32).max)

@@ -1,0 +1,268 @@
+"""Derived columns: what the prefix of a model computes from the rows of the data.
+
+They replace the inputs of the model that only the prefix reads. The rows of arrays are computed once,
+before the first step; rows that change in each epoch are computed batch by batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.compiler.programs.prefix import Prefix
+from ortflex_core.kernel.batches import Batch, Block, Epoch, Lasting, Source
+from ortflex_core.kernel.errors import DataError, GraphError
+from ortflex_core.kernel.types import Array, shape_text
+from ortflex_core.training.data.prefix_session import PrefixSession
+from ortflex_core.training.process_groups.peers import Peers, pack, unpack
+
+Cache = Literal["auto", "memory", "disk", False]
+"""Where derived columns are kept; False computes the whole model in every step."""
+
+_AT_ONCE = 1024
+"""Rows that are computed together if they are small."""
+_SMALL = 2**20
+"""The bytes of rows that are small together."""
+_PROBED = 8
+"""Rows with which a prefix is tested."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Derivation:
+    """Computes the columns of the rest of a model from the columns of the data.
+
+    Attributes:
+        prefix: the part of the model that is computed here.
+        session: runs it.
+        batch_size: the rows that are computed together, unless they are small.
+        once: whether the rows of arrays are computed before the first step.
+        counting: shows the number of rows that have been computed so far.
+        peers: the processes that share the work on arrays.
+    """
+
+    prefix: Prefix
+    session: PrefixSession
+    batch_size: int
+    once: bool = True
+    counting: Callable[[int], Any] = lambda rows: None
+    peers: Peers | None = None
+
+    @cached_property
+    def dropped(self) -> frozenset[str]:
+        """The inputs of the model that the rest does not read."""
+        kept = {spec.name for spec in self.prefix.columns}
+        return frozenset(i.name for i in self.prefix.problem.model.inputs if i.name not in kept)
+
+    def rows(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """The columns that the prefix computes for some rows of the inputs.
+
+        Raises:
+            DataError: the prefix cannot run on them, or returns another number of rows.
+        """
+        count = len(next(iter(given.values())))
+        try:
+            found = self.session(given)
+        except GraphError as error:
+            fed = ", ".join(f"{n} {shape_text(given[n].shape)}" for n in self._taken)
+            raise DataError(f"the model cannot run on rows with {fed}: {error}") from error
+        for name, array in found.items():
+            if array.shape[:1] != (count,):
+                raise self._mixed(
+                    f"{name!r} has the shape {shape_text(array.shape)} for {count} rows"
+                )
+        return found
+
+    @property
+    def _taken(self) -> list[str]:
+        return [spec.name for spec in self.prefix.takes]
+
+    def of_batch(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """All columns of a batch: computed, passed on, labels and sample weights."""
+        return self._kept(given) | self.rows(given)
+
+    def _kept(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: array for name, array in given.items() if name not in self.dropped}
+
+    def of_all(self, given: Mapping[str, Array]) -> Lasting:
+        """All columns of arrays, computed at once; several processes share the work.
+
+        Raises:
+            DataError: as :meth:`rows`, or a column has another shape in another part of the rows.
+        """
+        inputs = {name: given[name] for name in self._taken}
+        count = len(next(iter(inputs.values())))
+        size = self.at_once(inputs, count)
+        starts = range(0, count, size)
+        out: dict[str, Array] = {}
+        done = 0
+        for start, part in self._parts(inputs, starts, size):
+            for name, array in part.items():
+                if name not in out:
+                    out[name] = np.empty((count, *array.shape[1:]), array.dtype)
+                if out[name].shape[1:] != array.shape[1:]:
+                    raise self._mixed(
+                        f"a row of {name!r} has the shape {shape_text(array.shape[1:])} from row "
+                        f"{start} on, and {shape_text(out[name].shape[1:])} before"
+                    )
+                out[name][start : start + len(array)] = array
+                done = start + len(array)
+            self.counting(done)
+        return Lasting(self._kept(given) | out)
+
+    def _parts(
+        self, inputs: Mapping[str, Array], starts: range, size: int
+    ) -> Iterator[tuple[int, Mapping[str, Array]]]:
+        """The computed columns of consecutive rows, and the number of the first of them."""
+
+        def compute(start: int) -> dict[str, Array]:
+            return self.rows({n: array[start : start + size] for n, array in inputs.items()})
+
+        if self.peers is None:
+            yield from ((start, compute(start)) for start in starts)
+            return
+        names = self.prefix.computed
+        for first, own, present in self.peers.rounds(len(starts)):
+            payload = np.zeros(0, np.uint8)
+            if own is not None:
+                found = compute(starts[own])
+                payload = pack([found[name] for name in names])
+            parts = self.peers.gather("derived columns", payload)
+            for k in range(present):
+                yield starts[first + k], dict(zip(names, unpack(parts[k]), strict=True))
+
+    def at_once(self, inputs: Mapping[str, Array], count: int) -> int:
+        """The number of rows that are computed together."""
+        fixed = self.prefix.problem.model.fixed_batch
+        if fixed is not None:
+            return fixed[1]
+        width = max(1, sum(array.nbytes for array in inputs.values()) // max(1, count))
+        return max(self.batch_size, min(_AT_ONCE, _SMALL // width))
+
+    def probe(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """Test on some rows that each row of the columns depends on one row; returns the columns.
+
+        The same rows in another order, and in two parts, have to give the same rows of the columns.
+
+        Raises:
+            DataError: they do not.
+        """
+        inputs = {name: given[name] for name in self._taken}
+        count = len(next(iter(inputs.values())))
+        fixed = self.prefix.problem.model.fixed_batch
+        count = min(count, _PROBED) if fixed is None else fixed[1]
+        inputs = {name: array[:count] for name, array in inputs.items()}
+        whole = self.rows(inputs)
+        turned = self.rows({n: np.ascontiguousarray(a[::-1]) for n, a in inputs.items()})
+        others = [{name: array[::-1] for name, array in turned.items()}]
+        if fixed is None and count > 1:
+            half = count // 2
+            parts = [
+                self.rows({n: a[rows] for n, a in inputs.items()})
+                for rows in (slice(half), slice(half, count))
+            ]
+            if all(parts[0][n].shape[1:] == parts[1][n].shape[1:] for n in whole):
+                others.append({n: np.concatenate([p[n] for p in parts]) for n in whole})
+            else:
+                raise self._mixed("the shape of a row depends on the other rows")
+        for other in others:
+            for name, array in whole.items():
+                if not _is_same(array, other[name]):
+                    raise self._mixed(
+                        f"rows of {name!r} differ if the rows of the data are in another order or in "
+                        "two parts"
+                    )
+        return whole
+
+    def _mixed(self, how: str) -> DataError:
+        return DataError(
+            f"the prefix of {self.prefix.problem.model.label} mixes rows, so its results cannot be "
+            f"columns of the data: {how}; pass cache=False, which computes the whole model in each step"
+        )
+
+    def batches(self, source: Source) -> Source:
+        """The batches of a source of the model's inputs, each with its derived columns."""
+        return DerivedBatches(source, self)
+
+    def batch(self, batch: Batch) -> Batch:
+        """A batch with derived columns, which are computed when they are first read."""
+        columns = _Late(self, batch, batch.array)
+        return Batch(columns, None, batch.size, batch.denominators)
+
+    def block(self, block: Block) -> Block:
+        """Several batches with derived columns."""
+        columns = _Late(self, block, lambda name: block.columns[name][block.rows])
+        rows = np.arange(len(block.rows))
+        return Block(columns, rows, block.size, block.denominators)
+
+
+class _Late(Mapping[str, Array]):
+    """The columns of a batch; the prefix runs when the first of them is read.
+
+    A batch of another process is never read, so its prefix never runs here.
+    """
+
+    def __init__(
+        self, derivation: Derivation, batch: Batch | Block, array: Callable[[str], Array]
+    ) -> None:
+        self._names = [
+            *(n for n in batch.columns if n not in derivation.dropped),
+            *derivation.prefix.computed,
+        ]
+        self._derivation, self._batch, self._array = derivation, batch, array
+
+    @cached_property
+    def _columns(self) -> dict[str, Array]:
+        given = {name: self._array(name) for name in self._batch.columns}
+        return self._derivation.of_batch(given)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class DerivedBatches:
+    """A source whose batches have derived columns; all other calls go to the inner source."""
+
+    def __init__(self, source: Source, derivation: Derivation) -> None:
+        self._source, self._derivation = source, derivation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def sample(self) -> Batch:
+        """A batch to inspect."""
+        return self._derivation.batch(self._source.sample())
+
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
+        """The batches of the source."""
+        drawn = self._source.batches(epoch)
+        with closing(drawn):  # type: ignore[type-var]  # generators, all of them
+            for group in drawn:
+                if isinstance(group, Block):
+                    yield self._derivation.block(group)
+                else:
+                    yield [self._derivation.batch(batch) for batch in group]
+
+
+def _is_same(array: Array, other: Array) -> bool:
+    """Whether two arrays are equal, to rounding."""
+    if array.shape != other.shape or array.dtype != other.dtype:
+        return False
+    if array.dtype.kind != "f":
+        return bool(np.array_equal(array, other))
+    scale = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+    tolerance = 1e-10 if array.dtype.itemsize == 8 else 1e-4
+    return bool(np.allclose(array, other, tolerance, tolerance * scale, equal_nan=True))

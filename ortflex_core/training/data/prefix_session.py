@@ -1,0 +1,65 @@
+"""The prefix of a model as a session of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from ortflex_core.compiler.graph.ports import Port
+from ortflex_core.compiler.programs.prefix import Prefix
+from ortflex_core.compiler.runtime.session import open_session, session_options
+from ortflex_core.kernel.error_reasons import error_reason
+from ortflex_core.kernel.errors import GraphError
+from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.types import Array
+
+_MOST = 2**30
+"""The bytes of weights that are constants of the graph; onnxruntime reads at most 2 GB."""
+
+
+class PrefixSession:
+    """A prefix in onnxruntime, with every optimization, from arrays of inputs to arrays of columns.
+
+    Raises:
+        GraphError: onnxruntime refuses the graph.
+    """
+
+    def __init__(self, prefix: Prefix, device: Device, threads: int = 1) -> None:
+        model = prefix.problem.model
+        program = prefix.program()
+        proto = program.proto()
+        specs = {key: spec for key, spec in program.takes.items() if isinstance(key, Port)}
+        frozen = {str(k.of): s.name for k, s in specs.items() if k.role != "data"}
+        self._inputs = {s.name: str(k.of) for k, s in specs.items() if k.role == "data"}
+        self._names = {o.name: str(k.of) for k, o in program.gives.items()}  # type: ignore[union-attr]
+        values = {label: model.initializer(name) for name, label in frozen.items()}
+        self._large: Mapping[str, Array] = values
+        if sum(array.nbytes for array in values.values()) < _MOST:
+            # Constants, so that onnxruntime folds them into the products.
+            self._large = {}
+            for value in [i for i in proto.graph.input if i.name in values]:
+                proto.graph.input.remove(value)
+            proto.graph.initializer.extend(
+                onnx.numpy_helper.from_array(array, label) for label, array in values.items()
+            )
+        try:
+            self._session = open_session(
+                proto.SerializeToString(), session_options(threads), device
+            )
+        except Exception as error:  # onnxruntime has its own exception classes, made in C++
+            raise GraphError(f"the prefix of {model.label}: {error_reason(error)}") from error
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The columns that the prefix computes, for some rows.
+
+        Raises:
+            GraphError: the run fails.
+        """
+        feeds = {label: inputs[name] for label, name in self._inputs.items()}
+        try:
+            values: Any = self._session.run(list(self._names), {**feeds, **self._large})
+        except Exception as error:  # onnxruntime has its own exception classes, made in C++
+            raise GraphError(f"the prefix failed: {error_reason(error)}") from error
+        return dict(zip(self._names.values(), values, strict=True))

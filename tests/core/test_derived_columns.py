@@ -1,0 +1,353 @@
+"""``cache=``: the prefix of a model is computed once for each row.
+
+The classes of errors: a run with derived columns is another training than one without; columns that are
+not a function of a row are kept; rows that change are computed once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ortflex_core import (
+    Array,
+    Batches,
+    ConfigError,
+    DataError,
+    ModelError,
+    Recipe,
+    Trainer,
+    hook,
+    run_ranks,
+)
+from ortflex_core.training.data.prefix_session import PrefixSession
+from tests import models
+from tests.training import every_backend, make, same
+
+node = helper.make_node
+HEAD = ["full", "shift"]
+
+
+def images(rows: int = 30, seed: int = 4) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, 1, 8, 8)).astype(np.float32)
+    return x, (x.mean((1, 2, 3)) * 40).astype(np.int64) % 4
+
+
+def trainer(**options: Any) -> Trainer:
+    options = {
+        "loss": "softmax_cross_entropy",
+        "params": HEAD,
+        "batch_size": 8,
+        "epochs": 3,
+        "learning_rate": 0.05,
+    } | options
+    return make(models.conv_net(side=8), **options)
+
+
+def inputs_of(trained: Trainer) -> list[str]:
+    """The columns that the engine reads, except the labels."""
+    return [i.name for i in trained.engine.problem.model.inputs]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of every run of a prefix."""
+    counts: list[int] = []
+    run = PrefixSession.__call__
+
+    def counted(session: PrefixSession, inputs: Any) -> Any:
+        counts.append(len(next(iter(inputs.values()))))
+        return run(session, inputs)
+
+    monkeypatch.setattr(PrefixSession, "__call__", counted)
+    return counts
+
+
+@every_backend
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_run_with_derived_columns_is_the_same_training(backend: str, weighted: bool) -> None:
+    x, y = images()
+    weight = np.linspace(0.1, 2, len(x)) if weighted else None
+    runs = [trainer(backend=backend, cache=cache, epochs=5) for cache in ("auto", False)]
+    for run in runs:
+        run.fit(x, y, weight, validation_data=(x[:11], y[:11]))
+    derived, whole = runs
+    same(derived.get_state(), whole.get_state())
+    np.testing.assert_allclose(derived.train_losses_, whole.train_losses_, rtol=1e-5)
+    np.testing.assert_allclose(derived.validation_losses_, whole.validation_losses_, rtol=1e-5)
+    np.testing.assert_allclose(derived.predict(x), whole.predict(x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        derived.evaluate(x, y, weight)["loss"], whole.evaluate(x, y, weight)["loss"], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        derived.per_sample_losses(x, y), whole.per_sample_losses(x, y), rtol=1e-4, atol=1e-5
+    )
+    for name in ("c", "f", "scores"):
+        np.testing.assert_allclose(
+            derived.predict(x, name), whole.predict(x, name), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_every_row_is_computed_once(rows_run: list[int]) -> None:
+    run = trainer(backend="fused", epochs=4)
+    x, y = images()
+    run.fit(x, y, validation_data=(x[:10], y[:10]))
+    probed = sum(rows_run) - 40
+    assert probed == 3 * 8
+    assert inputs_of(run) == ["f"]
+
+
+def test_the_trained_file_after_100_steps() -> None:
+    x, y = images(64)
+    files = []
+    for cache in ("memory", False):
+        run = trainer(backend="fused", cache=cache, epochs=13, optimizer="adam")
+        run.fit(x, y)
+        files.append(
+            {t.name: onnx.numpy_helper.to_array(t) for t in run.export().graph.initializer}
+        )
+    for name, array in files[0].items():
+        np.testing.assert_allclose(array, files[1][name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_plain_network_has_no_prefix(rows_run: list[int]) -> None:
+    x = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
+    run = make(models.mlp(), backend="fused")
+    run.fit(x, x[:, :1])
+    assert (inputs_of(run), rows_run) == (["X"], [])
+
+
+class Shifted:
+    """Changes the rows of every batch."""
+
+    seen: list[set[str]]
+
+    def __init__(self) -> None:
+        self.seen = []
+
+    @hook
+    def batch_drawn(self, batch: dict[str, Array], rng: np.random.Generator) -> None:
+        self.seen.append(set(batch))
+        batch["X"] += rng.standard_normal(batch["X"].shape).astype(np.float32)
+
+
+def test_rows_that_change_are_not_computed_once(rows_run: list[int]) -> None:
+    x, y = images()
+    states = []
+    for cache in ("auto", "memory", False):
+        run = trainer(backend="fused", cache=cache, callbacks=[Shifted()])
+        run.fit(x, y)
+        assert inputs_of(run) == ["X"]
+        states.append(run.get_state())
+    for state in states[1:]:
+        same(state, states[0], 0)
+    batches = trainer(backend="fused")
+    batches.fit(Batches([(x[:8], y[:8]), (x[8:16], y[8:16])]))
+    assert inputs_of(batches) == ["X"]
+    assert rows_run == []
+
+
+def test_step_computes_the_whole_model_until_fit_did_not(rows_run: list[int]) -> None:
+    x, y = images()
+    run, whole = trainer(backend="fused"), trainer(backend="fused", cache=False)
+    for one in (run, whole):
+        one.step((x[:8], y[:8]))
+    assert rows_run == []
+    for one in (run, whole):
+        one.fit(x, y)
+        one.step((x[:8], y[:8]))
+    same(run.get_state(), whole.get_state())
+    assert inputs_of(run) == ["f"]
+
+
+def test_groups_that_start_later_keep_the_columns(rows_run: list[int]) -> None:
+    x, y = images()
+    states = []
+    for cache in ("auto", False):
+        groups = [{"params": "shift", "start_epoch": 2}]
+        run = trainer(backend="fused", cache=cache, groups=groups, epochs=4)
+        run.fit(x, y)
+        states.append(run.get_state())
+    same(*states)
+    assert sum(rows_run) == 30 + 3 * 8
+
+
+def test_processes_share_the_rows(rows_run: list[int]) -> None:
+    """Two processes leave the bits of one that accumulates two batches; each computes half of the rows."""
+    x, y = images(64)
+    options: dict[str, Any] = {"backend": {"name": "fused", "steps_per_run": 1}, "threads": 1}
+    alone = trainer(accumulate=2, **options)
+    alone.fit(x, y, validation_data=(x[:20], y[:20]))
+    once = sum(rows_run)
+
+    def train(group: Any) -> dict[str, Array]:
+        run = trainer(distributed=group, **options)
+        run.fit(x, y, validation_data=(x[:20], y[:20]))
+        return run.get_state()
+
+    for state in run_ranks(2, train):
+        if isinstance(state, BaseException):
+            raise state
+        same(state, alone.get_state(), 0)
+    probed = 3 * 8
+    assert sum(rows_run) == 2 * once + probed
+
+
+def mixing() -> onnx.ModelProto:
+    """A frozen product, minus its mean over the rows, and a head."""
+    rng = np.random.default_rng(2)
+    return models.model(
+        [
+            node("MatMul", ["X", "frozen"], ["a"]),
+            node("ReduceMean", ["a"], ["m"], axes=[0], keepdims=1),
+            node("Sub", ["a", "m"], ["b"]),
+            node("MatMul", ["b", "head"], ["Y"]),
+        ],
+        [models.floats("X", "N", 4)],
+        [models.floats("Y", "N", 1)],
+        {"frozen": rng.standard_normal((4, 5)), "head": rng.standard_normal((5, 1))},
+    )
+
+
+def test_a_prefix_that_mixes_rows_is_refused() -> None:
+    x = np.random.default_rng(1).standard_normal((20, 4)).astype(np.float32)
+    states = []
+    for cache in ("auto", False):
+        run = make(mixing(), params="head", backend="fused", cache=cache)
+        run.fit(x, x[:, :1])
+        assert inputs_of(run) == ["X"]
+        states.append(run.get_state())
+    same(*states, 0)
+    with pytest.raises(DataError, match="cache=False"):
+        make(mixing(), params="head", backend="fused", cache="memory").fit(x, x[:, :1])
+
+
+def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    x, y = images()
+
+    class Save:
+        @hook
+        def epoch_end(self, trainer: Trainer, progress: Any) -> None:
+            if progress.epoch == 2:
+                trainer.save(tmp_path / "run")
+
+    whole = trainer(backend="fused", callbacks=[Save()], epochs=4)
+    whole.fit(x, y)
+    resumed = Trainer.resume(tmp_path / "run", plugins=whole.plugins, callbacks=[])
+    resumed.fit(x, y)
+    same(resumed.get_state(), whole.get_state(), 0)
+    with pytest.raises(DataError, match="X"):
+        Trainer.resume(tmp_path / "run", plugins=whole.plugins, callbacks=[]).fit(x[::-1], y)
+
+
+@pytest.mark.parametrize("value", [True, "ram", None, 1])
+def test_other_values_are_an_error(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^cache: "):
+        trainer(cache=value)
+
+
+def categories(params: str = "w") -> onnx.ModelProto:
+    """Two columns of strings, one-hot, and a linear model."""
+    nodes = [
+        node("OneHotEncoder", ["X"], ["h"], domain="ai.onnx.ml", cats_strings=["a", "b", "c"]),
+        node("Reshape", ["h", "shape"], ["r"]),
+        node("MatMul", ["r", "w"], ["s"]),
+        node("Add", ["s", "b"], ["Y"]),
+    ]
+    x = helper.make_tensor_value_info("X", TensorProto.STRING, ["N", 2])
+    weights = {"shape": np.array([-1, 6]), "w": np.zeros((6, 1)), "b": np.zeros(1)}
+    return models.model(nodes, [x], [models.floats("Y", "N", 1)], weights, ai_onnx_ml=3)
+
+
+def texts(rows: int = 60) -> tuple[Array, Array]:
+    x = np.random.default_rng(3).choice(["a", "b", "c"], (rows, 2))
+    return x, (x[:, :1] == "a") * 2.0 - (x[:, 1:] == "b")
+
+
+@every_backend
+def test_strings_train(backend: str) -> None:
+    x, y = texts()
+    run = make(categories(), backend=backend, epochs=60, batch_size=8, learning_rate=0.1)
+    assert run.evaluate(x, y)["loss"] == pytest.approx(float((y**2).mean()), rel=1e-6)
+    run.fit(x, y, validation_data=0.2)
+    assert run.validation_losses_[-1] < 1e-4
+    np.testing.assert_allclose(run.predict(x), y, atol=0.05)
+    encoded = run.predict(x[:1], "r")
+    np.testing.assert_array_equal(encoded[0], [c == t for t in x[0] for c in "abc"])
+    assert run.per_sample_losses(x, y).shape == y.shape
+    run.step((x[:4], y[:4]))
+
+
+def test_strings_that_change_or_come_in_batches() -> None:
+    x, y = texts()
+    plain = make(categories(), backend="fused", cache=False, batch_size=20, shuffle=False)
+    plain.fit(x, y)
+    batched = make(categories(), backend="fused")
+    batched.fit(Batches([(x[k : k + 20], y[k : k + 20]) for k in range(0, 60, 20)]))
+    same(batched.get_state(), plain.get_state(), 1e-6)
+
+    class Same:
+        @hook
+        def batch_drawn(self, batch: dict[str, Array]) -> None:
+            assert batch["X"].dtype == object
+
+    hooked = make(categories(), backend="fused", batch_size=20, shuffle=False, callbacks=[Same()])
+    hooked.fit(x, y)
+    same(hooked.get_state(), plain.get_state(), 1e-6)
+
+
+@pytest.mark.parametrize("wrong", [np.ones((4, 2)), np.array([["a", None]] * 4, object)])
+def test_what_is_no_string_is_an_error(wrong: Array) -> None:
+    with pytest.raises(DataError, match="takes strings"):
+        make(categories(), backend="fused").fit(wrong, np.ones((4, 1)))
+
+
+def test_strings_that_a_trained_part_reads_are_an_error() -> None:
+    """Here a trained tensor decides which branch encodes the strings."""
+    proto = categories()
+    branches = [
+        helper.make_graph(
+            [
+                node(
+                    "OneHotEncoder",
+                    ["X"],
+                    [name],
+                    domain="ai.onnx.ml",
+                    cats_strings=["a", "b", "c"],
+                )
+            ],
+            name,
+            [],
+            [models.floats(name, None, 2, 3)],
+        )
+        for name in ("first", "second")
+    ]
+    encode = node("If", ["positive"], ["h"], then_branch=branches[0], else_branch=branches[1])
+    rest = list(proto.graph.node)[1:]
+    del proto.graph.node[:]
+    proto.graph.node.extend(
+        [node("ReduceSum", ["w"], ["sum"], keepdims=0), node("Cast", ["sum"], ["positive"], to=9)]
+    )
+    proto.graph.node.extend([encode, *rest])
+    with pytest.raises(ModelError, match="X: string"):
+        make(proto, params=["w"], backend="fused")
+
+
+def test_recipes_have_it(tmp_path: Path) -> None:
+    onnx.save(models.conv_net(side=8), tmp_path / "m.onnx")
+    x, y = images()
+    np.savez(tmp_path / "d.npz", X=x, y=y)
+    path = tmp_path / "train.toml"
+    text = (
+        'model = "m.onnx"\nloss = "softmax_cross_entropy"\nparams = ["full", "shift"]\n'
+        '[data]\nname = "npz"\npath = "d.npz"\n'
+    )
+    for written, cache in (('"memory"', "memory"), ("false", False)):
+        path.write_text(f"cache = {written}\n{text}")
+        assert Recipe.load(path).cache == cache

@@ -1,0 +1,167 @@
+"""The prefix of a model: which nodes belong to it, and where it ends.
+
+The class of errors: something that training changes is computed once, or something that only the rows
+decide is computed in every step. The rest of a model on the columns of its prefix is compared with the
+whole model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from ortflex_core import Array, Trainer, internals_of
+from ortflex_core.compiler.programs.prefix import Prefix, find_prefix
+from ortflex_core.training.data.prefix_session import PrefixSession
+from tests import models
+from tests.training import make
+
+node = helper.make_node
+
+
+def network(*middle: onnx.NodeProto, **weights: Any) -> onnx.ModelProto:
+    """``X`` [N, 4], a frozen product ``a``, the nodes from ``a`` to ``b`` [N, 5], and a trained head."""
+    rng = np.random.default_rng(2)
+    tensors: dict[str, Array] = {
+        "frozen": rng.standard_normal((4, 5)),
+        "head": rng.standard_normal((5, 1)),
+        **weights,
+    }
+    nodes = [node("MatMul", ["X", "frozen"], ["a"]), *middle, node("MatMul", ["b", "head"], ["Y"])]
+    return models.model(nodes, [models.floats("X", "N", 4)], [models.floats("Y", "N", 1)], tensors)
+
+
+def prefix_of(model: onnx.ModelProto, params: Any = "head", **options: Any) -> Prefix | None:
+    trainer = make(model, params=params, **options)
+    setup = internals_of(trainer).setup
+    return find_prefix(setup.problem, setup.loss_tensors)
+
+
+def columns(model: onnx.ModelProto, params: Any = "head", **options: Any) -> list[str]:
+    prefix = prefix_of(model, params, **options)
+    return [] if prefix is None else [spec.name for spec in prefix.columns]
+
+
+NORM = {k: np.ones(5) for k in ("scale", "mean", "var")} | {"bias": np.zeros(5)}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights", "options", "expected"),
+    [
+        ([node("Relu", ["a"], ["b"])], {}, {}, ["b"]),
+        ([node("Add", ["a", "offset"], ["b"])], {"offset": np.ones(5)}, {}, ["b"]),
+        ([node("RandomNormalLike", ["a"], ["r"]), node("Add", ["a", "r"], ["b"])], {}, {}, ["a"]),
+        ([node("Bernoulli", ["a"], ["b"])], {}, {}, ["a"]),
+        (
+            [node("BatchNormalization", ["a", "scale", "bias", "mean", "var"], ["b"])],
+            NORM,
+            {},
+            ["b"],
+        ),
+        (
+            [node("BatchNormalization", ["a", "scale", "bias", "mean", "var"], ["b"])],
+            NORM,
+            {"batch_norm": "train"},
+            ["a"],
+        ),
+        (
+            [node("BatchNormalization", ["a", "scale", "bias", "mean", "var"], ["b"])],
+            NORM,
+            {"params": ["head", "bias"]},
+            ["a"],
+        ),
+        (
+            [node("Dropout", ["a", "ratio", "on"], ["b"])],
+            {"ratio": np.float32(0.5), "on": np.array(True)},
+            {},
+            ["a"],
+        ),
+        (
+            [node("Dropout", ["a", "ratio", "on"], ["b"])],
+            {"ratio": np.float32(0.5), "on": np.array(True)},
+            {"dropout": "off"},
+            ["b"],
+        ),
+    ],
+    ids=["relu", "add", "draw", "bernoulli", "frozen", "batch", "trained", "dropout", "off"],
+)
+def test_where_it_ends(
+    nodes: Any, weights: dict[str, Array], options: dict[str, Any], expected: list[str]
+) -> None:
+    assert columns(network(*nodes, **weights), **{"params": "head"} | options) == expected
+
+
+def test_a_parameter_of_a_later_epoch_is_behind_it() -> None:
+    model = network(node("Add", ["a", "offset"], ["b"]), offset=np.ones(5))
+    groups = [{"params": "offset", "start_epoch": 3}]
+    assert columns(model, ["head", "offset"], groups=groups) == ["a"]
+
+
+def test_an_input_that_the_rest_reads_too_is_passed_on() -> None:
+    nodes = [
+        node("Relu", ["a"], ["r"]),
+        node("MatMul", ["X", "second"], ["t"]),
+        node("Add", ["r", "t"], ["b"]),
+    ]
+    model = network(*nodes, second=np.ones((4, 5)))
+    assert columns(model, ["head", "second"]) == ["X", "r"]
+    assert columns(models.mlp(), None) == []
+
+
+def test_a_tensor_without_an_axis_of_rows_is_computed_by_the_rest() -> None:
+    """Sizes and transposed tensors are no columns; what they are computed from is."""
+    nodes = [
+        node("Shape", ["a"], ["size"]),
+        node("Transpose", ["a"], ["turned"], perm=[1, 0]),
+        node("MatMul", ["inner", "turned"], ["t"]),
+        node("Transpose", ["t"], ["u"], perm=[1, 0]),
+        node("Reshape", ["u", "size"], ["b"]),
+    ]
+    model = network(*nodes, inner=np.eye(5))
+    found = prefix_of(model, ["head", "inner"])
+    assert found is not None
+    assert [spec.name for spec in found.columns] == ["a"]
+    assert found.moved == {"size", "turned"}
+
+
+def test_adapters_are_behind_it_and_their_frozen_product_is_not() -> None:
+    model = network(node("MatMul", ["a", "inner"], ["b"]), inner=np.eye(5))
+    adapters = {"name": "lora", "rank": 2, "targets": ["inner"]}
+    assert columns(model, None, adapters=adapters) == ["a", "b/base"]
+
+
+def test_what_is_worth_it() -> None:
+    """Products are, and so are operators without a gradient; arithmetic is not."""
+    scaled = models.model(
+        [node("Sub", ["X", "mean"], ["c"]), node("MatMul", ["c", "w"], ["Y"])],
+        [models.floats("X", "N", 3)],
+        [models.floats("Y", "N", 1)],
+        {"mean": np.ones(3), "w": np.ones((3, 1))},
+    )
+    found = prefix_of(scaled, "w")
+    assert found is not None
+    assert not found.work
+    product = prefix_of(network(node("Relu", ["a"], ["b"])))
+    assert product is not None
+    assert product.work == "MatMul"
+
+
+def test_the_session_and_the_rest_compute_the_whole_model() -> None:
+    model = models.conv_net(side=8)
+    trainer = make(model, loss="softmax_cross_entropy", params=["full", "shift"])
+    setup = internals_of(trainer).setup
+    found = find_prefix(setup.problem, setup.loss_tensors)
+    assert found is not None
+    x = np.random.default_rng(0).standard_normal((6, 1, 8, 8)).astype(np.float32)
+    [(name, column)] = PrefixSession(found, trainer.device)({"X": x}).items()
+    assert name == "f"
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    rest = found.cut(setup.problem)
+    assert [i.name for i in rest.model.inputs] == ["f"]
+    scores = column @ weights["full"] + weights["shift"]
+    np.testing.assert_allclose(scores, trainer.predict(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(column, Trainer.predict(trainer, x, "f"))
