@@ -52,13 +52,19 @@ from ortflex_core.kernel.files import (
     write_bytes as write_bytes,
 )
 from ortflex_core.kernel.hooks import (
+    Callback as Callback,
     hook as hook,
     HookManager as HookManager,
     Hooks as Hooks,
     NAMES as NAMES,
 )
 from ortflex_core.kernel.host_scalars import Host as Host, HostProgram as HostProgram
-from ortflex_core.kernel.kinds import HOOKS as HOOKS, KINDS as KINDS, TABLES as TABLES
+from ortflex_core.kernel.kinds import (
+    HOOKS as HOOKS,
+    KINDS as KINDS,
+    Kinds as Kinds,
+    TABLES as TABLES,
+)
 from ortflex_core.kernel.last_good import first_not_finite as first_not_finite
 from ortflex_core.kernel.locks import FolderLock as FolderLock, lock_handle as lock_handle
 from ortflex_core.kernel.protocols.adapter import (
@@ -314,6 +320,7 @@ from ortflex_core.training.config.arguments import (
     device_spec as device_spec,
     kinds_of_plugins as kinds_of_plugins,
     plain_help as plain_help,
+    takes_several as takes_several,
 )
 from ortflex_core.training.config.components import Parts as Parts, to_plain as to_plain
 from ortflex_core.training.config.recipe import key_choices as key_choices, Recipe as Recipe
@@ -384,6 +391,7 @@ from ortflex_core.testing.adapter import AdapterKit as AdapterKit
 from ortflex_core.testing.average import AverageKit as AverageKit
 from ortflex_core.testing.backend import BackendKit as BackendKit
 from ortflex_core.testing.callback import CallbackKit as CallbackKit
+from ortflex_core.testing.component import ComponentKit as ComponentKit
 from ortflex_core.testing.constraint import ConstraintKit as ConstraintKit
 from ortflex_core.testing.decomposition import (
     DecompositionCase as DecompositionCase,

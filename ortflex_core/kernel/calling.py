@@ -15,7 +15,6 @@ from ortflex_core.kernel.errors import (
     OrtflexError,
     describe_error,
 )
-from ortflex_core.kernel.kinds import kind_of
 from ortflex_core.kernel.plugin_trace import traced
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Progress
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 
 def _entry_of(component: object) -> Entry | None:
     """The entry point of a component, which only error messages need."""
-    return Plugins.discover()[kind_of(component)].entry_of(component)
+    plugins = Plugins.discover()
+    return plugins[plugins.kind_of(component)].entry_of(component)
 
 
 def whose(component: object) -> str:
@@ -35,7 +35,9 @@ def whose(component: object) -> str:
     if entry is not None:
         return entry.described
     cls = type(component)
-    return f"the {singular(kind_of(component))} {cls.__module__}.{cls.__qualname__}"
+    return (
+        f"the {singular(Plugins.discover().kind_of(component))} {cls.__module__}.{cls.__qualname__}"
+    )
 
 
 @contextmanager

@@ -20,7 +20,6 @@ import numpy as np
 
 from ortflex_core.kernel.component import RATES, Component
 from ortflex_core.kernel.errors import ConfigError, OrtflexError, PluginError, short_repr, suggest
-from ortflex_core.kernel.kinds import KINDS
 
 if TYPE_CHECKING:
     from ortflex_core.kernel.registry import Plugins
@@ -76,21 +75,22 @@ def convert(
 ) -> list[str]:
     """Convert a value and store it as ``values[key]``; return the problems, if there are any.
 
+    >>> from ortflex_core import Plugins
     >>> values: dict[str, object] = {}
-    >>> convert("0.1", float, "optimizer.eps", None, values, "eps")
+    >>> convert("0.1", float, "optimizer.eps", Plugins.discover(), values, "eps")
     ["optimizer.eps: expected a number, got '0.1'"]
     """
-    for kind, base in KINDS.items():
-        if _item(annotation) is base:
-            return _each(value, annotation, path, plugins, values, key)
-        if annotation is base:
-            try:
-                values[key] = plugins.component(kind, value, path)
-            except ConfigError as error:
-                return list(error.problems)
-            except PluginError as error:
-                return [str(error)]
-            return []
+    kinds = plugins.kinds
+    if kinds.based_on(_item(annotation)):
+        return _each(value, annotation, path, plugins, values, key)
+    if kind := kinds.based_on(annotation):
+        try:
+            values[key] = plugins.component(kind, value, path)
+        except ConfigError as error:
+            return list(error.problems)
+        except PluginError as error:
+            return [str(error)]
+        return []
     try:
         values[key] = _CONVERTER.structure(value, annotation)
     except Exception as error:  # cattrs raises groups, and whatever a third-party hook raises

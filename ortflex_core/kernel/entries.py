@@ -34,19 +34,23 @@ DISABLE = "ORTFLEX_DISABLE_PLUGINS"
 _UNKNOWN = ("unknown", "0")
 """The name and version of a distribution without readable metadata."""
 _SINGULAR = {
-    "losses": "loss",
-    "penalties": "penalty",
     "data": "data source",
     "gradients": "gradient family",
     "decompositions": "family of decompositions",
-    "process_groups": "process group",
     "ortflex": "hook plugin",
 }
 
 
 def singular(kind: str) -> str:
-    """The singular of the name of a kind, for messages."""
-    return _SINGULAR.get(kind, kind.removesuffix("s"))
+    """The singular of the name of a kind, for messages.
+
+    >>> singular("losses"), singular("penalties"), singular("process_groups"), singular("data")
+    ('loss', 'penalty', 'process group', 'data source')
+    """
+    word = kind.replace("_", " ")
+    endings = (("ies", "y"), ("sses", "ss"), ("s", ""))
+    plural, end = next((pair for pair in endings if word.endswith(pair[0])), ("", ""))
+    return _SINGULAR.get(kind) or word.removesuffix(plural) + end
 
 
 def normalized(distribution: str) -> str:
@@ -164,19 +168,18 @@ def warn_once(text: str) -> None:
     _log.warning("%s", text)
 
 
-def installed(groups: Iterable[str]) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
-    """The entry points of some groups, with the names and versions of their distributions.
+def installed() -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
+    """The entry points of ortflex's groups, with the names and versions of their distributions.
 
     A distribution whose metadata cannot be read is left out with a warning.
     """
-    wanted = set(groups)
     try:
-        entry_points = importlib.metadata.entry_points()
-        points = [point for group in groups for point in entry_points.select(group=group)]
+        found = importlib.metadata.entry_points()
+        points = [p for group in sorted(found.groups) for p in found.select(group=group)]
     except Exception:  # one file is unreadable; the others are used
-        points = [p for p in _one_by_one() if p.group in wanted]
+        points = list(_one_by_one())
     owners: dict[int, tuple[str, str]] = {}  # each look-up reads and parses a file
-    for point in points:
+    for point in (p for p in points if p.group.partition(".")[0] == OURS):
         distribution = point.dist
         if id(distribution) not in owners:
             owners[id(distribution)] = _owner(distribution) if distribution else _UNKNOWN

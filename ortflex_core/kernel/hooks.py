@@ -4,9 +4,9 @@ A hook plugin is any object with methods of these names, decorated with :data:`h
 distribution is installed (entry-point group ``ortflex``) or when it is given to a Trainer
 (``callbacks=[…]``). All arguments are keywords, and new ones may be added: name only those you need::
 
-    from ortflex_core import hook
+    from ortflex_core import Callback, hook
 
-    class PrintLoss:
+    class PrintLoss(Callback):
         @hook
         def epoch_end(self, trainer, record):
             print(record["epoch"], record["loss"])
@@ -14,11 +14,12 @@ distribution is installed (entry-point group ``ortflex``) or when it is given to
 
 from __future__ import annotations
 
+import abc
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pluggy
@@ -139,10 +140,12 @@ class Hooks:
         """The training is about to raise ``error`` (Ctrl-C included)."""
 
 
-class _WithHooks(type):
-    """The type of :class:`Callback`: its subclasses are the classes with hooks."""
+class _WithHooks(abc.ABCMeta):
+    """The type of :class:`Callback`: every class with hooks counts as a subclass of it."""
 
     def __subclasscheck__(cls, other: type) -> bool:
+        if cls is not Callback:
+            return super().__subclasscheck__(other)
         members = (member for base in other.__mro__ for member in vars(base).values())
         functions = (getattr(member, "__func__", member) for member in members)
         return any(f"{PROJECT}_impl" in getattr(f, "__dict__", ()) for f in functions)
@@ -152,9 +155,10 @@ class _WithHooks(type):
 
 
 class Callback(metaclass=_WithHooks):
-    """The classes with hooks, by which the registry recognizes a callback before it makes one.
+    """An object that is called during training: some methods are decorated with :data:`hook`.
 
-    Nothing inherits from it: a class whose methods are decorated with :data:`hook` counts as a subclass.
+    Every class with such methods counts as a subclass. One that does not inherit from this class has the
+    values below, unless it defines its own.
 
     >>> class PrintLoss:
     ...     @hook
@@ -163,6 +167,18 @@ class Callback(metaclass=_WithHooks):
     >>> issubclass(PrintLoss, Callback), issubclass(dict, Callback)
     (True, False)
     """
+
+    __slots__ = ()
+
+    every_rank: ClassVar[bool] = False
+    """Whether every process of a run calls it, not only rank 0: it changes weights or batches."""
+    prints_epochs: ClassVar[bool] = False
+    """Whether it prints a line per epoch, so that the Trainer does not."""
+
+
+def declares(plugin: object, flag: Literal["every_rank", "prints_epochs"]) -> bool:
+    """A flag of :class:`Callback`, also of an object (a module, say) that does not inherit from it."""
+    return bool(getattr(plugin, flag, getattr(Callback, flag)))
 
 
 NAMES = tuple(name for name in dir(Hooks) if not name.startswith("_"))

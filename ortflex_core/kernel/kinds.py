@@ -1,9 +1,18 @@
-"""The kinds of plugins and the base class of each."""
+"""The kinds of plugins and the base class of each, which declares what all others need to know.
+
+A new kind of ortflex is a module in ``kernel.protocols`` and its line here. A package adds one with an
+entry point of the group ``ortflex.kinds``; ``docs/howto/add-a-kind.md`` has an example. The rest follows:
+the entry-point group, the registry, messages, ``ortflex plugins`` and ``new-plugin``, the generated pages.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from ortflex_core.kernel.component import Component
+from ortflex_core.kernel.entries import Entry, singular, warn_once
+from ortflex_core.kernel.errors import BrokenPlugin, short_repr
 
 _BASES = {
     "losses": "ortflex_core.kernel.protocols.loss:Loss",
@@ -21,35 +30,62 @@ _BASES = {
     "data": "ortflex_core.kernel.protocols.data_source:DataSource",
     "metrics": "ortflex_core.kernel.protocols.metric:Metric",
     "callbacks": "ortflex_core.kernel.hooks:Callback",
-    "gradients": "ortflex_core.compiler.autodiff.reverse:Rules",
+    "gradients": "ortflex_core.compiler.autodiff.rules:Rules",
     "decompositions": "ortflex_core.compiler.opsets.decomposition_table:Decompositions",
 }
+_KIND_OF = {target: kind for kind, target in _BASES.items()}
 TABLES = frozenset({"gradients", "decompositions"})
 """The kinds whose plugins are tables of functions by operator: objects, not classes."""
 
 
-class _Kinds(Mapping[str, type]):
-    """The base class of each kind, imported on first use: listing plugins needs neither onnx nor numpy."""
+class Kinds(Mapping[str, type]):
+    """The base class of each kind, imported on first use: listing plugins needs neither onnx nor numpy.
+
+    ``entries`` are those of the group ``ortflex.kinds``: kinds that other packages have.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries: dict[str, Entry] = {}
+        for entry in entries:
+            if entry.name in _BASES or self._entries.setdefault(entry.name, entry) is not entry:
+                warn_once(f"{entry.described} is skipped: a kind of this name exists")
 
     def __getitem__(self, kind: str) -> type:
-        module, _, name = _BASES[kind].partition(":")
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        if kind not in self._entries:
+            module, _, name = _BASES[kind].partition(":")
+            return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        entry = self._entries[kind]
+        base = entry.load()
+        if not (isinstance(base, type) and issubclass(base, Component)):
+            raise BrokenPlugin(
+                f"{entry.described} is {short_repr(base)}, expected a subclass of ortflex_core's "
+                f"Component: the base class of every {singular(kind)}. {entry.remedy}"
+            )
+        return base
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_BASES)
+        return iter((*_BASES, *self._entries))
 
     def __len__(self) -> int:
-        return len(_BASES)
+        return len(_BASES) + len(self._entries)
+
+    def based_on(self, base: object) -> str:
+        """The kind whose base class this is, or an empty string; nothing is imported."""
+        if not isinstance(base, type):
+            return ""
+        own = (kind for kind, entry in self._entries.items() if entry.stands_for(base))
+        return _KIND_OF.get(f"{base.__module__}:{base.__qualname__}") or next(own, "")
+
+    def of(self, cls: type) -> str:
+        """The kind of a class with a base class of a kind, or an empty string; nothing is imported."""
+        return next(filter(None, map(self.based_on, cls.__mro__)), "")
 
 
-KINDS: Mapping[str, type] = _Kinds()
-"""The base class of the plugins of each kind; the entry-point group is ``ortflex.<kind>``."""
+KINDS = Kinds()
+"""The base class of the plugins of each kind of ortflex; the entry-point group is ``ortflex.<kind>``.
+
+``Plugins.kinds`` also has the kinds of other packages.
+"""
 
 HOOKS = "ortflex"
 """The entry-point group of hook plugins, which are active by being installed."""
-
-
-def kind_of(component: object) -> str:
-    """The kind of a component; an object of no other kind can only be a callback."""
-    kinds = (kind for kind, base in KINDS.items() if isinstance(component, base))
-    return next(kinds, "callbacks")

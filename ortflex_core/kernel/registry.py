@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ortflex_core.kernel import class_paths
-from ortflex_core.kernel.class_paths import DataFile, PathEntry
+from ortflex_core.kernel.class_paths import DataFile
 from ortflex_core.kernel.component import Component
-from ortflex_core.kernel.entries import DISABLE, OURS, disabling, installed, normalized
+from ortflex_core.kernel.entries import DISABLE, OURS, installed, normalized
 from ortflex_core.kernel.entries import Entry as Entry
 from ortflex_core.kernel.entries import singular as singular
 from ortflex_core.kernel.errors import (
@@ -32,7 +32,7 @@ from ortflex_core.kernel.errors import (
 from ortflex_core.kernel.kinds import HOOKS as HOOKS
 from ortflex_core.kernel.kinds import KINDS as KINDS
 from ortflex_core.kernel.kinds import TABLES as TABLES
-from ortflex_core.kernel.kinds import kind_of as kind_of
+from ortflex_core.kernel.kinds import Kinds
 
 _ARGUMENT = re.compile(r"[^\w]")
 
@@ -42,7 +42,7 @@ class Registry:
 
     ``prefer`` are normalized distributions that take precedence if several have a name; ``off`` are
     the entries of distributions that are switched off, for messages. If the names come from a file
-    that is ``data``, they select no other class.
+    that is ``data``, they select no other class. ``kinds`` has the base class.
     """
 
     def __init__(
@@ -52,8 +52,10 @@ class Registry:
         prefer: Sequence[str] = (),
         off: Iterable[Entry] = (),
         data: DataFile | None = None,
+        kinds: Kinds = KINDS,
     ) -> None:
         self.kind, self.prefer, self.off, self.data = kind, tuple(prefer), tuple(off), data
+        self.kinds = kinds
         self._entries: dict[str, list[Entry]] = {}
         for entry in entries:
             self._entries.setdefault(entry.name, []).append(entry)
@@ -80,7 +82,7 @@ class Registry:
     def _called(self, name: str) -> list[Entry]:
         if class_paths.is_class_path(name):
             known = self.data is None or self.data.allows(name)
-            return [class_paths.entry(self.kind, name)] if known else []
+            return [_path_entry(self.kind, name)] if known else []
         owner, slash, rest = name.partition("/")
         own = [e for e in self._entries.get(rest, []) if e.owner == normalized(owner)]
         exact = own if slash and own else self._entries.get(name, [])
@@ -101,45 +103,16 @@ class Registry:
         entries = next(preferred, entries)
         if len(entries) == 1:
             return entries[0]
+        from ortflex_core.kernel import name_errors
+
         if entries:
-            text = self._ambiguous(entries)
+            text = name_errors.ambiguous(entries)
         elif self.data is not None and class_paths.is_class_path(name):
             key = _ARGUMENT.split(where, maxsplit=1)[0] or "…"
             text = self.data.refusal(f"the class {name!r}", key)
         else:
-            text = self._unknown(name)
+            text = name_errors.unknown(self, name)
         raise PluginError(f"{where}: {text}" if where else text)
-
-    def _unknown(self, name: str) -> str:
-        known = [e.qualified for e in self] if "/" in name else self._entries
-        text = f"unknown {singular(self.kind)} {name!r}"
-        for called, plugin in self.classes():
-            if name.lower() in getattr(plugin, "aliases", ()):
-                return f"{text}; its name in ortflex is {called!r}"
-        owner, _, rest = name.rpartition("/")
-        for entry in self.off:
-            if entry.name == rest and normalized(owner) in ("", entry.owner):
-                own = " together with all built-in plugins" if entry.owner == OURS else ""
-                return (
-                    f"{text}: it is a plugin of {entry.distribution} {entry.version}, which "
-                    f"{DISABLE} switches off{own}; remove {entry.owner} from {DISABLE}"
-                )
-        listing = f"`ortflex plugins {self.kind}` lists all"
-        return f"{text}; {suggest(name, known, listing=listing)}"
-
-    def _ambiguous(self, entries: Sequence[Entry]) -> str:
-        name = entries[0].name
-        owners = " and ".join(f"{e.distribution} ({e.target})" for e in entries)
-        text = f"two plugins of the kind {self.kind} are named {name!r}: {owners}. "
-        qualified = list(dict.fromkeys(e.qualified for e in entries))
-        others = [e.owner for e in entries if e.owner != OURS]
-        last = others[-1] if others else OURS
-        if len(qualified) == 1:
-            return f"{text}Both belong to one distribution: repair or uninstall {last}"
-        return (
-            f"{text}Use a qualified name, {' or '.join(map(repr, qualified))}; choose a distribution "
-            f"with prefer=[{last!r}]; or switch {last} off: {disabling([last])}"
-        )
 
     def load(self, name: str) -> Any:
         """Import the plugin of a name and check that it is of the type its kind requires.
@@ -163,12 +136,12 @@ class Registry:
             PluginError: broken, or of the wrong type.
         """
         loaded = entry.load()
-        wanted = KINDS[self.kind]
+        wanted = self.kinds[self.kind]
         table = self.kind in TABLES
         good = isinstance(loaded, wanted) if table else isinstance(loaded, type)
         if not good or (isinstance(loaded, type) and not issubclass(loaded, wanted)):
             what = "member" if table else "subclass"
-            what = f"expected a {what} of ortflex_core's {wanted.__name__}"
+            what = f"expected a {what} of {wanted.__module__.partition('.')[0]}'s {wanted.__name__}"
             if self.kind == "callbacks":
                 what = "which has no hooks, methods that are decorated with ortflex_core.kernel.hooks.hook"
             hint = ", a class, not an instance of it" if isinstance(loaded, Component) else ""
@@ -192,7 +165,7 @@ class Registry:
         entries = [entry for entry in self if entry.stands_for(cls)]
         path = class_paths.of_class(cls)
         if not entries and path is not None and path.rpartition(":")[0].endswith(".py"):
-            return class_paths.entry(self.kind, path)
+            return _path_entry(self.kind, path)
         return min(entries, key=lambda e: e.name != getattr(cls, "name", ""), default=None)
 
     def name_of(self, component: object) -> str | None:
@@ -228,8 +201,9 @@ class Plugins:
         prefer: Sequence[str] = (),
         off: Iterable[Entry] = (),
         data: DataFile | None = None,
+        kinds: Kinds = KINDS,
     ) -> None:
-        self._all, self._off, self.data = tuple(entries), tuple(off), data
+        self._all, self._off, self.data, self.kinds = tuple(entries), tuple(off), data, kinds
         self.prefer = tuple(normalized(name) for name in prefer)
         self._registries = {
             kind: Registry(
@@ -238,8 +212,9 @@ class Plugins:
                 self.prefer,
                 [e for e in self._off if e.kind == kind],
                 data,
+                kinds,
             )
-            for kind in (*KINDS, HOOKS)
+            for kind in (*kinds, HOOKS)
         }
 
     @classmethod
@@ -248,14 +223,20 @@ class Plugins:
         if disabled is None:
             disabled = os.environ.get(DISABLE, "").split(",")
         off = {normalized(name) for name in disabled if name.strip()}
-        groups = {f"ortflex.{kind}": kind for kind in KINDS} | {HOOKS: HOOKS}
         entries: dict[tuple[str, str, str, str], Entry] = {}
-        for point, owner, version in installed(groups):
-            entry = Entry(groups[point.group], point.name, point.value, owner, version, point)
+        for point, owner, version in installed():
+            kind = point.group.removeprefix("ortflex.")
+            entry = Entry(kind, point.name, point.value, owner, version, point)
             # The same distribution seen twice on sys.path is one distribution.
             entries.setdefault((entry.kind, entry.name, entry.target, entry.owner), entry)
         on = [entry for entry in entries.values() if entry.owner not in off]
-        return cls(on, off=[entry for entry in entries.values() if entry.owner in off])
+        kinds = Kinds(entry for entry in on if entry.kind == "kinds")
+        known = {*kinds, HOOKS}
+        return cls(
+            [entry for entry in on if entry.kind in known],
+            off=[entry for entry in entries.values() if entry.owner in off],
+            kinds=kinds,
+        )
 
     def preferring(self, distributions: Iterable[str]) -> Plugins:
         """The same plugins; bare names mean those of the given distributions first.
@@ -273,7 +254,7 @@ class Plugins:
                 raise ConfigError(
                     f"prefer: no installed distribution named {name!r} has plugins; {hint}"
                 )
-        return Plugins(self._all, wanted, self._off, self.data)
+        return Plugins(self._all, wanted, self._off, self.data, self.kinds)
 
     def with_folder(self, folder: str | None) -> Plugins:
         """The same plugins and the components in the files of a folder, which are executed.
@@ -287,8 +268,11 @@ class Plugins:
         if self.data is not None and folder not in self.data.passed:
             text = self.data.refusal(f"the folder of Python files {folder!r}", "plugins")
             raise PluginError(f"plugins: {text}")
-        new = [e for e in class_paths.in_folder(Path(folder), KINDS) if e not in self._all]
-        return Plugins([*self._all, *new], self.prefer, self._off, self.data) if new else self
+        from ortflex_core.kernel.path_entries import in_folder
+
+        new = [e for e in in_folder(Path(folder), self.kinds) if e not in self._all]
+        every = [*self._all, *new]
+        return Plugins(every, self.prefer, self._off, self.data, self.kinds) if new else self
 
     def for_data(
         self,
@@ -309,20 +293,27 @@ class Plugins:
             folder: a folder of plugins that the caller gives.
             way_out: how a caller passes an object instead; ``{key}`` stands for the key.
         """
-        own = (entry.target for entry in self._all if isinstance(entry, PathEntry))
+        own = (entry.target for entry in self._all if type(entry) is not Entry)
         earlier = self.data.passed if self.data is not None else ()
         folders = () if folder is None else (folder,)
         known = frozenset([*own, *earlier, *class_paths.named(passed), *folders])
-        return Plugins(self._all, self.prefer, self._off, DataFile(label, way_out, known))
+        file = DataFile(label, way_out, known)
+        return Plugins(self._all, self.prefer, self._off, file, self.kinds)
 
     def __getitem__(self, kind: str) -> Registry:
         try:
             return self._registries[kind]
         except KeyError:
-            raise PluginError(f"unknown kind of plugin {kind!r}; {suggest(kind, KINDS)}") from None
+            raise PluginError(
+                f"unknown kind of plugin {kind!r}; {suggest(kind, self.kinds)}"
+            ) from None
 
     def __iter__(self) -> Iterator[Registry]:
         return iter(self._registries.values())
+
+    def kind_of(self, component: object) -> str:
+        """The kind of a component; an object of no other kind can only be a callback."""
+        return self.kinds.of(type(component)) or "callbacks"
 
     def component(self, kind: str, spec: Any, where: str = "") -> Any:
         """Make a component from its name or a mapping ``{name=…, parameter=…}``; an object is returned.
@@ -336,7 +327,7 @@ class Plugins:
                 once, each with its path (``where``) and the nearest names.
             PluginError: the name is unknown or the plugin is broken.
         """
-        wanted = KINDS[kind]
+        registry, wanted = self[kind], self.kinds[kind]
         path = where or singular(kind)
         try:
             spec = class_paths.with_name(spec)
@@ -357,7 +348,7 @@ class Plugins:
                 f"{path}: the key 'name' is missing in {dict(spec)!r}; it names the {singular(kind)}"
             )
         parameters = {key: value for key, value in spec.items() if key != "name"}
-        registry, name, member = self[kind], spec["name"], ""
+        name, member = spec["name"], ""
         if name not in registry and not class_paths.is_class_path(name):
             owner, slash, rest = name.rpartition("/")  # a distribution may have dots
             family, _, member = rest.partition(".")
@@ -402,7 +393,13 @@ class Plugins:
         for key in out:
             inner = getattr(component, key, None)
             if isinstance(inner, Component):
-                out[key] = self.described(kind_of(inner), inner)
+                out[key] = self.described(self.kind_of(inner), inner)
             elif isinstance(inner, tuple | list) and inner and isinstance(inner[0], Component):
-                out[key] = tuple(self.described(kind_of(part), part) for part in inner)
+                out[key] = tuple(self.described(self.kind_of(part), part) for part in inner)
         return out
+
+
+def _path_entry(kind: str, path: str) -> Entry:
+    from ortflex_core.kernel.path_entries import path_entry
+
+    return path_entry(kind, path)

@@ -13,6 +13,7 @@ from ortflex_core.compiler.problem.description import shared_parameters
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.calling import checked_rate
 from ortflex_core.kernel.errors import GraphError, Unsupported
+from ortflex_core.kernel.hooks import declares
 from ortflex_core.kernel.loop import Loop, beginning
 from ortflex_core.kernel.plan import TrainingPlan
 from ortflex_core.kernel.position import Position
@@ -29,6 +30,7 @@ from ortflex_core.training.data.iterable_position import item_of
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.engines import failures
 from ortflex_core.training.internals import Internals, Settings
+from ortflex_core.training.setup import Setup
 from ortflex_core.training.views.history import History, risen
 from ortflex_core.training.views.progress import Display
 
@@ -106,7 +108,7 @@ def _add_batch_hooks(
     """
     hooks = internals.hooks.one_by_one("batch_drawn", owner)
     for plugin, whose, _ in hooks:
-        if internals.setup.problem.peers is not None and not getattr(plugin, "every_rank", False):
+        if internals.setup.problem.peers is not None and not declares(plugin, "every_rank"):
             raise Unsupported(
                 f"distributed=: {whose} changes batches, so every process has to call it; "
                 "set every_rank = True in its class"
@@ -133,7 +135,7 @@ def train(
     if start is not None:
         now = beginning(source, live.problem.updating.accumulate, settings.epochs)
         go_on(start, now, source, standing.strict)
-    _warn(internals, validated=validate is not None, first=not standing.fits)
+    _warn(internals.setup, validated=validate is not None, first=not standing.fits)
     if (peers := live.problem.peers) is not None:
         peers.agree("start", agreement.facts(internals, source))
         ranks.check_rows(peers, source)
@@ -182,9 +184,8 @@ def _history(loop: Loop) -> History:
     return History(tuple(loop.records), interrupted=loop.interrupted)
 
 
-def _warn(internals: Internals, *, validated: bool, first: bool) -> None:
-    """Warn of metrics without validation data, and before the first run of what a user may not expect."""
-    setup = internals.setup
+def _warn(setup: Setup, *, validated: bool, first: bool) -> None:
+    """Warn of metrics without validation data, and before the first run of shared parameters."""
     if setup.metrics and not validated:
         _log.warning(
             "metrics (%s) are computed on validation data, which are missing: pass "
@@ -198,14 +199,6 @@ def _warn(internals: Internals, *, validated: bool, first: bool) -> None:
             "lists them all; docs/howto/choose-what-is-trained.md explains how to export them as "
             "separate tensors",
             shared,
-        )
-
-    problem = internals.live.problem
-    if first and problem.updating.average is not None and problem.buffers:
-        _log.warning(
-            "averaging: predictions use the averages of the weights, but the running statistics of "
-            "BatchNormalization are those of the weights; Trainer.update_bn(X), called after fit, "
-            "computes them again for the averages"
         )
 
 
@@ -222,7 +215,7 @@ def _plan(
     seed = (settings.seed, live.standing.fits) if start is None else start.seed
     accumulate = problem.updating.accumulate
     total = beginning(source, accumulate, settings.epochs).total_steps
-    lines = not any(getattr(c, "prints_epochs", False) for c in setup.callbacks)
+    lines = not any(declares(c, "prints_epochs") for c in setup.callbacks)
     return TrainingPlan(
         engine=internals.engine,
         source=alter(source, seed),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from ortflex_core import ConfigError, OrtflexError, Parts, hook, internals_of, to_plain
+from ortflex_core import Callback, ConfigError, OrtflexError, Parts, hook, internals_of, to_plain
 
 if TYPE_CHECKING:
     from ortflex_core import Progress, Saved, Trainer
@@ -23,7 +23,7 @@ Outcome = Literal["finished", "interrupted", "failed"]
 
 
 @attrs.define(kw_only=True)
-class Tracker(abc.ABC):
+class Tracker(Callback):
     """Writes the parameters, the History and the outcome of a run to a tracker.
 
     A subclass opens the tracker's run, which has ``log(metrics, step=…)``, and ends it. A resumed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core import OutputError, hook, internals_of, number, setting
+from ortflex_core import Callback, OutputError, hook, internals_of, number, setting
 from ortflex_plugins.callbacks._monitor import AUTO, Monitor
 from ortflex_plugins.callbacks._runs import Runs
 
@@ -23,7 +23,7 @@ def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 @attrs.define(kw_only=True)
-class Checkpoint:
+class Checkpoint(Callback):
     """Writes checkpoints from which ``Trainer.resume`` continues: ``<folder>/step-<number>``.
 
     A checkpoint is due after ``epochs`` epochs, ``steps`` steps or ``minutes`` minutes, whichever of them

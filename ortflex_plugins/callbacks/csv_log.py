@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ortflex_core import History, OutputError, Progress, hook, make_folder, setting
+from ortflex_core import Callback, History, OutputError, Progress, hook, make_folder, setting
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
@@ -16,7 +16,7 @@ _log = logging.getLogger("ortflex")
 
 
 @attrs.define(kw_only=True)
-class CsvLog:
+class CsvLog(Callback):
     """Writes the complete History as a CSV file after every epoch.
 
     After a resume, the file also has the earlier lines. If the file cannot be written during the

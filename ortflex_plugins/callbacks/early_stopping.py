@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import Array, CheckpointError, hook, internals_of, number, setting
+from ortflex_core import Array, Callback, CheckpointError, hook, internals_of, number, setting
 from ortflex_plugins.callbacks._monitor import AUTO, Monitor
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _log = logging.getLogger("ortflex")
 
 
 @attrs.define(kw_only=True)
-class EarlyStopping:
+class EarlyStopping(Callback):
     """Ends the training when a value stops improving, and restores the best weights.
 
     The training ends after ``patience`` epochs in a row without an improvement by more than

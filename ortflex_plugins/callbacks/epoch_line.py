@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core import epoch_summary, hook
+from ortflex_core import Callback, epoch_summary, hook
 
 
 @attrs.define(kw_only=True)
-class EpochLine:
+class EpochLine(Callback):
     """Prints a line per epoch to stdout, even if the Trainer shows a progress bar.
 
     The lines of the Trainer itself are then not printed.

@@ -7,12 +7,12 @@ from typing import Any
 
 import attrs
 
-from ortflex_core import ConfigError, Progress, hook, setting
+from ortflex_core import Callback, ConfigError, Progress, hook, setting
 from ortflex_plugins.callbacks._extras import require
 
 
 @attrs.define(kw_only=True)
-class Optuna:
+class Optuna(Callback):
     """Reports a column of the History to a trial of Optuna, and ends the training if the trial is pruned.
 
     ``fit`` then raises ``optuna.TrialPruned``, which the study expects from its objective. Because the

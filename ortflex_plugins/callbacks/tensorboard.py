@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core import hook, number, setting
+from ortflex_core import Callback, hook, number, setting
 from ortflex_plugins.callbacks._extras import require
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Without slots, so that an object can drop one of its hooks.
 @attrs.define(kw_only=True, slots=False)
-class Tensorboard:
+class Tensorboard(Callback):
     """Writes event files for TensorBoard: the History, histograms of the weights, the model's graph.
 
     ``epoch/<column>`` is the History and ``weights/<parameter>`` the weights, both by finished steps.

@@ -27,9 +27,19 @@ def names_of(*kinds: str, words: bool = False) -> _Complete:
 
 def kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the kinds of plugins, in the singular."""
-    from ortflex_core import singular
+    return _items([word(kind) for kind in _kinds()], incomplete)
 
-    return _items([singular(kind) for kind in _kinds()], incomplete)
+
+def word(kind: str) -> str:
+    """The name of a kind on the command line.
+
+    >>> word("losses"), word("process_groups"), word("gradients")
+    ('loss', 'process_group', 'gradient')
+    """
+    from ortflex_core import TABLES, singular
+
+    regular = kind.removesuffix("s") if kind in TABLES else singular(kind).replace(" ", "_")
+    return "data" if kind == "data" else regular
 
 
 def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -69,9 +79,9 @@ def _values(key: str) -> list[str]:
 
 
 def _kinds() -> list[str]:
-    from ortflex_core import KINDS
+    from ortflex_core import Plugins
 
-    return list(KINDS)
+    return list(Plugins.discover().kinds)
 
 
 def _names(kinds: list[str]) -> list[str]:

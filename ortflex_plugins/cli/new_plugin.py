@@ -6,41 +6,18 @@ import importlib.util
 import keyword
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ortflex_plugins.cli.completion import kinds as complete_kinds
+from ortflex_plugins.cli.completion import word
 
-KINDS: Mapping[str, tuple[str, str]] = {
-    "loss": ("losses", 'Train with it: `loss = "{name}"`.'),
-    "penalty": ("penalties", 'Train with it: `penalty = "{name}"`.'),
-    "schedule": ("schedules", 'Train with it: `schedule = "{name}"`.'),
-    "optimizer": ("optimizers", 'Train with it: `optimizer = "{name}"`.'),
-    "adapter": ("adapters", 'Train with it: `adapters = ["{name}"]`.'),
-    "transform": ("transforms", 'Train with it: `transforms = ["{name}"]`.'),
-    "constraint": ("constraints", 'Train with it: `constraint = "{name}"`.'),
-    "average": ("averages", 'Train with it: `averaging = "{name}"`.'),
-    "precision": ("precisions", 'Train in it: `precision = "{name}"`.'),
-    "metric": ("metrics", 'Use it: `metrics = ["{name}"]`.'),
-    "data": ("data", 'Train on it: `data = {{ name = "{name}", path = "numbers.txt" }}`.'),
-    "callback": ("callbacks", 'Train with it: `callbacks = ["{name}"]`.'),
-    "device": ("devices", 'Train on it: `device = "{name}"`.'),
-    "backend": ("backends", 'Train with it: `backend = "{name}"`.'),
-    "process_group": ("process_groups", 'Train in it: `distributed = "{name}"`.'),
-    "gradient": ("gradients", "The rules are used as soon as the package is installed."),
-    "decomposition": ("decompositions", "They are used as soon as the package is installed."),
-}
-"""Kinds by their names on the command line: the registry's name, and how a plugin is used."""
+if TYPE_CHECKING:
+    from ortflex_core import Plugins
 
-WORDS = {
-    "data": "data source",
-    "decomposition": "family of decompositions",
-    "gradient": "family of gradient rules",
-    "process_group": "process group",
-}
-_TABLES = {"gradient": "RULES", "decomposition": "DECOMPOSITIONS"}
+_TABLES = {"gradients": "RULES", "decompositions": "DECOMPOSITIONS"}
 FOLDER = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -59,17 +36,18 @@ def new_plugin(kind: str, name: str, output: Path) -> None:
     """Write a package with a plugin of KIND called NAME, and its tests.
 
     KIND is loss, penalty, schedule, optimizer, adapter, transform, constraint, average, precision,
-    metric, data, callback, device, backend, process_group, gradient or decomposition. The plugin works
-    as it is: replace its formula with yours.
+    metric, data, callback, device, backend, process_group, gradient, decomposition, or a kind that
+    another package adds. The plugin works as it is: replace its formula with yours.
     """
     from ortflex_core import make_folder, write_bytes
 
-    for path, text in package(kind, name, output / name).items():
+    files = package(kind, name, output / name)
+    for path, text in files.items():
         make_folder(path.parent)
         write_bytes(path, text.encode())
     click.echo(
         f"wrote {output / name}; next: cd {output / name}, pip install -e .[test], pytest. "
-        f"The {WORDS.get(kind, kind)} is in {name}/{kind}.py"
+        f"The {kind.replace('_', ' ')} is in {name}/{list(files)[-2].name}"
     )
 
 
@@ -81,10 +59,12 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
     """
     from string import Template
 
-    from ortflex_core import ConfigError, Plugins, suggest
+    from ortflex_core import ConfigError, Plugins, singular, suggest
 
-    if kind not in KINDS:
-        raise ConfigError(f"unknown kind of plugin {kind!r}; {suggest(kind, KINDS)}")
+    plugins = Plugins.discover()
+    words = {word(plural): plural for plural in plugins.kinds}
+    if kind not in words:
+        raise ConfigError(f"unknown kind of plugin {kind!r}; {suggest(kind, words)}")
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(
             f"{name!r} cannot be the name of a package; expected lower-case letters, digits and _, for "
@@ -92,9 +72,8 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
         )
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
         raise ConfigError(f"a module {name!r} is already installed; choose another name")
-    group, use = KINDS[kind]
-    word = WORDS.get(kind, kind)
-    registry = Plugins.discover()[group]
+    group = words[kind]
+    registry, templates = plugins[group], _templates(plugins, group)
     if name in registry:
         owners = " and ".join(e.distribution for e in registry if e.name == name)
         raise ConfigError(
@@ -107,24 +86,64 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
         "project": name.replace("_", "-").strip("-"),
         "kind": group,
         "module": kind,
-        "word": word,
-        "Word": f"{'An' if word[0] in 'aeiou' else 'A'} {word}",
+        "word": singular(group),
+        "Word": f"{'An' if kind[0] in 'aeiou' else 'A'} {singular(group)}",
         "bounds": _bounds(),
-        "object": _TABLES.get(kind) or _class(name),
-        "use": use.format(name=name),
+        "object": _TABLES.get(group) or _class(name),
+        "use": _use(group, name),
     }
 
-    def filled(template: str) -> str:
-        text = (FOLDER / f"{template}.txt").read_text("utf-8")
+    def filled(template: str, folder: Path = FOLDER) -> str:
+        text = (folder / f"{template}.txt").read_text("utf-8")
         return Template(text).substitute(values)
 
     return {
         folder / "pyproject.toml": filled("pyproject.toml"),
         folder / "README.md": filled("README.md"),
         folder / name / "__init__.py": f'"""{values["Word"]} for ortflex."""\n',
-        folder / name / f"{kind}.py": filled(f"{kind}.py"),
-        folder / "tests" / f"test_{name}.py": filled(f"test_{kind}.py"),
+        folder / name / f"{kind}.py": filled(f"{kind}.py", templates),
+        folder / "tests" / f"test_{name}.py": filled(f"test_{kind}.py", templates),
     }
+
+
+def _templates(plugins: Plugins, kind: str) -> Path:
+    """The folder with the templates of a kind: ours, or ``templates`` next to its base class.
+
+    Raises:
+        ConfigError: the package that has the kind has no templates.
+    """
+    from ortflex_core import KINDS, ConfigError
+
+    if kind in KINDS:
+        return FOLDER
+    module = sys.modules[plugins.kinds[kind].__module__]
+    folder = Path(str(module.__file__)).parent / "templates"
+    missing = [
+        n
+        for n in (f"{word(kind)}.py.txt", f"test_{word(kind)}.py.txt")
+        if not (folder / n).is_file()
+    ]
+    if missing:
+        raise ConfigError(
+            f"there is no template of a {word(kind)}: {folder} lacks {' and '.join(missing)}, which belong "
+            f"to {module.__name__}"
+        )
+    return folder
+
+
+def _use(kind: str, name: str) -> str:
+    """How a plugin of a kind is used: the argument that takes it, and its value."""
+    from ortflex_core import TABLES, kinds_of_plugins, takes_several
+
+    if kind in TABLES:
+        return "It is used as soon as the package is installed."
+    if kind == "data":
+        return f'Train on it: `data = {{ name = "{name}", path = "numbers.txt" }}`.'
+    argument = {of: argument for argument, of in kinds_of_plugins().items()}.get(kind)
+    if argument is None:
+        return f"`ortflex plugins {name}` describes it."
+    value = f'["{name}"]' if takes_several(argument) else f'"{name}"'
+    return f"Train with it: `{argument} = {value}`."
 
 
 def _bounds() -> str:

@@ -11,9 +11,9 @@ import attrs
 
 from ortflex_core import (
     HOOKS,
-    KINDS,
     TABLES,
     Entry,
+    Kinds,
     PluginError,
     Plugins,
     Registry,
@@ -22,6 +22,7 @@ from ortflex_core import (
     singular,
     suggest,
 )
+from ortflex_plugins.cli.completion import word
 from ortflex_plugins.cli.terminal import folded, folded_table
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], st
     Raises:
         PluginError: neither a kind nor a plugin has this name.
     """
-    kind = kind_of(what)
+    kind = kind_of(what, plugins.kinds)
     if kind is not None:
         registry = plugins[kind]
         return [row for row in rows if row["kind"] == kind], _kind(registry)
     named = [(r, e) for r in plugins if r.kind != HOOKS for e in r if _is(e, what)]
     if not named:
-        known = [*KINDS, *(entry.name for registry in plugins for entry in registry)]
+        known = [*plugins.kinds, *(entry.name for registry in plugins for entry in registry)]
         for registry in plugins:
             for called, plugin in registry.classes() if registry.kind != HOOKS else ():
                 if what.lower() in getattr(plugin, "aliases", ()):
@@ -54,15 +55,15 @@ def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], st
     return kept, "\n\n".join("\n".join(_plugin(registry, entry)) for registry, entry in named)
 
 
-def kind_of(what: str) -> str | None:
+def kind_of(what: str, kinds: Kinds) -> str | None:
     """The kind of a name in the singular or the plural, None if there is no such kind.
 
-    >>> kind_of("losses"), kind_of("Loss"), kind_of("penalty"), kind_of("adam")
-    ('losses', 'losses', 'penalties', None)
+    >>> from ortflex_core import KINDS
+    >>> [kind_of(word, KINDS) for word in ("losses", "Loss", "penalty", "adam")]
+    ['losses', 'losses', 'penalties', None]
     """
     low = what.lower()
-    plurals = (low, f"{low}s", f"{low}es", re.sub("y$", "ies", low))
-    return next((kind for kind in plurals if kind in KINDS), None)
+    return next((kind for kind in kinds if low in (kind, singular(kind), word(kind))), None)
 
 
 def _is(entry: Entry, what: str) -> bool:

@@ -216,11 +216,11 @@ def test_a_checkpoint_executes_no_file_that_the_caller_did_not_name(
     with pytest.raises(PluginError, match="my_parts"):
         Trainer.resume(saved)  # although this process has run the file
     code = (
-        "import sys; from ortflex_core import Trainer; from ortflex_core.kernel.errors import PluginError\n"
+        "import sys; from ortflex_core import PluginError, Trainer, internals_of\n"
         "try: Trainer.resume(sys.argv[1])\n"
         "except PluginError as error: print(error)\n"
         "for way in ({'loss': sys.argv[2]}, {'trust_code': True}):\n"
-        "    print(Trainer.resume(sys.argv[1], **way).setup.requests[0].loss)\n"
+        "    print(internals_of(Trainer.resume(sys.argv[1], **way)).setup.requests[0].loss)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(saved), f"{file}:Quartic"],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import (
+    Callback,
     ConfigError,
     Entry,
     HookManager,
@@ -253,3 +254,40 @@ def test_the_progress_is_that_of_the_step_for_whoever_asks() -> None:
     trained(Step(), recorder)
     assert seen == [s["progress"] for s in recorder.all("step_end")]
     assert [p.step for p in seen] == [1, 2, 3, 4, 5, 6]
+
+
+class Plain:
+    """A callback of 0.2, which inherits from nothing."""
+
+    @hook
+    def epoch_end(self) -> None: ...
+
+
+class Everywhere(Plain):
+    every_rank = True
+
+
+class Silent(Callback):
+    prints_epochs = True
+
+    @hook
+    def epoch_end(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("plugin", "flags"),
+    [(Plain(), (False, False)), (Everywhere(), (True, False)), (Silent(), (False, True))],
+)
+def test_flags_of_callbacks_have_defaults_without_the_base_class(
+    plugin: object, flags: tuple[bool, bool]
+) -> None:
+    assert (hooks.declares(plugin, "every_rank"), hooks.declares(plugin, "prints_epochs")) == flags
+    assert isinstance(plugin, Callback)
+
+
+def test_a_class_with_hooks_is_a_callback_but_not_one_of_another_class() -> None:
+    assert issubclass(Silent, Callback)
+    assert not isinstance(Plain(), Silent)
+    assert not issubclass(type("Empty", (Callback,), {}), Callback)
+    with pytest.raises(ConfigError, match="has no hooks"):
+        make(models.linear(), callbacks=[type("Empty", (Callback,), {})()])

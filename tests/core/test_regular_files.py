@@ -79,7 +79,7 @@ ALLOWED = {
     "ortflex_core.compiler.onnx_files.export._has": ("mmap", GIVEN),
     "ortflex_core.compiler.onnx_files.external_data._File.__init__": ("mmap", "a type"),
     "ortflex_core.compiler.onnx_files.external_data._File.array": ("mmap", GIVEN),
-    "ortflex_core.kernel.class_paths._run": (
+    "ortflex_core.kernel.path_entries._run": (
         "spec_from_file_location",
         "code, which may run or is not read",
     ),

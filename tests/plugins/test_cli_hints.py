@@ -105,7 +105,7 @@ def test_capitals_are_accepted(name: str) -> None:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_kind_lists_its_plugins_with_a_line_about_each(kind: str) -> None:
     for word in (kind, kind.upper()):
-        assert kind_of(word) == kind
+        assert kind_of(word, KINDS) == kind
     result = ortflex("plugins", kind)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()

@@ -100,7 +100,7 @@ Decomposition = Callable[[Ops, Call], Sequence[Tensor | None]]
 
 @attrs.frozen
 class Decompositions:
-    """A family of decompositions; the object of an entry point of ``ortflex.decompositions``.
+    """A family of decompositions: operators outside the standard, computed by standard ones.
 
     >>> family = Decompositions()
     >>> @family.operator("QuickGelu")

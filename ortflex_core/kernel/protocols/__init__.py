@@ -6,5 +6,6 @@ gradient rules and decompositions are in :mod:`~ortflex_core.compiler.autodiff.r
 :mod:`~ortflex_core.compiler.opsets.decomposition_table`. Formulas are called through
 :mod:`~ortflex_core.compiler.graph.formula_calls`, which checks what they return.
 
-Add here: a new kind of plugin, in a new file, or a method of a kind.
+Add here: a new kind of plugin, in a new file that gets a line in :mod:`ortflex_core.kernel.kinds`; or a
+method of a kind.
 """

@@ -334,6 +334,15 @@ def kinds_of_plugins() -> dict[str, str]:
     return {f.name: f.metadata["of"] for f in fields if f.metadata["of"]}
 
 
+def takes_several(name: str) -> bool:
+    """Whether the value of an argument that selects plugins is a list of them.
+
+    >>> takes_several("metrics"), takes_several("optimizer")
+    (True, False)
+    """
+    return bool(getattr(attrs.fields(Arguments), name).metadata["kind"] == _COMPONENTS)
+
+
 def short_forms(kind: str) -> list[str]:
     """The arguments that are short for plugins of a kind, in their order.
 

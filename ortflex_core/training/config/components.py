@@ -18,12 +18,21 @@ from ortflex_core.kernel.files import no_file
 from ortflex_core.kernel.hooks import HookManager
 from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.training.config.arguments import device_spec, kinds_of_plugins, wrong
+from ortflex_core.training.config.arguments import (
+    device_spec,
+    kinds_of_plugins,
+    takes_several,
+    wrong,
+)
 from ortflex_core.training.engines import backend_choice
 
 _KINDS = {**kinds_of_plugins(), "validation": "data"}
-_SINGLE = ("optimizer", "schedule", "precision", "device", "backend", "distributed", "averaging")
-_LISTS = ("adapters", "transforms", "metrics", "callbacks")
+_LISTS = tuple(filter(takes_several, kinds_of_plugins()))
+_SINGLE = tuple(
+    name
+    for name in kinds_of_plugins()
+    if name not in (*_LISTS, "loss", "penalty", "constraint")  # these have forms of their own
+)
 _UNCHANGED: Mapping[str, tuple[str | None, ...]] = {
     "backend": backend_choice.WORDS,
     "distributed": (None, "auto"),
