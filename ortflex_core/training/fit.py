@@ -30,7 +30,6 @@ from ortflex_core.training.data.iterable_position import item_of
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.engines import failures
 from ortflex_core.training.internals import Internals, Settings
-from ortflex_core.training.setup import Setup
 from ortflex_core.training.views.history import History, risen
 from ortflex_core.training.views.progress import Display
 
@@ -135,7 +134,7 @@ def train(
     if start is not None:
         now = beginning(source, live.problem.updating.accumulate, settings.epochs)
         go_on(start, now, source, standing.strict)
-    _warn(internals.setup, validated=validate is not None, first=not standing.fits)
+    _warn(internals, validated=validate is not None, first=not standing.fits)
     if (peers := live.problem.peers) is not None:
         peers.agree("start", agreement.facts(internals, source))
         ranks.check_rows(peers, source)
@@ -184,8 +183,9 @@ def _history(loop: Loop) -> History:
     return History(tuple(loop.records), interrupted=loop.interrupted)
 
 
-def _warn(setup: Setup, *, validated: bool, first: bool) -> None:
-    """Warn of metrics without validation data, and before the first run of shared parameters."""
+def _warn(internals: Internals, *, validated: bool, first: bool) -> None:
+    """Warn of metrics without validation data, and before the first run of what a user may not expect."""
+    setup = internals.setup
     if setup.metrics and not validated:
         _log.warning(
             "metrics (%s) are computed on validation data, which are missing: pass "
@@ -199,6 +199,14 @@ def _warn(setup: Setup, *, validated: bool, first: bool) -> None:
             "lists them all; docs/howto/choose-what-is-trained.md explains how to export them as "
             "separate tensors",
             shared,
+        )
+
+    problem = internals.live.problem
+    if first and problem.updating.average is not None and problem.buffers:
+        _log.warning(
+            "averaging: predictions use the averages of the weights, but the running statistics of "
+            "BatchNormalization are those of the weights; Trainer.update_bn(X), called after fit, "
+            "computes them again for the averages"
         )
 
 

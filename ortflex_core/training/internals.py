@@ -91,6 +91,19 @@ class Internals:
         peers = self.setup.problem.peers
         return nullcontext() if peers is None else peers.sharing_errors()
 
+    def refuse_in_observers(self, what: str) -> None:
+        """Refuse a change of the state in a hook that only observes.
+
+        Raises:
+            OrtflexError: such a hook is running.
+        """
+        if self.loop is not None and self.loop.in_observer:
+            raise OrtflexError(
+                f"{what} cannot be changed in the hooks steps_end and settled, which come after a "
+                "run of several steps of the backend; use step_end, which comes after every step, "
+                "or epoch_end"
+            )
+
     def forget_engine(self) -> None:
         """Build the engine again at the next step, with the state of the current one."""
         self.live.forget()

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.compiler.model import shape_probe
+from ortflex_core.compiler.model.training_mode import buffer_spec, normalized_by_batch
 from ortflex_core.compiler.opsets.half_floats import in_file_type
 from ortflex_core.compiler.problem.losses import LossRequest, bind_terms
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
@@ -18,7 +19,7 @@ from ortflex_core.compiler.programs import cost
 from ortflex_core.compiler.programs.prefix import Prefix, find_prefix
 from ortflex_core.kernel.batches import Batch, Source
 from ortflex_core.kernel.calling import calling
-from ortflex_core.kernel.errors import DataError, OrtflexError, suggest
+from ortflex_core.kernel.errors import DataError, ModelError, OrtflexError, suggest
 from ortflex_core.kernel.hooks import HookCall
 from ortflex_core.kernel.last_good import same
 from ortflex_core.kernel.protocols.backend import Backend, Engine
@@ -26,6 +27,7 @@ from ortflex_core.kernel.protocols.device import Value
 from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext
 from ortflex_core.kernel.types import Array, Size, TensorSpec
 from ortflex_core.training.data import columns as data
+from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.derived import Cache, Derivation
 from ortflex_core.training.data.feed import Feed, check_batch
@@ -422,6 +424,43 @@ class Live:
             return {n: columns.array(n) if n in own else found[n] for n in names}
 
         return predict
+
+    def update_statistics(self, feed: Feed, batch_size: int) -> None:
+        """Replace the running statistics by their means over the batches, with the weights of predictions.
+
+        Raises:
+            ModelError: no running statistics are updated by training.
+            DataError: there is no batch, or one of a single row.
+        """
+        problem = self.inference()
+        predicted = list(dict.fromkeys(request.predicted for request in self.setup.requests))
+        if not normalized_by_batch(problem, predicted):
+            raise ModelError(
+                f"{self.model.label}: no BatchNormalization that is in training mode, so there are no "
+                f"running statistics to update (batch_norm={problem.batch_norm!r})"
+            )
+        derivation = self.derivation
+        if derivation is not None and not derivation.prefix.reads_strings:
+            derivation = None  # the columns may be those of the rows of the training
+        rest = problem if derivation is None else derivation.prefix.cut(problem)
+        evaluator, weights = Evaluator(rest, self.device), self._weights_now()
+        sums: dict[str, tuple[int, Array]] = {}
+        for number, batch in enumerate(feed.inputs(self.preparing(problem), batch_size)):
+            single_rows.check_batch(problem, batch.size, predicted)
+            columns = batch if derivation is None else derivation.batch(batch)
+            for name, array in evaluator.statistics(weights, columns, predicted, number):
+                count, total = sums.get(name, (0, np.zeros(array.shape)))
+                sums[name] = count + 1, total + array
+        if not sums:
+            raise DataError("update_bn: the data have no batch")
+        buffers = {
+            name: (total / count).astype(buffer_spec(problem, name).numpy)
+            for name, (count, total) in sums.items()
+        }
+        if self.engine is not None:
+            self.engine.load_buffers(buffers)
+        else:
+            self.standing.buffers = {**self.standing.buffers, **buffers}
 
     def scorer(
         self, feed: Feed, peers: Peers | None = None, *, keep: bool = False

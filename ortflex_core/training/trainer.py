@@ -19,7 +19,7 @@ from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.parameters.initialize import reinitialize as draw
 from ortflex_core.compiler.problem.description import describe
 from ortflex_core.compiler.runtime.installation import require_runtime
-from ortflex_core.kernel.errors import ConfigError, OrtflexError
+from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.hooks import HookManager, declares, weak_hook
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_tracebacks
@@ -411,13 +411,32 @@ class Trainer(SharesModels):
             DataError: an unknown name, another shape, or values that are not numbers.
             OrtflexError: called by a hook between runs of steps (``steps_end``, ``settled``).
         """
-        if self._internals.loop is not None and self._internals.loop.in_observer:
-            raise OrtflexError(
-                "set_state: weights cannot be changed in the hooks steps_end and settled, which come "
-                "after a run of several steps of the backend; use step_end, which comes after "
-                "every step, or epoch_end"
-            )
+        self._internals.refuse_in_observers("set_state: weights")
         self._internals.live.replace(state)
+
+    def update_bn(self, X: Any) -> None:
+        """Compute the running statistics of BatchNormalization again, with the weights of predictions.
+
+        With ``averaging``, predictions and exports use the averages of the weights, but the running
+        statistics are those of the weights during training. Call this after ``fit``, with the rows
+        of the training. One pass in training mode (Dropout included), in batches of ``batch_size``
+        rows and in their order, gives the mean and the unbiased variance of each batch; the new
+        statistics are the means of these over the batches. A layer that the model uses twice
+        contributes twice. Nodes that the training left in inference mode are not changed.
+
+        Args:
+            X: rows of the model's inputs, as for :meth:`predict`.
+
+        Raises:
+            ModelError: no BatchNormalization is in training mode.
+            DataError: the data do not fit the model, or a batch has a single row; nothing is changed.
+            OrtflexError: called by a hook between runs of steps (``steps_end``, ``settled``).
+
+        Source: ``torch.optim.swa_utils.update_bn``.
+        """
+        self._internals.refuse_in_observers("update_bn: statistics")
+        feed = self._feed(X, labelled=False)
+        self._internals.live.update_statistics(feed, self.batch_size)
 
     def export(
         self,

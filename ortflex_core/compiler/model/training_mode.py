@@ -51,7 +51,8 @@ class Settings(Protocol):
         """The seed of the random masks."""
 
 
-_DRAW = Port("draw")
+DRAW = Port("draw")
+"""The port of the number that random masks depend on."""
 
 
 class Modes:
@@ -59,16 +60,16 @@ class Modes:
 
     ``buffers`` are the running statistics before the step, ``draw`` is the port of the number that
     random masks depend on. After the replay, ``updates`` maps the names of running statistics to their
-    new values, and ``shares`` has (1 − momentum) · batch of each of :func:`statistics_moves`.
+    new values. For each of :func:`statistics_moves`, ``of_batch`` has the statistic of the batch, and
+    ``shares`` (1 − momentum) times that.
     """
 
-    def __init__(
-        self, problem: Settings, buffers: Mapping[str, Tensor], draw: Port = _DRAW
-    ) -> None:
+    def __init__(self, problem: Settings, buffers: Mapping[str, Tensor], draw: Port = DRAW) -> None:
         self._problem = problem
         self._buffers = buffers
         self._step = Host.symbol(draw.label)
         self.updates: dict[str, Tensor] = {}
+        self.of_batch: list[Tensor] = []
         self.shares: list[Tensor] = []
 
     def __call__(
@@ -156,16 +157,14 @@ class Modes:
         count = op.Cast(op.Size(x), to=x.dtype) / op.Cast(op.Size(mean), to=x.dtype)
         unbiased = variance * (count / op.Max(count - 1, 1.0))
 
-        def share(batch: Tensor) -> Tensor:
-            return (1 - momentum) * op.Reshape(batch, [-1])
-
         statistics = []
         pairs = ((mean, mean), (variance, unbiased))
         for name, (batch, update) in zip(node.input[3:5], pairs, strict=True):
             # A layer that is used twice updates twice.
             old = self.updates.get(name, self._buffers[name])
-            statistics.append(momentum * old + share(batch))
-            self.shares.append(share(update))
+            statistics.append(momentum * old + (1 - momentum) * op.Reshape(batch, [-1]))
+            self.of_batch.append(op.Reshape(update, [-1]))
+            self.shares.append((1 - momentum) * self.of_batch[-1])
             self.updates[name] = momentum * old + self.shares[-1]
         return statistics
 

@@ -17,7 +17,14 @@ from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.program import Program, build
 from ortflex_core.compiler.model.model import Rewrite
-from ortflex_core.compiler.model.training_mode import buffer_spec, rewrite_for_inference
+from ortflex_core.compiler.model.training_mode import (
+    Modes,
+    buffer_spec,
+    rewrite_for_inference,
+    running_statistics,
+    share_port,
+    statistics_moves,
+)
 from ortflex_core.compiler.onnx_files.nodes import reads
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
@@ -38,9 +45,11 @@ def parameter_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
     }
 
 
-def buffer_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
+def buffer_inputs(
+    trace: Trace, problem: Problem, names: Iterable[str] | None = None
+) -> dict[str, Tensor]:
     """An input of the graph for every running statistic that training updates."""
-    specs = [buffer_spec(problem, n) for n in problem.buffers]
+    specs = [buffer_spec(problem, n) for n in (problem.buffers if names is None else names)]
     return {s.name: trace.input(Port("buffer", of=s.name), s.dtype, s.shape) for s in specs}
 
 
@@ -249,9 +258,10 @@ def _forward(
     problem: Problem,
     outputs: Sequence[str],
     rewrite: Rewrite | None,
+    buffers: Iterable[str] = (),
 ) -> dict[str, Tensor]:
     given = parameter_inputs(trace, problem) | model_inputs(trace, problem, outputs)
-    given |= buffer_inputs(trace, problem)
+    given |= buffer_inputs(trace, problem, dict.fromkeys((*problem.buffers, *buffers)))
     with trace.part("forward"):
         return problem.model.replay(trace, outputs, given, rewrite)
 
@@ -286,11 +296,33 @@ def evaluation_program(problem: Problem, outputs: Sequence[str]) -> Program:
     return build(trace, totals | output_ports({n: values[n] for n in outputs}), name="evaluation")
 
 
-def prediction_program(problem: Problem, outputs: Sequence[str]) -> Program:
-    """Inference: the named tensors, ports "output"; parameters as inputs."""
+def prediction_program(
+    problem: Problem, outputs: Sequence[str], buffers: Iterable[str] = ()
+) -> Program:
+    """Inference: the named tensors, ports "output"; parameters and running statistics as inputs.
+
+    ``buffers`` are running statistics of a problem without losses, which does not know them.
+    """
     trace = problem.trace()
-    values = _forward(trace, problem, outputs, rewrite_for_inference)
+    values = _forward(trace, problem, outputs, rewrite_for_inference, buffers)
     return build(trace, output_ports(values), name="prediction")
+
+
+def statistics_program(problem: Problem, predicted: Sequence[str]) -> Program:
+    """Mean and unbiased variance of a batch at each BatchNormalization before the predicted tensors.
+
+    The outputs are those of :func:`~ortflex_core.compiler.model.training_mode.statistics_moves`. The
+    model is in training mode; the host symbol is draw, for random masks.
+    """
+    trace = problem.trace()
+    statistics = buffer_inputs(trace, problem, running_statistics(problem, predicted))
+    mode = Modes(problem, statistics)
+    given = parameter_inputs(trace, problem) | model_inputs(trace, problem, predicted) | statistics
+    with trace.part("forward"):
+        problem.model.replay(trace, predicted, given, mode)
+    moves = statistics_moves(problem, predicted)
+    ports = [share_port(k, name) for k, (name, _) in enumerate(moves)]
+    return build(trace, dict(zip(ports, mode.of_batch, strict=True)), name="statistics")
 
 
 def per_sample_program(problem: Problem, term: LossTerm) -> Program:

@@ -228,21 +228,23 @@ class Feed:
         drawn = partial(self._consecutive, _conversion(preparing, self._convert_columns), preparing)
         return lambda: map(preparing.derived, drawn())
 
-    def inputs(self, preparing: Preparation) -> Iterator[Batch]:
-        """Consecutive batches without labels, for predictions."""
+    def inputs(self, preparing: Preparation, largest: int | None = None) -> Iterator[Batch]:
+        """Consecutive batches without labels, for predictions; of at most ``largest`` rows if given."""
         given = self.given
         if isinstance(given, Columns):
-            size = chunk_size(preparing.problem, given.rows)
+            size = _at_most(largest, chunk_size(preparing.problem, given.rows))
             return iter(slices(preparing.inputs(given), given.rows, size, []))
         conversion = Conversion(prepare=preparing.inputs, denominators=lambda columns: [])
         if isinstance(given, Pieces):
             conversion = attrs.evolve(conversion, convert=self._convert_columns)
-        return self._consecutive(conversion, preparing)
+        return self._consecutive(conversion, preparing, largest)
 
-    def _consecutive(self, conversion: Conversion, preparing: Preparation) -> Iterator[Batch]:
+    def _consecutive(
+        self, conversion: Conversion, preparing: Preparation, largest: int | None = None
+    ) -> Iterator[Batch]:
         source: Source
         if isinstance(self.given, Pieces):
-            size = chunk_size(preparing.problem, rows_of(self.given))
+            size = _at_most(largest, chunk_size(preparing.problem, rows_of(self.given)))
             source = PieceBatches(self.given, conversion, size)
         else:
             assert isinstance(self.given, IterableBatches)
@@ -254,6 +256,10 @@ class Feed:
 
     def _convert_columns(self, columns: Columns) -> Columns:
         return self.convert(columns, None, None)
+
+
+def _at_most(largest: int | None, size: int) -> int:
+    return size if largest is None else min(largest, size)
 
 
 def _conversion(

@@ -39,15 +39,18 @@ def check_source(problem: Problem, source: Source, batch_size: int) -> None:
         )
 
 
-def check_batch(problem: Problem, rows: int) -> None:
-    """Refuse a batch of one row.
+def check_batch(problem: Problem, rows: int, predicted: Sequence[str] | None = None) -> None:
+    """Refuse a batch of one row. ``predicted`` are the tensors of the losses, by default the problem's.
 
     Raises:
         DataError: the node, and the ways out.
     """
     if rows == 1:
         _refuse(
-            problem, "a batch has one row", "pass at least two rows, or leave it out (drop_last)"
+            problem,
+            "a batch has one row",
+            "pass at least two rows, or leave it out (drop_last)",
+            predicted,
         )
 
 
@@ -74,17 +77,17 @@ class _Watched:
                 yield group
 
 
-def _refuse(problem: Problem, how: str, way: str) -> None:
-    if (node := _node(problem)) is not None:
+def _refuse(problem: Problem, how: str, way: str, predicted: Sequence[str] | None = None) -> None:
+    if (node := _node(problem, predicted)) is not None:
         raise DataError(
             f"{how}, but the BatchNormalization {node!r} needs more than one value per channel when "
             f"training; {way}. batch_norm='freeze' uses the statistics in the file"
         )
 
 
-def _node(problem: Problem) -> str | None:
+def _node(problem: Problem, predicted: Sequence[str] | None = None) -> str | None:
     """A node that normalizes with the statistics of the batch, and has one value per row and channel."""
-    for node in normalized_by_batch(problem, problem.predicted):
+    for node in normalized_by_batch(problem, predicted or problem.predicted):
         shape = problem.model.value(node.input[0]).shape
         if shape and shape[0] == "batch" and all(size == 1 for size in shape[2:]):
             return node.name or node.output[0]

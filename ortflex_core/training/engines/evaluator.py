@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ortflex_core.compiler.graph.ports import COLUMNS, Key, Port
 from ortflex_core.compiler.graph.program import Program
-from ortflex_core.compiler.model.training_mode import buffer_value
+from ortflex_core.compiler.model.training_mode import DRAW, buffer_value
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.compiler.runtime.session import get_session
@@ -16,6 +16,12 @@ from ortflex_core.kernel.error_reasons import error_reason
 from ortflex_core.kernel.errors import GraphError
 from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array
+
+_PROGRAMS: dict[str, Callable[..., Program]] = {
+    "evaluation": stages.evaluation_program,
+    "prediction": stages.prediction_program,
+    "statistics": stages.statistics_program,
+}
 
 
 class Evaluator:
@@ -30,7 +36,7 @@ class Evaluator:
         self._problem = problem
         self._device = device
         self._frozen: dict[str, Value] = {}
-        self.programs: dict[tuple[str, tuple[str, ...]], Program] = {}
+        self.programs: dict[tuple[str, tuple[tuple[str, ...], ...]], Program] = {}
 
     def frozen(self, name: str) -> Value:
         """A large frozen initializer, or a buffer with its values from the file, on the device."""
@@ -47,7 +53,9 @@ class Evaluator:
         self, weights: Mapping[str, Value], batch: Batch, outputs: Sequence[str]
     ) -> dict[str, Array]:
         """Tensors of the graph for one batch."""
-        program = self._program("prediction", outputs)
+        # A Trainer that was resumed has no losses before it has data, but it has running statistics.
+        buffers = tuple(n for n in weights if n not in self._problem.parameters)
+        program = self._program("prediction", outputs, buffers)
         return by_name(self._run(program, weights, batch))
 
     def evaluate(
@@ -59,15 +67,29 @@ class Evaluator:
         totals = [float(results[t.total_port]) for t in self._problem.terms]
         return totals, by_name(results)
 
-    def _program(self, kind: str, outputs: Sequence[str]) -> Program:
-        key = (kind, tuple(outputs))
+    def statistics(
+        self, weights: Mapping[str, Value], batch: Batch, predicted: Sequence[str], number: int
+    ) -> list[tuple[str, Array]]:
+        """Mean and variance of a batch, by the names of the running statistics; in training mode.
+
+        ``number`` is that of the batch, on which random masks depend.
+        """
+        program = self._program("statistics", predicted)
+        results = self._run(program, weights, batch, {DRAW.label: number})
+        return [(str(port.of), a) for port, a in results.items() if isinstance(port, Port)]
+
+    def _program(self, kind: str, *names: Sequence[str]) -> Program:
+        key = (kind, tuple(tuple(part) for part in names))
         if key not in self.programs:
-            make = stages.evaluation_program if kind == "evaluation" else stages.prediction_program
-            self.programs[key] = make(self._problem, outputs)
+            self.programs[key] = _PROGRAMS[kind](self._problem, *names)
         return self.programs[key]
 
     def _run(
-        self, program: Program, weights: Mapping[str, Value], batch: Batch
+        self,
+        program: Program,
+        weights: Mapping[str, Value],
+        batch: Batch,
+        symbols: Mapping[str, float] | None = None,
     ) -> dict[Key, Array]:
         feeds: dict[str, Value] = {}
         for key, spec in program.takes.items():
@@ -77,7 +99,7 @@ class Evaluator:
                 feeds[spec.name] = self._device.put(batch.array(name))
             else:
                 feeds[spec.name] = weights.get(name) or self.frozen(name)
-        scalars = program.scalars(self._problem.constants())
+        scalars = program.scalars({**self._problem.constants(), **(symbols or {})})
         feeds |= {name: self._device.put(scalar) for name, scalar in scalars.items()}
         runner = get_session(program, self._device, self._problem.threads)._sess
         names = [o.name for o in program.outputs]

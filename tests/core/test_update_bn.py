@@ -1,0 +1,207 @@
+"""``Trainer.update_bn``: running statistics that fit the averages of the weights.
+
+The class of errors: predictions that combine weights and statistics of different networks. The oracle
+is ``torch.optim.swa_utils.update_bn``.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import numpy_helper
+
+from ortflex_core import DataError, ModelError, OrtflexError, hook
+from tests import models
+from tests.core.test_derived_columns import categories, texts
+from tests.core.test_statistics import LAYERS, network
+from tests.training import every_backend, make
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((26, 3)).astype(np.float32)
+Y = RNG.standard_normal((26, 1)).astype(np.float32)
+BATCH = 8  # the last batch has two rows
+OWN = LAYERS.replace("mean1, var1", "ma, va").replace("mean2, var2", "mb, vb")
+SHARED = LAYERS.replace("mean1, var1", "ma, va").replace("mean2, var2", "ma, va")
+
+
+def averaging(nodes: str, **options: Any) -> Any:
+    model = network(nodes)
+    for name in dict.fromkeys(n for n in ("ma", "va", "mb", "vb") if n in nodes):
+        start = np.full(4, 1.0 if name[0] == "v" else 0.0, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(start, name))
+    options = {"averaging": {"name": "ema", "decay": 0.8}, "backend": "fused"} | options
+    return make(model, optimizer="sgd", learning_rate=0.1, epochs=3, batch_size=BATCH, **options)
+
+
+class Twin(torch.nn.Module):
+    """The same network in torch, with the averages of a Trainer."""
+
+    def __init__(self, state: dict[str, Any], *, shared: bool) -> None:
+        super().__init__()
+        self.w, self.v = (torch.tensor(state[n], dtype=torch.float64) for n in "wv")
+        first = torch.nn.BatchNorm1d(4).double()
+        self.norms = torch.nn.ModuleList(
+            [first, first if shared else torch.nn.BatchNorm1d(4).double()]
+        )
+        for norm in self.norms:
+            norm.weight.data = torch.tensor(state["gain"], dtype=torch.float64)
+            norm.bias.data = torch.tensor(state["bias"], dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norms[1](torch.tanh(self.norms[0](x @ self.w))) @ self.v
+
+
+def updated(state: dict[str, Any], *, shared: bool) -> Twin:
+    twin = Twin(state, shared=shared)
+    rows = torch.tensor(X, dtype=torch.float64)
+    torch.optim.swa_utils.update_bn(torch.utils.data.DataLoader(rows, batch_size=BATCH), twin)
+    return twin.eval()
+
+
+@every_backend
+@pytest.mark.parametrize("nodes", [OWN, SHARED], ids=["own", "shared"])
+def test_the_statistics_are_those_of_torch(nodes: str, backend: str) -> None:
+    if backend.startswith("training_"):
+        pytest.skip("it does not train the statistics of the batch")
+    trainer = averaging(nodes, backend=backend)
+    trainer.fit(X, Y)
+    before = trainer.get_state(buffers=True)
+    trainer.update_bn(X)
+    state = trainer.get_state(buffers=True)
+    twin = updated(trainer.get_state(averaged=True), shared=nodes == SHARED)
+    for k, norm in enumerate(twin.norms[:1] if nodes == SHARED else twin.norms):
+        for name, array in ((f"m{'ab'[k]}", norm.running_mean), (f"v{'ab'[k]}", norm.running_var)):
+            np.testing.assert_allclose(state[name], array, rtol=2e-5, atol=2e-6, err_msg=name)
+            assert not np.allclose(before[name], array, rtol=1e-2), "nothing to correct"
+    for name in ("w", "v", "gain", "bias"):
+        np.testing.assert_array_equal(state[name], before[name])
+    with torch.no_grad():
+        exact = twin(torch.tensor(X, dtype=torch.float64))
+    np.testing.assert_allclose(trainer.predict(X), exact, rtol=1e-4, atol=1e-5)
+    written = {t.name: numpy_helper.to_array(t) for t in trainer.export().graph.initializer}
+    np.testing.assert_array_equal(written["va"], state["va"])
+
+
+def test_without_averages_or_training_the_weights_are_those_of_the_file() -> None:
+    """It needs neither labels nor an engine, and the next training starts with its statistics."""
+    trainer = averaging(OWN, averaging=None)
+    trainer.update_bn({"x": X})
+    state = trainer.get_state(buffers=True)
+    twin = updated(state, shared=False)
+    np.testing.assert_allclose(state["vb"], twin.norms[1].running_var, rtol=2e-5)
+    other = averaging(OWN, averaging=None)
+    for one in (trainer, other):
+        one.step((X[:BATCH], Y[:BATCH]))
+    gap = trainer.get_state(buffers=True)["vb"] - other.get_state(buffers=True)["vb"]
+    np.testing.assert_allclose(gap, 0.9 * (state["vb"] - 1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_predictions_before_any_data_use_the_statistics(tmp_path: Any, update: bool) -> None:
+    """A Trainer that was resumed or copied knows no losses yet, but it has running statistics."""
+    trainer = averaging(OWN)
+    trainer.fit(X, Y)
+    if update:
+        trainer.update_bn(X)
+    expected = trainer.predict(X)
+    folder = trainer.save(tmp_path / "c")
+    for other in (type(trainer).resume(folder), pickle.loads(pickle.dumps(trainer))):
+        np.testing.assert_allclose(other.predict(X), expected, rtol=1e-6, atol=1e-7)
+        other.update_bn(X)
+        exact = trainer if update else copy.deepcopy(trainer)
+        exact.update_bn(X)
+        np.testing.assert_allclose(other.predict(X), exact.predict(X), rtol=1e-6, atol=1e-7)
+
+
+def test_iterables_and_dropout_are_as_in_training() -> None:
+    """Batches that the user makes are taken as they are; masks are drawn, and equal at every call."""
+    trainer = averaging(OWN)
+    trainer.fit(X, Y)
+    trainer.update_bn(X)
+    state = trainer.get_state(buffers=True)
+    trainer.update_bn(lambda: iter([X[k : k + BATCH] for k in range(0, 26, BATCH)]))
+    np.testing.assert_array_equal(trainer.get_state(buffers=True)["vb"], state["vb"])
+
+    dropping = OWN.replace("Tanh (n1)", "Dropout (n1, ratio, yes)")
+    model = network(dropping)
+    extra = {"ratio": np.float32(0.5), "yes": np.array(True)}
+    extra |= {n: np.full(4, n[0] == "v", np.float32) for n in ("ma", "va", "mb", "vb")}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(a), n) for n, a in extra.items()
+    )
+    wide = np.repeat(X, 400, axis=0)
+    found = []
+    for _ in range(2):
+        trainer = make(model, batch_size=len(wide), backend="fused")
+        trainer.update_bn(wide)
+        found.append(trainer.get_state(buffers=True)["vb"])
+    np.testing.assert_array_equal(*found)
+    # n1 is normalized, then scaled by gain and masked with the ratio ½: E[(2mz)²] − E[z]² = 2g² + b².
+    gain, bias = (numpy_helper.to_array(model.graph.initializer[k]) for k in (1, 2))
+    np.testing.assert_allclose(found[0], 2 * gain**2 + bias**2, rtol=0.1)
+
+
+def test_strings_are_encoded_first() -> None:
+    """The part before everything that is trained is computed apart."""
+    model = categories()
+    model.graph.node[-1].output[0] = "z"
+    model.graph.node.add(
+        op_type="BatchNormalization", input=["z", "g", "c", "m", "v"], output=["Y"]
+    )
+    for name, value in {"g": 1.0, "c": 0.0, "m": 0.0, "v": 1.0}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.full(1, value, np.float32), name))
+    x, y = texts()
+    options = {"backend": "fused", "batch_size": 20, "learning_rate": 0.1, "batch_norm": "train"}
+    trainer = make(model, averaging="ema", **options)
+    trainer.fit(x, y)
+    trainer.update_bn(x)
+    state = trainer.get_state(buffers=True, averaged=True)
+    encoded = (x[:, :, None] == np.array(["a", "b", "c"])).reshape(-1, 6)
+    z = (encoded @ state["w"].astype(np.float64) + state["b"]).reshape(3, 20)
+    np.testing.assert_allclose(state["m"], z.mean(), rtol=1e-5)
+    np.testing.assert_allclose(state["v"], z.var(1, ddof=1).mean(), rtol=1e-5)
+
+
+def test_what_it_refuses_changes_nothing() -> None:
+    trainer = averaging(OWN)
+    trainer.fit(X, Y)
+    before = trainer.get_state(buffers=True)
+    for rows in (X[:1], X[: BATCH + 1]):
+        with pytest.raises(DataError, match="more than one value per channel"):
+            trainer.update_bn(rows)
+    with pytest.raises(DataError):
+        trainer.update_bn(X[:, :2])
+    for name, array in trainer.get_state(buffers=True).items():
+        np.testing.assert_array_equal(array, before[name])
+    for other in (averaging(OWN, batch_norm="freeze"), make(models.linear())):
+        with pytest.raises(ModelError, match="no BatchNormalization"):
+            other.update_bn(X)
+
+
+def test_a_hook_that_only_observes_cannot_call_it() -> None:
+    class Early:
+        @hook
+        def steps_end(self, trainer: Any) -> None:
+            trainer.update_bn(X)
+
+    with pytest.raises(OrtflexError, match="update_bn"):
+        averaging(OWN, callbacks=[Early()]).fit(X, Y)
+
+
+def test_a_training_says_that_the_statistics_are_not_averaged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        averaging(OWN, averaging=None).fit(X, Y)
+        averaging(OWN, batch_norm="freeze").fit(X, Y)
+        assert "update_bn" not in caplog.text
+        trainer = averaging(OWN)
+        trainer.fit(X, Y)
+        trainer.fit(X, Y)
+    assert caplog.text.count("update_bn") == 1
