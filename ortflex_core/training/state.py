@@ -28,6 +28,7 @@ from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext
 from ortflex_core.kernel.types import Array, Size, TensorSpec
 from ortflex_core.training.data import columns as data
 from ortflex_core.training.data import single_rows
+from ortflex_core.training.data.column_files import ColumnFiles
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.derived import Cache, Derivation
 from ortflex_core.training.data.feed import Feed, check_batch
@@ -41,6 +42,7 @@ from ortflex_core.training.engines.timing import Trial
 from ortflex_core.training.process_groups.peers import Peers
 from ortflex_core.training.setup import Setup
 from ortflex_core.training.standing import Standing
+from ortflex_core.training.views.progress import RowCount
 
 _log = logging.getLogger("ortflex")
 
@@ -64,6 +66,7 @@ class Live:
         check_finite: as for the Trainer.
         hook: returns the hook of a name, or None if no callback implements it.
         tell: shows a line to the user.
+        progress: as for the Trainer.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Live:
         check_finite: bool,
         hook: Callable[[str], HookCall | None],
         tell: Callable[[str], None],
+        progress: bool | None = None,
     ) -> None:
         self.setup, self.problem = setup, setup.problem
         self.model, self.device = setup.model, setup.device
@@ -86,6 +90,8 @@ class Live:
         self.evaluator = Evaluator(self.problem, self.device)
         self._weights = dict(weights)
         self._threads, self._cache, self._check_finite = threads, cache, check_finite
+        self._progress = progress
+        self._files = ColumnFiles(self)
         self._derivation: Derivation | None = None
         self._hook, self._tell = hook, tell
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
@@ -142,6 +148,9 @@ class Live:
             session=self._session,
             batch_size=self.setup.problem.batch_size,
             once=once,
+            counting=partial(RowCount, self.prefix.summary, wanted=self._progress),
+            cache=self._cache,
+            files=self._files,
             peers=self.setup.problem.peers,
         )
 
@@ -171,6 +180,12 @@ class Live:
                 raise
             self._tell(f"cache: each step computes the whole model, because {error}")
             return None
+        if derivation.once:
+            self._tell(
+                f"cache: {len(prefix.nodes)} of {len(self.model.internal.graph.node)} nodes are "
+                f"computed once for each row, up to {prefix.summary}; cache=False computes them in "
+                "each step"
+            )
         return derivation
 
     def build(

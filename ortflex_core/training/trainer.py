@@ -206,6 +206,7 @@ class Trainer(SharesModels):
         hooks = HookManager(setup.plugins, setup.callbacks)
         weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
         peers = setup.problem.peers
+        shown = False if peers is not None and peers.rank else progress
         self._internals = Internals(
             arguments=attrs.asdict(arguments, recurse=False),
             setup=setup,
@@ -217,7 +218,8 @@ class Trainer(SharesModels):
                 cache=cache,
                 check_finite=check_finite,
                 hook=partial(weak_hook, weakref.ref(self), hooks),
-                tell=partial(say, progress=False if peers is not None and peers.rank else progress),
+                tell=partial(say, progress=shown),
+                progress=shown,
             ),
         )
         if self.rank:

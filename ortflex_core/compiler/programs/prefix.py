@@ -24,7 +24,7 @@ from ortflex_core.compiler.onnx_files.nodes import plain_domain, reads
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.kernel.errors import ModelError, PluginError
-from ortflex_core.kernel.types import TensorSpec
+from ortflex_core.kernel.types import TensorSpec, shape_text
 
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
@@ -59,6 +59,13 @@ class Prefix:
         """The columns that the prefix computes."""
         inputs = {i.name for i in self.problem.model.inputs}
         return tuple(c.name for c in self.columns if c.name not in inputs)
+
+    @property
+    def summary(self) -> str:
+        """The computed columns in a few words."""
+        specs = [c for c in self.columns if c.name in self.computed]
+        few = ", ".join(f"{c.name} {shape_text(c.shape)}" for c in specs[:3])
+        return few + (f" and {len(specs) - 3} others" if len(specs) > 3 else "")
 
     @property
     def takes(self) -> tuple[TensorSpec, ...]:

@@ -6,8 +6,10 @@ before the first step; rows that change in each epoch are computed batch by batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+import contextlib
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,13 +18,21 @@ import numpy as np
 
 from ortflex_core.compiler.programs.prefix import Prefix
 from ortflex_core.kernel.batches import Batch, Block, Epoch, Lasting, Source
+from ortflex_core.kernel.digests import of_array
 from ortflex_core.kernel.errors import DataError, GraphError
 from ortflex_core.kernel.types import Array, shape_text
+from ortflex_core.training.data.column_files import Column, ColumnFiles, Layout, bytes_of
 from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_core.training.process_groups.peers import Peers, pack, unpack
 
 Cache = Literal["auto", "memory", "disk", False]
 """Where derived columns are kept; False computes the whole model in every step."""
+
+Counting = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+"""Shows the progress of a number of rows; the function in the context gets the rows so far."""
+
+_MOST_MEMORY = 2**30
+"""The bytes of columns that "auto" keeps in memory."""
 
 _AT_ONCE = 1024
 """Rows that are computed together if they are small."""
@@ -41,7 +51,9 @@ class Derivation:
         session: runs it.
         batch_size: the rows that are computed together, unless they are small.
         once: whether the rows of arrays are computed before the first step.
-        counting: shows the number of rows that have been computed so far.
+        counting: shows the progress of a number of rows, given the rows that have been computed.
+        cache: where columns that are computed once are kept.
+        files: the files of columns that are not kept in memory.
         peers: the processes that share the work on arrays.
     """
 
@@ -49,7 +61,9 @@ class Derivation:
     session: PrefixSession
     batch_size: int
     once: bool = True
-    counting: Callable[[int], Any] = lambda rows: None
+    counting: Counting
+    cache: Cache
+    files: ColumnFiles
     peers: Peers | None = None
 
     @cached_property
@@ -92,31 +106,62 @@ class Derivation:
         """All columns of arrays, computed at once; several processes share the work.
 
         Raises:
-            DataError: as :meth:`rows`, or a column has another shape in another part of the rows.
+            DataError: as :meth:`rows`; a column has another shape in another part of the rows; or the
+                disk has not enough room.
         """
         inputs = {name: given[name] for name in self._taken}
         count = len(next(iter(inputs.values())))
         size = self.at_once(inputs, count)
-        starts = range(0, count, size)
-        out: dict[str, Array] = {}
-        done = 0
-        for start, part in self._parts(inputs, starts, size):
-            for name, array in part.items():
-                if name not in out:
-                    out[name] = np.empty((count, *array.shape[1:]), array.dtype)
-                if out[name].shape[1:] != array.shape[1:]:
-                    raise self._mixed(
-                        f"a row of {name!r} has the shape {shape_text(array.shape[1:])} from row "
-                        f"{start} on, and {shape_text(out[name].shape[1:])} before"
-                    )
-                out[name][start : start + len(array)] = array
-                done = start + len(array)
-            self.counting(done)
+        few = self.rows({n: a[: size if self.is_fixed else 2] for n, a in inputs.items()})
+        layout = {n: Column(a.dtype, (count, *a.shape[1:])) for n, a in few.items()}
+        with contextlib.ExitStack() as stack:
+            complete, out = self._room(layout, inputs, size, stack)
+            if not complete:
+                show = stack.enter_context(self.counting(count))
+                parts = self._parts(inputs, range(0, count, size), size)
+                for start, part in stack.enter_context(closing(parts)):
+                    self._write(part, start, out)
+                    show(min(count, start + size))
         return Lasting(self._kept(given) | out)
+
+    def _write(self, part: Mapping[str, Array], start: int, out: Mapping[str, Array]) -> None:
+        """Write the columns of consecutive rows."""
+        for name, array in part.items():
+            if out[name].shape[1:] != array.shape[1:]:
+                raise self._mixed(
+                    f"a row of {name!r} has the shape {shape_text(array.shape[1:])} from row {start} "
+                    f"on, and {shape_text(out[name].shape[1:])} in the first rows"
+                )
+            out[name][start : start + len(array)] = array
+
+    def _room(
+        self,
+        layout: Layout,
+        inputs: Mapping[str, Array],
+        size: int,
+        stack: contextlib.ExitStack,
+    ) -> tuple[bool, dict[str, Array]]:
+        """Arrays for the columns, and whether they have their values already."""
+        on_disk = self.cache == "disk" or (self.cache == "auto" and bytes_of(layout) > _MOST_MEMORY)
+        if not on_disk:
+            return False, {n: np.empty(c.shape, c.dtype) for n, c in layout.items()}
+        key = self._key(layout, inputs, size)
+        kept = self.files.find(key, layout)
+        if self.peers is not None and self.peers.any("columns to compute", kept is None):
+            kept = None
+        if kept is not None:
+            return True, kept
+        return False, stack.enter_context(self.files.making(key, layout))
+
+    def _key(self, layout: Layout, inputs: Mapping[str, Array], size: int) -> str:
+        """A digest of everything that the bits of the columns depend on."""
+        session, columns = self.session.digest, {n: of_array(a) for n, a in inputs.items()}
+        facts = repr((session, sorted(columns.items()), list(layout), size))
+        return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
     def _parts(
         self, inputs: Mapping[str, Array], starts: range, size: int
-    ) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    ) -> Generator[tuple[int, Mapping[str, Array]]]:
         """The computed columns of consecutive rows, and the number of the first of them."""
 
         def compute(start: int) -> dict[str, Array]:
@@ -134,6 +179,11 @@ class Derivation:
             parts = self.peers.gather("derived columns", payload)
             for k in range(present):
                 yield starts[first + k], dict(zip(names, unpack(parts[k]), strict=True))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the model has a fixed batch dimension."""
+        return self.prefix.problem.model.fixed_batch is not None
 
     def at_once(self, inputs: Mapping[str, Array], count: int) -> int:
         """The number of rows that are computed together."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import onnx
@@ -10,6 +12,7 @@ import onnx
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.programs.prefix import Prefix
 from ortflex_core.compiler.runtime.session import open_session, session_options
+from ortflex_core.kernel.digests import of_array
 from ortflex_core.kernel.error_reasons import error_reason
 from ortflex_core.kernel.errors import GraphError
 from ortflex_core.kernel.protocols.device import Device
@@ -44,12 +47,22 @@ class PrefixSession:
             proto.graph.initializer.extend(
                 onnx.numpy_helper.from_array(array, label) for label, array in values.items()
             )
+        self._program, self._values, self._device = program, values, device
         try:
             self._session = open_session(
                 proto.SerializeToString(), session_options(threads), device
             )
         except Exception as error:  # onnxruntime has its own exception classes, made in C++
             raise GraphError(f"the prefix of {model.label}: {error_reason(error)}") from error
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the graph, its weights, the runtime and the device."""
+        import onnxruntime
+
+        weights = sorted((label, of_array(array)) for label, array in self._values.items())
+        facts = (self._program.key, weights, onnxruntime.__version__, self._device.providers())
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The columns that the prefix computes, for some rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from html import escape
 from typing import Any, Self
@@ -15,6 +15,8 @@ from ortflex_core.kernel.notebook import in_notebook
 _log = logging.getLogger("ortflex")
 _EVERY = 0.1
 """Seconds between two updates."""
+_LONG = 1.0
+"""Seconds of a work after which a line says how long it took."""
 
 
 def say(line: str, progress: bool | None = None) -> None:
@@ -79,7 +81,7 @@ class Display:
         speeds = {"rate": f"{rate:.3g}", "rows/s": f"{speed:,.0f}"}
         fields = {"loss": f"{loss:.4g}", **scores, **speeds}
         if self._view is not None:
-            self._view.update(step, epoch, fields)
+            self._view.update(step, f"epoch {epoch}", fields)
 
     def end_epoch(self, step: int, record: Mapping[str, float]) -> None:
         """Draw the end of an epoch, with its validation, or print its line."""
@@ -90,6 +92,44 @@ class Display:
         scores = {k: v for k, v in record.items() if k.startswith("validation_")}
         self._scores = ", ".join(f"{k} {v:.4g}" for k, v in scores.items())
         self._draw(step, int(record["epoch"]), record["loss"], record["rate"], record)
+
+
+class RowCount:
+    """Shows how many rows of some work are done, and rows per second; a line at the end of long work.
+
+    Args:
+        what: the work, a noun.
+        total: the number of rows.
+        wanted: as for :class:`Display`.
+    """
+
+    def __init__(self, what: str, total: int, wanted: bool | None) -> None:
+        self._what, self._total, self._wanted = what, total, wanted
+        self._view: _Bar | _NotebookBar | None = None
+        self._started = self._shown = time.perf_counter()
+        self._done = 0
+
+    def __enter__(self) -> Callable[[int], None]:
+        if self._wanted is not False:
+            self._view = _notebook(self._total) or _terminal(self._total, bool(self._wanted))
+        self._started = time.perf_counter()
+        return self._show
+
+    def __exit__(self, failed: object, *error: object) -> None:
+        if self._view is not None:
+            self._view.close()
+        if failed is None and self._done:
+            seconds = time.perf_counter() - self._started
+            speed = f"{self._done / max(seconds, 1e-9):,.0f} rows/s"
+            line = f"{self._what}: {self._done} rows in {seconds:.2f} s ({speed})"
+            say(line, self._wanted if seconds > _LONG else False)
+
+    def _show(self, done: int) -> None:
+        now, self._done = time.perf_counter(), done
+        if self._view is not None and (done == self._total or now - self._shown > _EVERY):
+            self._shown = now
+            speed = f"{done / max(now - self._started, 1e-9):,.0f}"
+            self._view.update(done, self._what, {"rows/s": speed}, "rows")
 
 
 class _Bar:
@@ -109,7 +149,7 @@ class _Bar:
         column = partial(Column, no_wrap=True)
         width = len(f"{total}/{total}") if total is not None else 8
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}", table_column=column(min_width=9)),
+            TextColumn("{task.fields[label]}", table_column=column(min_width=9)),
             BarColumn(bar_width=14, table_column=column(min_width=10)),
             MofNCompleteColumn(table_column=column(min_width=width)),
             TextColumn("{task.fields[text]}", table_column=column(overflow="ellipsis", ratio=1)),
@@ -117,12 +157,12 @@ class _Bar:
             console=console,
             expand=True,
         )
-        self._task = self._progress.add_task("training", total=total, epoch="1", text="")
+        self._task = self._progress.add_task("training", total=total, label="", text="")
         self._progress.start()
 
-    def update(self, step: int, epoch: int, fields: Mapping[str, str]) -> None:
+    def update(self, step: int, label: str, fields: Mapping[str, str], unit: str = "steps") -> None:
         text = "  ".join(f"{name} {value}".strip() for name, value in fields.items())
-        self._progress.update(self._task, completed=step, epoch=str(epoch), text=text)
+        self._progress.update(self._task, completed=step, label=label, text=text)
 
     def close(self) -> None:
         self._progress.stop()
@@ -134,11 +174,11 @@ class _NotebookBar:
     def __init__(self, handle: Any, html: Any, total: int | None) -> None:
         self._handle, self._html, self._total = handle, html, total
 
-    def update(self, step: int, epoch: int, fields: Mapping[str, str]) -> None:
+    def update(self, step: int, label: str, fields: Mapping[str, str], unit: str = "steps") -> None:
         of = "" if self._total is None else f'value="{step}" max="{self._total}"'
         steps = f"{step}" if self._total is None else f"{step}/{self._total}"
         text = ", ".join(f"{name} {value}".strip() for name, value in fields.items())
-        body = f"epoch {epoch} <progress {of}></progress> {steps} steps, {escape(text)}"
+        body = f"{escape(label)} <progress {of}></progress> {steps} {unit}, {escape(text)}"
         self._handle.update(self._html(body))
 
     def close(self) -> None:

@@ -1,0 +1,211 @@
+"""Derived columns in a file that is mapped into memory, and removed with the Trainer.
+
+The file is in the folder for temporary files (``TMPDIR``). Its name is a digest of what the columns are
+computed from, so that a training which is continued after its process was killed finds them. It ends with
+a digest of its content; a file without the right one is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import shutil
+import stat
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from ortflex_core.kernel.errors import DataError
+from ortflex_core.kernel.files import OutputError, staging
+from ortflex_core.kernel.regular_files import NotRegular, open_regular
+from ortflex_core.kernel.types import Array, shape_text
+
+_ALIGNED = 64
+_AT_ONCE = 2**22
+_DIGEST = hashlib.sha256().digest_size
+_OLD = 7 * 24 * 3600.0
+"""The seconds after which the file of a process that was killed is removed."""
+
+
+@attrs.frozen
+class Column:
+    """The type and the shape of a derived column, all rows together."""
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+Layout = Mapping[str, Column]
+
+
+def bytes_of(layout: Layout) -> int:
+    """The bytes of all columns.
+
+    >>> bytes_of({"a": Column(np.dtype("f4"), (3, 4)), "b": Column(np.dtype("i8"), (3,))})
+    72
+    """
+    return sum(column.nbytes for column in layout.values())
+
+
+class ColumnFiles:
+    """The files of the derived columns of one owner, which are removed when it is deleted."""
+
+    def __init__(self, owner: object) -> None:
+        self._paths: set[Path] = set()
+        weakref.finalize(owner, _remove, self._paths, os.getpid())
+
+    def find(self, key: str, layout: Layout) -> dict[str, Array] | None:
+        """The columns of a file that is there and complete; None without one."""
+        path = _folder() / f"{key}.columns"
+        try:
+            with open_regular(path) as file:
+                expected = _end(layout) + _DIGEST
+                if os.fstat(file.fileno()).st_size != expected:
+                    return None
+                if _digest(path, _end(layout)) != _tail(path, _end(layout)):
+                    return None
+        except (OSError, NotRegular):
+            return None
+        self._paths.add(path)
+        return _mapped(path, layout, "r")
+
+    @contextlib.contextmanager
+    def making(self, key: str, layout: Layout) -> Iterator[dict[str, Array]]:
+        """New columns to write; the file is complete at the end of the context, or removed.
+
+        Raises:
+            DataError: the disk has not enough room.
+            OutputError: the folder cannot be written to.
+        """
+        path, end = _folder() / f"{key}.columns", _end(layout)
+        free = shutil.disk_usage(path.parent).free
+        if end + _DIGEST > free:
+            raise _full(path.parent, layout, free)
+        with staging(path) as folder:
+            new = folder / path.name
+            try:
+                with new.open("wb") as file:
+                    _allocate(file.fileno(), end)
+            except OSError as error:
+                raise _full(path.parent, layout, shutil.disk_usage(path.parent).free) from error
+            arrays = _mapped(new, layout, "r+")
+            yield arrays
+            for array in arrays.values():
+                if isinstance(array, np.memmap):
+                    array.flush()
+                array.flags.writeable = False
+            with new.open("r+b") as file:
+                file.seek(end)
+                file.write(_digest(new, end))
+            os.replace(new, path)
+            self._paths.add(path)
+
+
+def _full(folder: Path, layout: Layout, free: int) -> DataError:
+    columns = ", ".join(f"{name} {shape_text(c.shape)}" for name, c in layout.items())
+    return DataError(
+        f"the derived columns ({columns}) need {bytes_of(layout) / 1e9:.2f} GB, but {str(folder)!r} has "
+        f"{free / 1e9:.2f} GB; set TMPDIR to a folder on a larger disk, pass cache=False, or train a "
+        "part of the model that begins later"
+    )
+
+
+def _folder() -> Path:
+    """The folder of this user for derived columns; no other user can write there.
+
+    Raises:
+        OutputError: it cannot be created.
+    """
+    user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    path = Path(tempfile.gettempdir()) / f"ortflex-columns-{user}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        text = "TMPDIR chooses another folder"
+        raise OutputError.of(f"create the folder {str(path)!r}", error, text) from error
+    owned = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
+    if not stat.S_ISDIR(found.st_mode) or not owned:
+        raise OutputError(
+            f"{str(path)!r} is not a folder that only this user can read and write; remove it, or set "
+            "TMPDIR to another folder"
+        )
+    for other in path.glob("*.columns"):
+        with contextlib.suppress(OSError):
+            if time.time() - other.lstat().st_mtime > _OLD:
+                other.unlink()
+    return path
+
+
+def _remove(paths: set[Path], process: int) -> None:
+    """Remove files, but not those of another process, of which this one is a fork."""
+    if os.getpid() != process:
+        return
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    for folder in {path.parent for path in paths}:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _offsets(layout: Layout) -> dict[str, int]:
+    """The place of each column in the file."""
+    out, end = {}, 0
+    for name, column in layout.items():
+        out[name] = end
+        end += -(-column.nbytes // _ALIGNED) * _ALIGNED
+    return out
+
+
+def _end(layout: Layout) -> int:
+    return sum(-(-column.nbytes // _ALIGNED) * _ALIGNED for column in layout.values())
+
+
+def _mapped(path: Path, layout: Layout, mode: str) -> dict[str, Array]:
+    out: dict[str, Array] = {}
+    for name, offset in _offsets(layout).items():
+        column = layout[name]
+        if not column.nbytes:  # which cannot be mapped
+            out[name] = np.empty(column.shape, column.dtype)
+            continue
+        out[name] = np.memmap(path, column.dtype, mode, offset, column.shape)  # type: ignore[call-overload]
+    return out
+
+
+def _allocate(file: int, size: int) -> None:
+    """Reserve the bytes of a file: a mapped page without room on the disk would end the process."""
+    if hasattr(os, "posix_fallocate") and size:
+        os.posix_fallocate(file, 0, size)
+        return
+    zeros = bytes(_AT_ONCE)  # pragma: no cover
+    for start in range(0, size, _AT_ONCE):  # pragma: no cover
+        os.write(file, zeros[: size - start])
+
+
+def _digest(path: Path, size: int) -> bytes:
+    """The digest of the first bytes of a file."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while size > 0 and (part := file.read(min(_AT_ONCE, size))):
+            digest.update(part)
+            size -= len(part)
+    return digest.digest()
+
+
+def _tail(path: Path, start: int) -> bytes:
+    with open_regular(path) as file:
+        file.seek(start)
+        return file.read(_DIGEST + 1)

@@ -1,0 +1,229 @@
+"""Derived columns on the disk: bounded, complete or absent, found again, and removed.
+
+The classes of errors: columns that another process wrote in part are used, columns of other data or
+other weights are used, a file stays, or a full disk ends the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core import Array, DataError, Trainer, hook
+from ortflex_core.kernel.files import OutputError
+from ortflex_core.training.data import column_files, derived
+from ortflex_core.training.data.prefix_session import PrefixSession
+from tests import models
+from tests.training import make, same
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the files."""
+    monkeypatch.setattr(column_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path / f"ortflex-columns-{os.getuid()}"
+
+
+def images(rows: int = 30, seed: int = 4) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, 1, 8, 8)).astype(np.float32)
+    return x, (x.mean((1, 2, 3)) * 40).astype(np.int64) % 4
+
+
+def trainer(seed: int = 0, **options: Any) -> Trainer:
+    options = {"cache": "disk", "params": ["full", "shift"], "batch_size": 8, "epochs": 3} | options
+    return make(
+        models.conv_net(side=8, seed=seed),
+        backend="fused",
+        loss="softmax_cross_entropy",
+        learning_rate=0.05,
+        **options,
+    )
+
+
+def files(folder: Path) -> list[Path]:
+    """The complete files."""
+    return sorted(folder.glob("*.columns")) if folder.exists() else []
+
+
+@pytest.fixture
+def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of every run of a prefix, except those of its test."""
+    counts: list[int] = []
+    run = PrefixSession.__call__
+
+    def counted(session: PrefixSession, inputs: Any) -> Any:
+        counts.append(len(next(iter(inputs.values()))))
+        return run(session, inputs)
+
+    monkeypatch.setattr(PrefixSession, "__call__", counted)
+    monkeypatch.setattr(derived.Derivation, "probe", lambda *given: {})
+    return counts
+
+
+def test_a_file_leaves_the_bits_of_memory_and_is_removed(folder: Path) -> None:
+    x, y = images()
+    memory, disk = trainer(cache="memory"), trainer()
+    for run in (memory, disk):
+        run.fit(x, y, validation_data=(x[:10], y[:10]))
+    same(disk.get_state(), memory.get_state(), 0)
+    assert disk.validation_losses_ == memory.validation_losses_
+    assert len(files(folder)) == 2
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder,))
+    del disk, run
+    gc.collect()
+    assert files(folder) == []
+    assert not folder.exists()
+
+
+def test_auto_takes_a_file_for_large_columns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = images()
+    small = trainer(cache="auto")
+    small.fit(x, y)
+    assert not folder.exists()
+    monkeypatch.setattr(derived, "_MOST_MEMORY", 1000)
+    large = trainer(cache="auto")
+    large.fit(x, y)
+    assert len(files(folder)) == 1
+    same(large.get_state(), small.get_state(), 0)
+
+
+def test_a_continued_run_finds_the_columns(
+    folder: Path, tmp_path: Path, rows_run: list[int]
+) -> None:
+    x, y = images()
+
+    class Killed:
+        @hook
+        def epoch_end(self, trainer: Trainer, progress: Any) -> None:
+            if progress.epoch == 1:
+                trainer.save(tmp_path / "run")
+                shutil.copytree(folder, tmp_path / "left")
+
+    whole = trainer(callbacks=[Killed()])
+    whole.fit(x, y)
+    expected = whole.get_state()
+    plugins = whole.plugins
+    del whole
+    gc.collect()
+    shutil.copytree(tmp_path / "left", folder)
+    folder.chmod(0o700)
+    before = sum(rows_run)
+    resumed = Trainer.resume(tmp_path / "run", plugins=plugins, callbacks=[])
+    resumed.fit(x, y)
+    same(resumed.get_state(), expected, 0)
+    assert sum(rows_run) - before == 2  # which tell the types
+    del resumed
+    gc.collect()
+    assert files(folder) == []
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "long", "link"])
+def test_a_damaged_file_is_computed_again(
+    folder: Path, tmp_path: Path, damage: str, rows_run: list[int]
+) -> None:
+    x, y = images()
+    first = trainer()
+    first.fit(x, y)
+    [path] = files(folder)
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[100] ^= 1
+    if damage == "link":
+        (tmp_path / "target").write_bytes(content)
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        end = {"short": -1, "flipped": len(content), "long": len(content)}[damage]
+        path.write_bytes(bytes(content[:end]) + b"x" * (damage == "long"))
+    before = sum(rows_run)
+    second = trainer()
+    second.fit(x, y)
+    assert sum(rows_run) - before >= 30
+    same(second.get_state(), first.get_state(), 0)
+
+
+def test_other_rows_and_other_weights_have_other_files(folder: Path, rows_run: list[int]) -> None:
+    x, y = images()
+    runs = [trainer(), trainer(), trainer(seed=1)]
+    runs[0].fit(x, y)
+    changed = x.copy()
+    changed[29, 0, 7, 7] += 1
+    runs[1].fit(changed, y)
+    runs[2].fit(x, y)
+    assert len(files(folder)) == 3
+
+
+def test_a_full_disk_is_an_error_before_the_columns(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = images()
+    usage = type("Usage", (), {"free": 100})
+    with monkeypatch.context() as patch:
+        patch.setattr(column_files.shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(DataError, match="TMPDIR"):
+            trainer().fit(x, y)
+
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(column_files.os, "posix_fallocate", full)
+        with pytest.raises(DataError, match="TMPDIR"):
+            trainer().fit(x, y)
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_an_error_while_columns_are_made_leaves_no_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = PrefixSession.__call__
+    rows = [0]
+
+    def failing(session: PrefixSession, inputs: Any) -> Any:
+        rows[0] += len(next(iter(inputs.values())))
+        if rows[0] > 2100:
+            raise KeyboardInterrupt
+        return run(session, inputs)
+
+    monkeypatch.setattr(PrefixSession, "__call__", failing)
+    with pytest.raises(KeyboardInterrupt):
+        trainer().fit(*images(5000))
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_a_folder_that_others_can_write_to_is_refused(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(OutputError, match="TMPDIR"):
+        trainer().fit(*images())
+
+
+def test_old_files_of_killed_processes_are_removed(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    for name, age in (("old", 8), ("new", 1)):
+        path = folder / f"{name}.columns"
+        path.write_bytes(b"")
+        past = path.stat().st_mtime - age * 24 * 3600
+        os.utime(path, (past, past))
+    run = trainer()
+    run.fit(*images())
+    names = {path.stem for path in files(folder)}
+    assert "new" in names
+    assert "old" not in names
+
+
+def test_the_export_is_the_whole_file() -> None:
+    model = models.conv_net(side=8)
+    run = trainer()
+    run.fit(*images())
+    out = run.export()
+    assert [n.op_type for n in out.graph.node] == [n.op_type for n in model.graph.node]
+    onnx.checker.check_model(out)
