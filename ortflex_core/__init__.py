@@ -91,7 +91,7 @@ PUBLIC = {
         "share_port statistics_moves trains_statistics"
     ),
     "compiler.onnx_files.model_file": "read_model",
-    "compiler.onnx_files.nodes": "ancestor_nodes find_nodes reads split_nodes",
+    "compiler.graph.nodes": "ancestor_nodes find_nodes reads split_nodes",
     "compiler.opsets.decomposition_table": "Call Decomposition Decompositions",
     "compiler.opsets.function_bodies": "body_of has_body",
     "compiler.parameters.selection": "choose_parameters",

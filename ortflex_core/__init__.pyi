@@ -236,7 +236,7 @@ from ortflex_core.compiler.model.training_mode import (
     trains_statistics as trains_statistics,
 )
 from ortflex_core.compiler.onnx_files.model_file import read_model as read_model
-from ortflex_core.compiler.onnx_files.nodes import (
+from ortflex_core.compiler.graph.nodes import (
     ancestor_nodes as ancestor_nodes,
     find_nodes as find_nodes,
     reads as reads,

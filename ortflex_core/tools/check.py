@@ -15,11 +15,11 @@ from ortflex_core.compiler.autodiff.families import load_rules
 from ortflex_core.compiler.autodiff.reverse import RuleTable, gradients
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph import sequences
+from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Trace
 from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.version import check_version
-from ortflex_core.compiler.onnx_files.nodes import plain_domain, reads
 from ortflex_core.compiler.opsets import decompositions, function_bodies, kernels
 from ortflex_core.compiler.parameters import quantized
 from ortflex_core.compiler.parameters import selection as parameters

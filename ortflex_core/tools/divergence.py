@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 from onnx import NodeProto
 
+from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.onnx_files.nodes import reads
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.kernel.types import Array
 

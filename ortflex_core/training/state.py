@@ -12,7 +12,7 @@ import numpy as np
 
 from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.model.training_mode import buffer_spec, normalized_by_batch
-from ortflex_core.compiler.opsets.half_floats import in_file_type
+from ortflex_core.compiler.onnx_files.half_floats import in_file_type
 from ortflex_core.compiler.problem.losses import LossRequest, bind_terms
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.compiler.programs import cost

@@ -31,9 +31,9 @@ from ortflex_core.training.config.checks import names
 from ortflex_core.training.config.recipe import Recipe
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.engines.graph_files import load_graphs, write_programs
-from ortflex_core.training.hub.sharing import SharesModels
 from ortflex_core.training.internals import Internals
 from ortflex_core.training.setup import resolve
+from ortflex_core.training.sharing import SharesModels
 from ortflex_core.training.state import Live
 from ortflex_core.training.views.history import History
 from ortflex_core.training.views.progress import say

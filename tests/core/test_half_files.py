@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from ortflex_core import ModelError, Trainer, Unsupported, check_model, require_runtime
-from ortflex_core.compiler.opsets.half_floats import raise_to_float32
+from ortflex_core.compiler.onnx_files.half_floats import raise_to_float32
 from tests import half_models, models
 from tests.core.test_checkpoint import SaveAt
 from tests.half_models import BF16, F16

@@ -9,9 +9,9 @@ import attrs
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.onnx_files.nodes import plain_domain, reads
 from ortflex_core.kernel.protocols.adapter import Product
 from ortflex_core.kernel.types import Array
 

@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto
 
+from ortflex_core.compiler.graph import nodes
 from ortflex_core.compiler.graph.bounded_inference import infer_shapes
 from ortflex_core.compiler.graph.control_flow import captured_names
-from ortflex_core.compiler.onnx_files import model_file, nodes
+from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.compiler.opsets.equivalence import (
     Runner,
     difference,

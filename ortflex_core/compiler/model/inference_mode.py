@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph.control_flow import captured_names
+from ortflex_core.compiler.graph.nodes import constants
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
-from ortflex_core.compiler.onnx_files.nodes import constants
 
 
 def training_nodes(model: ModelProto) -> list[str]:

@@ -19,6 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from ortflex_core.compiler.autodiff.families import has_rule
 from ortflex_core.compiler.graph.control_flow import captured_names as captured_names
 from ortflex_core.compiler.graph.control_flow import trace_node
+from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, reads, tensor_name
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.protos import opsets_of
@@ -29,15 +30,14 @@ from ortflex_core.compiler.onnx_files import (
     attributes,
     export,
     functions,
+    half_floats,
     loop_bounds,
     model_file,
     vetting,
 )
-from ortflex_core.compiler.onnx_files.nodes import ancestor_nodes, plain_domain, reads, tensor_name
 from ortflex_core.compiler.opsets import (
     decompositions,
     downgrade,
-    half_floats,
     kernels,
     shape_inference,
     upgrade,
@@ -67,7 +67,7 @@ class Model:
         free_batch: make a fixed batch dimension dynamic inside (see
             :mod:`ortflex_core.compiler.model.free_batch`).
         raise_half: compute float16 and bfloat16 tensors as float32 (see
-            :mod:`ortflex_core.compiler.opsets.half_floats`); exports keep the file's types.
+            :mod:`ortflex_core.compiler.onnx_files.half_floats`); exports keep the file's types.
         plugins: the plugins with decompositions of operators; None for the installed ones.
 
     Raises:

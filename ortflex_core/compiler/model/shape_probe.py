@@ -21,10 +21,10 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.graph.control_flow import constant_of
+from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.onnx_files import model_file
-from ortflex_core.compiler.onnx_files.nodes import plain_domain, reads
 from ortflex_core.compiler.opsets.equivalence import Runner, check_size
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import (

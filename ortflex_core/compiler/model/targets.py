@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
+from ortflex_core.compiler.graph.nodes import find_nodes
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.onnx_files.nodes import find_nodes
 from ortflex_core.kernel.errors import ModelError, suggest
 from ortflex_core.kernel.types import Array
 

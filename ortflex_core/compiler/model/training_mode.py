@@ -12,9 +12,9 @@ import attrs
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph.counter_rng import dropout
+from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
-from ortflex_core.compiler.onnx_files.nodes import reads
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.host_scalars import Host
 from ortflex_core.kernel.types import Array, TensorSpec

@@ -12,8 +12,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
+from ortflex_core.compiler.graph.nodes import constants
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
-from ortflex_core.compiler.onnx_files.nodes import constants
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import TensorSpec
 

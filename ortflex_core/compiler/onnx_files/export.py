@@ -26,8 +26,8 @@ from onnx import ModelProto, TensorProto, external_data_helper
 
 from ortflex_core.compiler.onnx_files import model_file, vetting
 from ortflex_core.compiler.onnx_files.external_data import DataFiles, is_outside
+from ortflex_core.compiler.onnx_files.half_floats import rounded
 from ortflex_core.compiler.onnx_files.model_file import array_of, is_small
-from ortflex_core.compiler.opsets.half_floats import rounded
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.files import OutputError, flush_folder, staging, write_bytes, write_flushed
 from ortflex_core.kernel.locks import FolderLock

@@ -13,8 +13,8 @@ import onnx
 import onnx.inliner
 from onnx import ModelProto, NodeProto
 
+from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.graph.subgraphs import all_nodes
-from ortflex_core.compiler.onnx_files.nodes import reads
 from ortflex_core.kernel.errors import ModelError
 
 _STANDARD = ("", "ai.onnx")

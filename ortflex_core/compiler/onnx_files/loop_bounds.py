@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from ortflex_core.compiler.graph.nodes import constants
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
-from ortflex_core.compiler.onnx_files.nodes import constants
 from ortflex_core.compiler.onnx_files.vetting import spec_bytes
 from ortflex_core.kernel.types import TensorSpec
 

@@ -19,9 +19,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core.compiler.onnx_files import external_data, vetting
+from ortflex_core.compiler.onnx_files import external_data, half_floats, vetting
 from ortflex_core.compiler.onnx_files.external_data import DataFiles
-from ortflex_core.compiler.opsets import half_floats
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.files import no_file
 from ortflex_core.kernel.regular_files import NotRegular, read_bytes

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 from onnx import NodeProto
 
+from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.onnx_files.nodes import reads
 from ortflex_core.compiler.parameters import classical_nodes, evidence, quantized
 from ortflex_core.compiler.parameters.evidence import POINTS, Fact
 from ortflex_core.compiler.parameters.uses import BIASED, FLOATS, Use, Uses, find_uses

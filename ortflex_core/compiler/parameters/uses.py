@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import attrs
 from onnx import NodeProto, TensorProto
 
+from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.onnx_files.nodes import reads
 from ortflex_core.compiler.parameters import quantized
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)

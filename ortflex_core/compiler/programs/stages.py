@@ -13,6 +13,7 @@ from onnx import TensorProto
 from ortflex_core.compiler.autodiff.cotangents import full
 from ortflex_core.compiler.autodiff.reverse import gradients
 from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.program import Program, build
@@ -25,7 +26,6 @@ from ortflex_core.compiler.model.training_mode import (
     share_port,
     statistics_moves,
 )
-from ortflex_core.compiler.onnx_files.nodes import reads
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.kernel.errors import NoGradientRule, NotDifferentiable

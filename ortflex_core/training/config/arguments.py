@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
 
-from ortflex_core.compiler.graph.program import Recompute
 from ortflex_core.compiler.problem.groups import GROUP_KEYS, table_problems
 from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.errors import ConfigError, suggest
@@ -37,6 +36,9 @@ from ortflex_core.training.config.checks import (
     several,
     texts,
 )
+
+if TYPE_CHECKING:
+    from ortflex_core.compiler.graph.program import Recompute
 
 MOST_SEED = 2**63 - 1
 COMPONENT = "a name, the path of a class, or a table with the key name and parameters"
