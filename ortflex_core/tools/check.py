@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,8 +27,8 @@ from ortflex_core.compiler.parameters import selection as parameters
 from ortflex_core.compiler.parameters.selection import Choice
 from ortflex_core.compiler.problem import losses
 from ortflex_core.compiler.problem.problem import Problem
-from ortflex_core.compiler.programs import stages
-from ortflex_core.compiler.programs.prefix import check_strings
+from ortflex_core.compiler.programs import cost, stages
+from ortflex_core.compiler.programs.prefix import Prefix, check_strings, find_prefix
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.compiler.runtime.session import get_session
 from ortflex_core.kernel.errors import (
@@ -98,15 +99,24 @@ def check_model(
     outputs = tuple(dict.fromkeys(r.predicted for r in requests))
     choices = tuple(parameters.choose_parameters(source, outputs, params))
     nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
+    names = plugins["backends"].names()
+    notes = list(_notes(source))
+    try:
+        problem = _problem(source, requests, choices, rules, plugins)
+        prefix = find_prefix(problem, outputs)
+        notes += [] if prefix is None else _of_prefix(prefix, source)
+        backends = _backends(problem, prefix, plugins)
+    except OrtflexError as error:
+        backends = dict.fromkeys(names, (str(error),))
     return ModelReport(
         model=source.label,
         opset=source.opset,
         outputs=outputs,
         choices=choices,
         nodes=tuple(nodes),
-        backends=_backends(source, requests, choices, rules, plugins),
+        backends=backends,
         products=tuple(place.product for place in find_products(source)),
-        notes=tuple(_notes(source)),
+        notes=tuple(notes),
     )
 
 
@@ -311,42 +321,67 @@ def _differentiate(
     return any(n.op_type == node.op_type for n in trace.by_body)
 
 
-def _backends(
+def _of_prefix(prefix: Prefix, model: Model) -> Iterator[str]:
+    """What is computed once for each row, and what that saves."""
+    if not prefix.work and not prefix.reads_strings:
+        return
+    whole, rest = (cost.step_flops(p) for p in (prefix.problem, prefix.cut(prefix.problem)))
+    saved = f", {1 - rest / whole:.1%} of the operations of the model" if whole else ""
+    sizes = [
+        spec.shape[1:] for spec in prefix.columns if spec.shape and spec.name in prefix.computed
+    ]
+    known = [math.prod(d for d in s if isinstance(d, int)) for s in sizes if None not in s]
+    width = f"; at least {sum(known)} numbers for each row" if known else ""
+    yield (
+        f"{len(prefix.nodes)} of {len(model.internal.graph.node)} nodes come before everything that is "
+        f"trained{saved}: cache= computes them once for each row, up to {prefix.summary}{width}"
+    )
+
+
+def _problem(
     model: Model,
     requests: Sequence[losses.LossRequest],
     choices: Sequence[Choice],
     rules: RuleTable,
     plugins: Plugins,
+) -> Problem:
+    """What is trained; the labels have the type that each loss expects."""
+    check_version(model, require_runtime())
+    labels = {r.label: calls.label(r.loss, model.value(r.predicted), None) for r in requests}
+    optimizer = plugins.component("optimizers", default("optimizer"))
+    return Problem(
+        model=model,
+        terms=losses.bind_terms(model, requests, labels, {}),
+        penalties=(),
+        optimizer=optimizer,
+        optimizer_name=plugins["optimizers"].known_as(optimizer),
+        choices=tuple(choices),
+        reduction="mean",
+        rules=rules,
+        plugins=plugins,
+        batch_size=fixed[1] if (fixed := model.fixed_batch) else 1,
+    )
+
+
+def _backends(
+    problem: Problem, prefix: Prefix | None, plugins: Plugins
 ) -> dict[str, tuple[str, ...]]:
-    """Why each backend cannot train the model; the labels have the type that each loss expects."""
-    names = plugins["backends"].names()
-    try:
-        runtime = require_runtime()
-        check_version(model, runtime)
-        labels = {r.label: calls.label(r.loss, model.value(r.predicted), None) for r in requests}
-        bound = Problem(
-            model=model,
-            terms=losses.bind_terms(model, requests, labels, {}),
-            penalties=(),
-            optimizer=(optimizer := plugins.component("optimizers", default("optimizer"))),
-            optimizer_name=plugins["optimizers"].known_as(optimizer),
-            choices=tuple(choices),
-            reduction="mean",
-            rules=rules,
-            plugins=plugins,
-            batch_size=fixed[1] if (fixed := model.fixed_batch) else 1,
-        )
-        device = plugins.component("devices", default("device"))
-        check_strings(bound, bound.predicted)
-        losses.check_precision(model, bound.parameters)
-        refused = _refused(bound, device)
-    except OrtflexError as error:
-        return dict.fromkeys(names, (str(error),))
+    """Why each backend cannot train the model, or the rest of it after a prefix that is worth it.
+
+    Raises:
+        OrtflexError: no backend can.
+    """
+    device, runtime = plugins.component("devices", default("device")), require_runtime()
+    check_strings(problem, problem.predicted)
+    losses.check_precision(problem.model, problem.parameters)
+    refused = _refused(problem, device)
+    if prefix is not None and (prefix.work or prefix.reads_strings):
+        problem = prefix.cut(problem)
     reasons: dict[str, tuple[str, ...]] = {}
-    for name in names:
+    for name in plugins["backends"].names():
         try:
             backend = plugins.component("backends", name)
-            refusal = backend_choice.Setting(bound, device, runtime).reasons_against(backend)
+            refusal = backend_choice.Setting(problem, device, runtime).reasons_against(backend)
         except OrtflexError as error:
             refusal = [str(error)]
         reasons[name] = tuple(refusal or refused)

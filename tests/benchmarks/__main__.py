@@ -10,6 +10,7 @@ import sys
 
 from tests.benchmarks import (
     backends,
+    classes,
     data,
     distributed,
     estimators,
@@ -25,6 +26,7 @@ from tests.benchmarks import (
 
 TABLES = {
     "backends": backends.main,
+    "classes": classes.main,
     "peers": peers_table.main,
     "gpu": gpu.main,
     "growth": growth.main,

@@ -120,6 +120,20 @@ class Block(nn.Module):
         return x + self.down(raised)  # type: ignore[no-any-return]
 
 
+class Turned(nn.Module):
+    """The axes of channels and places, exchanged."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2)
+
+
+class Mean(nn.Module):
+    """The mean over the places."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1)
+
+
 class Decoder(nn.Module):
     """After GPT-2: the words' table is the last layer, too."""
 

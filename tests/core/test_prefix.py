@@ -14,13 +14,14 @@ import onnx
 import pytest
 from onnx import helper
 
-from ortflex_core import Array, Trainer, internals_of
+from ortflex_core import Array, Trainer, check_model, internals_of
 from ortflex_core.compiler.programs.prefix import Prefix, find_prefix
 from ortflex_core.training.data.prefix_session import PrefixSession
 from tests import models
 from tests.training import make
 
 node = helper.make_node
+HEAD = ["full", "shift"]
 
 
 def network(*middle: onnx.NodeProto, **weights: Any) -> onnx.ModelProto:
@@ -165,3 +166,13 @@ def test_the_session_and_the_rest_compute_the_whole_model() -> None:
     scores = column @ weights["full"] + weights["shift"]
     np.testing.assert_allclose(scores, trainer.predict(x), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(column, Trainer.predict(trainer, x, "f"))
+
+
+def test_check_says_what_is_computed_once() -> None:
+    head = check_model(models.conv_net(side=8), "softmax_cross_entropy", HEAD)
+    [note] = [note for note in head.notes if "cache=" in note]
+    whole, rest = 2 * (3 * 36 * 9 + 27 * 4), 2 * 27 * 4
+    assert f"{1 - rest / whole:.1%}" in note
+    assert "f [N, 27]" in note.replace("batch", "N")
+    everything = check_model(models.conv_net(side=8), "softmax_cross_entropy")
+    assert not [note for note in everything.notes if "cache=" in note]
