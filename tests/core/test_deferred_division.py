@@ -23,8 +23,7 @@ from ortflex_core import (
 )
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.problem.hyperparameters import symbolic
-from ortflex_plugins.optimizers.adam import Adam
-from ortflex_plugins.optimizers.lamb import Lamb
+from ortflex_plugins.optimizers.adam import Adam, Lamb
 from tests.gradcheck import runner
 
 RATE, STEP = Host.symbol("rate"), Host.symbol("step")
@@ -66,7 +65,7 @@ class LambByHand(Lamb):
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
-        v = self.beta2 * slots["v"] + (1 - self.beta2) * (gradient * gradient)
+        v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient**2
         c2 = op.Sqrt(1 - self.beta2**step)
         scale = c2 / (1 - self.beta1**step)
         direction = scale * (m / (op.Sqrt(v) + self.eps * c2)) + self.weight_decay * weight

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import ortflex_core
-from ortflex_core import moved
+from ortflex_core import Entry, moved
+from ortflex_plugins import moved as moved_plugins
 
 pytestmark = pytest.mark.once
 
@@ -73,3 +76,29 @@ def test_importing_the_core_imports_neither_numpy_nor_onnx() -> None:
     code = "import ortflex_core, sys; print(sorted({'numpy', 'onnx'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("old", moved_plugins.PLACES)
+def test_modules_of_single_plugins_hand_on_their_family(
+    old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As classes in pickles and class paths in recipes name them."""
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    with pytest.warns(DeprecationWarning, match=re.escape(moved_plugins.PLACES[old])):
+        module = importlib.import_module(old)
+    name = old.rpartition(".")[2]
+    family = [v for v in vars(module).values() if getattr(v, "name", None) == name]
+    assert [cls.__module__ for cls in family] == [moved_plugins.PLACES[old]]
+
+
+def test_metadata_that_is_older_than_the_code_does_not_warn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = "ortflex_plugins.optimizers.adamw"
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    point = importlib.metadata.EntryPoint("adamw", f"{old}:AdamW", "ortflex.optimizers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cls = point.load()
+    entry = Entry("optimizers", "adamw", point.value, "ortflex", "0.2.0", point)
+    assert entry.stands_for(cls)

@@ -12,9 +12,7 @@ from numpy.testing import assert_allclose
 from ortflex_core import Host, Optimizer
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_plugins.optimizers.adafactor import Adafactor
-from ortflex_plugins.optimizers.adam import Adam
-from ortflex_plugins.optimizers.adamw import AdamW
-from ortflex_plugins.optimizers.lamb import Lamb
+from ortflex_plugins.optimizers.adam import Adam, AdamW, Lamb
 from ortflex_plugins.optimizers.momentum import Momentum
 from ortflex_plugins.optimizers.nesterov import Nesterov
 from ortflex_plugins.optimizers.sgd import Sgd

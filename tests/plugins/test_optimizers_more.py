@@ -12,11 +12,9 @@ from ortflex_core import Host, Optimizer, Unsupported, internals_of
 from ortflex_core.compiler.programs.step import gradient_factor
 from ortflex_plugins.optimizers.adadelta import Adadelta
 from ortflex_plugins.optimizers.adagrad import Adagrad
-from ortflex_plugins.optimizers.adamax import Adamax
+from ortflex_plugins.optimizers.adam import Adamax, NAdam, RAdam
 from ortflex_plugins.optimizers.lars import Lars
 from ortflex_plugins.optimizers.lion import Lion
-from ortflex_plugins.optimizers.nadam import NAdam
-from ortflex_plugins.optimizers.radam import RAdam
 from ortflex_plugins.optimizers.rmsprop import RmsProp
 from ortflex_plugins.optimizers.sgd import Sgd
 from tests import models
