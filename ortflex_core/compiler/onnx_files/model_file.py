@@ -19,7 +19,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core.compiler.onnx_files import external_data, half_floats, vetting
+from ortflex_core.compiler.onnx_files import external_data, half_floats, vetting, wire_format
 from ortflex_core.compiler.onnx_files.external_data import DataFiles
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.files import no_file
@@ -32,6 +32,8 @@ _SMALL = 1024
 """The largest number of elements of a tensor that always stays in the ModelProto, for shape inference."""
 MOST = 2**31
 """A protocol buffer cannot have more bytes."""
+_STEP = 10
+"""The graph of a training step has more nodes than its model, but not so many times more."""
 _TRIES = 3
 """The number of attempts to read a model that another process replaces meanwhile."""
 
@@ -98,11 +100,11 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
             model.CopyFrom(source)
         elif isinstance(source, bytes):
             size = len(source)
-            model = onnx.load_model_from_string(source)
+            model = _parse(source, label)
         else:
             content = read_bytes(source, MOST)
             size = len(content)
-            model = onnx.load_model_from_string(content)
+            model = _parse(content, label)
     except FileNotFoundError as error:
         raise ModelError(no_file(source, label)) from error  # only a path can be missing
     except NotRegular as error:
@@ -136,14 +138,19 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
     return model, files
 
 
+def _parse(content: bytes, label: str, most_nodes: int = vetting.MOST_NODES) -> ModelProto:
+    wire_format.check(content, label, most_nodes)
+    return onnx.load_model_from_string(content)
+
+
 def read_proto(path: str | os.PathLike[str]) -> ModelProto:
     """The content of a file; tensors in other files stay there, and nothing is checked.
 
     Raises:
         OSError: it is missing, not a regular file, or too large for a protocol buffer.
-        DecodeError, ValueError: it is not an ONNX model.
+        DecodeError, ValueError, ModelError: it is not an ONNX model, or has too much in it.
     """
-    return onnx.load_model_from_string(read_bytes(path, MOST))
+    return _parse(read_bytes(path, MOST), str(path), _STEP * vetting.MOST_NODES)
 
 
 def is_small(tensor: TensorProto) -> bool:

@@ -1,0 +1,171 @@
+"""Models are counted before they are parsed: an object of protobuf takes a hundred times its bytes.
+
+The class: a bound that is checked after the memory was taken.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import onnx
+import pytest
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, helper
+
+from ortflex_core import Model, ModelError
+from ortflex_core.compiler.onnx_files import model_file, wire_format
+from ortflex_core.compiler.onnx_files.vetting import MOST_NODES
+from tests.fuzz import protobufs, seeds
+from tests.fuzz.values import scrambled
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where protobuf is asked for objects."""
+
+    def parse(content: bytes) -> None:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr(onnx, "load_model_from_string", parse)
+
+
+def empty(field: bytes, count: int, around: bytes = b"") -> bytes:
+    """Empty messages of a field of the graph (field 7 of a model), inside of messages ``around``."""
+    content = (field + b"\0") * count
+    for tag in reversed(around + b"\x3a"):
+        content = bytes([tag]) + length(len(content)) + content
+    return content
+
+
+def length(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+NODE, INITIALIZER = b"\x0a", b"\x2a"
+BOMBS = {
+    "nodes": empty(NODE, 1_000_000),
+    # The graph's first node has an attribute (field 5) whose graph (field 6) has the nodes.
+    "nodes of a branch": (lambda inner: b"\x3a" + length(len(inner)) + inner)(
+        b"\x0a"
+        + (lambda a: length(len(a)) + a)(
+            b"\x2a"
+            + (lambda g: length(len(g)) + g)(
+                b"\x32" + length(2_000_000) + (NODE + b"\0") * 1_000_000
+            )
+        )
+    ),
+    "nodes of a function": b"\xca\x01" + length(2_000_000) + (b"\x3a\0") * 1_000_000,
+    "tensors": empty(INITIALIZER, wire_format.MOST_PARTS + 1),
+    "nodes before bytes that are no message": empty(NODE, 600_000)[:-1] + b"\xff" * 12,
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+@pytest.mark.usefixtures("unparsed")
+def test_too_many_messages_are_refused_before_they_are_objects(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(BOMBS[what])
+    with pytest.raises(ModelError, match=r"m\.onnx"):
+        Model(path)
+    if what == "nodes":
+        with pytest.raises(ModelError):
+            Model(BOMBS[what])
+
+
+@pytest.mark.parametrize("where", ["model", "graph", "node", "tensor", "metadata"])
+def test_documentation_of_200_mb_is_refused_before_it_is_copied(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound of 2 MB here, so that the test is fast."""
+    monkeypatch.setattr(wire_format, "MOST_TEXT", 2 << 20)
+    model = ModelProto.FromString(seeds.all_models()["mlp"])
+    text = "x" * (3 << 20)
+    if where == "metadata":
+        model.metadata_props.add(key="a", value=text)
+    else:
+        graph = model.graph
+        parts = {"model": model, "graph": graph, "node": graph.node[1]}
+        parts["tensor"] = graph.initializer[0]
+        parts[where].doc_string = text
+    content = model.SerializeToString()
+    Model(seeds.all_models()["mlp"])
+    monkeypatch.setattr(onnx, "load_model_from_string", None)
+    with pytest.raises(ModelError, match="documentation"):
+        Model(content)
+
+
+def test_the_number_of_nodes_that_pass_is_that_of_the_other_check() -> None:
+    relu = helper.make_node("Relu", ["x"], ["y"], name="n")
+    model = ModelProto(graph={"name": "g"})
+    model.graph.node.extend([relu] * MOST_NODES)
+    wire_format.check(model.SerializeToString(), "the model", MOST_NODES)
+    model.graph.node.append(relu)
+    with pytest.raises(ModelError, match=f"more than {MOST_NODES} nodes"):
+        wire_format.check(model.SerializeToString(), "the model", MOST_NODES)
+
+
+def parts(message: Any) -> int:
+    """Messages and strings in a message, counted by protobuf's own objects."""
+    count = 0
+    for _, value in message.ListFields():
+        for item in value if hasattr(value, "append") or hasattr(value, "add") else [value]:
+            if hasattr(item, "ListFields"):
+                count += 1 + parts(item)
+            elif isinstance(item, str | bytes):
+                count += 1
+    return count
+
+
+@pytest.mark.parametrize("name", seeds.all_models())
+def test_the_count_is_that_of_the_objects(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every sort of model, to the last entry: the count passes, one less is refused."""
+    monkeypatch.setattr(wire_format, "SMALL", 0)
+    content = seeds.all_models()[name]
+    count = parts(ModelProto.FromString(content))
+    monkeypatch.setattr(wire_format, "MOST_PARTS", count)
+    wire_format.check(content, "the model", MOST_NODES)
+    monkeypatch.setattr(wire_format, "MOST_PARTS", count - 1)
+    with pytest.raises(ModelError, match="entries"):
+        wire_format.check(content, "the model", MOST_NODES)
+
+
+def test_what_protobuf_reads_is_never_called_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutated fields and bytes: the walk refuses only what protobuf refuses."""
+    monkeypatch.setattr(wire_format, "SMALL", 0)
+    rng = Random(5)
+    sources = list(seeds.all_models().values())
+    read = refused = 0
+    for _ in range(1500):
+        content = rng.choice(sources)
+        if rng.random() < 0.5:
+            model = ModelProto.FromString(content)
+            protobufs.mutate(rng, model)
+            content = model.SerializeToString()
+        else:
+            content = scrambled(rng, content)
+        try:
+            ModelProto.FromString(content)
+        except (DecodeError, RecursionError):
+            refused += 1
+            continue
+        read += 1
+        wire_format.check(content, "the model", MOST_NODES)
+    assert read > 500
+    assert refused > 100
+
+
+def test_the_graph_of_a_step_may_have_more_nodes(tmp_path: Path) -> None:
+    model = ModelProto(graph={"name": "g"})
+    node = helper.make_node("Relu", ["x"], ["y"], name="n", doc_string="0123456789")
+    model.graph.node.extend([node] * (MOST_NODES + 1))
+    path = tmp_path / "step.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert len(model_file.read_proto(path).graph.node) == MOST_NODES + 1
