@@ -85,7 +85,7 @@ def test_documentation_of_200_mb_is_refused_before_it_is_copied(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bound of 2 MB here, so that the test is fast."""
-    monkeypatch.setattr(wire_format, "MOST_TEXT", 2 << 20)
+    monkeypatch.setattr(wire_format, "MOST_PROSE", 2 << 20)
     model = ModelProto.FromString(seeds.all_models()["mlp"])
     text = "x" * (3 << 20)
     if where == "metadata":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -25,6 +26,8 @@ MOST_ITERATIONS = 100_000
 """The largest number of iterations of a loop, multiplied by those of the loops around it."""
 KEPT = 2**30
 """The largest number of bytes of a loop in training: the states and results of all iterations."""
+GROWN = 2**22
+"""The largest number of elements of a loop's state in a run that only measures a model."""
 _OURS = "ortflex.bound/"
 
 
@@ -60,6 +63,53 @@ def unbounded(model: ModelProto) -> ModelProto:
                 del body.initializer[:]
                 body.initializer.extend(kept)
     return model
+
+
+def limit_growth(model: ModelProto) -> None:
+    """Let a run of a model fail where the states of a Loop outgrow :data:`GROWN`.
+
+    This is for runs that only measure a model: one of 400 bytes can double a state in every iteration.
+    The model is changed in place. An opset without Greater of integers has no such loops.
+    """
+    standard = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    if max(standard, default=0) < 9:
+        return
+    loops = [n for n in all_nodes(model.graph.node) if n.op_type == "Loop" and subgraphs_of(n)]
+    for number, node in enumerate(loops):
+        _limit_states(node, subgraphs_of(node)[0], f"{_OURS}growth{number}/")
+
+
+def _limit_states(node: NodeProto, body: GraphProto, prefix: str) -> None:
+    states = body.output[1 : 1 + len(node.input[2:])]
+    tensors = [v.name for v in states if v.type.WhichOneof("value") == "tensor_type"]
+    inserts = [n for n in body.node if n.op_type == "SequenceInsert" and len(n.input) > 1]
+    # The operator of a size, and its inputs.
+    sizes: list[tuple[str, list[str]]] = [("Size", [name]) for name in tensors]
+    sizes += [("SequenceLength", [n.output[0], n.input[1]]) for n in inserts]
+    if not sizes or not body.output:
+        return
+    for name, content in {"room": GROWN, "pair": [True, True], "two": [2], "first": 0}.items():
+        kind = bool if name == "pair" else np.int64
+        body.initializer.append(
+            onnx.numpy_helper.from_array(np.array(content, kind), prefix + name)
+        )
+
+    def add(op_type: str, inputs: list[str], name: str = "", **settings: Any) -> str:
+        made = f"{prefix}{len(body.node)}"
+        body.node.append(onnx.helper.make_node(op_type, inputs, [made], name, **settings))
+        return made
+
+    for op_type, (first, *inserted) in sizes:
+        size = add(op_type, [first])
+        if inserted:
+            size = add("Mul", [size, add("Size", inserted)])
+        beyond = add("Cast", [add("Greater", [size, f"{prefix}room"])], to=TensorProto.INT64)
+        # Two elements are reshaped to two elements, or to one, which fails.
+        shape = add("Sub", [f"{prefix}two", beyond])
+        what = f"a state of more than {GROWN} elements of the Loop {node.name!r}"
+        fits = add("Reshape", [f"{prefix}pair", shape], what)
+        fine = add("Gather", [fits, f"{prefix}first"])
+        body.output[0].name = add("And", [body.output[0].name, fine])
 
 
 Known = Mapping[str, TensorProto]

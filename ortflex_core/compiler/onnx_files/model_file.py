@@ -33,7 +33,7 @@ _SMALL = 1024
 MOST = 2**31
 """A protocol buffer cannot have more bytes."""
 _STEP = 10
-"""The graph of a training step has more nodes than its model, but not so many times more."""
+"""The graph of a training step may have this many times the nodes of a model."""
 _TRIES = 3
 """The number of attempts to read a model that another process replaces meanwhile."""
 

@@ -20,10 +20,10 @@ SMALL = 2**20
 """The messages of a file of fewer bytes take little memory, and are not counted."""
 MOST_PARTS = 5_000_000
 """The largest number of messages and strings."""
-MOST_TEXT = 2**26
+MOST_PROSE = 2**26
 """The largest number of bytes of documentation and metadata."""
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
-_TEXTS = {"doc_string", "metadata_props"}
+_PROSE = {"doc_string", "metadata_props"}
 
 
 @attrs.frozen
@@ -33,7 +33,7 @@ class _Message:
     name: str
     inner: dict[int, _Message] = attrs.field(factory=dict, repr=False, eq=False)
     strings: set[int] = attrs.field(factory=set)
-    texts: set[int] = attrs.field(factory=set)
+    prose: set[int] = attrs.field(factory=set)
 
 
 class _Malformed(Exception):
@@ -63,9 +63,9 @@ def check(content: bytes, label: str, most_nodes: int) -> None:
                     f"{label} ({len(content)} bytes) has more than {MOST_PARTS} entries (tensors, names, "
                     "attributes, …), which no model needs; export it again"
                 )
-            if counts["texts"] > MOST_TEXT:
+            if counts["prose"] > MOST_PROSE:
                 raise ModelError(
-                    f"{label} has more than {MOST_TEXT} bytes of documentation (doc_string, "
+                    f"{label} has more than {MOST_PROSE} bytes of documentation (doc_string, "
                     "metadata_props), which is copied with the graph; clear it and save the model again"
                 )
     except _Malformed:
@@ -84,7 +84,7 @@ def _walk(
 ) -> None:
     """Count the fields of one message, and note the messages in it."""
     at, parts, nodes = start, 0, 0
-    inner, strings, texts = message.inner, message.strings, message.texts
+    inner, strings, prose = message.inner, message.strings, message.prose
     most = MOST_PARTS - counts["parts"]
     while at < end and parts <= most:
         tag, at = _number(content, at, end)
@@ -93,8 +93,8 @@ def _walk(
             size, at = _number(content, at, end)
             if size > end - at:
                 raise _Malformed
-            if field in texts:
-                counts["texts"] += size
+            if field in prose:
+                counts["prose"] += size
             found = inner.get(field)
             if found is not None:
                 parts += 1
@@ -142,8 +142,8 @@ def _types() -> dict[str, _Message]:
                 made.inner[field.number] = add(field.message_type)
             elif field.type in (field.TYPE_STRING, field.TYPE_BYTES):
                 made.strings.add(field.number)
-            if field.name in _TEXTS:
-                made.texts.add(field.number)
+            if field.name in _PROSE:
+                made.prose.add(field.number)
         return made
 
     add(ModelProto.DESCRIPTOR)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from ortflex_core.compiler.onnx_files import loop_bounds
 from ortflex_core.compiler.opsets import downgrade
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.error_reasons import error_reason
@@ -82,6 +83,11 @@ class Runner:
         self.inputs = [i for i in graph_inputs(model) if i.name not in large]
         self._large = dict(large)
         model, _ = downgrade.readable(model, "the model")
+        if loop_bounds.within(model):
+            guarded = ModelProto()
+            guarded.CopyFrom(model)
+            loop_bounds.limit_growth(guarded)
+            model = guarded
         try:
             self._session = cpu_session(model)
         except Exception as error:  # onnxruntime has its own exception classes, made in C++
