@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ortflex_core import FolderLock, Trainer, hook, internals_of
+from ortflex_core import FolderLock, Internals, Trainer, hook, internals_of
 from tests.plugins.commands import ortflex, prepare
 
 pytestmark = pytest.mark.once
@@ -198,11 +198,10 @@ def full(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
 
     save, write = checkpointing.save, exporting.write
 
-    def saving(trainer: Trainer, path: Path) -> Path:
-        inner = internals_of(trainer)
+    def saving(trainer: Trainer, inner: Internals, path: Path) -> Path:
         if inner.live.standing.last is not None or inner.loop.progress.step >= 4:
             refused(path)
-        return save(trainer, path)
+        return save(trainer, inner, path)
 
     def writing(model: Any, path: Path, *rest: Any) -> Any:
         refused(path)
