@@ -213,10 +213,11 @@ class Trainer(SharesModels):
             hooks=hooks,
             live=Live(
                 setup,
-                weights | draw(setup.model, setup.problem.choices, arguments.reinitialize, seed),
-                threads=threads,
+                weights
+                | draw(setup.model, setup.problem.choices, arguments.reinitialize, arguments.seed),
+                threads=arguments.threads,
                 cache=cache,
-                check_finite=check_finite,
+                check_finite=arguments.check_finite,
                 hook=partial(weak_hook, weakref.ref(self), hooks),
                 tell=partial(say, progress=shown),
                 progress=shown,
@@ -224,7 +225,8 @@ class Trainer(SharesModels):
         )
         if self.rank:
             hooks.keep(lambda plugin: declares(plugin, "every_rank"))
-        self.batch_size, self.epochs, self.shuffle, self.seed = batch_size, epochs, shuffle, seed
+        self.batch_size, self.epochs = arguments.batch_size, arguments.epochs
+        self.shuffle, self.seed = arguments.shuffle, arguments.seed
         self.progress = progress if not self.rank else False
         self.plugins, self.model, self.schedule = setup.plugins, setup.model, setup.schedule
         self.learning_rate = setup.learning_rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -9,9 +10,18 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Arguments, Model, OrtflexError, Parts, Recipe, Trainer, kinds_of_plugins
+from ortflex_core import (
+    Arguments,
+    Model,
+    OrtflexError,
+    Parts,
+    Recipe,
+    Trainer,
+    internals_of,
+    kinds_of_plugins,
+)
 from tests import models
-from tests.training import plugins
+from tests.training import make, plugins, regression
 
 pytestmark = pytest.mark.once
 
@@ -138,3 +148,30 @@ def test_penalties_of_overlapping_globs_are_written_as_they_were_given() -> None
     l1, l2 = {"name": "l1", "l1": 0.5}, {"name": "l2", "l2": 0.25}
     for given in ({"*": l2, "coef": l1}, {"coef": l1, "*": l2}):
         assert Parts(plugins()).spell_out("penalty", given) == {"by_parameter": given}
+
+
+def test_numbers_of_numpy_train_and_are_stored_as_those_of_python(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "loss": {"name": "huber", "delta": np.float32(0.25), "factor": np.float64(0.5)},
+        "optimizer": {"name": "adam", "beta1": np.float32(0.5)},
+        "schedule": {"name": "cosine", "period": np.int64(3)},
+        "callbacks": [{"name": "early_stopping", "patience": np.int64(3)}],
+        "groups": [{"params": "coef", "rate": np.float32(0.5)}],
+        **{name: np.float32(0.5) for name in ("learning_rate", "clip_norm", "clip_value")},
+        **{name: np.int64(2) for name in ("epochs", "batch_size", "accumulate", "seed")},
+        "shuffle": np.True_,
+        "dropout": np.float32(0.5),
+    }
+    plain = {"epochs": 2, "batch_size": 2, "accumulate": 2, "seed": 2, "shuffle": True}
+    x, y = regression(rows=8)
+    trainer = make(models.linear(), **given)
+    trainer.fit(x, y)
+    again = Trainer.resume(trainer.save(tmp_path / "c"), plugins=plugins())
+    for name, value in plain.items():
+        kept = internals_of(again).arguments[name]
+        assert (type(kept), kept) == (type(value), value)
+    same = make(models.linear(), **given | plain)
+    same.fit(x, y)
+    for name, array in trainer.get_state().items():
+        np.testing.assert_array_equal(array, same.get_state()[name])
+        np.testing.assert_array_equal(array, again.get_state()[name])

@@ -121,7 +121,9 @@ def seal(table: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TypeError, ValueError: JSON cannot represent a value.
     """
-    content = json.loads(json.dumps({k: v for k, v in table.items() if k != "digest"}))
+    content = json.loads(
+        json.dumps({k: v for k, v in table.items() if k != "digest"}, default=to_json)
+    )
     return {**content, "digest": _digest(content)}
 
 

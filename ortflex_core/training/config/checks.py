@@ -27,9 +27,13 @@ Check = Callable[[str, Any], Iterable[str]]
 def immutable(value: Any) -> Any:
     """Lists as tuples at any depth, so that arguments from files and from Python compare equal.
 
-    >>> immutable({"milestones": [3, 6]})
+    Numbers of numpy become numbers of Python.
+
+    >>> immutable({"milestones": [3, np.int64(6)]})
     {'milestones': (3, 6)}
     """
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, Mapping):
         return {key: immutable(inner) for key, inner in with_name(value).items()}
     if isinstance(value, list | tuple):
