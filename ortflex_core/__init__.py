@@ -46,6 +46,7 @@ PUBLIC = {
     "kernel.protocols.constraint": "Constraint",
     "kernel.protocols.data_source": "DataSource",
     "kernel.protocols.device": "Device Value",
+    "kernel.protocols.edit": "Edit",
     "kernel.protocols.loss": "Loss",
     "kernel.protocols.metric": "Metric MetricState",
     "kernel.protocols.optimizer": "Optimizer Slots Updated",
@@ -67,7 +68,6 @@ PUBLIC = {
     ),
     "compiler.adapters.adapted_model": "adapt AdaptedModel frozen_values with_values",
     "compiler.adapters.portable": "write_adapter write_base",
-    "compiler.adapters.products": "find_products",
     "compiler.autodiff.cotangents": (
         "add_at full passed positions put_back ranked reshape_like unbroadcast zeros_like"
     ),
@@ -83,7 +83,10 @@ PUBLIC = {
     "compiler.graph.schemas": "changed_attributes",
     "compiler.graph.sequences": "SEQUENCE_OPERATORS",
     "compiler.graph.sizes": "count_to dims known_size known_sizes size_of size_vector",
+    "compiler.model.editor": "apply_edits Editor",
+    "compiler.model.heads": "Head Layer",
     "compiler.model.model": "as_model Model OLDEST_OPSET Rewrite",
+    "compiler.model.products": "find_products",
     "compiler.model.shape_probe": "complete_shapes explain_unknown",
     "compiler.model.targets": "check_tensor default_output file_classes raw_scores",
     "compiler.model.training_mode": (
@@ -159,6 +162,7 @@ PUBLIC = {
     "testing.constraint": "ConstraintKit",
     "testing.decomposition": "DecompositionCase DecompositionKit",
     "testing.device": "DeviceKit",
+    "testing.edit": "EditKit",
     "testing.emulated": "Emulated",
     "testing.gradient": "GradientCase GradientKit",
     "testing.loss": "LossKit",

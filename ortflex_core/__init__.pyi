@@ -83,6 +83,7 @@ from ortflex_core.kernel.protocols.backend import (
 from ortflex_core.kernel.protocols.constraint import Constraint as Constraint
 from ortflex_core.kernel.protocols.data_source import DataSource as DataSource
 from ortflex_core.kernel.protocols.device import Device as Device, Value as Value
+from ortflex_core.kernel.protocols.edit import Edit as Edit
 from ortflex_core.kernel.protocols.loss import Loss as Loss
 from ortflex_core.kernel.protocols.metric import Metric as Metric, MetricState as MetricState
 from ortflex_core.kernel.protocols.optimizer import (
@@ -152,7 +153,6 @@ from ortflex_core.compiler.adapters.portable import (
     write_adapter as write_adapter,
     write_base as write_base,
 )
-from ortflex_core.compiler.adapters.products import find_products as find_products
 from ortflex_core.compiler.autodiff.cotangents import (
     add_at as add_at,
     full as full,
@@ -208,12 +208,15 @@ from ortflex_core.compiler.graph.sizes import (
     size_of as size_of,
     size_vector as size_vector,
 )
+from ortflex_core.compiler.model.editor import apply_edits as apply_edits, Editor as Editor
+from ortflex_core.compiler.model.heads import Head as Head, Layer as Layer
 from ortflex_core.compiler.model.model import (
     as_model as as_model,
     Model as Model,
     OLDEST_OPSET as OLDEST_OPSET,
     Rewrite as Rewrite,
 )
+from ortflex_core.compiler.model.products import find_products as find_products
 from ortflex_core.compiler.model.shape_probe import (
     complete_shapes as complete_shapes,
     explain_unknown as explain_unknown,
@@ -398,6 +401,7 @@ from ortflex_core.testing.decomposition import (
     DecompositionKit as DecompositionKit,
 )
 from ortflex_core.testing.device import DeviceKit as DeviceKit
+from ortflex_core.testing.edit import EditKit as EditKit
 from ortflex_core.testing.emulated import Emulated as Emulated
 from ortflex_core.testing.gradient import GradientCase as GradientCase, GradientKit as GradientKit
 from ortflex_core.testing.loss import LossKit as LossKit

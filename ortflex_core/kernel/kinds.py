@@ -19,6 +19,7 @@ _BASES = {
     "penalties": "ortflex_core.kernel.protocols.penalty:Penalty",
     "schedules": "ortflex_core.kernel.protocols.schedule:Schedule",
     "optimizers": "ortflex_core.kernel.protocols.optimizer:Optimizer",
+    "edits": "ortflex_core.kernel.protocols.edit:Edit",
     "adapters": "ortflex_core.kernel.protocols.adapter:Adapter",
     "transforms": "ortflex_core.kernel.protocols.transform:Transform",
     "constraints": "ortflex_core.kernel.protocols.constraint:Constraint",

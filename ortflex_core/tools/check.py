@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core.compiler.adapters.products import find_products
 from ortflex_core.compiler.autodiff.families import load_rules
 from ortflex_core.compiler.autodiff.reverse import RuleTable, gradients
 from ortflex_core.compiler.graph import formula_calls as calls
@@ -20,6 +19,7 @@ from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Trace
 from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.model.products import find_products
 from ortflex_core.compiler.model.version import check_version
 from ortflex_core.compiler.opsets import decompositions, function_bodies, kernels
 from ortflex_core.compiler.parameters import quantized

@@ -70,8 +70,8 @@ def save(trainer: Settings, inner: Internals, folder: Path) -> Path:
         "buffer": live.buffers(),
         "adapter": frozen_values(inner.setup.model),
     }
-    # The model as it was read, without merged adapters.
-    export = partial(Model.export, inner.setup.model, {})
+    # The model as it was read, without edits and merged adapters.
+    export = partial(Model.export, inner.setup.model.as_read, {})
     standing.written = checkpoint.write(
         folder, record, parts, saved, export, before=standing.written
     )

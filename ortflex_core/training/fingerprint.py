@@ -116,6 +116,7 @@ def components(setup: Setup) -> Iterator[tuple[str, Any]]:
     yield from (
         ("optimizers", setup.optimizer),
         *(("optimizers", group.optimizer) for group in updating.groups),
+        *(("edits", edit) for edit in setup.edits),
         *(("adapters", a.adapter) for a in getattr(setup.model, "attachments", ())),
         *(("transforms", term.transform) for term in updating.transforms),
         *(("constraints", term.constraint) for term in updating.constraints),

@@ -51,7 +51,7 @@ def reduced(trainer: T, inner: Internals) -> tuple[Callable[..., T], tuple[Any, 
     now = standing.manual if inner.loop is None else inner.loop.progress
     call_hook(trainer, "checkpoint_saving", progress=now, saved=saved)
     packed = Packed(
-        model=Model.export(inner.setup.model, {}).SerializeToString(),
+        model=Model.export(inner.setup.model.as_read, {}).SerializeToString(),
         arguments=inner.arguments,
         weights={**live.state(), **frozen_values(inner.setup.model)},
         standing=attrs.evolve(

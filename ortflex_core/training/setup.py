@@ -8,9 +8,9 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from ortflex_core.compiler.adapters.adapted_model import adapt
+from ortflex_core.compiler.adapters.adapted_model import AdaptedModel, adapt
 from ortflex_core.compiler.autodiff.families import load_rules
-from ortflex_core.compiler.model import shape_probe, targets
+from ortflex_core.compiler.model import editor, shape_probe, targets
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.version import check_version
 from ortflex_core.compiler.parameters import selection
@@ -28,6 +28,7 @@ from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import Runtime
 from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.protocols.edit import Edit
 from ortflex_core.kernel.protocols.metric import Metric
 from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.schedule import Schedule
@@ -65,6 +66,7 @@ class Setup:
     learning_rate: float
     problem: Problem
     sync_every: int | None = None
+    edits: tuple[Edit, ...] = ()
     fastest: bool = False
     """Whether the fastest backend is used, not the first."""
     auto: bool = False
@@ -128,17 +130,26 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         backends = tuple(collect(backend_choice.load_candidates, plugins, values["backend"]) or ())
     transforms = collect(_transforms, values, plugins)
     shape_probe.complete_shapes(model)
+    edited = None
+    edits: tuple[Edit, ...] = ()
+    if {"edits", "head", "seed"} <= values.keys():
+        where = {f"edits[{k}]": edit for k, edit in enumerate(values["edits"])}
+        where |= {} if values["head"] is None else {"head": values["head"]}
+        edits = tuple(where.values())
+        edited = collect(edit_model, model, where, arguments.seed)
+    model = edited or model
     adapted = None
-    if {"adapters", "seed"} <= values.keys():
+    if edited is not None and "adapters" in values:
         adapted = collect(adapt, model, values["adapters"], arguments.seed)
     model = adapted or model
     requests: list[LossRequest] = []
     if "loss" in values:
         requests = collect(loss_requests, model, values["loss"], plugins) or []
     choices: list[Choice] = []
-    if adapted and requests and "params" in values:
+    if adapted and requests and {"params", "freeze"} <= values.keys():
         predicted = [request.predicted for request in requests]
-        choices = collect(selection.choose_parameters, model, predicted, arguments.params) or []
+        choose = selection.choose_parameters
+        choices = collect(choose, model, predicted, arguments.params, arguments.freeze) or []
     grouped = None
     if "groups" in values:
         grouped = collect(
@@ -202,9 +213,24 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         learning_rate=float(arguments.learning_rate or optimizer.default_rate),
         problem=problem,
         sync_every=arguments.sync_every,
+        edits=edits,
         fastest=arguments.backend == backend_choice.FASTEST,
         auto=arguments.backend == backend_choice.AUTO,
     )
+
+
+def edit_model(model: Model, edits: Mapping[str, Edit], seed: int) -> Model:
+    """The model with some edits, by the arguments that name them; without edits, the model itself.
+
+    Adapters of an earlier Trainer are left out.
+
+    Raises:
+        ConfigError, ModelError: an edit does not fit the model.
+    """
+    if not edits:
+        return model
+    base = model.base if isinstance(model, AdaptedModel) else model
+    return editor.apply_edits(base, [*edits.values()], seed, [*edits])
 
 
 def _transforms(values: Mapping[str, Any], plugins: Plugins) -> tuple[TransformTerm, ...]:
@@ -214,12 +240,12 @@ def _transforms(values: Mapping[str, Any], plugins: Plugins) -> tuple[TransformT
         ConfigError, PluginError: no plugin has the name of a short form.
     """
     problems = Problems()
-    short = {name: values.get(name) for name in short_forms("transforms")}
+    short = {name: (plugin, values.get(name)) for name, plugin in short_forms("transforms").items()}
     made = [
         problems.collect(
-            plugins.component, "transforms", {"name": name, "bound": float(bound)}, name
+            plugins.component, "transforms", {"name": plugin, "bound": float(bound)}, name
         )
-        for name, bound in short.items()
+        for name, (plugin, bound) in short.items()
         if bound is not None
     ]
     problems.raise_all()

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ortflex_core.kernel.protocols.backend import Backend, Engine
     from ortflex_core.kernel.protocols.constraint import Constraint
     from ortflex_core.kernel.protocols.device import Device
+    from ortflex_core.kernel.protocols.edit import Edit
     from ortflex_core.kernel.protocols.loss import Loss
     from ortflex_core.kernel.protocols.metric import Metric
     from ortflex_core.kernel.protocols.optimizer import Optimizer
@@ -70,7 +71,15 @@ class Trainer(SharesModels):
         loss: one loss to minimise, ``{tensor: loss}``, or a list of tables with the optional keys
             ``predicted``, ``expected``, ``weight`` and ``factor``; by default it is computed from
             the only float output.
-        params: the parameters to train: names, globs and ``!glob``; by default all that are found.
+        head: a new last layer for other classes: the number of classes, their labels, or a table
+            with ``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a
+            tensor of features that gets a layer).
+        edits: one or several changes of the model before the training, which the export has, too;
+            ``head`` comes after them.
+        params: the parameters to train: names, paths of modules, globs and ``!glob``; by default
+            all that are found.
+        freeze: the parameters that are not trained: names, paths of modules and globs; ``backbone``
+            means all but those of the head.
         adapters: one or several adapters: small tensors that are added to weights and trained; the
             weights are frozen, except those that ``params`` names.
         penalty: the cost of the weights: one penalty for all parameters, or ``{parameter glob:
@@ -158,7 +167,10 @@ class Trainer(SharesModels):
         model: str | os.PathLike[str] | bytes | onnx.ModelProto | Model,
         *,
         loss: str | Loss | Mapping[str, Any] | Sequence[Any],
+        head: Any = None,
+        edits: str | Edit | Mapping[str, Any] | Sequence[Any] = (),
         params: str | Iterable[str] | None = None,
+        freeze: str | Iterable[str] = (),
         adapters: str | Adapter | Mapping[str, Any] | Sequence[Any] = (),
         penalty: str | Penalty | Mapping[str, Any] | None = None,
         optimizer: str | Optimizer | Mapping[str, Any] = "sgd",

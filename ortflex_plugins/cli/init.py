@@ -220,6 +220,7 @@ def _other_keys(plugins: Plugins, chosen: Mapping[str, Any]) -> Iterator[str]:
         "validation": 0.2,
         "output": "runs/first",
         "plugins": "plugins",
+        "head": 5,
         "params": ["*", "!bias*"],
         "penalty": {"name": "l2", "l2": 1e-4},
         "learning_rate": 0.01,

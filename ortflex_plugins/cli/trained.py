@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _OF_TRAINING = (
     *(
+        "edits",
+        "head",
         "callbacks",
         "averaging",
         "reinitialize",

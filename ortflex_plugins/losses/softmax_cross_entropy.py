@@ -108,7 +108,10 @@ class SoftmaxCrossEntropy(Loss):
         hint = f"The model has {count if last is not None else 'an unknown number of'} classes"
         if self.ignore_index is not None:
             hint += f", and {self.ignore_index} is ignored (ignore_index)"
-        hint += ". Other class numbers or names are encoded by classes=[…]."
+        hint += (
+            ". Other class numbers or names are encoded by classes=[…]; another number of classes "
+        )
+        hint += "needs a new last layer: head=…"
         require_range(self.name, labels, 0, last, allowed=np.asarray(ignored), hint=hint)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:

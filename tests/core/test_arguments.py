@@ -84,7 +84,9 @@ def test_the_page_of_keys_has_the_help_of_every_argument() -> None:
 
 # A value that is wrong whatever plugins and model there are, and what is said of it.
 WRONG: dict[str, tuple[Any, str]] = {
+    "head": (0, "expected labels, a table or an integer >= 1, got 0"),
     "params": (5, "expected a name or a list of names, got 5"),
+    "freeze": (5, "expected a name or a list of names, got 5"),
     "learning_rate": (float("nan"), "expected a finite number > 0, got nan"),
     "groups": (5, "expected a list of tables, got 5"),
     "clip_value": (-1, "expected a finite number > 0, got -1"),

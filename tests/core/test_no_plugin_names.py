@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflex_core import Arguments, ConfigError, Plugins
+from ortflex_core import KINDS, Arguments, ConfigError, Plugins
 from ortflex_core.compiler.problem.losses import penalty_terms, read_penalties
 from ortflex_core.training.config.arguments import ASSUMED_LOSS, default, short_forms
 from tests.training import plugins
@@ -88,7 +88,7 @@ def test_the_list_names_its_defaults_alone() -> None:
     defaults = {
         field.default for field in Arguments.__attrs_attrs__ if isinstance(field.default, str)
     }
-    short = {*short_forms("transforms")}
+    short = {plugin for kind in KINDS for plugin in short_forms(kind).values()}
     for place, more in ((DATA, {ASSUMED_LOSS, *short}), (SIGNATURE, set[str]())):
         assert named(MODULES[place].read_text("utf-8")) <= defaults | more, place
 

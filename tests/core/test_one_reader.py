@@ -42,6 +42,7 @@ NAMES = {
     "metrics": "mae",
     "averages": "ema",
     "adapters": "lora",
+    "edits": "new_head",
     "constraints": "non_negative",
     "precisions": "float32",
     "devices": "cpu",
@@ -50,7 +51,10 @@ NAMES = {
     "callbacks": "early_stopping",
 }
 FIELDS = {field.name: field for field in attrs.fields(Arguments)}
-OF_THE_MODEL = "params", "adapters", "recompute", "reinitialize", "device", "distributed", "classes"
+OF_THE_MODEL = (
+    *("params", "freeze", "head", "edits", "adapters", "recompute", "reinitialize", "device"),
+    *("distributed", "classes"),
+)
 """Arguments whose values a model or this machine may refuse after a recipe has accepted them."""
 MORE: dict[str, list[Any]] = {
     "loss": [
@@ -86,6 +90,8 @@ MORE: dict[str, list[Any]] = {
     "sync_every": [4],
     "dropout": ["off", 0.5, np.float32(0.5)],
     "classes": [["a", "b"], ["a", 1], ["a", "a"]],
+    "head": [5, ["a", "b"], ["a", "a"], {"outputs": 3}, {"output": 3}, {"outputs": 0}],
+    "edits": [[{"name": "new_head", "outputs": 3}, {"name": "cut"}, "no"]],
     "reduction": ["sum"],
 }
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 
 from ortflex_core import Array
+from ortflex_core.testing import running
 from tests import oracles
 
 Reference = Callable[..., Any]
@@ -89,6 +91,56 @@ CONSTRAINTS: dict[str, Reference] = {
     "max_norm": max_norm,
     "example_at_most": lambda w, bound: np.minimum(w, bound),
 }
+
+
+# Edits: (before, after, x) -> the first output -----------------------------------------------------
+
+
+def other_head(before: Slots, after: Slots, x: Array) -> Array:
+    assert after["W2"].shape == (4, 3)
+    assert np.abs(after["W2"]).max() <= 0.5  # 1/√4
+    return np.asarray(np.tanh(x @ before["W1"] + before["b1"]) @ after["W2"] + after["b2"])
+
+
+def more_classes(before: Slots, after: Slots, x: Array) -> Array:
+    new = {n: after[n][..., -2:] for n in ("W2", "b2")}
+    hidden = np.tanh(x @ before["W1"] + before["b1"])
+    columns = (hidden @ w["W2"] + w["b2"] for w in (before, new))
+    return np.concatenate(list(columns), axis=1)
+
+
+def more_tokens(before: Slots, after: Slots, x: Array) -> Array:
+    table = np.concatenate([before["table"], after["table"][-2:]])
+    np.testing.assert_allclose(table[-2:], np.tile(before["table"].mean(axis=0), (2, 1)), atol=1e-3)
+    return np.asarray(table[x] @ table.T)
+
+
+EDITS: dict[str, Reference] = {
+    "new_head": other_head,
+    "more_classes": more_classes,
+    "cut": lambda before, after, x: np.tanh(x @ before["W1"] + before["b1"]),
+    "more_tokens": more_tokens,
+}
+
+
+def edited_model(component: Any) -> onnx.ModelProto:
+    """The model for an edit: a network, or a tied language model ``Y = table[X] · tableᵀ``."""
+    if component.name != "more_tokens":
+        return running.network_model()
+    table = np.random.default_rng(2).standard_normal((6, 4)).astype(np.float32)
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Gather", ["table", "X"], ["h"]),
+            onnx.helper.make_node("Transpose", ["table"], ["turned"], perm=[1, 0]),
+            onnx.helper.make_node("MatMul", ["h", "turned"], ["Y"]),
+        ],
+        "tied",
+        [onnx.helper.make_tensor_value_info("X", onnx.TensorProto.INT64, ["N", 5])],
+        [onnx.helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, ["N", 5, 6])],
+        [onnx.numpy_helper.from_array(table, "table")],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
 
 
 # Adapters: (x, matrix, tensors) -> x·M with the adapter ---------------------------------------------
@@ -411,6 +463,7 @@ METRICS: dict[str, Reference] = {
 ALL: dict[str, dict[str, Reference]] = {
     "losses": LOSSES,
     "penalties": PENALTIES,
+    "edits": EDITS,
     "adapters": ADAPTERS,
     "transforms": TRANSFORMS,
     "constraints": CONSTRAINTS,

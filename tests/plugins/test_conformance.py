@@ -18,6 +18,7 @@ from ortflex_core import (
     BackendKit,
     ConstraintKit,
     DeviceKit,
+    EditKit,
     GradientCase,
     GradientKit,
     LossKit,
@@ -33,6 +34,10 @@ from tests.plugins import conformance_references
 
 # What has no default, and other values than those that the references are made for.
 PARAMETERS: dict[str, dict[str, Any]] = {
+    "new_head": {"outputs": 3},
+    "more_classes": {"add": 2},
+    "cut": {"at": "h1"},
+    "more_tokens": {"add": 2},
     "multi_step": {"milestones": [3, 5]},
     "sequential": {
         "schedules": [{"name": "warmup", "length": 3}, "exponential"],
@@ -148,6 +153,20 @@ class TestSchedules(ScheduleKit):
     @pytest.fixture
     def reference(self, component: Any) -> Any:
         return reference_of(component, "schedules")
+
+
+class TestEdits(EditKit):
+    @pytest.fixture(params=ours("edits"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "edits")
+
+    @pytest.fixture
+    def model(self, component: Any) -> Any:
+        return conformance_references.edited_model(component)
 
 
 class TestAdapters(AdapterKit):

@@ -3,5 +3,5 @@
 Owns: the products of a model that adapters may be attached to, and :class:`AdaptedModel`, which
 later packages train like any other model.
 
-Add here: an operator that is a product (:mod:`~ortflex_core.compiler.adapters.products`).
+Add here: an operator that is a product (:mod:`~ortflex_core.compiler.model.products`).
 """

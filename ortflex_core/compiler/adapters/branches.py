@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 from onnx import ModelProto, NodeProto, helper
 
-from ortflex_core.compiler.adapters.products import Place
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.ops import Ops, Tensor, Trace
-from ortflex_core.compiler.graph.program import build, fresh_name
+from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
+from ortflex_core.compiler.model.products import Place
 from ortflex_core.kernel.calling import whose
 from ortflex_core.kernel.errors import BrokenPlugin
 from ortflex_core.kernel.protocols.adapter import Adapter, Product
@@ -64,7 +64,7 @@ def insert_branches(
         plain.output[0] = fresh_name(f"{node.output[0]}/base", taken)
         branch = _branch(plain, node.output[0], own, opsets, spec_of)
         names = {v.name for v in (*branch.graph.input, *branch.graph.output)}
-        _rename(branch, names, node.output[0], taken)
+        rename_within(branch.graph, names, node.output[0], taken)
         constants = [
             helper.make_node("Constant", [], [t.name], value=t) for t in branch.graph.initializer
         ]
@@ -112,22 +112,3 @@ def _in_layout(op: Ops, node: NodeProto, x: Tensor) -> Tensor:
         starts, ends = [0] * len(axes), [2**31 - 1] * len(axes)
         return op.Slice(x, starts, ends, axes, strides)
     return x
-
-
-def _rename(branch: ModelProto, kept: set[str], output: str, taken: set[str]) -> None:
-    """Rename the tensors within a branch to names that are unique in the graph."""
-    names = {name: name for name in kept} | {"": ""}
-    for tensor in branch.graph.initializer:
-        names[tensor.name] = fresh_name(f"{output}/{tensor.name}", taken)
-        tensor.name = names[tensor.name]
-    for node in branch.graph.node:
-        for value in node.output:
-            if value not in names:
-                names[value] = fresh_name(f"{output}/{value}", taken)
-    for node in branch.graph.node:
-        node.name = f"{output}/{node.name}"
-        node.ClearField("doc_string")
-        for values in (node.input, node.output):
-            renamed = [names[v] for v in values]
-            del values[:]
-            values.extend(renamed)

@@ -13,9 +13,9 @@ from onnx import ModelProto, helper, numpy_helper
 
 from ortflex_core.compiler.adapters.adapted_model import AdaptedModel
 from ortflex_core.compiler.adapters.branches import Attached, initializer_name, insert_branches
-from ortflex_core.compiler.adapters.products import Place
 from ortflex_core.compiler.graph.protos import opsets_of
 from ortflex_core.compiler.model.model import OLDEST_OPSET, Model
+from ortflex_core.compiler.model.products import Place
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import ConfigError, OrtflexError, Unsupported, suggest
 from ortflex_core.kernel.files import OutputError, staging

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -374,6 +374,32 @@ def fresh_name(wanted: str, taken: set[str]) -> str:
         name, k = f"{wanted}.{k}", k + 1
     taken.add(name)
     return name
+
+
+def rename_within(branch: GraphProto, kept: Collection[str], prefix: str, taken: set[str]) -> None:
+    """Rename the tensors and nodes of a graph that becomes a part of another graph, in place.
+
+    Args:
+        branch: the graph; a new name is the prefix with the old name.
+        kept: the names that it has in common with the other graph.
+        prefix: the name of the place in the other graph.
+        taken: the names in use there, to which the new names are added.
+    """
+    names = {name: name for name in kept} | {"": ""}
+    for tensor in branch.initializer:
+        names[tensor.name] = fresh_name(f"{prefix}/{tensor.name}", taken)
+        tensor.name = names[tensor.name]
+    for node in branch.node:
+        for value in node.output:
+            if value not in names:
+                names[value] = fresh_name(f"{prefix}/{value}", taken)
+    for node in branch.node:
+        node.name = f"{prefix}/{node.name}"
+        node.ClearField("doc_string")
+        for values in (node.input, node.output):
+            renamed = [names[v] for v in values]
+            del values[:]
+            values.extend(renamed)
 
 
 def rename_captures(attribute: AttributeProto, outer: Mapping[str, str]) -> AttributeProto:

@@ -35,6 +35,7 @@ from ortflex_core.compiler.onnx_files import (
     model_file,
     vetting,
 )
+from ortflex_core.compiler.onnx_files.external_data import DataFiles
 from ortflex_core.compiler.opsets import (
     decompositions,
     downgrade,
@@ -69,6 +70,7 @@ class Model:
         raise_half: compute float16 and bfloat16 tensors as float32 (see
             :mod:`ortflex_core.compiler.onnx_files.half_floats`); exports keep the file's types.
         plugins: the plugins with decompositions of operators; None for the installed ones.
+        files: the open files with the tensors of a ModelProto that are not inside.
 
     Raises:
         ModelError: missing, truncated, not ONNX, invalid, of an opset that cannot be converted, or
@@ -78,6 +80,11 @@ class Model:
     attached: Mapping[str, bool] = {}
     """Initializers that adapters added, and whether they are trained; then the others are frozen."""
 
+    unedited: Model | None = None
+    """The model before the edits of its file; None if it has no edits."""
+    new_head: tuple[str, ...] = ()
+    """The initializers of the head that an edit has put in."""
+
     def __init__(
         self,
         source: Source,
@@ -85,6 +92,7 @@ class Model:
         free_batch: bool = False,
         raise_half: bool = True,
         plugins: Plugins | None = None,
+        files: DataFiles | None = None,
     ) -> None:
         self.path = Path(source) if isinstance(source, str | os.PathLike) else None
         self.label = str(self.path) if self.path else "the model"
@@ -96,7 +104,7 @@ class Model:
         """The values of adapters in a resumed run, by the names of their tensors."""
         self.unlearned = ""
         """The reason why a run of the model did not determine missing shapes (see ``shape_probe``)."""
-        self.proto, self.files = model_file.load(source, self.label)
+        self.proto, self.files = model_file.load(source, self.label, files)
         model_file.import_standard(self.proto, OLDEST_OPSET)
         self.opsets = opsets_of(self.proto)
         self.opset = self.opsets.get("", 0)
@@ -225,6 +233,27 @@ class Model:
         """The same model with new values of some initializers; :meth:`export` keeps the file's values."""
         model = copy.copy(self)
         model._arrays = {**self._arrays, **values}
+        return model
+
+    @property
+    def as_read(self) -> Model:
+        """The model of the file: without edits."""
+        return self.unedited or self
+
+    def changed(self, proto: ModelProto) -> Model:
+        """A model like this one, of the same file, with a changed graph.
+
+        Raises:
+            ModelError: the graph is not valid.
+        """
+        model = Model(
+            proto,
+            free_batch=self.free_batch,
+            raise_half=self._raise_half,
+            plugins=self._plugins,
+            files=self.files,
+        )
+        model.path, model.label = self.path, self.label
         return model
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel.errors import ModelError, suggest
 from ortflex_core.kernel.types import Array
 
+CLASSES = "ortflex.classes"
+"""The entry of a file's metadata with the labels of its classes, as JSON."""
 _TRANSPARENT = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"})
 
 
@@ -102,7 +105,8 @@ def file_classes(model: Model) -> Array | None:
     """The class labels in a classifier's file, in the order of its scores; None without them.
 
     Supported: skl2onnx's ArrayFeatureExtractor over an initializer, ZipMap and the tree, linear and
-    SVM classifiers of ai.onnx.ml with their ``classlabels`` attributes.
+    SVM classifiers of ai.onnx.ml with their ``classlabels`` attributes, and the metadata that a new
+    head writes.
     """
     for node in model.internal.graph.node:
         if node.domain != "ai.onnx.ml":
@@ -114,7 +118,17 @@ def file_classes(model: Model) -> Array | None:
             if attribute.name.startswith("classlabels") and (attribute.ints or attribute.strings):
                 values: Sequence[Any] = onnx.helper.get_attribute_value(attribute)
                 return np.asarray([v.decode() if isinstance(v, bytes) else v for v in values])
-    return None
+    return _from_metadata(model)
+
+
+def _from_metadata(model: Model) -> Array | None:
+    text = next((p.value for p in model.proto.metadata_props if p.key == CLASSES), "")
+    try:
+        labels = json.loads(text) if text else None
+    except ValueError:
+        return None
+    is_flat = isinstance(labels, list) and labels and all(isinstance(v, str | int) for v in labels)
+    return np.asarray(labels) if is_flat else None
 
 
 def _from_argmax(model: Model, name: str) -> bool:

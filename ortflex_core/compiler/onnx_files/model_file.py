@@ -47,8 +47,13 @@ def read_model(source: Any, label: str) -> ModelProto:
     return load(source, label)[0]
 
 
-def load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
+def load(source: Any, label: str, files: DataFiles | None = None) -> tuple[ModelProto, DataFiles]:
     """Load a model, with the open files of the tensors that stay outside.
+
+    Args:
+        source: a path, bytes or a ModelProto.
+        label: the name of the model, for messages.
+        files: the files with the tensors of a ModelProto that are not inside.
 
     Raises:
         ModelError: as :func:`read_model`.
@@ -61,11 +66,11 @@ def load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
     for _ in range(_TRIES):
         before = _version(source)
         try:
-            return _load(source, label)
+            return _load(source, label, files)
         except ModelError:
             if before == _version(source):  # else it was replaced, and its old data may be gone
                 raise
-    return _load(source, label)
+    return _load(source, label, files)
 
 
 def import_standard(model: ModelProto, oldest: int) -> None:
@@ -92,7 +97,7 @@ def _version(source: Any) -> Any:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
+def _load(source: Any, label: str, known: DataFiles | None) -> tuple[ModelProto, DataFiles]:
     model = ModelProto()
     size = 0
     try:
@@ -125,12 +130,12 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
         # An empty file is a valid protocol buffer, without any field.
         raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")
     vetting.vet(model, label)
-    files = DataFiles()
-    if isinstance(source, bytes | ModelProto):
+    files = known or DataFiles()
+    if known is None and isinstance(source, bytes | ModelProto):
         outside = next(filter(external_data.is_outside, vetting.tensors(model)), None)
         if outside is not None:  # onnxruntime would look for the data in the current folder
             raise external_data.not_inside(outside)
-    else:
+    elif known is None:
         try:
             files.load(model, Path(source).parent, HUGE, _SMALL)
         except (ModelError, OSError, ValueError) as error:

@@ -9,9 +9,11 @@ import attrs
 from onnx import NodeProto
 
 from ortflex_core.compiler.graph.nodes import reads
+from ortflex_core.compiler.model.heads import head_parameters
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters import classical_nodes, evidence, quantized
 from ortflex_core.compiler.parameters.evidence import POINTS, Fact
+from ortflex_core.compiler.parameters.module_paths import Paths, known, match, module_paths
 from ortflex_core.compiler.parameters.uses import BIASED, FLOATS, Use, Uses, find_uses
 from ortflex_core.kernel.errors import ModelError, suggest
 from ortflex_core.kernel.types import dtype_name, shape_text
@@ -50,22 +52,33 @@ class Choice:
     place: int = -1
     sort: str = "constant"
     """The sort of a tensor that is not trained, for counting."""
+    paths: tuple[str, ...] = ()
+    """The paths by which patterns find it, besides its name."""
 
     def left_out(self, reason: str, sort: str) -> Choice:
         """The same tensor, not trained."""
         return attrs.evolve(self, trained=False, reason=reason, sort=sort)
 
 
+BACKBONE = "backbone"
+"""The word for all parameters but those of the head."""
+
+
 def choose_parameters(
-    model: Model, outputs: Sequence[str], params: str | Iterable[str] | None
+    model: Model,
+    outputs: Sequence[str],
+    params: str | Iterable[str] | None,
+    freeze: str | Iterable[str] = (),
 ) -> list[Choice]:
     """Decide about every float initializer that ``outputs`` depend on.
 
     Args:
         model: the model.
         outputs: the tensors that the losses read.
-        params: None for all parameters (chosen by where they are used), or names, globs
-            and ``"!glob"`` to leave out; a list of exclusions only starts from all.
+        params: None for all parameters (chosen by where they are used), or names, paths of modules,
+            globs and ``"!glob"`` to leave out; a list of exclusions only starts from all.
+        freeze: names, paths of modules and globs of parameters that are not trained; ``"backbone"``
+            means all but those of the head.
 
     Raises:
         ModelError: a name matches nothing or is not a float initializer; no parameter is left to
@@ -80,9 +93,37 @@ def choose_parameters(
     else:
         patterns = [params] if isinstance(params, str) else list(params)
         choices = _by_name(model, nodes, defaults, patterns)
+    choices = _frozen(model, choices, [freeze] if isinstance(freeze, str) else list(freeze))
     if not any(c.trained for c in choices):
         raise ModelError(_explain_empty(model, outputs, params, choices))
     return choices
+
+
+def _frozen(model: Model, choices: list[Choice], freeze: Sequence[str]) -> list[Choice]:
+    """The choices without the parameters that ``freeze`` names."""
+    names = [c.name for c in choices if c.name not in model.attached]
+    paths = {c.name: c.paths for c in choices}
+    frozen: set[str] = set()
+    for pattern in freeze:
+        hits = match(pattern, names, paths)
+        if pattern == BACKBONE and not hits:
+            head = head_parameters(model)
+            if not head:
+                raise ModelError(
+                    f"freeze: {model.label} has no head, a product by a constant matrix at its end; name "
+                    "the parameters to freeze: freeze=[…]"
+                )
+            hits = [name for name in names if name not in head]
+        elif not hits:
+            raise ModelError(
+                f"freeze: no parameter matches {pattern!r}; "
+                f"{suggest(pattern, [*known(names, paths), BACKBONE])}"
+            )
+        frozen.update(hits)
+    return [
+        c.left_out("frozen by freeze=", "by freeze=") if c.trained and c.name in frozen else c
+        for c in choices
+    ]
 
 
 def shared(readers: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str, ...]]:
@@ -155,9 +196,13 @@ def _by_evidence(model: Model, nodes: list[NodeProto], outputs: Sequence[str]) -
             values[name] = [] if empty else list(evidence.of_values(model.initializer(name)))
         return _judge(model, name, kinds.get(name, ""), uses, values[name])
 
+    paths = module_paths(model)
     uses_by_name = find_uses(model, nodes, outputs, lambda name, uses: judge(name, uses).trained)
     kinds |= evidence.frozen(kinds, {name for name, uses in uses_by_name.items() if uses.moves})
-    return {name: judge(name, uses) for name, uses in uses_by_name.items()}
+    return {
+        name: attrs.evolve(judge(name, uses), paths=paths.get(name, ()))
+        for name, uses in uses_by_name.items()
+    }
 
 
 def _judge(
@@ -227,6 +272,7 @@ def _by_name(
     wanted = [p for p in params if not p.startswith("!")]
     unwanted = [p[1:] for p in params if p.startswith("!")]
     chosen: dict[str, bool] = {}
+    paths = module_paths(model)
     if not wanted:
         chosen = {name: True for name, choice in defaults.items() if choice.trained}
     for pattern in wanted:
@@ -247,24 +293,28 @@ def _by_name(
         else:
             # A glob matches tensors that are trained by default; a constant needs its full name.
             pool = [n for n, c in defaults.items() if c.trained]
-            matches = fnmatch.filter(pool, pattern)
+            matches = match(pattern, pool, paths)
         if not matches:
-            raise ModelError(f"unknown parameter {pattern!r}; {suggest(pattern, floats)}")
+            raise ModelError(
+                f"unknown parameter {pattern!r}; {suggest(pattern, known(floats, paths))}"
+            )
         chosen.update(dict.fromkeys(matches, True))
     for pattern in unwanted:
-        if not fnmatch.filter(floats, pattern):
-            raise ModelError(f"unknown parameter in '!{pattern}'; {suggest(pattern, floats)}")
-        chosen.update(dict.fromkeys(fnmatch.filter(list(chosen), pattern), False))
+        if not match(pattern, floats, paths):
+            raise ModelError(
+                f"unknown parameter in '!{pattern}'; {suggest(pattern, known(floats, paths))}"
+            )
+        chosen.update(dict.fromkeys(match(pattern, list(chosen), paths), False))
     everything = [n for n in specs if n in defaults or n in chosen]
     out = []
     for name in everything:
-        known = defaults.get(name, Choice(name, False, ""))
+        default = defaults.get(name, Choice(name, False, "", paths=paths.get(name, ())))
         if chosen.get(name, False):
-            out.append(attrs.evolve(known, trained=True, reason="chosen by name"))
-        elif known.trained or not known.reason or name in chosen:
-            out.append(known.left_out("left out by params=", "by params="))
+            out.append(attrs.evolve(default, trained=True, reason="chosen by name"))
+        elif default.trained or not default.reason or name in chosen:
+            out.append(default.left_out("left out by params=", "by params="))
         else:
-            out.append(known)
+            out.append(default)
     return out
 
 
@@ -308,11 +358,12 @@ def matching(
     names: Sequence[str],
     what: str,
     apart: Mapping[str, str] | None = None,
+    paths: Paths | None = None,
 ) -> dict[str, str]:
     """The pattern that each name matches; a full name precedes a glob, an earlier pattern a later one.
 
     Without names the caller raises another error. ``apart`` has the reasons why parameters are
-    not among the names.
+    not among the names, ``paths`` the paths by which patterns find names, too.
 
     Raises:
         ModelError: a pattern matches no name.
@@ -321,13 +372,14 @@ def matching(
     if not names:
         return out
     for pattern in sorted(patterns, key=lambda p: p not in names):
-        hits = [pattern] if pattern in names else fnmatch.filter(names, pattern)
+        hits = [pattern] if pattern in names else match(pattern, names, paths or {})
         others = [] if hits else fnmatch.filter(apart or (), pattern)
         if apart and others:
             raise ModelError(f"{what}: {pattern!r} matches {others[0]!r}, which {apart[others[0]]}")
         if not hits:
             raise ModelError(
-                f"{what}: no trained parameter matches {pattern!r}; {suggest(pattern, names)}"
+                f"{what}: no trained parameter matches {pattern!r}; "
+                f"{suggest(pattern, known(names, paths or {}))}"
             )
         for name in hits:
             out.setdefault(name, pattern)

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from ortflex_core.compiler.parameters import selection
+from ortflex_core.compiler.parameters.module_paths import Paths
 from ortflex_core.compiler.parameters.selection import Choice
 from ortflex_core.compiler.problem.losses import (
     by_glob,
@@ -144,7 +145,7 @@ def sort(
     """
     problems = Problems()
     names = [c.name for c in choices if c.trained]
-    owner = _owners(tables, names, problems)
+    owner = _owners(tables, names, {c.name: c.paths for c in choices}, problems)
     frozen = {n for n, k in owner.items() if tables[k].get("frozen")}
     trained = [n for n in names if n not in frozen]
     if names and not trained:
@@ -196,13 +197,14 @@ def _start(table: Mapping[str, Any]) -> int:
 
 
 def _owners(
-    tables: Sequence[Mapping[str, Any]], names: Sequence[str], problems: Problems
+    tables: Sequence[Mapping[str, Any]], names: Sequence[str], paths: Paths, problems: Problems
 ) -> dict[str, int]:
     """The number of the group of each parameter: the first group that matches."""
     owner: dict[str, int] = {}
     for k, table in enumerate(tables):
         patterns = dict.fromkeys(_patterns(table))
-        hits = problems.collect(selection.matching, patterns, names, f"groups[{k}].params")
+        where = f"groups[{k}].params"
+        hits = problems.collect(selection.matching, patterns, names, where, paths=paths)
         for name in hits or ():
             owner.setdefault(name, k)
         if hits and k not in owner.values():

@@ -26,6 +26,7 @@ from ortflex_core.training.config.checks import (
     check_dropout,
     check_flag,
     check_flag_or_names,
+    check_head,
     check_names,
     check_nothing,
     check_positive,
@@ -53,6 +54,7 @@ def argument(
     kind: str = "",
     of: str = "",
     short_for: str = "",
+    plugin: str = "",
     keep: Callable[[Any], Any] = immutable,
     check: Check = check_nothing,
 ) -> Any:
@@ -63,12 +65,13 @@ def argument(
         default: the default; without one a value is required.
         kind: the form of a value in a file, if the annotation does not define it.
         of: the kind of plugin whose names are valid.
-        short_for: the kind of a plugin with the name of the argument, for which it is a short form;
-            the value is the plugin's ``bound``.
+        short_for: the kind of a plugin for which the argument is a short form.
+        plugin: the name of that plugin, if it is not that of the argument.
         keep: converts a value to the form in which it is stored.
         check: finds the problems of a stored value.
     """
     metadata = {"help": help, "kind": kind, "of": of, "short_for": short_for, "check": check}
+    metadata["plugin"] = plugin
     return attrs.field(default=default, converter=keep, metadata=metadata)
 
 
@@ -95,11 +98,37 @@ class Arguments:
         kind=COMPONENT + ", {tensor = loss}, or a list of tables",
         of="losses",
     )
+    head: Any = argument(
+        "a new last layer for other classes: the number of classes, their labels, or a table with "
+        "``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a tensor of "
+        "features that gets a layer)",
+        None,
+        kind="a number, a list of labels, or a table",
+        short_for="edits",
+        plugin="new_head",
+        check=optional(check_head),
+    )
+    edits: Any = argument(
+        "one or several changes of the model before the training, which the export has, too; ``head`` "
+        "comes after them",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="edits",
+    )
     params: str | Iterable[str] | None = argument(
-        "the parameters to train: names, globs and ``!glob``; by default all that are found",
+        "the parameters to train: names, paths of modules, globs and ``!glob``; by default all that are "
+        "found",
         None,
         keep=texts,
         check=optional(check_names),
+    )
+    freeze: str | Iterable[str] = argument(
+        "the parameters that are not trained: names, paths of modules and globs; ``backbone`` means all "
+        "but those of the head",
+        (),
+        keep=texts,
+        check=check_names,
     )
     adapters: Any = argument(
         "one or several adapters: small tensors that are added to weights and trained; the weights are "
@@ -345,14 +374,25 @@ def takes_several(name: str) -> bool:
     return bool(getattr(attrs.fields(Arguments), name).metadata["kind"] == _COMPONENTS)
 
 
-def short_forms(kind: str) -> list[str]:
-    """The arguments that are short for plugins of a kind, in their order.
+def short_forms(kind: str) -> dict[str, str]:
+    """The arguments that are short for plugins of a kind, in their order, with the names of the plugins.
 
     >>> short_forms("transforms")
-    ['clip_value', 'clip_norm']
+    {'clip_value': 'clip_value', 'clip_norm': 'clip_norm'}
     """
-    fields = attrs.fields(Arguments)
-    return [f.name for f in fields if f.metadata["short_for"] == kind]
+    own = (f for f in attrs.fields(Arguments) if f.metadata["short_for"] == kind)
+    return {f.name: f.metadata["plugin"] or f.name for f in own}
+
+
+def short_form(name: str) -> tuple[str, str] | None:
+    """The kind and the name of the plugin for which an argument is short; None for other arguments.
+
+    >>> short_form("clip_norm"), short_form("epochs")
+    (('transforms', 'clip_norm'), None)
+    """
+    metadata = getattr(attrs.fields(Arguments), name).metadata
+    kind = metadata["short_for"]
+    return (kind, metadata["plugin"] or name) if kind else None
 
 
 ASSUMED_LOSS = "squared_error"

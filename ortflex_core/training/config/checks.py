@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ortflex_core.kernel.class_paths import with_name
-from ortflex_core.kernel.component import MOST, expected_count, is_count, is_number
+from ortflex_core.kernel.component import MOST, Component, expected_count, is_count, is_number
 from ortflex_core.kernel.errors import ConfigError, short_repr
 
 MOST_THREADS = 1024
@@ -123,6 +123,15 @@ def check_classes(name: str, value: Any) -> Iterator[str]:
     elif len(set(labels)) < len(labels):
         twice = next(label for k, label in enumerate(labels) if label in labels[:k])
         yield f"{name}: expected different labels, got {short_repr(twice)} twice"
+
+
+def check_head(name: str, value: Any) -> Iterator[str]:
+    """A number of classes, their labels, or a component as a table or an object."""
+    if isinstance(value, tuple):
+        yield from check_classes(name, value)
+    elif not isinstance(value, Mapping | Component):
+        for line in check_count(name, value):
+            yield line.replace("expected an", "expected labels, a table or an")
 
 
 def check_dropout(name: str, value: Any) -> Iterator[str]:

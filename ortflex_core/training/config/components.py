@@ -21,6 +21,7 @@ from ortflex_core.kernel.registry import Plugins
 from ortflex_core.training.config.arguments import (
     device_spec,
     kinds_of_plugins,
+    short_form,
     takes_several,
     wrong,
 )
@@ -99,6 +100,8 @@ class Parts:
             return self.plugins.component(_KINDS[name], self._device(name, value), name)
         if name in _LISTS:
             return self._each(name, value)
+        if name == "head":
+            return self._head(value)
         if name == "loss":
             return losses.read_losses(value, self.plugins)
         if name == "penalty":
@@ -125,6 +128,8 @@ class Parts:
             OrtflexError: as :meth:`build`, and objects that cannot be written to a file.
         """
         component = self.build(name, value)
+        if name == "head" and isinstance(value, Component):
+            return to_plain(self.plugins.described("edits", value))
         if name == "loss":
             return self._spell_losses(value, component)
         if name == "penalty":
@@ -181,6 +186,16 @@ class Parts:
             # None in place of another default, or an object whose fields do not describe it.
             raise ConfigError(f"{name}: {made!r} cannot be written to a file")
         return table
+
+    def _head(self, value: Any) -> Any:
+        """The edit for which ``head`` is short."""
+        short = short_form("head")
+        if value is None or short is None or isinstance(value, Component):
+            return value if value is None else self.plugins.component("edits", value, "head")
+        table = value if isinstance(value, Mapping) else {"outputs": value}
+        if isinstance(value, tuple | list):
+            table = {"classes": value}
+        return self.plugins.component(short[0], {"name": short[1], **table}, "head")
 
     # ------------------------------------------------------------------ updates
 

@@ -330,4 +330,5 @@ def key_choices(key: str) -> list[str]:
     annotation = field_types(Recipe)[key]
     nested = [annotation, *typing.get_args(annotation)]
     literals = [a for a in nested if typing.get_origin(a) is Literal]
-    return [text for literal in literals for text in typing.get_args(literal)]
+    choices = [choice for literal in literals for choice in typing.get_args(literal)]
+    return [choice for choice in choices if isinstance(choice, str)]

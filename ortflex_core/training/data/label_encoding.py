@@ -67,7 +67,8 @@ def _encode(array: Array, classes: Array, label: str) -> Array:
         shown = ", ".join(map(repr, classes[:10].tolist()))
         raise DataError(
             f"{label!r} has the class {value!r} (row {row}), which is not among the model's classes "
-            f"{shown}; pass classes=[…] in the order of the scores"
+            f"{shown}; pass classes=[…] in the order of the scores, or give the model a last layer for "
+            "your own classes: head=[…]"
         ) from None
     return np.asarray(codes, dtype=np.int64).reshape(array.shape)
 

@@ -146,7 +146,7 @@ def _product(node: NodeProto, inputs: int, outputs: int, weight: str, axes: int 
     inner = _INNER.fullmatch(node.name)
     name = node.name if inner is None else inner[1]
     return Product(
-        module=_module(node, name, weight),
+        module=module_of(node, weight, name),
         operator=node.op_type,
         inputs=int(inputs),
         outputs=int(outputs),
@@ -156,23 +156,34 @@ def _product(node: NodeProto, inputs: int, outputs: int, weight: str, axes: int 
     )
 
 
-def _module(node: NodeProto, name: str, weight: str) -> str:
+def module_of(node: NodeProto, weight: str, name: str = "") -> str:
     """The path of a node's module: from its name, the exporter's metadata, or the weight's name.
 
     torch's exporters write ``/layers/layers.0/q_proj/MatMul``, or they store the scopes of the node in its
     metadata and keep the names of weights.
     """
+    name = name or node.name
     parts = [p for p in name.split("/") if p]
     if len(parts) > 1:
         return ".".join(_joined(parts[:-1]))
     if "." in weight and _WEIGHT.search(weight):
         return _WEIGHT.sub("", weight)
+    return _scope(node) or weight or name or node.output[0]
+
+
+def path_of(node: NodeProto) -> str:
+    """The path of a node's module in its name or the exporter's metadata; "" without one."""
+    parts = [p for p in node.name.split("/") if p]
+    return ".".join(_joined(parts[:-1])) if len(parts) > 1 else _scope(node)
+
+
+def _scope(node: NodeProto) -> str:
     for entry in node.metadata_props:
         if entry.key == _SCOPES[0]:
             scopes = re.findall(r"'([^']*)'", entry.value)
             if len(scopes) > 1 and scopes[-2]:
                 return str(scopes[-2])
-    return weight or name or node.output[0]
+    return ""
 
 
 def _joined(parts: list[str]) -> list[str]:

@@ -1,0 +1,596 @@
+"""Changes of a model before its training: what the plugins of the kind ``edits`` call."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
+from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
+from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
+from ortflex_core.compiler.model import class_axes, heads, linear_classifier, shape_probe
+from ortflex_core.compiler.model.class_axes import element_type, settings
+from ortflex_core.compiler.model.heads import Head, Layer
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.model.products import find_products, module_of
+from ortflex_core.compiler.model.targets import CLASSES, file_classes
+from ortflex_core.compiler.onnx_files import functions, half_floats, model_file
+from ortflex_core.kernel.calling import calling
+from ortflex_core.kernel.errors import ConfigError, ModelError, suggest
+from ortflex_core.kernel.protocols.edit import Edit
+from ortflex_core.kernel.types import Array, Shape, TensorSpec
+
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "MatMulNBits")
+
+
+def apply_edits(model: Model, edits: Sequence[Edit], seed: int, where: Sequence[str] = ()) -> Model:
+    """The model with these edits, in their order; ``unedited`` of the result is the model itself.
+
+    Args:
+        model: the model, which is not changed.
+        edits: the edits.
+        seed: the seed of new values.
+        where: the argument that names each edit, for messages; by default the edit's name.
+
+    Raises:
+        ConfigError, ModelError: an edit does not fit the model.
+        BrokenPlugin: an edit raises another error.
+    """
+    out = model
+    for k, edit in enumerate(edits):
+        editor = Editor(out, [seed, k], where[k] if where else edit.name)
+        with calling(edit, "apply"):
+            edit.apply(editor)
+        out = editor.result()
+    if out is not model:
+        out.adapter_values = model.adapter_values
+        out.unedited = model.as_read
+    return out
+
+
+class Editor:
+    """A copy of a model's file that an edit changes.
+
+    Args:
+        model: the model as it is before the edit.
+        seed: the seed of new values.
+        where: the argument that names the edit, for messages.
+    """
+
+    def __init__(self, model: Model, seed: int | Sequence[int], where: str) -> None:
+        self.where = where
+        self._seed = [seed] if isinstance(seed, int) else list(seed)
+        self.new_head: tuple[str, ...] = model.new_head
+        """The initializers of the head that was changed last."""
+        self._open(model, model.proto)
+
+    def _open(self, model: Model, proto: ModelProto) -> None:
+        self.__dict__.pop("heads", None)
+        self.model = model
+        shape_probe.complete_shapes(model)
+        self.proto = ModelProto()
+        self.proto.CopyFrom(functions.inlined(proto, model.label) if proto.functions else proto)
+        self.graph = self.proto.graph
+        self._read = {name for node in self.graph.node for name in reads(node)}
+        self._taken = {*model.producers, *model._values, *model.initializers}
+
+    # ------------------------------------------------------------------ what the model has
+
+    @property
+    def label(self) -> str:
+        """The name of the model, for messages."""
+        return self.model.label
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the outputs."""
+        return [o.name for o in self.graph.output]
+
+    @property
+    def classes(self) -> list[Any] | None:
+        """The labels of the classes in the file, None without them."""
+        known = file_classes(self.model)
+        return None if known is None else list(known.tolist())
+
+    @property
+    def initializers(self) -> dict[str, TensorSpec]:
+        """Type and shape of every initializer, as graphs compute it."""
+        return dict(self.model.initializers)
+
+    def tensor(self, name: str) -> TensorSpec:
+        """Type and shape of a tensor, as graphs compute it.
+
+        Raises:
+            ModelError: no tensor has that name.
+        """
+        return self.model.value(name)
+
+    def constant(self, name: str) -> Array:
+        """The value of an initializer, read-only.
+
+        Raises:
+            ModelError: no initializer has that name.
+        """
+        return self.model.initializer(name)
+
+    def generator(self, key: str) -> np.random.Generator:
+        """A generator of random numbers that depends only on the seed and a name."""
+        return np.random.default_rng([*self._seed, zlib.crc32(key.encode())])
+
+    def readers(self, name: str) -> list[NodeProto]:
+        """The nodes that read a tensor."""
+        return [node for node in self.graph.node if name in reads(node)]
+
+    # ------------------------------------------------------------------ heads
+
+    @cached_property
+    def heads(self) -> list[Head]:
+        """The heads of the model: the last products before its outputs."""
+        return self._find_heads()[0]
+
+    def _find_heads(self) -> tuple[list[Head], dict[str, str]]:
+        if linear_classifier.expand(self.proto, self._shape, self._taken):
+            self._open(self.model.changed(self.proto), self.proto)
+        by_output = {n.output[0]: n for n in self.graph.node if n.output}
+        places = [
+            place
+            for place in find_products(self.model)
+            if place.node.output[0] in by_output
+            and by_output[place.node.output[0]].op_type in _PRODUCTS
+        ]
+        return heads.find_heads(self.graph, self._shape, places)
+
+    def head(self, at: str = "") -> Head:
+        """The head that a name or glob means: of an output, a module, a node, a weight; or the only head.
+
+        Raises:
+            ModelError: there is none, or several, which are listed.
+        """
+        found, reasons = self._find_heads()
+        return heads.choose(found, reasons, at, self.where, self.label)
+
+    def values(self, head: Head) -> list[tuple[Array, Array | None]]:
+        """M [inputs, classes] and b [classes] or None of each layer of a head, in float64.
+
+        A head with one score s for two classes, p = sigmoid(s), has the values of the softmax of
+        (-s/2, s/2), which is the same.
+
+        Raises:
+            ModelError: M is quantized or computed.
+        """
+        out = []
+        for layer in head.layers:
+            matrix, bias = self._matrix(layer), self._bias(layer)
+            if head.reach.pairs:
+                matrix = np.concatenate([-matrix, matrix], axis=1) / 2
+                bias = None if bias is None else np.concatenate([-bias, bias]) / 2
+            out.append((matrix, bias))
+        return out
+
+    def _matrix(self, layer: Layer) -> Array:
+        place = layer.place
+        if place.why:
+            raise ModelError(f"{self.where}: the old classes cannot be kept: {place.why}")
+        return place.matrix(self.constant(place.stored))
+
+    def _bias(self, layer: Layer) -> Array | None:
+        if layer.bias is None:
+            return None
+        node, position = layer.bias
+        value = self._value_of(node.input[position])
+        factor = heads.alpha(node)
+        flat = np.asarray(value, np.float64).ravel() * factor
+        return np.broadcast_to(flat, (layer.product.outputs,)) if flat.size == 1 else flat
+
+    def resize(
+        self,
+        head: Head,
+        layers: Sequence[tuple[Array, Array | None]],
+        labels: Sequence[Any] | None = None,
+    ) -> None:
+        """Give a head other values and another number of classes; the outputs after it follow.
+
+        Args:
+            head: the head.
+            layers: M [inputs, classes] and b [classes] or None of each of its layers, in their order.
+            labels: the labels of the new classes.
+
+        Raises:
+            ConfigError: the model has labels of its classes that are texts, and ``labels`` are missing.
+        """
+        count = layers[0][0].shape[1]
+        if head.reach.pairs and count < 2:
+            raise ConfigError(
+                f"{self.where}: {self.label} has a number for each class; use 2 or more"
+            )
+        names = []
+        for layer, (matrix, bias) in zip(head.layers, layers, strict=True):
+            names.append(self._store_matrix(layer, matrix))
+            if bias is not None:
+                names.append(self._store_bias(layer, bias))
+        self.new_head = tuple(names)
+        self._follow(head, count)
+        self._label(head, count, labels)
+
+    def _follow(self, head: Head, count: int) -> None:
+        """Change what depends on the number of classes of a head."""
+        for pair in head.reach.pairs:
+            self._separate(pair)
+        for sized in head.reach.sized:
+            old = self._value_of(sized.node.input[sized.position])
+            new = old.copy()
+            new.reshape(-1)[sized.index] = count
+            self._set_input(sized.node, sized.position, new, "shape")
+        for output in self.graph.output:
+            if output.name in head.reach.axes:
+                dim = output.type.tensor_type.shape.dim[head.reach.axes[output.name]]
+                dim.dim_value = count
+        self._forget_shapes([layer.node.output[0] for layer in head.layers])
+
+    def _store_matrix(self, layer: Layer, matrix: Array) -> str:
+        place, node = layer.place, layer.node
+        if not place.why and self._is_own(place.stored, node):
+            old = self.constant(place.stored)
+            flat = matrix / place.factor
+            flat = flat.T if place.transposed else flat
+            self._set(place.stored, flat.reshape(*flat.shape, *old.shape[2:]))
+            return place.stored
+        if node.op_type == "MatMulNBits":
+            node.op_type, node.domain = "MatMul", ""
+            del node.attribute[:]
+            del node.input[2:]
+        given = settings(node)
+        turned = node.op_type == "Conv" or bool(given.get("transB", 0))
+        flat = matrix / heads.alpha(node, "alpha")
+        flat = flat.T if turned else flat
+        flat = flat.reshape(*flat.shape, *([1] * layer.product.axes))
+        return self._set_input(node, 1, flat, f"{layer.product.module}.weight", own=True)
+
+    def _store_bias(self, layer: Layer, bias: Array) -> str:
+        if layer.bias is None:
+            raise ModelError(f"{self.where}: {layer.product.module!r} has no bias")
+        node, position = layer.bias
+        old = self._value_of(node.input[position])
+        values = heads.shaped_like(bias / heads.alpha(node), old.shape, layer.product.outputs)
+        return self._set_input(node, position, values, f"{layer.product.module}.bias")
+
+    def _is_own(self, name: str, node: NodeProto) -> bool:
+        """Whether only one node reads an initializer, possibly through a Transpose."""
+        while (found := self.readers(name)) and found != [node]:
+            if len(found) > 1 or found[0].op_type not in ("Transpose", "Identity"):
+                return False
+            name = found[0].output[0]
+        return True
+
+    def _separate(self, pair: NodeProto) -> None:
+        """Concat(1 - p, p) with p = Sigmoid(z) becomes a Softmax of z, for any number of classes."""
+        producers = {o: n for n in self.graph.node for o in n.output}
+        name = pair.input[1]
+        while (node := producers[name]).op_type in ("Identity", "Cast", "Reshape"):
+            name = node.input[0]
+        if node.op_type != "Sigmoid":
+            raise ModelError(f"{self.where}: {pair.output[0]!r} does not come from a Sigmoid")
+        pair.op_type = "Softmax"
+        del pair.attribute[:], pair.input[:]
+        pair.input.append(node.input[0])
+        pair.attribute.append(helper.make_attribute("axis", 1))
+
+    def label_classes(self, labels: Sequence[Any] | None) -> None:
+        """Write the labels of the classes to the metadata; None removes them."""
+        self.metadata(CLASSES, None if labels is None else json.dumps(list(labels)))
+
+    def _label(self, head: Head, count: int, labels: Sequence[Any] | None) -> None:
+        """Give the classes their labels: in the nodes that map classes to labels, else in the metadata."""
+        known = self.classes
+        given = None if labels is None else list(labels)
+        if given is None and head.reach.maps:
+            if known and isinstance(known[0], str):
+                raise ConfigError(
+                    f"{self.where}.classes: {self.label} has the labels {', '.join(known[:5])}, …; "
+                    f"give the labels of the {count} classes: classes=[…]"
+                )
+            given = list(range(count))
+        self.label_classes(None if head.reach.maps else given)
+        if given is None:
+            return
+        for node in head.reach.maps:
+            self._map(node, given, known)
+        if known is None or type(known[0]) is not type(given[0]):
+            self._retype(head.reach.labels, element_type(given))
+
+    def _map(self, node: NodeProto, labels: list[Any], known: list[Any] | None) -> None:
+        kind = element_type(labels)
+        if node.op_type == "ZipMap":
+            key = "classlabels_strings" if kind == TensorProto.STRING else "classlabels_int64s"
+            del node.attribute[:]
+            node.attribute.append(helper.make_attribute(key, labels))
+            for output in self.graph.output:
+                if output.name == node.output[0]:
+                    maps = output.type.sequence_type.elem_type.map_type
+                    maps.key_type = kind
+            return
+        table = self._value_of(node.input[0])
+        same = known is not None and isinstance(known[0], str) == isinstance(labels[0], str)
+        array = np.asarray(labels, object if kind == TensorProto.STRING else np.int64)
+        if same and kind != TensorProto.STRING:
+            array = array.astype(table.dtype)
+        self._set_input(node, 0, array.reshape([-1]), "classes")
+
+    def _retype(self, names: set[str], kind: int) -> None:
+        """Give tensors with labels another element type."""
+        for node in self.graph.node:
+            if node.op_type == "Cast" and node.output[0] in names:
+                node.op_type = "Identity"
+                del node.attribute[:]
+        for output in self.graph.output:
+            if output.name in names:
+                output.type.tensor_type.elem_type = kind
+
+    # ------------------------------------------------------------------ tokens
+
+    @property
+    def embeddings(self) -> dict[str, str]:
+        """The tables of which a Gather reads rows by data, each with the module of its node."""
+        constant = class_axes.Constants(self.graph).names
+        out: dict[str, str] = {}
+        for node in self.graph.node:
+            name = node.input[0] if node.op_type == "Gather" else ""
+            known = self.model.initializers.get(name)
+            if known is None or known.dtype not in FLOATS or len(known.shape or ()) != 2:
+                continue
+            if node.input[1] not in constant and settings(node).get("axis", 0) == 0:
+                out.setdefault(name, module_of(node, name))
+        return out
+
+    def add_tokens(self, table: str, rows: Array) -> None:
+        """Add rows to an embedding, and the same columns to a head whose matrix is its transpose.
+
+        Args:
+            table: the initializer, one of :attr:`embeddings`.
+            rows: [tokens, width].
+
+        Raises:
+            ModelError: another node reads the table in a way that is not known.
+        """
+        old = self.constant(table)
+        grown = np.concatenate([old, rows.astype(old.dtype)])
+        tied = [h for h in self.heads if self._is_tied(h, table, old)]
+        own = {h.layers[0].node.output[0] for h in tied}
+        for node in self.readers(table):
+            ends = self.readers(node.output[0]) if node.op_type == "Transpose" else [node]
+            if not all(n.op_type == "Gather" or n.output[0] in own for n in ends):
+                raise ModelError(
+                    f"{self.where}: the {node.op_type} {node.name!r} also reads {table!r}"
+                )
+        for head in tied:
+            layer, obstacle = head.layers[0], head.obstacle
+            if obstacle:
+                raise ModelError(f"{self.where}: the tied head {head} cannot grow: {obstacle}")
+            if layer.place.stored != table:
+                self._store_matrix(layer, np.asarray(grown.T, np.float64))
+            if (bias := self._bias(layer)) is not None:
+                mean = np.full(len(rows), bias.mean())
+                self._store_bias(layer, np.concatenate([bias, mean]))
+            self._follow(head, len(grown))
+        self._set(table, grown)
+        self._forget_shapes([o for n in self.readers(table) for o in n.output])
+
+    def _is_tied(self, head: Head, table: str, old: Array) -> bool:
+        place = head.layers[0].place
+        if len(head.layers) > 1 or place.why or head.classes != len(old):
+            return False
+        return place.stored == table or np.array_equal(self._matrix(head.layers[0]), old.T)
+
+    # ------------------------------------------------------------------ constants
+
+    def replace(self, name: str, values: Array) -> None:
+        """Give an initializer other values, of any shape; its element type stays.
+
+        Raises:
+            ModelError: no initializer has that name.
+        """
+        self.constant(name)
+        self._set(name, np.asarray(values))
+        self._forget_shapes([o for node in self.readers(name) for o in node.output])
+
+    def _tensor_of(self, name: str) -> TensorProto | None:
+        return next((t for t in self.graph.initializer if t.name == name), None)
+
+    def _value_of(self, name: str) -> Array:
+        """The value of an initializer or of a Constant node, in the file's type."""
+        tensor = self._tensor_of(name)
+        if tensor is not None:
+            return model_file.array_of(tensor, self.model.files)
+        node = next(n for n in self.graph.node if name in n.output)
+        if node.op_type != "Constant":
+            return self._value_of(node.input[0])
+        kind, value = next(iter(settings(node).items()))
+        return numpy_helper.to_array(value) if kind == "value" else np.asarray(value)
+
+    def _set(self, name: str, values: Array) -> None:
+        tensor = self._tensor_of(name)
+        if tensor is None:
+            raise ModelError(f"{self.where}: {name!r} is not an initializer of the file's graph")
+        new = _tensor(name, values, tensor.data_type)
+        new.metadata_props.extend(tensor.metadata_props)
+        tensor.CopyFrom(new)
+        for info in self.graph.input:  # older files also list every initializer as an input
+            if info.name == name:
+                kind = new.data_type
+                info.CopyFrom(helper.make_tensor_value_info(name, kind, list(values.shape)))
+
+    def _set_input(
+        self, node: NodeProto, position: int, values: Array, hint: str, *, own: bool = False
+    ) -> str:
+        """Give a constant input of a node other values; other readers keep theirs. Returns its name."""
+        name = str(node.input[position])
+        tensor = self._tensor_of(name)
+        is_same = tensor is not None and (
+            values.dtype.kind == "f" or numpy_helper.to_array(tensor).dtype == values.dtype
+        )
+        if not own and is_same and len(self.readers(name)) == 1:
+            self._set(name, values)
+            return name
+        return self._add(node, position, values, hint)
+
+    def _add(self, node: NodeProto, position: int, values: Array, hint: str) -> str:
+        kind = self._float_type(node) if values.dtype.kind == "f" else None
+        name = fresh_name(hint, self._taken)
+        model_file.add_initializer(self.proto, _tensor(name, values, kind))
+        node.input[position] = name
+        return name
+
+    def _float_type(self, node: NodeProto) -> int:
+        """The element type in the file of the data that a node computes with."""
+        known = [self._tensor_of(i) for i in node.input]
+        kinds = [t.data_type for t in known if t is not None and t.data_type in FLOATS]
+        if kinds:
+            return int(kinds[0])
+        computed = self.tensor(node.output[0]).dtype
+        if computed == TensorProto.FLOAT and self.model.half:
+            return self.model.half[0]
+        return computed if computed in FLOATS else int(TensorProto.FLOAT)
+
+    # ------------------------------------------------------------------ the graph
+
+    def cut(self, *tensors: str) -> None:
+        """End the model at some tensors, which become its outputs; what they do not need is removed.
+
+        Raises:
+            ModelError: a name is not a tensor that a node computes.
+        """
+        computed = {o for node in self.graph.node for o in node.output if o}
+        for name in tensors:
+            if name not in computed:
+                raise ModelError(
+                    f"{self.where}: {self.label} computes no tensor {name!r}; {suggest(name, computed)}"
+                )
+        self._set_outputs([self._in_file(self.tensor(name)) for name in tensors])
+
+    def _in_file(self, spec: TensorSpec) -> TensorSpec:
+        """A tensor with the element type that it has in the file."""
+        known = (v for v in (*self.graph.output, *self.graph.value_info) if v.name == spec.name)
+        kinds = [v.type.tensor_type.elem_type for v in known]
+        dtype = spec.dtype
+        if dtype == TensorProto.FLOAT and self.model.half:
+            dtype = self.model.half[0]
+        return TensorSpec(spec.name, kinds[0] if kinds else dtype, spec.shape)
+
+    def _set_outputs(self, specs: Sequence[TensorSpec]) -> None:
+        old = {o.name: o for o in self.graph.output}
+        new = [old.get(spec.name) or spec.to_proto() for spec in specs]
+        copies = []
+        for info in new:
+            copy = type(info)()
+            copy.CopyFrom(info)
+            copies.append(copy)
+        del self.graph.output[:]
+        self.graph.output.extend(copies)
+
+    def append(
+        self,
+        output: str,
+        formula: Callable[..., Tensor],
+        tensors: Sequence[str],
+        parameters: Mapping[str, Array],
+    ) -> str:
+        """Compute a new tensor, which becomes the only output.
+
+        Args:
+            output: its name; a number is added if it is in use.
+            formula: the function ``formula(op, *tensors, **parameters)`` of traced tensors.
+            tensors: the names of the tensors of the model that it reads.
+            parameters: the values of its parameters, by the keywords of the formula; they are called
+                ``OUTPUT.KEYWORD`` in the file.
+
+        Returns:
+            The name of the output.
+        """
+        specs = [self._in_file(self.tensor(name)) for name in tensors]
+        kind = next((s.dtype for s in specs if s.dtype in FLOATS), TensorProto.FLOAT)
+        name = fresh_name(output, self._taken)
+        trace = Trace(self.model.opsets)
+        given = [trace.input(s.name, s.dtype, s.shape) for s in specs]
+        own = {}
+        for keyword, values in parameters.items():
+            initializer = fresh_name(f"{name}.{keyword}", self._taken)
+            model_file.add_initializer(self.proto, _tensor(initializer, values, int(kind)))
+            own[keyword] = trace.input(initializer, int(kind), tuple(values.shape))
+        self.new_head = tuple(str(key) for key in trace.inputs if key not in tensors)
+        result = formula(trace.op, *given, **own)
+        branch = build(trace, {name: result}, name=name).proto().graph
+        kept = {v.name for v in (*branch.input, *branch.output)}
+        rename_within(branch, kept, name, self._taken)
+        self.graph.initializer.extend(branch.initializer)
+        self.graph.node.extend(branch.node)
+        shape = result.shape
+        self._set_outputs([TensorSpec(name, int(kind), shape)])
+        return name
+
+    def metadata(self, key: str, value: str | None) -> None:
+        """Set an entry of the file's metadata, or remove it."""
+        kept = [(p.key, p.value) for p in self.proto.metadata_props if p.key != key]
+        helper.set_model_props(self.proto, dict([*kept, *([(key, value)] if value else [])]))
+
+    def _forget_shapes(self, tensors: Sequence[str]) -> None:
+        """Remove recorded shapes of tensors and of what is computed from them."""
+        stale = set(tensors)
+        for node in self.graph.node:
+            if not stale.isdisjoint(reads(node)):
+                stale.update(node.output)
+        kept = [v for v in self.graph.value_info if v.name not in stale]
+        if len(kept) < len(self.graph.value_info):
+            del self.graph.value_info[:]
+            self.graph.value_info.extend(kept)
+
+    def _shape(self, name: str) -> Shape | None:
+        try:
+            return self.model.value(name).shape
+        except ModelError:
+            return None
+
+    def _prune(self) -> None:
+        """Remove nodes and tensors that no output needs any more."""
+        nodes = ancestor_nodes(self.graph.node, self.outputs)
+        left = {name for node in nodes for name in reads(node)} | set(self.outputs)
+        if len(nodes) < len(self.graph.node):
+            copies = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
+            del self.graph.node[:]
+            self.graph.node.extend(copies)
+        for values in (self.graph.initializer, self.graph.input):
+            for value in [v for v in values if v.name in self._read and v.name not in left]:
+                values.remove(value)
+
+    def result(self) -> Model:
+        """The model with the changes.
+
+        Raises:
+            ModelError: the changes made it invalid.
+        """
+        self._prune()
+        model = self.model.changed(self.proto)
+        shape_probe.complete_shapes(model)
+        model.new_head = self.new_head
+        return model
+
+
+def _tensor(name: str, values: Array, kind: int | None = None) -> TensorProto:
+    """An initializer with an element type; by default that of the values."""
+    if kind is None or kind not in FLOATS:
+        return numpy_helper.from_array(np.asarray(values, order="C"), name)
+    if kind in half_floats.HALF:
+        raw = half_floats.rounded(np.asarray(values, np.float32), kind, name)
+    else:
+        raw = np.asarray(values, helper.tensor_dtype_to_np_dtype(kind))
+    return TensorProto(
+        name=name,
+        data_type=kind,
+        dims=values.shape,
+        raw_data=np.ascontiguousarray(raw).tobytes(),
+    )

@@ -1,0 +1,1 @@
+"""Edits: changes of a model before its training, which stay in the export."""

@@ -1,0 +1,205 @@
+"""Heads: the last product before the outputs, which gives one number per class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core import (
+    Array,
+    ConfigError,
+    Edit,
+    Editor,
+    Head,
+    ModelError,
+    Ops,
+    Tensor,
+    expected_count,
+    is_count,
+    setting,
+)
+
+
+def _count(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not is_count(value):
+        raise ValueError(f"{attribute.name}: {expected_count(value)}")
+
+
+def _labels(instance: Any, attribute: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
+    texts = all(isinstance(v, str) for v in value)
+    if not texts and not all(is_count(v, -(2**63), 2**63 - 1) for v in value):
+        raise ValueError(f"{attribute.name}: expected texts only or integers only, got {value!r}")
+    if len(set(value)) < len(value):
+        twice = next(v for v in value if value.count(v) > 1)
+        raise ValueError(f"{attribute.name}: {twice!r} is there twice")
+
+
+_AT = "the head: the name of an output, of a module, a node or a weight, or a glob; by default the only one"
+
+
+@attrs.frozen(kw_only=True)
+class _Classes(Edit):
+    """The new classes of a head."""
+
+    at: str = setting(default="", help=_AT)
+
+    def drawn(self, editor: Editor, key: str, inputs: int, outputs: int) -> tuple[Array, Array]:
+        """M [inputs, outputs] and b [outputs], uniform in ±1/√inputs."""
+        generator = editor.generator(key)
+        bound = 1 / math.sqrt(inputs)
+        matrix = generator.uniform(-bound, bound, (outputs, inputs)).T
+        return matrix, generator.uniform(-bound, bound, outputs)
+
+    def drawn_layers(
+        self, editor: Editor, head: Head, count: int
+    ) -> list[tuple[Array, Array | None]]:
+        """New values for each layer of a head."""
+        out = []
+        for layer in head.layers:
+            matrix, bias = self.drawn(editor, layer.product.module, layer.inputs, count)
+            out.append((matrix, None if layer.bias is None else bias))
+        return out
+
+
+@attrs.frozen(kw_only=True)
+class NewHead(_Classes):
+    """A new last layer with another number of classes: ``y = x·M + b``, M [features, outputs].
+
+    M and b are uniform in ±1/√features, as in torch's Linear and Conv2d layers (Kaiming's with a =
+    √5), and depend only on the seed of the Trainer and the name of the layer. What follows the layer
+    stays: Softmax, Reshape, ArgMax, ZipMap; the labels of the classes become ``classes``. With ``on``,
+    the layer is put on a tensor of features, [N, …, features], and its result, ``scores``, becomes the
+    only output.
+
+    Raises:
+        ValueError: neither ``outputs`` nor ``classes`` is given, or they do not fit each other.
+
+    >>> NewHead(classes=("cat", "dog", "bird")).count
+    3
+
+    Source: He et al., "Delving Deep into Rectifiers" (2015), with the a of torch.nn.Linear.
+    """
+
+    name: ClassVar[str] = "new_head"
+    needs: ClassVar[str] = (
+        "a product by a constant matrix before an output, or a tensor of features"
+    )
+
+    outputs: int | None = setting(
+        default=None, validator=_count, help="the number of classes; by default that of `classes`"
+    )
+    classes: tuple[str | int, ...] = setting(
+        default=(), validator=_labels, help="the labels of the classes, in the order of the scores"
+    )
+    on: str = setting(default="", help="the tensor of features on which a layer is put")
+
+    def __attrs_post_init__(self) -> None:
+        if self.outputs is None and not self.classes:
+            raise ValueError("outputs: give the number of classes, or their labels as classes")
+        if self.classes and self.outputs not in (None, len(self.classes)):
+            raise ValueError(
+                f"outputs: expected {len(self.classes)}, the number of classes, got {self.outputs}"
+            )
+
+    @property
+    def count(self) -> int:
+        """The number of classes."""
+        return len(self.classes) if self.outputs is None else self.outputs
+
+    def apply(self, editor: Editor) -> None:
+        """Replace the head, or put one on a tensor."""
+        if self.on:
+            self._append(editor)
+            return
+        head = editor.head(self.at)
+        values = self.drawn_layers(editor, head, self.count)
+        editor.resize(head, values, self.classes or None)
+
+    def _append(self, editor: Editor) -> None:
+        spec = editor.tensor(self.on)
+        features = spec.shape[-1] if spec.shape else None
+        if not isinstance(features, int) or not spec.shape or len(spec.shape) < 2:
+            raise ModelError(
+                f"{editor.where}.on: expected a tensor [N, …, features] with a known number of features, "
+                f"got {spec}"
+            )
+        matrix, bias = self.drawn(editor, self.on, features, self.count)
+
+        def formula(op: Ops, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return op.MatMul(x, weight) + bias
+
+        editor.append("scores", formula, [self.on], {"weight": matrix, "bias": bias})
+        editor.label_classes(self.classes or None)
+
+
+@attrs.frozen(kw_only=True)
+class MoreClasses(_Classes):
+    """More classes for an existing head: the old columns of M stay, the new ones are added after them.
+
+    The new columns and elements of b are drawn as by ``new_head``.
+
+    Raises:
+        ValueError: neither ``add`` nor ``classes`` is given, or they do not fit each other.
+
+    >>> MoreClasses(add=2).count
+    2
+
+    Source: the rows of torch.nn.Linear.
+    """
+
+    name: ClassVar[str] = "more_classes"
+    needs: ClassVar[str] = "a product by a float matrix before an output"
+
+    add: int | None = setting(
+        default=None,
+        validator=_count,
+        help="the number of new classes; by default that of `classes`",
+    )
+    classes: tuple[str | int, ...] = setting(
+        default=(), validator=_labels, help="the labels of the new classes"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.add is None and not self.classes:
+            raise ValueError("add: give the number of new classes, or their labels as classes")
+        if self.classes and self.add not in (None, len(self.classes)):
+            raise ValueError(
+                f"add: expected {len(self.classes)}, the number of classes, got {self.add}"
+            )
+
+    @property
+    def count(self) -> int:
+        """The number of new classes."""
+        return len(self.classes) if self.add is None else self.add
+
+    def apply(self, editor: Editor) -> None:
+        """Add columns to the matrix and elements to the bias."""
+        head = editor.head(self.at)
+        values: list[tuple[Array, Array | None]] = []
+        new = self.drawn_layers(editor, head, self.count)
+        for (old, first), (matrix, bias) in zip(editor.values(head), new, strict=True):
+            both = None if bias is None or first is None else np.concatenate([first, bias])
+            values.append((np.concatenate([old, matrix], axis=1), both))
+        editor.resize(head, values, self._all_labels(editor, head.classes))
+
+    def _all_labels(self, editor: Editor, old: int) -> Sequence[Any] | None:
+        """The labels of all classes; None if neither the model nor the user has any."""
+        known = editor.classes
+        if known is None and self.classes:
+            known = list(range(old))
+        if known is None:
+            return None
+        if not self.classes and isinstance(known[0], int):
+            return [*known, *(max(known) + 1 + k for k in range(self.count))]
+        if not self.classes or isinstance(known[0], str) != isinstance(self.classes[0], str):
+            raise ConfigError(
+                f"{editor.where}.classes: the model has the labels {', '.join(map(str, known[:5]))}, …; "
+                f"give the labels of {self.count} new classes, of the same type"
+            )
+        if both := set(known) & set(self.classes):
+            raise ConfigError(f"{editor.where}.classes: the model already has {sorted(both)[0]!r}")
+        return [*known, *self.classes]

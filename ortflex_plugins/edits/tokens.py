@@ -1,0 +1,68 @@
+"""More tokens for a language model."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core import Edit, Editor, ModelError, expected_count, is_count, setting, suggest
+
+
+def _count(instance: Any, attribute: attrs.Attribute[int], value: Any) -> None:
+    if not is_count(value):
+        raise ValueError(f"{attribute.name}: {expected_count(value)}")
+
+
+@attrs.frozen(kw_only=True)
+class MoreTokens(Edit):
+    """More rows for the embedding of tokens, and more columns for a head that is tied to it.
+
+    A new row is the mean of the old rows plus normal noise, whose standard deviation is 10⁻⁴·⁵ of that
+    of each column: the new tokens begin as unlikely as an average one, and differ from one another. The
+    elements of the bias of a tied head are the mean of the old ones. A head is tied if it reads the same
+    initializer, or if its matrix has the same values.
+
+    Raises:
+        ValueError: ``add`` is not an integer above 0.
+
+    >>> MoreTokens(add=3).add
+    3
+
+    Source: Hewitt, "Initializing New Word Embeddings for Pretrained Language Models" (2021).
+    """
+
+    name: ClassVar[str] = "more_tokens"
+    needs: ClassVar[str] = "an embedding: a Gather of rows of a float initializer"
+
+    add: int = setting(validator=_count, help="the number of new tokens")
+    at: str = setting(
+        default="",
+        help="the embedding: the name of its initializer or module; by default the only one, or the one "
+        "with the most rows",
+    )
+
+    def apply(self, editor: Editor) -> None:
+        """Add the rows."""
+        table = self._table(editor)
+        old = editor.constant(table).astype(np.float64)
+        noise = editor.generator(table).standard_normal((self.add, old.shape[1]))
+        editor.add_tokens(table, old.mean(axis=0) + 10**-4.5 * old.std(axis=0) * noise)
+
+    def _table(self, editor: Editor) -> str:
+        tables = editor.embeddings
+        if not tables:
+            raise ModelError(
+                f"{editor.where}: {editor.label} has no embedding (a Gather of rows of a float initializer)"
+            )
+        if not self.at:
+            return max(tables, key=lambda name: len(editor.constant(name)))
+        found = [name for name, module in tables.items() if self.at in (name, module)]
+        if not found:
+            known = [*tables, *tables.values()]
+            raise ModelError(
+                f"{editor.where}.at: {self.at!r} is not an embedding of {editor.label}; "
+                f"{suggest(self.at, known)}"
+            )
+        return found[0]

@@ -1,0 +1,346 @@
+"""Edits of models: heads found through what follows them, labels, cuts, tokens, and the ways out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ortflex_core import ConfigError, Model, ModelError, OrtflexError, Trainer
+from tests import models
+from tests.training import make
+
+pytestmark = pytest.mark.per_python
+
+ROWS = np.random.default_rng(0).standard_normal((12, 6)).astype(np.float32)
+node = helper.make_node
+
+
+def tail(*nodes: Any, dims: Any = ("N", 4), bias: bool = True, **weights: Any) -> onnx.ModelProto:
+    """``h = tanh(X·w1); s = h·w2 + b2`` and some nodes that compute Y from s."""
+    rng = np.random.default_rng(1)
+    known = {
+        "w1": rng.standard_normal((6, 5)).astype(np.float32),
+        "w2": rng.standard_normal((5, 4)).astype(np.float32),
+        **({"b2": rng.standard_normal(4).astype(np.float32)} if bias else {}),
+        **weights,
+    }
+    ends = [node("MatMul", ["X", "w1"], ["p"]), node("Tanh", ["p"], ["h"])]
+    ends += [node("MatMul", ["h", "w2"], ["q" if bias else "s"])]
+    ends += [node("Add", ["q", "b2"], ["s"])] if bias else []
+    return models.model(
+        [*ends, *nodes],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", *dims)],
+        known,
+    )
+
+
+def scores(model: onnx.ModelProto, w2: str = "w2", b2: str = "b2") -> Any:
+    """s of :func:`tail`, in float64."""
+    w = models.weights_of(model)
+    hidden = np.tanh(ROWS.astype(np.float64) @ w["w1"])
+    return hidden @ w[w2] + w.get(b2, 0.0)
+
+
+def softmax(s: Any) -> Any:
+    exponents = np.exp(s - s.max(axis=-1, keepdims=True))
+    return exponents / exponents.sum(axis=-1, keepdims=True)
+
+
+def integers(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+TAILS: dict[str, tuple[onnx.ModelProto, Any]] = {
+    "nothing": (tail(node("Identity", ["s"], ["Y"])), lambda s: s),
+    "no bias": (tail(node("Identity", ["s"], ["Y"]), bias=False), lambda s: s),
+    "softmax": (tail(node("Softmax", ["s"], ["Y"], axis=-1)), softmax),
+    "logarithms": (tail(node("LogSoftmax", ["s"], ["Y"])), lambda s: np.log(softmax(s))),
+    "sigmoid": (tail(node("Sigmoid", ["s"], ["Y"])), lambda s: 1 / (1 + np.exp(-s))),
+    "reshaped": (
+        tail(node("Reshape", ["s", "n"], ["Y"]), n=integers(-1, 4, 1), dims=("N", 4, 1)),
+        lambda s: s[..., None],
+    ),
+    "reshaped by zeros": (
+        tail(node("Reshape", ["s", "n"], ["Y"]), n=integers(0, -1, 1), dims=("N", 4, 1)),
+        lambda s: s[..., None],
+    ),
+    "unsqueezed and turned": (
+        tail(
+            node("Unsqueeze", ["s", "a"], ["u"]),
+            node("Transpose", ["u"], ["t"], perm=[2, 0, 1]),
+            node("Squeeze", ["t", "a1"], ["v"]),
+            node("Transpose", ["v"], ["Y"], perm=[1, 0]),
+            a=integers(1),
+            a1=integers(2),
+        ),
+        lambda s: s,
+    ),
+    "flattened": (
+        tail(
+            node("Unsqueeze", ["s", "a"], ["u"]),
+            node("Flatten", ["u"], ["Y"]),
+            a=integers(2),
+        ),
+        lambda s: s,
+    ),
+    "centred": (
+        tail(node("ReduceMean", ["s"], ["m"], axes=[1]), node("Sub", ["s", "m"], ["Y"])),
+        lambda s: s - s.mean(axis=1, keepdims=True),
+    ),
+    "scaled": (
+        tail(node("Mul", ["s", "c"], ["Y"]), c=np.float32([0.5])),
+        lambda s: s / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_a_head_is_found_through_what_follows_it(name: str) -> None:
+    """The edited file computes the formula of its new weights; the body is that of the file."""
+    source, after = TAILS[name]
+    trainer = make(source, head=3)
+    edited = trainer.export()
+    assert models.weights_of(edited)["w2"].shape == (5, 3)
+    assert np.array_equal(models.weights_of(edited)["w1"], models.weights_of(source)["w1"])
+    (y,) = models.predict(edited, {"X": ROWS}).values()
+    np.testing.assert_allclose(y, after(scores(edited)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trainer.predict(ROWS), y, rtol=1e-5, atol=1e-6)
+    onnx.checker.check_model(edited, full_check=True)
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_old_classes_stay_when_more_are_added(name: str) -> None:
+    source, _ = TAILS[name]
+    edited = make(source, edits=[{"name": "more_classes", "add": 2}]).export()
+    assert np.array_equal(scores(edited)[:, :4], scores(source))
+    assert models.predict(edited, {"X": ROWS})["Y"].shape[1] == 6
+
+
+def test_new_values_are_those_of_torchs_layers_and_follow_the_seed() -> None:
+    """Uniform in ±1/√inputs: the bound, the mean and the variance; another seed, other values."""
+    rng = np.random.default_rng(1)
+    source = models.model(
+        [node("Gemm", ["X", "w", "b"], ["Y"], transB=1)],
+        [models.floats("X", "N", 400)],
+        [models.floats("Y", "N", 10)],
+        {"w": rng.standard_normal((10, 400)).astype("f"), "b": np.zeros(10, np.float32)},
+    )
+    drawn = [make(source, head=50, seed=seed).get_state() for seed in (1, 1, 2)]
+    w, b = drawn[0]["w"], drawn[0]["b"]
+    assert w.shape == (50, 400)
+    assert 0.0499 < abs(w).max() <= 0.05
+    assert abs(b).max() <= 0.05
+    assert abs(w.mean()) < 1e-3
+    assert w.var() == pytest.approx(0.05**2 / 3, rel=0.05)
+    assert np.array_equal(w, drawn[1]["w"])
+    assert not np.array_equal(w, drawn[2]["w"])
+
+
+def test_two_heads_are_listed_and_at_decides() -> None:
+    source = models.two_headed()
+    outputs = [o.name for o in source.graph.output]
+    loss = {outputs[0]: "squared_error"}
+    with pytest.raises(ModelError) as raised:
+        make(source, head=3, loss=loss)
+    assert all(name in str(raised.value) for name in outputs)
+    for k, name in enumerate(outputs):
+        edited = make(source, head={"outputs": 3, "at": name}, loss=loss).model
+        sizes = [o.shape[-1] for o in edited.outputs if o.shape]
+        before = [o.shape[-1] for o in Model(source).outputs if o.shape]
+        assert sizes == [3 if j == k else size for j, size in enumerate(before)]
+
+
+def test_a_weight_that_is_also_read_elsewhere_is_not_changed_there() -> None:
+    source = tail(
+        node("MatMul", ["s", "back"], ["r"]),
+        node("MatMul", ["r", "w2"], ["Y"]),
+        back=np.ones((4, 5), "f"),
+    )
+    edited = make(source, head=3).export()
+    known = models.weights_of(edited)
+    assert np.array_equal(known["w2"], models.weights_of(source)["w2"])
+    (new,) = known.keys() - models.weights_of(source).keys()
+    assert known[new].shape == (5, 3)
+
+
+def test_a_layer_on_a_tensor_of_features_ends_the_model() -> None:
+    edited = make(tail(node("Softmax", ["s"], ["Y"])), head={"on": "h", "outputs": 3}).export()
+    known = models.weights_of(edited)
+    (y,) = models.predict(edited, {"X": ROWS}).values()
+    wanted = scores(edited, "scores.weight", "scores.bias")
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+    assert set(known) == {"w1", "scores.weight", "scores.bias"}
+
+
+def test_a_cut_model_has_what_its_outputs_need() -> None:
+    edited = make(tail(node("Softmax", ["s"], ["Y"])), edits=[{"name": "cut", "at": "h"}]).export()
+    assert [n.op_type for n in edited.graph.node] == ["MatMul", "Tanh"]
+    assert set(models.weights_of(edited)) == {"w1"}
+    assert [o.name for o in edited.graph.output] == ["h"]
+
+
+def image_model(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """A segmentation network: a convolution, a 1×1 head, and a resize to the size of the image."""
+    rng = np.random.default_rng(3)
+    kind = helper.tensor_dtype_to_np_dtype(dtype)
+    return models.model(
+        [
+            node("Conv", ["X", "k"], ["c"], strides=[2, 2], pads=[1, 1, 1, 1]),
+            node("Relu", ["c"], ["r"]),
+            node("Conv", ["r", "w", "b"], ["s"]),
+            node("Resize", ["s", "", "", "n"], ["Y"], mode="nearest"),
+        ],
+        [helper.make_tensor_value_info("X", dtype, [2, 3, 8, 8])],
+        [helper.make_tensor_value_info("Y", dtype, [2, 7, 8, 8])],
+        {
+            "k": rng.standard_normal((4, 3, 3, 3)).astype(kind),
+            "w": rng.standard_normal((7, 4, 1, 1)).astype(kind),
+            "b": rng.standard_normal(7).astype(kind),
+            "n": integers(2, 7, 8, 8),
+        },
+    )
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.FLOAT16])
+def test_a_segmentation_head_of_a_fixed_batch(dtype: int, tmp_path: Path) -> None:
+    """The sizes of the Resize follow; float16 files stay float16."""
+    trainer = make(image_model(dtype), head=3, batch_size=2, loss="softmax_cross_entropy")
+    x = np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float16)
+    trainer.fit(x.astype(helper.tensor_dtype_to_np_dtype(dtype)), np.ones((4, 8, 8), np.int64))
+    edited = trainer.export()
+    assert [d.dim_value for d in edited.graph.output[0].type.tensor_type.shape.dim] == [2, 3, 8, 8]
+    kinds = {t.data_type for t in edited.graph.initializer} - {TensorProto.INT64}
+    assert kinds == {dtype}
+    fed = x[:2].astype(helper.tensor_dtype_to_np_dtype(dtype))
+    assert models.predict(edited, {"X": fed})["Y"].shape == (2, 3, 8, 8)
+
+
+def test_external_data_of_the_old_head_are_not_read_again(tmp_path: Path) -> None:
+    onnx.save(
+        tail(node("Softmax", ["s"], ["Y"])),
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        size_threshold=0,
+    )
+    trainer = make(tmp_path / "m.onnx", head=3)
+    trainer.export(tmp_path / "out.onnx")
+    again = onnx.load(tmp_path / "out.onnx")
+    w = {t.name: onnx.numpy_helper.to_array(t) for t in again.graph.initializer}
+    assert np.array_equal(w["w2"], trainer.get_state()["w2"])
+
+
+# ---------------------------------------------------------------------- tokens
+
+
+def language_model(tied: str) -> onnx.ModelProto:
+    """Embedding, a product, and a head: the embedding's initializer, a copy of it, or its own."""
+    rng = np.random.default_rng(4)
+    table = rng.standard_normal((6, 4)).astype(np.float32)
+    weights = {"table": table, "mix": rng.standard_normal((4, 4)).astype(np.float32)}
+    head = [node("Transpose", ["table"], ["turned"], perm=[1, 0])]
+    if tied != "same":
+        weights["turned"] = table.T.copy() if tied == "copy" else np.ones((4, 6), np.float32)
+        head = []
+    return models.model(
+        [
+            node("Gather", ["table", "ids"], ["e"]),
+            node("MatMul", ["e", "mix"], ["h"]),
+            *head,
+            node("MatMul", ["h", "turned"], ["logits"]),
+        ],
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "T"])],
+        [models.floats("logits", "N", "T", 6)],
+        weights,
+    )
+
+
+@pytest.mark.parametrize(("tied", "columns"), [("same", 9), ("copy", 9), ("own", 6)])
+def test_more_tokens_grow_a_tied_head_too(tied: str, columns: int) -> None:
+    trainer = make(language_model(tied), edits=[{"name": "more_tokens", "add": 3}])
+    edited = trainer.export()
+    table = models.weights_of(edited)["table"]
+    old = models.weights_of(language_model(tied))["table"]
+    assert np.array_equal(table[:6], old)
+    np.testing.assert_allclose(table[6:], np.tile(old.mean(axis=0), (3, 1)), atol=1e-3)
+    assert len(np.unique(table[6:], axis=0)) == 3
+    ids = integers(0, 8, 3).reshape(1, 3)
+    logits = models.predict(edited, {"ids": ids})["logits"]
+    w = models.weights_of(edited)
+    head = table.T if tied != "own" else w["turned"]
+    assert logits.shape == (1, 3, columns)
+    np.testing.assert_allclose(logits[0], table[ids[0]] @ w["mix"] @ head, rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+REFUSED: dict[str, tuple[onnx.ModelProto, dict[str, Any], tuple[str, ...]]] = {
+    "a constant for each class": (
+        tail(node("Mul", ["s", "c"], ["Y"]), c=np.ones(4, np.float32)),
+        {"head": 3},
+        ("c", "on="),
+    ),
+    "classes merged with positions": (
+        tail(node("Reshape", ["s", "n"], ["Y"]), n=integers(-1, 2), dims=("M", 2)),
+        {"head": 3},
+        ("Reshape", "on="),
+    ),
+    "some classes are selected": (
+        tail(node("Gather", ["s", "i"], ["Y"], axis=1), i=integers(0, 2), dims=("N", 2)),
+        {"head": 3},
+        ("Gather",),
+    ),
+    "no head": (tail(node("LpPool", ["s"], ["Y"], kernel_shape=[1])), {"head": 3}, ("LpPool",)),
+    "at names nothing": (TAILS["softmax"][0], {"head": {"outputs": 3, "at": "w9"}}, ("w9", "w2")),
+    "on names nothing": (TAILS["softmax"][0], {"head": {"outputs": 3, "on": "hh"}}, ("hh", "h")),
+    "cut at nothing": (TAILS["softmax"][0], {"edits": [{"name": "cut", "at": "z"}]}, ("'z'",)),
+    "no embedding": (TAILS["softmax"][0], {"edits": [{"name": "more_tokens", "add": 1}]}, ()),
+    "no classes": (TAILS["softmax"][0], {"head": {}}, ("head", "outputs")),
+    "a number of classes": (TAILS["softmax"][0], {"head": 0}, ("head",)),
+    "twice the same class": (TAILS["softmax"][0], {"head": ["a", "a"]}, ("head", "'a'")),
+    "numbers and texts": (TAILS["softmax"][0], {"head": ["a", 1]}, ("head",)),
+    "two numbers": (TAILS["softmax"][0], {"head": {"outputs": 3, "classes": ["a"]}}, ("head",)),
+    "misspelt": (TAILS["softmax"][0], {"head": {"output": 3}}, ("head.output", "outputs")),
+    "an unknown edit": (TAILS["softmax"][0], {"edits": ["new_haed"]}, ("edits[0]", "new_head")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_an_error_with_the_way_out(name: str) -> None:
+    source, options, words = REFUSED[name]
+    with pytest.raises((ConfigError, ModelError, OrtflexError)) as raised:
+        make(source, **options)
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_labels_outside_of_the_classes_name_the_head() -> None:
+    """Before the first step, and nothing is trained."""
+    trainer = make(tail(node("Softmax", ["s"], ["Y"])), loss="softmax_cross_entropy")
+    before = trainer.get_state()
+    with pytest.raises(OrtflexError, match="head="):
+        trainer.fit(ROWS, np.arange(12) % 6)
+    assert all(np.array_equal(before[n], a) for n, a in trainer.get_state().items())
+
+
+def test_class_names_of_a_new_head_are_in_the_file() -> None:
+    """Labels of fit are these names; a later training of the exported file knows them."""
+    trainer = make(
+        tail(node("Softmax", ["s"], ["Y"])),
+        head=["ant", "bee", "fly"],
+        loss="softmax_cross_entropy",
+        epochs=2,
+    )
+    names = np.array(["ant", "bee", "fly"])[np.arange(12) % 3]
+    trainer.fit(ROWS, names)
+    again = Trainer(
+        trainer.export(), loss="softmax_cross_entropy", progress=False, metrics="accuracy"
+    )
+    assert again.evaluate(ROWS, names)["accuracy"] == pytest.approx(
+        np.mean(trainer.predict(ROWS).argmax(axis=1) == np.arange(12) % 3)
+    )
