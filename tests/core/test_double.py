@@ -34,6 +34,17 @@ DEFAULTS = {
         "{ s = Shape(x)  z = ConstantOfShape(s)  p = Add(x, z) }, "
         "else_branch = b () => (float[N, 3] q) { q = Neg(x) }>"
     ),
+    "a whole number": "k = Constant<value_int = 2>()  z = Cast<to = 1>(k)  y = Sub(x, z)",
+    "whole numbers": "k = Constant<value_ints = [1, 2, 3]>()  z = CastLike(k, x)  y = Sub(x, z)",
+    "a loop": (
+        "t = Constant<value_int = 3>()  k = Constant<value = bool {1}>()  s, all = Loop(t, k, x) "
+        "<body = b (int64 i, bool c, float[N, 3] a) "
+        "=> (bool d, float[N, 3] e, float[N, 3] f) { d = Identity(c)  e = Mul(a, w)  f = Neg(e) }>  "
+        "m = ReduceSum<keepdims = 0>(all, first)  y = Add(s, m)"
+    ),
+    "a norm of a declared type": (
+        "z, m, v = LayerNormalization<stash_type = 1>(x, one)  u = Sub(x, m)  y = Mul(u, v)"
+    ),
     "a norm": "z, m, v = LayerNormalization(x, one)  u = Sub(x, m)  y = Add(u, z)",
 }
 
@@ -44,7 +55,7 @@ def test_the_float64_twin_is_typed_and_computes_the_same(name: str) -> None:
         f"""<ir_version: 8, opset_import: ["": 18]> g (float[N, 3] x) => (float[N, 3] y)
         <float[3] w = {{0.1, 0.2, 0.3}}, int64[2] n = {{1, 3}}, int64 three = {{3}},
          int64[4] four = {{1, 1, -1, 3}}, int64[2] back = {{-1, 3}}, float[4] scale = {{1, 1, 1, 1}},
-         float[3] one = {{1, 1, 1}}> {{ {DEFAULTS[name]} }}"""
+         float[3] one = {{1, 1, 1}}, int64[1] first = {{0}}> {{ {DEFAULTS[name]} }}"""
     )
     if name == "a matrix of ones":
         model.graph.initializer.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -208,7 +209,9 @@ def test_a_trained_model_is_pushed_and_trained_further(api: Any) -> None:
         "license": "mit",
         "datasets": ["é"],
     }
-    assert 'optimizer = { name = "adam", beta1 = 0.8 }' in card
+    recipe = tomllib.loads(card.split("```toml\n")[1].split("```")[0])
+    assert recipe["optimizer"] == {"name": "adam", "beta1": 0.8}
+    assert set(recipe) >= {"loss", "optimizer", "epochs", "metrics"}
     assert "## Epoch 3, the last one" in card
     assert f"| validation_loss | {trainer.validation_losses_[-1]:.4g} |" in card
     assert "Trainer.from_hub('some-one/digits', 'model.onnx', loss='squared_error'" in card

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -10,6 +11,7 @@ import pytest
 
 from ortflex_core import (
     Columns,
+    ConfigError,
     DataError,
     DataSource,
     DataSourceKit,
@@ -67,12 +69,32 @@ class NeedsAnEnd(Halving):
         return base * (1 - min(1, self.time(progress) / (self.duration(progress) or 0)))
 
 
+class Lost(Halving):
+    def rate(self, base: float, progress: Any) -> float:
+        return base if self.duration(progress) else math.nan
+
+
+class Negative(Halving):
+    def rate(self, base: float, progress: Any) -> float:
+        return base if self.duration(progress) else -base
+
+
+class Nameless(Halving):
+    def rate(self, base: float, progress: Any) -> float:
+        if not self.duration(progress):
+            raise ConfigError("a length is missing")
+        return base
+
+
 SCHEDULES = [
     Planted("test_value", Thirding(), "the rate of step 3"),
     Planted("test_rates_are_numbers_from_0_on", Falling(), r"the rate of step 6 is -0\.0"),
     Planted("test_it_is_pure", Remembering(), "a second call returns different rates"),
     Planted("test_units", StepsOnly(), "by='epoch', but the rates of an epoch are"),
     Planted("test_an_endless_training", NeedsAnEnd(), "division by zero"),
+    Planted("test_an_endless_training", Lost(), "the rate of an endless training is nan"),
+    Planted("test_an_endless_training", Negative(), r"the rate of an endless training is -"),
+    Planted("test_an_endless_training", Nameless(), "does not name the schedule"),
     Planted("test_backends", Remembering(), "the rates on"),
 ]
 

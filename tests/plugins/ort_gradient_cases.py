@@ -179,6 +179,7 @@ def _cases() -> list[Case]:
             rest, by = ([], axes[opset]) if opset < 18 else ([ints(1)], {})
             found += [case(name, far(3, 4, 2), *rest, opset=opset, keepdims=0, **by)]
         found += [case(f"{name}-all", far(3, 4), keepdims=0), case(f"{name}-keep", far(3, 4))]
+    found += [case("ReduceMean-all-18", far(3, 4), keepdims=0, opset=18)]
     found += [case("ReduceLogSum", pos(3, 4), axes=[1])]
     found += [case("ReduceSum", rn(3, 4, 2), ints(-1, 1), keepdims=0)]
     found += [case("Concat", rn(3, 4), P(rn(3, 2)), axis=1)]

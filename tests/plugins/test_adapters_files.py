@@ -297,3 +297,13 @@ def test_a_base_of_four_bits_is_trained(bias: bool, tmp_path: Path) -> None:
     made.export_adapter(tmp_path / "one.onnx_adapter")
     got = run(session(tmp_path / "base.onnx"), x, tmp_path / "one.onnx_adapter")
     np.testing.assert_allclose(got, made.predict(x), rtol=1e-4, atol=1e-4)
+
+
+@needs_adapters
+def test_onnxruntime_reads_the_versions(tmp_path: Path) -> None:
+    """Both versions are 1, which is what onnxruntime writes itself."""
+    made = fitted()
+    made.export_adapter(path := tmp_path / "a.onnx_adapter")
+    file: Any = onnxruntime.AdapterFormat.read_adapter(str(path))
+    assert (file.get_adapter_version(), file.get_model_version()) == (1, 1)
+    assert sorted(file.get_parameters()) == sorted(made.get_state())

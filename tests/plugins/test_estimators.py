@@ -131,6 +131,16 @@ def test_a_fitted_pipeline_is_fine_tuned_with_its_scaler_frozen() -> None:
     assert clf.score(x, y) > max(before, 0.95)
 
 
+def test_matrices_and_vectors_are_those_of_scikit_learn() -> None:
+    """``coefs_`` has the matrices, ``intercepts_`` the vectors, in the order of the layers."""
+    x, _, y, _ = data("iris", 0)
+    ours = OrtRegressor(hidden_layer_sizes=(5, 2), **quick).fit(x, y)
+    theirs = MLPRegressor(hidden_layer_sizes=(5, 2), max_iter=2).fit(x, y)
+    for name in ("coefs_", "intercepts_"):
+        shapes = [[a.shape for a in getattr(one, name)] for one in (ours, theirs)]
+        assert shapes[0] == shapes[1], name
+
+
 @pytest.mark.parametrize("cls", [OrtRegressor, OrtClassifier])
 def test_copies_and_pickles_continue_where_they_were(cls: Any, tmp_path: Path) -> None:
     x, _, y, _ = data("iris", 0)

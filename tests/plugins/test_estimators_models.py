@@ -286,6 +286,43 @@ def test_early_stopping_goes_back_to_the_best_rows_held_out() -> None:
     assert clf.best_loss_ is None
 
 
+def test_early_stopping_goes_back_to_the_statistics_of_that_epoch_too() -> None:
+    """Weights of one epoch with running statistics of another are a network that was never scored."""
+    x, y = iris()
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 3] y)
+        <float[4] g = {1, 1, 1, 1}, float[4] c = {0, 0, 0, 0}, float[4] m = {0, 0, 0, 0},
+         float[4] v = {1, 1, 1, 1}, float[3] b = {0, 0, 0}> {
+          n = BatchNormalization<momentum = 0.2> (x, g, c, m, v)  p = MatMul (n, w)  y = Add (p, b)
+        }"""
+    )
+    w = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    seen: list[Any] = []
+
+    class Look:
+        @hook
+        def epoch_end(self, trainer: Any) -> None:
+            seen.append(trainer.get_state(buffers=True))
+
+    clf = OrtClassifier(
+        model,
+        learning_rate=0.5,
+        batch_size=30,
+        early_stopping=True,
+        n_iter_no_change=4,
+        random_state=0,
+        callbacks=[Look()],
+    ).fit(x, y)
+    best = int(np.argmax(clf.validation_scores_))
+    assert best < len(seen) - 1
+    left = clf._cached_trainer.get_state(buffers=True)
+    assert set(left) >= {"m", "v", "w"}
+    for name, array in left.items():
+        np.testing.assert_array_equal(array, seen[best][name], err_msg=name)
+        assert not np.array_equal(array, seen[-1][name]), name
+
+
 @pytest.mark.parametrize(("rows", "steps"), [(150, 1), (450, 3)])
 def test_the_default_batch_is_200_rows_at_most(rows: int, steps: int) -> None:
     x, y = iris()

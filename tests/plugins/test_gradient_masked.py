@@ -116,3 +116,36 @@ def test_clip_passes_nothing_outside_of_its_bounds(side: int, bounds: str) -> No
         g.flat[place] = value
     out = Runner(proto, {})({"x": x, "cotangent/y": g})["gradient/x"]
     np.testing.assert_array_equal(out, np.where(inside, g, 0))
+
+
+@pytest.mark.parametrize(
+    ("then", "product"),
+    [
+        ("y = Mul(c, w)", False),
+        ("h = Mul(c, w) y = Reshape(h, n)", False),
+        ("t = Transpose(c) h = Mul(t, w) y = Reshape(h, n)", False),
+        ("y = MatMul(c, w)", True),
+        ("r = Reshape(c, m) t = Transpose(r) y = MatMul(t, w)", True),
+    ],
+)
+def test_only_after_a_product_the_mask_is_a_factor(then: str, product: bool) -> None:
+    """A factor of 0 is fast, and wrong for a single infinity; sums of products have no single ones."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[128, 128] x, float[128, 128] w)
+        => (float[A, B] y) <float lo = {{-0.5}}, float hi = {{0.75}}, int64[2] n = {{64, 256}},
+        int64[2] m = {{128, 128}}> {{ c = Clip(x, lo, hi) {then} }}"""
+    )
+    proto = gradient_model(model, "x")
+    x, w = np.random.default_rng(2).standard_normal((2, 128, 128)).astype(np.float32)
+    g = np.ones((64, 256) if "n)" in then else (128, 128), np.float32)
+    inside = (x >= -0.5) & (x <= 0.75)
+    if not product:
+        place = np.argwhere(~inside)[0]
+        w[tuple(place[::-1] if "Transpose" in then else place)] = np.inf
+    feeds = {"x": x, "w": w, "cotangent/y": g}
+    out = Runner(proto, {})(feeds)["gradient/x"]
+    slope = g @ w.T if product else (w.T if "Transpose" in then else w)
+    slope = slope.T if product and "Transpose" in then else slope
+    np.testing.assert_allclose(out, np.where(inside, slope, 0), rtol=1e-4, atol=1e-4)
+    operators = {node.op_type for node in proto.graph.node}
+    assert product != bool(operators & {"Where", "Min"})

@@ -54,6 +54,7 @@ def test_float_labels_take_the_prediction_s_type_and_keep_its_symbols(loss: Loss
         ),
         (LogLoss(), spec(F32, "N", 2), spec(I64, 15), "two columns.*on='probabilities'"),
         (LogLoss(on="probabilities"), spec(F32, "N", 3), None, r"expects two columns \[B, 2\]"),
+        (LogLoss(on="probabilities"), spec(I64, "N", 2), None, "is not floating-point"),
         (LogLoss(on="probabilities"), spec(F32, "N", 2), spec(F32, 15), r"y.astype\(numpy.int64\)"),
         (LogLoss(on="probabilities"), spec(F32, "N", 2), spec(I64, 15, 1), r"y.reshape\(-1\)"),
         (

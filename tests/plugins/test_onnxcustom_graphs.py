@@ -31,6 +31,7 @@ from ortflex_plugins.onnxcustom import (
     onnx_rename_weights,
     ort_device_to_string,
 )
+from ortflex_plugins.onnxcustom.weights import rename_tensors
 from tests import models
 
 RNG = np.random.default_rng(11)
@@ -178,6 +179,26 @@ def test_renaming_follows_weights_into_subgraphs() -> None:
     for c in (True, False):
         feeds = {"X": x, "c": np.array(c)}
         assert run(renamed, feeds)["Y"] == run(model, feeds)["Y"]
+
+
+def test_a_subgraph_s_own_tensors_keep_their_names() -> None:
+    """Exporters give tensors of a branch or the inputs of a body the names of outer ones."""
+    proto = onnx.parser.parse_graph(
+        """g (float[2] x, bool c, int64 n) => (float[2] y) <float[2] w = {1, 2}> {
+          a = If (c) <then_branch = t () => (float[2] p) <float[2] w = {5, 6}> { p = Add (x, w) },
+                      else_branch = e () => (float[2] q) { q = Mul (x, w) }>
+          y = Loop (n, , a) <body = b (int64 i, bool go, float[2] w) => (bool on, float[2] v)
+                             { on = Identity (go)  v = Neg (w) }>
+        }"""
+    )
+    rename_tensors(proto, {"w": "I0"})
+    names = {a.g.name: a.g for node in proto.node for a in node.attribute}
+    assert list(names["t"].node[0].input) == ["x", "w"]
+    assert names["t"].initializer[0].name == "w"
+    assert list(names["e"].node[0].input) == ["x", "I0"]
+    assert [i.name for i in names["b"].input] == ["i", "go", "w"]
+    assert list(names["b"].node[1].input) == ["w"]
+    assert proto.initializer[0].name == "I0"
 
 
 def test_only_floats_are_trained() -> None:
