@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -19,17 +19,19 @@ from ortflex_core import (
     Trainer,
     expected_count,
     is_count,
+    short_repr,
 )
 from ortflex_plugins.flower import shared
 from ortflex_plugins.flower._installed import require_flower
 
 if TYPE_CHECKING:
-    from flwr.app import ArrayRecord, Context, MetricRecord
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import Strategy
 
 _log = logging.getLogger("ortflex")
 _ROUNDS = 3
+_MOST_ROWS = 2**53
 
 
 def server_app(
@@ -65,7 +67,8 @@ def server_app(
     Raises:
         ConfigError: Flower is not installed, or an argument has another value. During the run the
             app raises a DataError if the strategy returns other names or shapes, and an
-            OrtflexError if every client of a round failed.
+            OrtflexError if every client of a round failed. A reply with other names, shapes or metrics,
+            values that are not finite, or a wrong number of rows is left out, with a warning.
 
     >>> app = server_app("model.onnx", rounds=5, output="trained.onnx")  # doctest: +SKIP
 
@@ -127,9 +130,14 @@ def _checked(strategy: Any, expected: Mapping[str, Array]) -> Any:
     """A copy of a strategy whose replies and results are checked."""
     checked = copy.copy(strategy)
     aggregate = checked.aggregate_train  # the method of the copy, which has the state of its round
+    evaluate = checked.aggregate_evaluate
+    weight = getattr(strategy, "weighted_by_key", None)
+
+    def aggregate_evaluate(server_round: int, replies: Any) -> Any:
+        return evaluate(server_round, _fitting(server_round, list(replies), None, weight))
 
     def aggregate_train(server_round: int, replies: Any) -> Any:
-        replies = list(replies)
+        replies = _fitting(server_round, list(replies), expected, weight)
         errors = [reply.error.reason for reply in replies if reply.has_error()]
         if errors and len(errors) == len(replies):
             raise OrtflexError(
@@ -149,7 +157,72 @@ def _checked(strategy: Any, expected: Mapping[str, Array]) -> Any:
         return arrays, metrics
 
     checked.aggregate_train = aggregate_train
+    checked.aggregate_evaluate = aggregate_evaluate
     return checked
+
+
+def _fitting(
+    server_round: int,
+    replies: Sequence[Message],
+    expected: Mapping[str, Array] | None,
+    weight: str | None,
+) -> list[Message]:
+    """The replies with errors, and those that a strategy can add up; others are left out with a warning.
+
+    Args:
+        server_round: the number of the round.
+        replies: of the clients, which may send anything.
+        expected: the shared tensors, which replies to training have; None for an evaluation.
+        weight: the metric by which the strategy weights a client.
+
+    Raises:
+        DataError: none of the replies without an error fits.
+    """
+    wrong: dict[int, str] = {}
+    forms: dict[int, Hashable] = {}
+    for k, reply in enumerate(replies):
+        if not reply.has_error():
+            try:
+                forms[k] = _form(reply.content, expected, weight)
+            except DataError as error:
+                wrong[k] = str(error)
+    # Strategies refuse all replies if one has other metrics.
+    usual = max(forms.values(), key=[*forms.values()].count, default=None)
+    wrong |= {
+        k: "its metrics are not those of the other clients"
+        for k, form in forms.items()
+        if form != usual
+    }
+    for k, problem in wrong.items():
+        node = replies[k].metadata.src_node_id
+        text = f"the reply of the client of node {node} in round {server_round}: {problem}"
+        if len(wrong) == len(forms) + len(wrong.keys() - forms.keys()):
+            raise DataError(f"no client's reply can be used; {text}")
+        _log.warning("%s; it is left out", text)
+    return [reply for k, reply in enumerate(replies) if k not in wrong]
+
+
+def _form(content: Any, expected: Mapping[str, Array] | None, weight: str | None) -> Hashable:
+    """The names in a reply, which have to be the same for all clients.
+
+    Raises:
+        DataError: the arrays are not those that were sent, or the weight is not a number of rows.
+    """
+    keys = tuple(content.array_records)
+    if expected is not None:
+        if len(keys) != 1:
+            raise DataError(f"it has {len(keys)} records of arrays, expected one")
+        shared.check_arrays(shared.as_arrays(content.array_records[keys[0]]), expected)
+    metrics = content.metric_records
+    if len(metrics) != 1:
+        raise DataError(f"it has {len(metrics)} records of metrics, expected one")
+    [(name, record)] = metrics.items()
+    rows = record.get(weight) if weight is not None else 1
+    number = isinstance(rows, int | float) and not isinstance(rows, bool)
+    if not number or not 0 < rows < _MOST_ROWS:
+        raise DataError(f"{weight} is {short_repr(rows)}, expected a number of rows above 0")
+    sizes = ((n, len(v) if isinstance(v, list) else None) for n, v in record.items())
+    return (keys if expected is not None else (), name, frozenset(sizes))
 
 
 def _evaluation(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import io
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -180,10 +182,27 @@ def as_arrays(record: Any) -> dict[str, Array]:
     out = {}
     for name, array in record.items():
         try:
-            out[name] = np.asarray(array.numpy())
-        except (TypeError, ValueError, EOFError, OSError) as error:
+            out[name] = _values(array)
+        except (TypeError, ValueError, EOFError, OSError, MemoryError) as error:
             raise DataError(f"the array {name!r} of the message cannot be read: {error}") from error
     return out
+
+
+def _values(array: Any) -> Array:
+    """An array of a message, whose header claims no more than its bytes hold.
+
+    Raises:
+        TypeError, ValueError: it is not a .npy file, has Python objects, or claims another size.
+    """
+    file = io.BytesIO(array.data)
+    version = np.lib.format.read_magic(file)
+    old = version == (1, 0)
+    header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+    shape, _, dtype = header(file)
+    held = len(array.data) - file.tell()
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != held:
+        raise ValueError(f"it claims {dtype}{list(shape)}, and has {held} bytes")
+    return np.asarray(array.numpy())
 
 
 def _listed(names: list[str]) -> str:

@@ -1,0 +1,189 @@
+"""Messages of clients and servers that may hold anything: arrays, names, numbers of rows, names of code.
+
+The class: what one client sends ends the run of all, spoils the weights, or takes memory. The expected
+weights are those of the clients that reply as they should.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import DataError, OrtflexError
+from tests import models
+from tests.plugins.payloads import payloads, plant, watched
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from ortflex_plugins.flower import client_app, server_app
+from tests.plugins.flower_grid import LocalGrid
+from tests.plugins.test_flower import making, weights
+
+Change = Callable[[dict[str, Array], dict[str, Any]], None]
+
+
+class Hostile(LocalGrid):
+    """Changes the replies of node 3, which the others do not see."""
+
+    def __init__(self, app: Any, change: Change, only: tuple[int, ...] = (3,)) -> None:
+        super().__init__(app, 3)
+        self.change, self.only = change, only
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if message.metadata.dst_node_id not in self.only:
+            return reply
+        records = reply.content.array_records.values()
+        arrays = {n: a for record in records for n, a in record.items()}
+        metrics = {n: v for r in reply.content.metric_records.values() for n, v in r.items()}
+        self.change(arrays, metrics)
+        content: dict[str, Any] = {"metrics": MetricRecord(metrics)}
+        if len(reply.content.array_records):
+            content["arrays"] = ArrayRecord(arrays)
+        return Message(RecordDict(content), reply_to=message)
+
+
+def run(tmp_path: Path, change: Change | None, only: tuple[int, ...] = (3,)) -> Any:
+    """Two rounds, and the weights that were written; without a change node 3 does not take part."""
+    app = client_app(making())
+    grid = LocalGrid(app, 2) if change is None else Hostile(app, change, only)
+    least = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
+    path = tmp_path / ("honest.onnx" if change is None else "trained.onnx")
+    server = server_app(models.mlp(), rounds=2, output=path, strategy=FedAvg(**least))
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    server(grid, context)
+    return weights(path)
+
+
+def claim(shape: tuple[int, ...], descr: str = "<f4", content: bytes = b"") -> Array:
+    """An array whose header claims a shape."""
+    file = io.BytesIO()
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(file, header)
+    data = file.getvalue() + content
+    return Array(dtype="float32", shape=shape, stype="numpy.ndarray", data=data)
+
+
+def pickled() -> Array:
+    file = io.BytesIO()
+    np.save(file, np.array([print], object), allow_pickle=True)
+    return Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=file.getvalue())
+
+
+def put(**changed: Any) -> Change:
+    return lambda arrays, metrics: arrays.update(changed)
+
+
+ARRAYS: dict[str, Change] = {
+    "another shape": put(b1=Array(np.zeros(3, np.float32))),
+    "nan": put(b1=Array(np.full(8, np.nan, np.float32))),
+    "inf": put(b1=Array(np.full(8, np.inf, np.float32))),
+    "strings": put(b1=Array(np.array(["x"] * 8))),
+    "an unknown name": put(other=Array(np.zeros(8, np.float32))),
+    "a missing name": lambda arrays, metrics: arrays.pop("b1", None),
+    "none": lambda arrays, metrics: arrays.clear(),
+    "a header of 4 TB": put(b1=claim((2**40,))),
+    "a header of more than memory": put(b1=claim((2**62,))),
+    "a negative size": put(b1=claim((-8,))),
+    "fewer bytes": put(b1=claim((8,), content=b"1234")),
+    "more bytes": put(b1=claim((8,), content=bytes(1 << 20))),
+    "a pickle": put(b1=pickled()),
+    "objects": put(b1=claim((8,), "|O", bytes(64))),
+    "no array": put(b1=Array(dtype="float32", shape=(8,), stype="numpy.ndarray", data=b"abc")),
+    "another format": put(b1=Array(dtype="float32", shape=(8,), stype="torch", data=b"abc")),
+}
+ROWS: dict[str, Change] = {
+    name: lambda arrays, metrics, value=value: metrics.update({"num-examples": value})
+    for name, value in {
+        "no rows": 0,
+        "negative rows": -5,
+        "nan rows": float("nan"),
+        "inf rows": float("inf"),
+        "a huge number of rows": 1e300,
+        "a list of rows": [1, 2],
+    }.items()
+}
+METRICS: dict[str, Change] = {
+    "no weight": lambda arrays, metrics: metrics.pop("num-examples"),
+    "another metric": lambda arrays, metrics: metrics.update({"x": 1.0}),
+    "no metrics": lambda arrays, metrics: metrics.clear(),
+    "a list": lambda arrays, metrics: metrics.update({"loss": [1.0, 2.0]}),
+}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return run(tmp_path_factory.mktemp("honest"), None)
+
+
+@pytest.mark.parametrize("what", [*ARRAYS, *ROWS, *METRICS])
+def test_a_hostile_reply_is_left_out(
+    what: str, tmp_path: Path, honest: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In training and in evaluation: the weights are the average of the others'."""
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        found = run(tmp_path, (ARRAYS | ROWS | METRICS)[what])
+    assert "the client of node 3 in round 1" in caplog.text
+    assert "node 1 in" not in caplog.text
+    for name, array in honest.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("what", ["nan", "a header of 4 TB", "nan rows"])
+def test_if_all_are_hostile_the_run_ends_with_the_reason(what: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no client's reply can be used.*node 1 in round 1"):
+        run(tmp_path, (ARRAYS | ROWS)[what], only=(1, 2, 3))
+    assert not (tmp_path / "trained.onnx").exists()
+
+
+@pytest.mark.parametrize("what", ARRAYS)
+def test_a_hostile_server_is_an_error_of_the_client(what: str) -> None:
+    """What a server sends is checked in the same way."""
+    app = client_app(making())
+    grid = LocalGrid(app, 1)
+    grid.contexts[1].node_config.update({"num-partitions": 3})
+    first = Message(RecordDict(), dst_node_id=1, message_type="train")
+    arrays = {n: Array(a) for n, a in weights_of_the_model().items()}
+    metrics: dict[str, Any] = {}
+    ARRAYS[what](arrays, metrics)
+    first.content["arrays"] = ArrayRecord(arrays)
+    with pytest.raises(OrtflexError, match="node 1"):
+        app(first, grid.contexts[1])
+
+
+def weights_of_the_model() -> dict[str, np.ndarray]:
+    return {n: a.astype(np.float32) for n, a in models.weights_of(models.mlp()).items()}
+
+
+def test_names_in_messages_name_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As names of arrays and metrics, of a client and of the server, and as the configuration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    marker = plant(tmp_path)
+    texts = [str(v) for table in payloads(tmp_path, marker).values() for v in table.values()]
+    texts = [text for text in dict.fromkeys(texts) if "\0" not in text]
+
+    def change(arrays: dict[str, Array], metrics: dict[str, Any]) -> None:
+        arrays.update({text: Array(np.zeros(1, np.float32)) for text in texts})
+        metrics.update(dict.fromkeys(texts, 1.0))
+
+    with watched() as events:
+        run(tmp_path, change)
+        message = Message(RecordDict(), dst_node_id=1, message_type="train")
+        message.content["arrays"] = ArrayRecord({t: Array(np.zeros(1)) for t in texts})
+        app = client_app(making())
+        with pytest.raises(OrtflexError):
+            app(message, LocalGrid(app, 3).contexts[1])
+    assert not events
+    assert not marker.exists()
