@@ -166,7 +166,7 @@ def suggest(
     listed = f"Known: {_listed(names)}"
     close = _near(name, names, (synonyms or {}).get(name.lower()))
     if not close:
-        return listed
+        return listing if listing and len(names) > MANY else listed
     meant = f"did you mean {' or '.join(map(repr, close))}?"
     if len(listed) <= _SHORT:
         return f"{meant} {listed}"
@@ -193,6 +193,8 @@ def _near(name: str, names: list[str], meant: str | None) -> list[str]:
 
 _COMPARED = 200
 _SHOWN = 40
+MANY = 32
+"""More names than these are not listed where a listing of all has a place of its own."""
 _SHORT = 60
 """Characters of a list of known names that is shown in addition to the nearest ones."""
 _LONGEST_LINE = 2000

@@ -17,7 +17,9 @@ def unknown(registry: Registry, name: str) -> str:
     known = [e.qualified if "/" in name else e.name for e in registry]
     text = f"unknown {singular(registry.kind)} {name!r}"
     for called, plugin in registry.classes():
-        if name.lower() in getattr(plugin, "aliases", ()):
+        if _plain(name, registry.kind) in {
+            _plain(other, registry.kind) for other in (called, *getattr(plugin, "aliases", ()))
+        }:
             return f"{text}; its name in ortflex is {called!r}"
     owner, _, rest = name.rpartition("/")
     for entry in registry.off:
@@ -29,6 +31,12 @@ def unknown(registry: Registry, name: str) -> str:
             )
     listing = f"`ortflex plugins {registry.kind}` lists all"
     return f"{text}; {suggest(name, known, listing=listing)}"
+
+
+def _plain(name: str, kind: str) -> str:
+    """A name without case, separators and the kind: CrossEntropyLoss is cross_entropy."""
+    letters = "".join(filter(str.isalnum, name.lower()))
+    return letters.removesuffix(singular(kind)) or letters
 
 
 def ambiguous(entries: Sequence[Entry]) -> str:

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import tomllib
 from collections.abc import Mapping
-from typing import Any
+from importlib import resources
+from typing import Any, NamedTuple
 
-from ortflex_core.kernel.errors import suggest
+from ortflex_core.kernel.errors import MANY, suggest
 
-KEY_SYNONYMS: Mapping[str, str] = {
-    "lr": "learning_rate",
-    "rate": "learning_rate",
-    "learning_rate_init": "learning_rate",
-    "batch": "batch_size",
-    "batchsize": "batch_size",
-    "n_epochs": "epochs",
-    "num_epochs": "epochs",
-    "max_iter": "epochs",
-    "criterion": "loss",
-    "objective": "loss",
-    "opt": "optimizer",
-    "solver": "optimizer",
-    "scheduler": "schedule",
-    "lr_scheduler": "schedule",
-    "regularization": "penalty",
-    "random_state": "seed",
-    "validation_data": "validation",
-    "validation_split": "validation",
-    "out": "output",
-    "verbose": "progress",
-    "max_grad_norm": "clip_norm",
-    "gradient_accumulation_steps": "accumulate",
-}
-"""Keys by their names in other libraries."""
+
+class Word(NamedTuple):
+    """What a name of another library is called here."""
+
+    meaning: str
+    hint: str = ""
+    """How the same is written, if the name alone does not say it."""
+
+
+@functools.cache
+def words() -> Mapping[str, Word]:
+    """The table in words.toml, by the names in lower case."""
+    text = resources.files(__package__).joinpath("words.toml").read_text("utf-8")
+    return {
+        name: Word(row["meaning"], row.get("hint", "").replace("{name}", name))
+        for row in tomllib.loads(text)["words"]
+        for name in row["names"]
+    }
 
 
 def translate_key(name: str) -> str:
@@ -41,24 +37,32 @@ def translate_key(name: str) -> str:
     >>> translate_key("lr"), translate_key("epochs")
     ('learning_rate', 'epochs')
     """
-    return KEY_SYNONYMS.get(name.lower(), name)
+    return words().get(name.lower(), Word(name)).meaning
 
 
-def suggest_argument(name: str, known: Mapping[str, Any], owner: type | None = None) -> str:
+def suggest_argument(
+    name: str, known: Mapping[str, Any], owner: type | None = None, listing: str = ""
+) -> str:
     """The end of a message about an unknown argument, by its names in other libraries, too.
 
     Args:
         name: the argument that was given.
         known: the arguments that the function has.
         owner: the class of a method, whose constructor may have the argument.
+        listing: where all arguments are listed.
 
     >>> suggest_argument("epochs", {"alpha": 0, "max_iter": 0})
     "did you mean 'max_iter'? Known: alpha, max_iter"
     """
-    meant = translate_key(name)
+    meant, hint = words().get(name.lower(), Word(name))
     if owner is not None:
         for own in (name, meant):
             if own in inspect.signature(owner).parameters:
                 return f"it is an argument of {owner.__name__}: {owner.__name__}(…, {own}=…)"
     alike = {name.lower(): key for key in known if translate_key(key) == meant}
-    return suggest(name, known, alike)
+    if hint and (meant in known or not alike):
+        return f"did you mean {meant!r}? {hint}" if meant in known else f"here, {hint}"
+    text = suggest(name, known, alike, listing)
+    if text.startswith("Known:") and len(known) > MANY:
+        return f"help() lists all {len(known)} arguments"
+    return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
@@ -31,6 +31,8 @@ class CsvLog(Callback):
 
     Source: :class:`ortflex_core.History`, whose columns the file has.
     """
+
+    aliases: ClassVar[tuple[str, ...]] = ("csv_logger",)
 
     path: str = setting(
         default="log.csv", help="the file, relative to the run folder if there is one"

@@ -255,7 +255,14 @@ def _choices(key: str, plugins: Plugins) -> Iterator[str]:
     if key in ("backend", "distributed"):
         names = ["auto", *(["fastest"] if key == "backend" else []), *names]
     if names:
-        yield from _comment(f"Choices: {', '.join(names)}.")
+        yield from _comment(f"Choices: {', '.join(map(_shown, names))}.")
+
+
+def _shown(choice: object) -> str:
+    """A choice as a recipe has it; names without their quotation marks."""
+    from ortflex_core import to_toml
+
+    return choice if isinstance(choice, str) else to_toml(choice)
 
 
 def _help(key: str) -> str:

@@ -30,7 +30,7 @@ class Cosine(Schedule):
     """
 
     name: ClassVar[str] = "cosine"
-    aliases: ClassVar[tuple[str, ...]] = ("cosine_annealing",)
+    aliases: ClassVar[tuple[str, ...]] = ("cosine_annealing", "cosine_annealing_lr", "cosine_decay")
 
     minimum: float = setting(default=0.0, validator=number(ge=0), help="the rate after a period")
     period: float | None = length_field("the time from base to minimum")

@@ -99,7 +99,11 @@ def test_a_value_of_any_type_in_a_group_is_taken_or_refused_by_name(key: str) ->
         ("optimizer", "adm", "unknown optimizer 'adm'; did you mean 'adam'"),
         ("schedule", "cosin", "unknown schedule 'cosin'; did you mean 'cosine'"),
         ("device", "gpu", "unknown device 'gpu'; .*cuda"),
-        ("backend", "trainingagent", "unknown backend 'trainingagent'; did you mean 'training_ag"),
+        (
+            "backend",
+            "trainingagent",
+            "unknown backend 'trainingagent'; its name .* 'training_ag",
+        ),
         ("metrics", ["acuracy"], "unknown metric 'acuracy'; did you mean 'accuracy'"),
         ("callbacks", ["example_stp"], "unknown callback 'example_stp'; did you mean 'example_sto"),
         ("gradients", ["matmull"], "unknown gradient family 'matmull'; did you mean 'matmul'"),

@@ -35,7 +35,6 @@ OTHERWISE = {
 }
 # What stands elsewhere, and looks no plugin up.
 ALLOWED = {
-    ("kernel/synonyms.py", "clip_norm"),  # the argument, for another library's max_grad_norm
     ("kernel/tracebacks.py", "torch"),  # the package, whose frames are left out
     ("compiler/problem/labels.py", "softmax_cross_entropy"),  # advice to the user
     ("compiler/runtime/installation.py", "training_session"),  # a module of onnxruntime

@@ -173,7 +173,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     path = export(network(), tmp_path / "base.onnx", False)
     torch.manual_seed(0)
     adapted(Net(width=8)).save_pretrained(tmp_path / "narrow")
-    with pytest.raises(ModelError, match=r"to a different base model: .* has A \[4, 8\] .* expected \[rank, 16\]"):
+    with pytest.raises(ModelError, match=r"to a different base model: .* expected \[rank, 16\]"):
         trainer(path, adapters=Lora.from_peft(tmp_path / "narrow"))
     other = nn.ModuleDict({"query": nn.Linear(16, 16)})
     adapted(other, target_modules=["query"]).save_pretrained(tmp_path / "other")

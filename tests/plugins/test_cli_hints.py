@@ -17,9 +17,11 @@ from ortflex_core import (
     DataError,
     PluginError,
     Recipe,
+    Trainer,
     component_schema,
 )
-from ortflex_core.kernel.synonyms import KEY_SYNONYMS
+from ortflex_core.kernel.errors import ArgumentError
+from ortflex_core.kernel.synonyms import words
 from ortflex_plugins.cli.plugin_details import kind_of
 from ortflex_plugins.data.csv import Csv
 from tests import models
@@ -45,15 +47,67 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_synonyms_are_no_keys_and_mean_keys() -> None:
     keys = {f.name for f in attrs.fields(Recipe)}
-    assert set(KEY_SYNONYMS.values()) <= keys
-    assert not set(KEY_SYNONYMS) & keys
+    assert {word.meaning for word in words().values()} <= keys
+    assert not set(words()) & keys
     assert {f.name for f in attrs.fields(Arguments)} <= keys
 
 
-@pytest.mark.parametrize(("given", "meant"), KEY_SYNONYMS.items())
-def test_keys_of_other_libraries_are_translated(given: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"{given}: unknown key; did you mean '{meant}'"):
-        Recipe.from_mapping({"model": "m", "data": "d", given: 1}, plugins())
+def test_keys_of_other_libraries_are_translated() -> None:
+    """Each is one error that names the key, and none lists all keys."""
+    every = {"model": "m", "data": "d", "loss": "squared_error", **dict.fromkeys(words(), 1)}
+    with pytest.raises(ConfigError) as caught:
+        Recipe.from_mapping(every, plugins())
+    lines = [line.partition(": unknown key; ") for line in str(caught.value).splitlines()]
+    said = {name: text for name, _, text in lines if text}
+    assert said.keys() == words().keys()
+    for name, (meaning, _) in words().items():
+        assert said[name].startswith(f"did you mean '{meaning}'?"), name
+        assert "Known:" not in said[name]
+
+
+def test_arguments_of_other_libraries_are_translated() -> None:
+    """Those of the Trainer; what belongs to fit or to a recipe is said as such."""
+    with pytest.raises(ArgumentError) as caught:
+        Trainer(models.mlp(), "squared_error", **dict.fromkeys(words(), 1))
+    lines = [line.partition("; ") for line in str(caught.value).splitlines()]
+    said = {start.removeprefix("Trainer has no argument "): text for start, _, text in lines}
+    for name, (meaning, _) in words().items():
+        assert meaning in said[repr(name)], name
+        assert "Known:" not in said[repr(name)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "theirs", "ours"),
+    [
+        ("loss", "CrossEntropyLoss", "softmax_cross_entropy"),
+        ("loss", "sparse_categorical_crossentropy", "softmax_cross_entropy"),
+        ("loss", "SmoothL1Loss", "huber"),
+        ("loss", "BCEWithLogitsLoss", "log_loss"),
+        ("loss", "MSELoss", "squared_error"),
+        ("loss", "L1Loss", "absolute_error"),
+        ("loss", "KLDivLoss", "kullback_leibler"),
+        ("schedule", "ReduceLROnPlateau", "plateau"),
+        ("schedule", "CosineAnnealingLR", "cosine"),
+        ("schedule", "OneCycleLR", "one_cycle"),
+        ("schedule", "StepLR", "step"),
+        ("schedule", "ExponentialLR", "exponential"),
+        ("callbacks", "EarlyStopping", "early_stopping"),
+        ("callbacks", "ModelCheckpoint", "checkpoint"),
+        ("callbacks", "CSVLogger", "csv_log"),
+        ("callbacks", "TensorBoardLogger", "tensorboard"),
+        ("callbacks", "WandbCallback", "wandb"),
+        ("metrics", "MeanAbsoluteError", "mae"),
+        ("metrics", "F1Score", "f1"),
+        ("metrics", "AUROC", "roc_auc"),
+        ("optimizer", "Adam_W", "adamw"),
+    ],
+)
+def test_components_of_other_libraries_are_translated(
+    argument: str, theirs: str, ours: str
+) -> None:
+    given = {"loss": "squared_error", argument: [theirs] if argument == "callbacks" else theirs}
+    with pytest.raises(PluginError, match=f"(its name in ortflex is|did you mean) '{ours}'"):
+        Trainer(models.mlp(), **given)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import attrs
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.kernel import class_paths
 from ortflex_core.kernel.construct import convert, field_types
-from ortflex_core.kernel.errors import ConfigError, suggest
+from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.synonyms import KEY_SYNONYMS
+from ortflex_core.kernel.synonyms import suggest_argument
 from ortflex_core.kernel.tracebacks import short_tracebacks
 from ortflex_core.training.config.arguments import (
     Arguments,
@@ -140,7 +140,7 @@ class Recipe(Arguments):
         plugins = _with_folder(plugins, table.get("plugins"))
         fields = {f.name: f for f in attrs.fields(cls)}
         problems = [
-            f"{k}: unknown key; {suggest(k, fields, KEY_SYNONYMS, _ALL_KEYS)}"
+            f"{k}: unknown key; {suggest_argument(k, fields, listing=_ALL_KEYS)}"
             for k in table
             if k not in fields
         ]
