@@ -23,6 +23,7 @@ from ortflex_core import (
     Trainer,
     field_types,
     internals_of,
+    key_choices,
     kinds_of_plugins,
 )
 from ortflex_core.training.config.arguments import wrong
@@ -233,3 +234,8 @@ def test_scalars_of_numpy_are_numbers(scalar: Any) -> None:
     assert adam.describe()["eps"] == 1
     with pytest.raises(ValueError, match="eps"):
         plugins()["optimizers"].load("adam")(eps=scalar(-1))
+
+
+def test_the_choices_of_a_key_are_words_of_a_recipe() -> None:
+    for name in FIELDS:
+        assert all(isinstance(word, str) for word in key_choices(name)), name

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import attrs
@@ -21,6 +22,7 @@ from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.training_mode import inactive_dropout, normalized_by_batch
+from ortflex_core.compiler.opsets import shape_inference
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.kernel.errors import ModelError, PluginError
@@ -36,6 +38,8 @@ _WORK = frozenset(
     | {"QLinearMatMul", "RNN", "Resize", "TfIdfVectorizer"}
 )
 """Operators of the standard that are worth computing once."""
+_GUESS = 64
+"""The assumed size of an axis that the model does not know."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -76,7 +80,19 @@ class Prefix:
     @property
     def reads_strings(self) -> bool:
         """Whether an input has strings, which only the prefix can read."""
-        return any(i.dtype == TensorProto.STRING for i in self.problem.model.inputs)
+        return any(map(_is_text, self.problem.model.inputs))
+
+    @cached_property
+    def widest(self) -> int:
+        """The bytes of a row in the largest tensor of the prefix, estimated where a size is not known."""
+        names = [name for node in self.nodes for name in node.output if name]
+        specs = [self.problem.model.value(name) for name in names]
+        sizes = [
+            math.prod(d if isinstance(d, int) else _GUESS for d in (spec.shape or ())[1:])
+            * (8 if spec.dtype in (0, TensorProto.STRING) else spec.numpy.itemsize)
+            for spec in specs
+        ]
+        return max(sizes, default=1)
 
     @cached_property
     def work(self) -> str:
@@ -117,20 +133,11 @@ def find_prefix(problem: Problem, outputs: Sequence[str]) -> Prefix | None:
             read += names
         elif not fixed.keys().isdisjoint(names):
             fixed.update((o, node) for o in node.output if o)
-    rows = {"batch", *(i.shape[0] for i in model.inputs if i.shape)} - {None}
-    columns: dict[str, TensorSpec] = {}
-    moved: set[str] = set()
-    pending = [name for name in read if name in fixed]
-    while pending:
-        name = pending.pop()
-        spec, maker = model.value(name), fixed[name]
-        if name in columns or name in moved:
-            continue
-        if maker is None or (spec.shape and spec.shape[0] in rows):
-            columns[name] = spec
-        else:
-            moved.update(o for o in maker.output if o)
-            pending += [n for n in reads(maker) if n in fixed]
+    ends = [name for name in read if name in fixed]
+    columns, moved = _columns(model, fixed, ends, _rows(model))
+    if not any(fixed[n] for n in columns) or any(_is_text(c) for c in columns.values()):
+        # An unknown size may be the rows: a run on the data shows it.
+        columns, moved = _columns(model, fixed, ends, {*_rows(model), None})
     ends = [name for name in columns if fixed[name] is not None]
     if not ends:
         return None
@@ -144,23 +151,65 @@ def find_prefix(problem: Problem, outputs: Sequence[str]) -> Prefix | None:
     )
 
 
+def _columns(
+    model: Model,
+    fixed: Mapping[str, NodeProto | None],
+    names: Sequence[str],
+    rows: set[int | str | None],
+) -> tuple[dict[str, TensorSpec], set[str]]:
+    """The tensors with an axis of rows from which some tensors follow, and those between them."""
+    columns: dict[str, TensorSpec] = {}
+    moved: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        spec, maker = model.value(name), fixed[name]
+        if name in columns or name in moved:
+            continue
+        shape = spec.shape or ()
+        unknown = shape_inference.has_unknown_dims(shape[:1])
+        if maker is None or (shape and (None if unknown else shape[0]) in rows):
+            columns[name] = spec
+            if maker is not None and (unknown or shape[0] is None):
+                columns[name] = attrs.evolve(spec, shape=("batch", *shape[1:]))
+        else:
+            moved.update(o for o in maker.output if o)
+            pending += [n for n in reads(maker) if n in fixed]
+    return columns, moved
+
+
+def _rows(model: Model) -> set[int | str | None]:
+    """The sizes of axes of rows."""
+    return {"batch", *(i.shape[0] for i in model.inputs if i.shape)} - {None}
+
+
+def _is_text(spec: TensorSpec) -> bool:
+    return spec.dtype == TensorProto.STRING
+
+
 def check_strings(problem: Problem, outputs: Sequence[str]) -> None:
     """Refuse models in which a trained part reads strings, which onnxruntime cannot bind.
 
     Raises:
         ModelError: names the tensor and the nodes that read it.
     """
-    if all(i.dtype != TensorProto.STRING for i in problem.model.inputs):
+    if not any(map(_is_text, problem.model.inputs)):
         return
     prefix = find_prefix(problem, outputs)
     for spec in problem.model.inputs if prefix is None else prefix.columns:
-        if spec.dtype != TensorProto.STRING:
+        if not _is_text(spec):
             continue
-        nodes = [n for n in problem.model.internal.graph.node if spec.name in reads(n)]
+        model = problem.model
+        nodes = [n for n in model.internal.graph.node if spec.name in reads(n)]
         names = ", ".join(f"{n.op_type} {n.name!r}" for n in nodes[:3])
+        if model.unlearned:
+            raise ModelError(
+                f"{model.label}: {spec} is read by {names}, but the types and shapes of what follows are "
+                f"not known, because the model cannot be run: {model.unlearned}"
+            )
         raise ModelError(
-            f"{problem.model.label}: the string tensor {spec} is read by {names}, which depends on "
-            "something that is trained or drawn, and onnxruntime cannot bind strings; leave that "
+            f"{model.label}: {spec} is read by {names}, which depends on something that is trained or "
+            "drawn, or has no axis of rows; onnxruntime cannot bind strings. Leave what is trained there "
             "out with params=['!name']"
         )
 
@@ -204,5 +253,6 @@ def _without(model: Model, columns: Sequence[TensorSpec], moved: frozenset[str])
     rest.internal = internal
     rest.producers = {o: n for n in internal.graph.node for o in n.output if o}
     rest.inputs = tuple(columns)
+    rest._values = {**model._values, **{spec.name: spec for spec in columns}}
     rest.outputs = tuple(o for o in model.outputs if o.name in available)
     return rest

@@ -37,7 +37,7 @@ _MOST_MEMORY = 2**30
 _AT_ONCE = 1024
 """Rows that are computed together if they are small."""
 _SMALL = 2**20
-"""The bytes of rows that are small together."""
+"""The bytes of a tensor of rows that are small together."""
 _PROBED = 8
 """Rows with which a prefix is tested."""
 
@@ -190,7 +190,8 @@ class Derivation:
         fixed = self.prefix.problem.model.fixed_batch
         if fixed is not None:
             return fixed[1]
-        width = max(1, sum(array.nbytes for array in inputs.values()) // max(1, count))
+        width = sum(array.nbytes for array in inputs.values()) // max(1, count)
+        width = max(1, width, self.prefix.widest)
         return max(self.batch_size, min(_AT_ONCE, _SMALL // width))
 
     def probe(self, given: Mapping[str, Array]) -> dict[str, Array]:
