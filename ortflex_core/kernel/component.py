@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -156,6 +156,9 @@ class Component:
 
     aliases: ClassVar[tuple[str, ...]] = ()
     """Its names in other libraries, in lower case; they are not accepted, but messages suggest ``name``."""
+
+    stability: ClassVar[Literal["stable", "experimental"]] = "stable"
+    """``experimental``: parameters and results may change in any version, without a deprecation."""
 
     @classmethod
     def __attrs_init_subclass__(cls) -> None:

@@ -33,6 +33,7 @@ from ortflex_core.kernel.errors import (
     short_repr,
 )
 from ortflex_core.kernel.kinds import HOOKS
+from ortflex_core.kernel.plugin_trace import is_traced, traced
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array, Progress
 
@@ -174,6 +175,8 @@ class Callback(metaclass=_WithHooks):
     """Whether every process of a run calls it, not only rank 0: it changes weights or batches."""
     prints_epochs: ClassVar[bool] = False
     """Whether it prints a line per epoch, so that the Trainer does not."""
+    stability: ClassVar[Literal["stable", "experimental"]] = "stable"
+    """As for every :class:`~ortflex_core.Component`."""
 
 
 def declares(plugin: object, flag: Literal["every_rank", "prints_epochs"]) -> bool:
@@ -279,7 +282,7 @@ class HookManager:
         """The hooks that a callback implements; the others are left out and cost nothing."""
         callers = ((name, getattr(self._manager.hook, name)) for name in NAMES)
         return {
-            name: HookCall(self._note, caller, trainer)
+            name: HookCall(self._note, caller, trainer, self._whose)
             for name, caller in callers
             if caller.get_hookimpls()
         }
@@ -291,7 +294,8 @@ class HookManager:
         out: list[tuple[Any, str, Callable[..., Any]]] = []
         for plugin in plugins:
             others = [other for other in plugins if other is not plugin]
-            call = HookCall(self._note, self._manager.subset_hook_caller(name, others), trainer)
+            caller = self._manager.subset_hook_caller(name, others)
+            call = HookCall(self._note, caller, trainer, self._whose)
             out.append((plugin, self._whose(plugin), partial(_first, call)))
         return out
 
@@ -338,14 +342,22 @@ class HookCall:
         note: Callable[[BaseException, str, Any], None],
         caller: pluggy.HookCaller,
         trainer: Any,
+        whose: Callable[[Any], str] = repr,
     ) -> None:
-        self._note, self._caller, self._trainer = note, caller, trainer
+        self._note, self._caller, self._trainer, self._whose = note, caller, trainer, whose
         self._impls = caller.get_hookimpls()[::-1]
         self.takes = frozenset(name for impl in self._impls for name in impl.argnames)
         self._wrapped = any(impl.hookwrapper or impl.wrapper for impl in self._impls)
 
     def __call__(self, **values: Any) -> Any:
         """Call all of them; ``values`` are the arguments without the Trainer."""
+        if is_traced():
+            plugins = {id(impl.plugin): impl.plugin for impl in self._impls}.values()
+            with traced(self._caller.name, lambda: ", ".join(map(self._whose, plugins))):
+                return self._answers(values)
+        return self._answers(values)
+
+    def _answers(self, values: dict[str, Any]) -> Any:
         values["trainer"] = self._trainer
         answers, impl = [], self._impls[0] if len(self._impls) == 1 else None
         try:

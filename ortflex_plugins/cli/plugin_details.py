@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -23,14 +23,12 @@ from ortflex_core import (
     suggest,
 )
 from ortflex_plugins.cli.completion import word
+from ortflex_plugins.cli.home_page import home_page
 from ortflex_plugins.cli.terminal import folded, folded_table
 
-if TYPE_CHECKING:
-    from ortflex_plugins.cli.plugins import Row
 
-
-def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], str]:
-    """The rows of a kind or of a name, and their description.
+def details(plugins: Plugins, what: str) -> tuple[list[Entry], str]:
+    """The entries of a kind or of a name, and their description.
 
     Raises:
         PluginError: neither a kind nor a plugin has this name.
@@ -38,7 +36,7 @@ def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], st
     kind = kind_of(what, plugins.kinds)
     if kind is not None:
         registry = plugins[kind]
-        return [row for row in rows if row["kind"] == kind], _kind(registry)
+        return list(registry), _kind(registry)
     named = [(r, e) for r in plugins if r.kind != HOOKS for e in r if _is(e, what)]
     if not named:
         known = [*plugins.kinds, *(entry.name for registry in plugins for entry in registry)]
@@ -50,9 +48,9 @@ def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], st
                     )
         hint = suggest(what, known, listing="`ortflex plugins` lists all")
         raise PluginError(f"neither a kind of plugins nor a plugin is called {what!r}; {hint}")
-    chosen = {(registry.kind, entry.target, entry.owner) for registry, entry in named}
-    kept = [r for r in rows if any((r["kind"], r["target"]) == (k, t) for k, t, _ in chosen)]
-    return kept, "\n\n".join("\n".join(_plugin(registry, entry)) for registry, entry in named)
+    return [entry for _, entry in named], "\n\n".join(
+        "\n".join(_plugin(registry, entry)) for registry, entry in named
+    )
 
 
 def kind_of(what: str, kinds: Kinds) -> str | None:
@@ -74,7 +72,10 @@ def _kind(registry: Registry) -> str:
     table = []
     for entry in registry:
         try:
-            line = _paragraphs(registry, registry.loaded(entry))[0]
+            loaded = registry.loaded(entry)
+            line = paragraphs(registry, loaded)[0]
+            if getattr(loaded, "stability", "stable") != "stable":
+                line += f" ({loaded.stability})"
         except PluginError as error:
             line = f"broken: {error}"
         foreign = entry.distribution != "ortflex"
@@ -91,7 +92,11 @@ def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
         f"{name} ({singular(registry.kind)}, from {entry.distribution} {entry.version})"
     )
     loaded = registry.loaded(entry)
-    for paragraph in _paragraphs(registry, loaded):
+    if getattr(loaded, "stability", "stable") != "stable":
+        yield f"{loaded.stability}: its parameters and results may change in any version"
+    if home := home_page(entry.distribution):
+        yield f"home page: {printable(home)}"
+    for paragraph in paragraphs(registry, loaded):
         yield ""
         yield folded(printable(paragraph))
     if not (isinstance(loaded, type) and attrs.has(loaded)):
@@ -112,7 +117,7 @@ def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
         )
 
 
-def _paragraphs(registry: Registry, loaded: Any) -> list[str]:
+def paragraphs(registry: Registry, loaded: Any) -> list[str]:
     """The paragraphs of the description as one line each, without sections, examples and markup."""
     if registry.kind in TABLES:
         names = sorted(operator for _, operator in loaded.table)

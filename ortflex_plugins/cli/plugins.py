@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import TYPE_CHECKING, TypedDict
 
 import click
 
 from ortflex_core import HOOKS, Entry, PluginError, Plugins, Registry
 from ortflex_plugins.cli.completion import names_of
+from ortflex_plugins.cli.home_page import home_page
 from ortflex_plugins.cli.terminal import new_table, open_console, plain, show_table
 
 if TYPE_CHECKING:
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 class Row(TypedDict):
     """One plugin; ``status`` is ``ok``, ``not loaded`` or the error.
 
-    ``ask_for`` is its unique name: ``distribution/name`` if several plugins have the name.
+    ``ask_for`` is its unique name: ``distribution/name`` if several plugins have the name. ``home`` is the
+    home page of its distribution. ``description``, one line, and ``stability`` (``stable`` or
+    ``experimental``) are empty unless the plugin was imported.
     """
 
     kind: str
@@ -27,16 +31,22 @@ class Row(TypedDict):
     distribution: str
     version: str
     target: str
+    home: str
+    description: str
+    stability: str
     status: str
 
 
-def rows(found: Plugins, check: bool = False) -> list[Row]:
-    """Every plugin; it is imported only with ``check``.
+def rows(
+    found: Plugins, check: bool = False, entries: Collection[Entry] | None = None
+) -> list[Row]:
+    """Every plugin, or those of some entries; they are imported only with ``check``.
 
     >>> from ortflex_core import Plugins
     >>> [r["distribution"] for r in rows(Plugins.discover()) if r["name"] == "huber"]
     ['ortflex']
     """
+    homes = {name: home_page(name) for name in {e.distribution for r in found for e in r}}
     return [
         Row(
             kind="hooks" if registry.kind == HOOKS else registry.kind,
@@ -45,26 +55,39 @@ def rows(found: Plugins, check: bool = False) -> list[Row]:
             distribution=entry.distribution,
             version=entry.version,
             target=entry.target,
-            status=_status(registry, entry, check),
+            home=homes[entry.distribution],
+            **_loaded(registry, entry, check),
         )
         for registry in found
         for entry in registry
+        if entries is None or entry in entries
     ]
 
 
-def _status(registry: Registry, entry: Entry, check: bool) -> str:
-    if not check:
-        return "not loaded"
+class Loaded(TypedDict):
+    """What is known of a plugin after its import."""
+
+    description: str
+    stability: str
+    status: str
+
+
+def _loaded(registry: Registry, entry: Entry, check: bool) -> Loaded:
+    found = Loaded(description="", stability="", status="not loaded" if not check else "ok")
     try:
-        if registry.kind == HOOKS:
+        if check and registry.kind == HOOKS:
             from ortflex_core import HookManager
 
             HookManager.check(entry)
-        else:
-            registry.loaded(entry)
+        elif check:
+            from ortflex_plugins.cli.plugin_details import paragraphs
+
+            loaded = registry.loaded(entry)
+            found["description"] = paragraphs(registry, loaded)[0]
+            found["stability"] = getattr(loaded, "stability", "stable")
     except PluginError as error:
-        return str(error)
-    return "ok"
+        found["status"] = str(error)
+    return found
 
 
 @click.command()
@@ -81,19 +104,21 @@ def plugins(what: str | None, as_json: bool, check: bool) -> None:
     parameters. Exits with 1 if one of them is broken.
     """
     discovered = Plugins.discover()
-    table = rows(discovered, check)
     if what is not None:
         from ortflex_plugins.cli.plugin_details import details
 
-        table, text = details(discovered, table, what)
+        entries, text = details(discovered, what)
+        table = rows(discovered, True, entries)
         if not as_json:
             click.echo(text)
-    elif not as_json:
-        _show(table, check)
+    else:
+        table = rows(discovered, check)
+        if not as_json:
+            _show(table, check)
     broken = [row for row in table if row["status"] not in ("ok", "not loaded")]
     if as_json:
         click.echo(json.dumps(table, indent=2))
-    if broken:
+    if broken and check:
         raise SystemExit(1)
 
 

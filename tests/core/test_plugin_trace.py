@@ -18,9 +18,9 @@ LINE = re.compile(
 def train() -> None:
     x = np.ones((8, 3), np.float32)
     y = np.ones((8, 1), np.float32)
-    Trainer(models.linear(3), loss="squared_error", optimizer="adam", epochs=1, progress=False).fit(
-        x, y
-    )
+    options = {"loss": "squared_error", "optimizer": "adam", "schedule": "cosine", "epochs": 1}
+    callbacks = ["early_stopping", "epoch_line"]
+    Trainer(models.linear(3), progress=False, callbacks=callbacks, **options).fit(x, y)
 
 
 def test_a_trace_names_call_component_and_distribution(
@@ -34,7 +34,12 @@ def test_a_trace_names_call_component_and_distribution(
         ("per_sample", "loss", "squared_error", "ortflex"),
         ("update", "optimizer", "adam", "ortflex"),
         ("available", "device", "cpu", "ortflex"),
+        ("rate", "schedule", "cosine", "ortflex"),
+        ("train_start", "callback", "early_stopping", "ortflex"),
     } <= calls
+    (shared,) = (line for line in lines if " epoch_end of " in line)
+    assert "'early_stopping'" in shared
+    assert "'epoch_line'" in shared
     assert any(call == "build" and kind == "backend" for call, kind, _, _ in calls)
 
 

@@ -103,6 +103,22 @@ def test_the_pages_of_the_package_are_generated(site: Path) -> None:
     assert "filters.md" not in pages()
 
 
+def test_packages_are_listed_by_kind() -> None:
+    listed = {"home": "https://example.org", "description": "One sentence.", "stability": "stable"}
+    packages = [
+        {"name": "first", **listed, "plugins": {"losses": ["one", "two"], "filters": ["three"]}},
+        {"name": "second", **listed, "plugins": {"losses": ["four"]}},
+    ]
+    text = pages(packages=packages)["packages.md"]
+    losses = text.partition("## Losses")[2].partition("##")[0]
+    assert [name for name in ("one", "two", "three", "four") if f"`{name}`" in losses] == [
+        "one",
+        "two",
+        "four",
+    ]
+    assert "[first](https://example.org)" in text.partition("## Filters")[2]
+
+
 def test_a_new_plugin_of_the_kind_passes_its_kit(site: Path, tmp_path: Path) -> None:
     done = ortflex("new-plugin", "filter", "fresh_filter", "--output", str(tmp_path))
     assert done.exit_code == 0, done.output
@@ -159,3 +175,21 @@ def test_the_name_of_a_kind_is_taken_once(
     plugins = Plugins.discover()
     assert plugins.kinds["losses"] is KINDS["losses"]
     assert "'losses' (cube_module:Cubed" in caplog.text
+
+
+def test_home_page_and_stability_are_shown(site: Path) -> None:
+    module = site / "ortflex_filters" / "finite.py"
+    declared = '    name: ClassVar[str] = "finite"\n'
+    text = module.read_text("utf-8")
+    module.write_text(
+        text.replace(declared, f'{declared}    stability = "experimental"\n'), "utf-8"
+    )
+    (metadata,) = site.glob("*.dist-info/METADATA")
+    lines = f"{metadata.read_text()}Project-URL: Homepage, https://example.org/filters\n"
+    metadata.write_text(lines, "utf-8")
+    (row,) = json.loads(ortflex("plugins", "finite", "--json").output)
+    assert (row["home"], row["stability"]) == ("https://example.org/filters", "experimental")
+    assert row["description"].startswith("Keeps rows of bounded numbers")
+    for what in ("finite", "filters"):
+        assert "experimental" in ortflex("plugins", what).output
+    assert "https://example.org/filters" in ortflex("plugins", "finite").output
