@@ -14,6 +14,8 @@ import numpy as np
 from ortflex_core import Array, Columns, DataError, suggest
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
+_STRINGS = 2**28
+"""The largest number of bytes of strings that are read together."""
 Target = str | Sequence[str] | Mapping[str, str]
 Features = Sequence[str] | Mapping[str, str | Sequence[str]] | None
 
@@ -206,6 +208,25 @@ def _stack(arrays: Sequence[Array]) -> Array:
     return out
 
 
+def _check_strings(values: Any, rows: int, where: str) -> None:
+    """Refuse strings that take much memory once each row has the length of the longest one.
+
+    Raises:
+        DataError: says how long it is.
+    """
+    types = pyarrow().types
+    if not types.is_string(values.type) and not types.is_large_string(values.type):
+        return
+    import pyarrow.compute as compute
+
+    longest = compute.max(compute.binary_length(values)).as_py() or 0
+    if longest * rows > _STRINGS:
+        raise DataError(
+            f"{where}: a string has {longest} bytes; {rows} rows of that length take more than {_STRINGS} "
+            "bytes; make it shorter"
+        )
+
+
 def _array(values: Any, where: str) -> Array:
     """An array of arrow as an array of numpy."""
     package = pyarrow()
@@ -220,6 +241,7 @@ def _array(values: Any, where: str) -> Array:
     if hasattr(kind, "storage_type"):
         return _array(values.storage, where)
     if types.is_dictionary(kind):
+        _check_strings(values.dictionary, len(values), where)
         return _array(values.dictionary_decode(), where)
     if types.is_fixed_size_list(kind):
         flat = _array(values.flatten(), where)
@@ -237,6 +259,7 @@ def _array(values: Any, where: str) -> Array:
     if _is_number(kind):
         return np.asarray(values.to_numpy(zero_copy_only=False))
     if types.is_string(kind) or types.is_large_string(kind):
+        _check_strings(values, len(values), where)
         return np.array(values.to_pylist() or [""])[: len(values)]
     raise DataError(
         f"{where}: values of type {kind}; expected numbers, strings, or lists of numbers"

@@ -160,6 +160,7 @@ class ImagePieces(Pieces):
         height, width = self._source.size
         try:
             with open_regular(file) as raw, self._pillow.Image.open(raw) as image:
+                _check_pixels(image.size, self._pillow.Image.MAX_IMAGE_PIXELS)
                 turned = self._pillow.ImageOps.exif_transpose(image)
                 turned = turned.convert("RGB" if self._source.channels == 3 else "L")
                 if self._source.resize == "crop":
@@ -173,6 +174,16 @@ class ImagePieces(Pieces):
             raise DataError(f"{file}: cannot be read as an image: {error}") from error
         first = values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
         return np.ascontiguousarray((first - self._mean) / self._std)
+
+
+def _check_pixels(size: tuple[int, int], most: int | None) -> None:
+    """Refuse an image before it is unpacked; pillow warns above its bound, and refuses twice as much."""
+    width, height = size
+    if most is not None and width * height > most:
+        raise ValueError(
+            f"it has {width} × {height} pixels, more than {most}; make it smaller, or set "
+            "PIL.Image.MAX_IMAGE_PIXELS"
+        )
 
 
 def pillow() -> Any:

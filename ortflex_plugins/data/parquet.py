@@ -11,8 +11,8 @@ import attrs
 from ortflex_core import open_regular
 from ortflex_plugins.data._table_pieces import Reader, Table
 
-# The number of rows that are decoded together.
-_ROWS = 2**14
+# The number of rows that are decoded together, and of their values: equal ones take no bytes in a file.
+_ROWS, _VALUES = 2**14, 2**24
 
 
 @attrs.frozen(kw_only=True)
@@ -66,11 +66,32 @@ class _RowGroups(Reader):
         """The schema, and the group's rows."""
         import pyarrow.parquet
 
-        with open_regular(file) as raw, pyarrow.parquet.ParquetFile(raw) as opened:
-            yield opened.schema_arrow
-            if (
-                group < opened.num_row_groups
-            ):  # else it has fewer rows than before, which is reported
+        with open_regular(file) as raw:
+            with pyarrow.parquet.ParquetFile(raw) as opened:
+                schema = opened.schema_arrow
+            yield schema
+            # Each different string once: a long one in many rows takes few bytes in a file.
+            strings = [n for n in columns if _is_string(schema.field(n).type)]
+            raw.seek(0)
+            with pyarrow.parquet.ParquetFile(raw, read_dictionary=strings) as opened:
+                if group >= opened.num_row_groups:
+                    return  # it has fewer rows than before, which is reported
                 yield from opened.iter_batches(
-                    batch_size=_ROWS, row_groups=[group], columns=list(columns)
+                    batch_size=_batch_size(opened.metadata.row_group(group), columns),
+                    row_groups=[group],
+                    columns=list(columns),
                 )
+
+
+def _batch_size(group: Any, columns: Sequence[str]) -> int:
+    """The rows that are decoded together, fewer if they have lists of many values."""
+    chunks = [group.column(k) for k in range(group.num_columns)]
+    read = [c for c in chunks if c.path_in_schema.partition(".")[0] in columns]
+    values = sum(c.num_values for c in read) / max(1, group.num_rows)
+    return max(1, min(_ROWS, int(_VALUES / max(1, values))))
+
+
+def _is_string(kind: Any) -> bool:
+    import pyarrow
+
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +156,38 @@ def test_without_pillow_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"pip install 'ortflex\[images\]'"):
         ImageFolder(path=str(tmp_path)).load()
+
+
+def bomb(width: int, height: int, extra: bytes = b"") -> bytes:
+    """A black PNG of one bit for each pixel, written without an image in memory."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        sum_ = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + sum_
+
+    packer = zlib.compressobj(9)
+    row = bytes(1 + (width + 7) // 8)
+    rows = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + extra + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["many pixels", "wide", "text"])
+def test_an_image_that_is_a_bomb_is_an_error(kind: str, tmp_path: Path) -> None:
+    """20 KB that would be 500 MB: the header says how many pixels, before any is unpacked."""
+    text = zlib.compress(bytes(1 << 26), 9)
+    chunk = struct.pack(">I", len(text) + 3) + b"zTXta\0\0" + text
+    chunk += struct.pack(">I", zlib.crc32(b"zTXta\0\0" + text))
+    content = {
+        "many pixels": lambda: bomb(12_000, 12_000),
+        "wide": lambda: bomb(2**24, 8),
+        "text": lambda: bomb(8, 8, chunk),
+    }[kind]()
+    assert len(content) < 100_000
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(content)
+    spec = {"name": "image_folder", "path": str(tmp_path), "size": [4, 4]}
+    with pytest.raises(DataError, match=r"1\.png: cannot be read as an image"):
+        plugins().component("data", spec).load()

@@ -151,3 +151,39 @@ def test_without_pyarrow_the_error_says_what_to_install(
     source = plugins().component("data", {"name": "parquet", "path": str(tmp_path)})
     with pytest.raises(DataError, match=r"pip install 'ortflex\[parquet\]'"):
         source.load()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_string_that_is_repeated_is_not_written_out_without_an_end(
+    tmp_path: Path, stored: bool
+) -> None:
+    """A file of 1 KB whose rows are 80 GB: the dictionary has the string once."""
+    pa = pyarrow()
+    from pyarrow import parquet
+
+    path = tmp_path / "bomb.parquet"
+    strings = pa.array(["x" * 20_000_000])
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(4000, np.int32)), strings)
+    table = pa.table({"a": np.zeros(4000, np.float32), "y": column})
+    parquet.write_table(table, path, compression="zstd", store_schema=stored)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(DataError, match=r"bomb\.parquet.* 'y': a string has 20000000"):
+        plugins().component("data", {"name": "parquet", "path": str(path)}).load()
+
+
+def test_rows_with_many_equal_values_are_decoded_in_parts(tmp_path: Path) -> None:
+    """A file of some KB whose 16,384 rows have 16,000 values each: no more than 2²⁴ at once."""
+    pa = pyarrow()
+    from pyarrow import parquet
+
+    path = tmp_path / "wide.parquet"
+    values = pa.array(np.zeros(2000 * 16_000, np.float32))
+    wide = pa.FixedSizeListArray.from_arrays(values, 16_000)
+    table = pa.table({"a": wide, "y": np.zeros(2000, np.float32)})
+    parquet.write_table(table, path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    source = plugins().component("data", {"name": "parquet", "path": str(path), "buffer": 64})
+    pieces = source.load()
+    sizes = [part.rows for part in pieces.read(0)]
+    assert sum(sizes) == 2000
+    assert max(sizes) * 16_000 <= 2**24
