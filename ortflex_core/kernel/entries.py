@@ -175,7 +175,8 @@ def installed() -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
     """
     try:
         found = importlib.metadata.entry_points()
-        points = [p for group in sorted(found.groups) for p in found.select(group=group)]
+        groups = sorted(group for group in found.groups if group.partition(".")[0] == OURS)
+        points = [p for group in groups for p in found.select(group=group)]
     except Exception:  # one file is unreadable; the others are used
         points = list(_one_by_one())
     owners: dict[int, tuple[str, str]] = {}  # each look-up reads and parses a file

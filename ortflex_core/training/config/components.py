@@ -160,14 +160,15 @@ class Parts:
 
     def _each(self, name: str, values: Any) -> list[Any]:
         issues = Problems()
-        hooks = HookManager(Plugins(()), ())
+        # A manager takes longer than all other checks; most Trainers have no callbacks.
+        hooks = HookManager(Plugins(()), ()) if name == "callbacks" and values else None
         out = []
         for k, value in enumerate(values):
             made = value
             if name != "callbacks" or isinstance(value, str | Mapping):
                 path = f"{name}[{k}]"
                 made = issues.collect(self.plugins.component, name, value, path)
-            if name == "callbacks" and not (made is None and value is not None):
+            if hooks is not None and not (made is None and value is not None):
                 issues.collect(hooks.register, made)
             out.append(made)
         issues.raise_all()
