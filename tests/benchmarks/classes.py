@@ -1,4 +1,4 @@
-"""A new head on a frozen backbone: the whole model in each step, and derived columns, beside torch.
+"""A new head on a frozen backbone: the whole model in each step, and derived columns, next to torch.
 
 ``python -m tests.benchmarks classes`` trains the last layer of four networks with random weights, in one
 process and one thread. Columns of the table: a step of ortflex with the whole model (``cache=False``), the

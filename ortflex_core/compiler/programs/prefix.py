@@ -96,7 +96,7 @@ class Prefix:
 
     @cached_property
     def work(self) -> str:
-        """The operator because of which the prefix is worth computing once; "" if there is none.
+        """The operator because of which the prefix is worth computing once; "" without one.
 
         It is a product, or an operator of another domain that has no gradient rule.
         """
