@@ -39,6 +39,12 @@ def network(opset: int, ir: int = 8, body: str = "y = Relu(h)") -> onnx.ModelPro
     )
 
 
+_QUANTIZED = """
+    s = Constant<value = float {0.25}> ()  z = Constant<value = uint8 {128}> ()
+    q = QuantizeLinear (h, s, z)  y = DequantizeLinear (q, s, z)
+"""
+
+
 def rows() -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     return rng.standard_normal((12, 3), np.float32), rng.standard_normal((12, 2), np.float32)
@@ -187,3 +193,17 @@ def test_new_operators_are_written_as_their_function_bodies() -> None:
         trainer.fit(x, y[:, :1])
         states.append(trainer.get_state())
     same(*states)
+
+
+def test_quantized_models_of_the_newest_opset_run() -> None:
+    """A runtime that reads an opset may lack kernels of it; then the opset before is computed."""
+    model = network(NEWEST, min(onnx.IR_VERSION, require_runtime().max_ir), _QUANTIZED)
+    trainer = make(model, backend="fused", optimizer="sgd", batch_size=4, epochs=1)
+    x, y = rows()
+    trainer.fit(x, y)
+    twin = make(
+        network(17, 8, _QUANTIZED), backend="fused", optimizer="sgd", batch_size=4, epochs=1
+    )
+    twin.fit(x, y)
+    same(trainer.get_state(), twin.get_state())
+    assert trainer.export().opset_import[0].version == NEWEST

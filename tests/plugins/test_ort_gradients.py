@@ -402,6 +402,17 @@ def test_a_finished_graph_is_checked(nodes: Any, dtype: int, text: str) -> None:
     assert text in reasons[0]
 
 
+@pytest.mark.parametrize("axes", [[], ["axes"]])
+def test_a_mean_over_given_axes_keeps_them(axes: list[str]) -> None:
+    """The builder's gradient is wrong only where axes are given and dropped."""
+    mean = helper.make_node("ReduceMean", ["w", *axes], ["q"], keepdims=0)
+    proto = finished(summed(mean), {"w": TensorProto.FLOAT})
+    proto.opset_import[0].version = 18
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axes"))
+    reasons = ort_gradients.operators_without_gradient(proto, ["w"], "total", OLD)
+    assert ["keepdims=0" in reason for reason in reasons] == [True] * len(axes)
+
+
 def test_a_square_is_fine_beside_another_reader() -> None:
     nodes = [
         helper.make_node("Mul", ["w", "w"], ["s"]),
