@@ -288,6 +288,14 @@ _TUPLES = make_converter()  # makes tuples of any iterable
 _CONVERTER = make_converter(tuple)
 
 
+def _strings(value: Any, annotation: Any) -> Any:
+    """What a user writes where several strings are wanted may be a single one."""
+    return _sequence(annotation)((value,) if isinstance(value, str) else value, annotation)
+
+
+_CONVERTER.register_structure_hook_func(lambda a: _item(a) is str, _strings)
+
+
 def _range(validator: Any) -> str:
     parts = getattr(validator, "_validators", (validator,))  # attrs joins several into one
     return next((r for p in parts if (r := getattr(p, "range", ""))), "")

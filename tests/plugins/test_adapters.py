@@ -157,6 +157,7 @@ def test_params_adds_to_the_adapters() -> None:
     ("targets", "modules"),
     [
         (["*/q_proj/*"], {"net.layers.0.q_proj"}),
+        ("*/q_proj/*", {"net.layers.0.q_proj"}),  # one string is a list of one
         (["q_proj", "fc"], {"net.layers.0.q_proj", "net.fc"}),
         (["net.conv"], {"net.conv"}),
         (["/net/layers/*"], {"net.layers.0.q_proj"}),
@@ -165,8 +166,10 @@ def test_params_adds_to_the_adapters() -> None:
     ],
 )
 def test_targets_are_paths_nodes_or_weights(targets: Any, modules: set[str]) -> None:
-    made = trainer(adapters={**LORA, "targets": targets})
-    assert {n.rpartition(".")[0] for n in made.get_state()} == modules
+    component = plugins()["adapters"].load("lora")(targets=targets)
+    for adapter in ({**LORA, "targets": targets}, component):
+        made = trainer(adapters=adapter)
+        assert {n.rpartition(".")[0] for n in made.get_state()} == modules
 
 
 @pytest.mark.parametrize(

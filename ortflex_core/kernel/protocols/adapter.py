@@ -69,6 +69,7 @@ def match_products(
     Raises:
         ModelError: a target matches no product, or no product is left.
     """
+    patterns = [patterns] if isinstance(patterns, str) else patterns
     wanted = [p for p in patterns if not p.startswith("!")]
     unwanted = [p[1:] for p in patterns if p.startswith("!")]
     for pattern in (*wanted, *unwanted):
