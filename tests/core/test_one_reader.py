@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from ortflex_core import (
     Arguments,
+    HookManager,
     Model,
     OrtflexError,
     Parts,
@@ -181,3 +183,30 @@ def test_numbers_of_numpy_train_and_are_stored_as_those_of_python(tmp_path: Path
     for name, array in trainer.get_state().items():
         np.testing.assert_array_equal(array, same.get_state()[name])
         np.testing.assert_array_equal(array, again.get_state()[name])
+
+
+def test_a_trainer_looks_for_plugins_in_their_own_groups_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A manager of hooks per argument, or all packages, would take most of the time."""
+    made: list[Any] = []
+    init = HookManager.__init__
+    monkeypatch.setattr(
+        HookManager, "__init__", lambda self, *args: made.append(self) or init(self, *args)
+    )
+    found = importlib.metadata.entry_points()
+    asked: list[str] = []
+
+    class Asked:
+        groups = found.groups
+
+        def select(self, *, group: str) -> Any:
+            asked.append(group)
+            return found.select(group=group)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", Asked)
+    Trainer(models.linear(), loss="squared_error", progress=False)
+    assert len(made) == 1
+    assert asked
+    assert {group.partition(".")[0] for group in asked} == {"ortflex"}
+    assert len(asked) == len({*asked})
