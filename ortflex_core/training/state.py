@@ -30,7 +30,7 @@ from ortflex_core.training.data import columns as data
 from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.column_files import ColumnFiles
 from ortflex_core.training.data.columns import Columns
-from ortflex_core.training.data.derived import Cache, Derivation
+from ortflex_core.training.data.derived import PROBED, Cache, Derivation
 from ortflex_core.training.data.feed import Feed, check_batch
 from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_core.training.data.preparation import Preparation
@@ -172,7 +172,10 @@ class Live:
             self._tell(f"cache: each step computes the whole model, because {changing}")
             return None
         derivation = self._deriving(once=cache is not False and not changing)
-        first = feed.first.take(np.arange(min(feed.first.rows, feed.size.rows)))
+        # Rows at equal distances: neighbours may be equal, which would hide that rows are mixed.
+        few = PROBED if self.model.fixed_batch is None else self.model.fixed_batch[1]
+        rows = np.linspace(0, feed.first.rows - 1, few).astype(np.int64)
+        first = feed.first.take(rows)
         try:
             derivation.probe(Preparation(self.setup.problem, self.device, False).inputs(first))
         except DataError as error:

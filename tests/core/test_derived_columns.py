@@ -350,3 +350,59 @@ def test_recipes_have_it(tmp_path: Path) -> None:
     for written, cache in (('"memory"', "memory"), ("false", False)):
         path.write_text(f"cache = {written}\n{text}")
         assert Recipe.load(path).cache == cache
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_mixed_rows_are_found_where_neighbours_are_equal(batch_size: int) -> None:
+    x = np.repeat(np.random.default_rng(1).standard_normal((4, 4)), 20, axis=0).astype(np.float32)
+    run = make(mixing(), params="head", backend="fused", cache="memory", batch_size=batch_size)
+    with pytest.raises(DataError, match="cache=False"):
+        run.fit(x, x[:, :1])
+
+
+class Frame:
+    """What a table of pandas shows to the readers of columns."""
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns = list(columns)
+        self._columns = {name: np.asarray(column, object) for name, column in columns.items()}
+
+    def __getitem__(self, name: str) -> Array:
+        column = self._columns[name]
+        return column if name == "color" else column.astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self._columns[self.columns[0]])
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        return np.stack([self._columns[name] for name in self.columns], axis=1)
+
+
+def test_a_frame_of_strings_is_an_input() -> None:
+    x, y = texts()
+    frame = Frame(first=x[:, 0], second=x[:, 1])
+    runs = [make(categories(), backend="fused") for _ in range(2)]
+    runs[0].fit(frame, y)
+    runs[1].fit(x, y)
+    same(runs[0].get_state(), runs[1].get_state(), 0)
+    np.testing.assert_array_equal(runs[0].predict(frame), runs[1].predict(x))
+
+
+def test_the_columns_of_a_frame_are_inputs_of_their_names() -> None:
+    """As skl2onnx writes a ColumnTransformer: an input [rows, 1] for each column."""
+    nodes = [
+        node("OneHotEncoder", ["color"], ["h"], domain="ai.onnx.ml", cats_strings=["a", "b", "c"]),
+        node("Reshape", ["h", "shape"], ["r"]),
+        node("Concat", ["r", "size"], ["all"], axis=1),
+        node("MatMul", ["all", "w"], ["Y"]),
+    ]
+    color = helper.make_tensor_value_info("color", TensorProto.STRING, ["N", 1])
+    weights = {"shape": np.array([-1, 3]), "w": np.zeros((4, 1))}
+    inputs = [color, models.floats("size", "N", 1)]
+    model = models.model(nodes, inputs, [models.floats("Y", "N", 1)], weights, ai_onnx_ml=3)
+    x, _ = texts()
+    size = np.linspace(-1, 1, len(x)).astype(np.float32)
+    y = (x[:, :1] == "a") + 2 * size[:, None]
+    run = make(model, params="w", backend="fused", epochs=80, batch_size=8, learning_rate=0.1)
+    run.fit(Frame(color=x[:, 0], size=size), y)
+    assert run.train_losses_[-1] < 1e-4

@@ -7,7 +7,7 @@ batches are in ``batches`` (arrays), ``pieces`` (files read piece by piece) and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -67,6 +67,7 @@ def as_columns(
     *,
     inputs: Sequence[str],
     labels: Sequence[str],
+    texts: Collection[str] = (),
 ) -> Columns:
     """Convert the arguments of the user to named columns.
 
@@ -76,12 +77,13 @@ def as_columns(
         sample_weight: an array, a mapping from weight names, or None.
         inputs: names of the inputs the model has.
         labels: names of the labels the losses expect.
+        texts: the inputs that take strings.
 
     Raises:
         DataError: names are missing or unknown, or one array was passed for several names.
     """
     columns = Columns(
-        inputs=_named(X, inputs, "X", "input"),
+        inputs=_named(X, inputs, "X", "input", texts),
         labels={} if y is None else _named(y, labels, "y", "label"),
         weights=_weights(sample_weight),
     )
@@ -98,7 +100,9 @@ def _weights(sample_weight: Any) -> dict[str, Array]:
     return {"sample_weight": _array(sample_weight, "sample_weight")}
 
 
-def _named(given: Any, names: Sequence[str], what: str, word: str) -> dict[str, Array]:
+def _named(
+    given: Any, names: Sequence[str], what: str, word: str, texts: Collection[str] = ()
+) -> dict[str, Array]:
     if isinstance(given, Mapping):
         missing = [n for n in names if n not in given]
         unknown = [str(k) for k in given if k not in names]
@@ -116,10 +120,10 @@ def _named(given: Any, names: Sequence[str], what: str, word: str) -> dict[str, 
             f"{what} is one array, but there are {len(names)} {word}s: pass a mapping "
             f"{{{', '.join(f'{n!r}: …' for n in names)}}}"
         )
-    return {names[0]: _array(given, what)}
+    return {names[0]: _array(given, what, is_text=names[0] in texts)}
 
 
-def _array(value: Any, what: str) -> Array:
+def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
     if hasattr(value, "toarray"):
         raise DataError(f"{what} is a sparse matrix; make it dense: {what}.toarray()")
     try:
@@ -128,7 +132,8 @@ def _array(value: Any, what: str) -> Array:
         raise DataError(f"{what} cannot be converted to an array: {error}") from error
     if array.ndim == 0 and hasattr(value, "collect"):
         raise DataError(f"{what} is a lazy frame ({type(value).__name__}); pass {what}.collect()")
-    if array.dtype.kind == "O" and what.startswith("X") and hasattr(value, "columns"):
+    is_frame = what.startswith("X") and hasattr(value, "columns")
+    if array.dtype.kind == "O" and is_frame and not is_text:
         odd = [str(n) for n in value.columns if np.asarray(value[n]).dtype.kind not in "biuf"]
         names = ": " + ", ".join(map(repr, odd[:5])) + (", …" if len(odd) > 5 else "")
         raise DataError(

@@ -38,7 +38,7 @@ _AT_ONCE = 1024
 """Rows that are computed together if they are small."""
 _SMALL = 2**20
 """The bytes of a tensor of rows that are small together."""
-_PROBED = 8
+PROBED = 8
 """Rows with which a prefix is tested."""
 
 
@@ -205,7 +205,7 @@ class Derivation:
         inputs = {name: given[name] for name in self._taken}
         count = len(next(iter(inputs.values())))
         fixed = self.prefix.problem.model.fixed_batch
-        count = min(count, _PROBED) if fixed is None else fixed[1]
+        count = min(count, PROBED) if fixed is None else fixed[1]
         inputs = {name: array[:count] for name, array in inputs.items()}
         whole = self.rows(inputs)
         turned = self.rows({n: np.ascontiguousarray(a[::-1]) for n, a in inputs.items()})
@@ -315,5 +315,6 @@ def _is_same(array: Array, other: Array) -> bool:
     if array.dtype.kind != "f":
         return bool(np.array_equal(array, other))
     scale = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-    tolerance = 1e-10 if array.dtype.itemsize == 8 else 1e-4
+    # A graph that mixes rows differs by much more; kernels of a GPU may round products to 10 bits.
+    tolerance = {8: 1e-8, 4: 1e-3}.get(array.dtype.itemsize, 1e-2)
     return bool(np.allclose(array, other, tolerance, tolerance * scale, equal_nan=True))

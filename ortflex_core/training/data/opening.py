@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+from onnx import TensorProto
 
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.model.model import Model
@@ -13,6 +14,7 @@ from ortflex_core.compiler.problem.losses import LossRequest
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import DataError, suggest
 from ortflex_core.kernel.protocols.data_source import DataSource
+from ortflex_core.kernel.types import Array
 from ortflex_core.training.data import columns as data
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.iterables import Batches
@@ -45,7 +47,21 @@ def open_source(
         return _rename_columns(X, inputs, labels)
     if y is None and isinstance(X, Mapping):
         X, y, sample_weight = _split_mapping(X, labels, sample_weight)
-    return data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels)
+    texts = [i.name for i in model.inputs if i.dtype == TensorProto.STRING]
+    given = data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels, texts=texts)
+    if len(inputs) > 1 and set(inputs) <= set(
+        getattr(X, "columns", ())
+    ):  # each is a column of a frame
+        given = attrs.evolve(
+            given, inputs={n: _matrix(model, n, a) for n, a in given.inputs.items()}
+        )
+    return given
+
+
+def _matrix(model: Model, name: str, array: Array) -> Array:
+    """A column of a frame in the shape [rows, 1], if the input has it."""
+    shape = model.value(name).shape or ()
+    return array.reshape(-1, 1) if array.ndim == 1 and len(shape) == 2 and shape[1] == 1 else array
 
 
 def _split_mapping(
