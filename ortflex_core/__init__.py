@@ -122,7 +122,7 @@ PUBLIC = {
     "training.checkpoints.array_file": "ArrayFile",
     "training.checkpoints.checkpoint": "list_checkpoints Saved",
     "training.config.arguments": "Arguments device_spec kinds_of_plugins plain_help takes_several",
-    "training.config.components": "Parts to_plain",
+    "training.config.components": "Parts read_head to_plain",
     "training.config.recipe": "key_choices Recipe",
     "training.config.toml": "to_toml",
     "training.data.columns": "Columns fit_to split",

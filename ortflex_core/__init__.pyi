@@ -325,7 +325,11 @@ from ortflex_core.training.config.arguments import (
     plain_help as plain_help,
     takes_several as takes_several,
 )
-from ortflex_core.training.config.components import Parts as Parts, to_plain as to_plain
+from ortflex_core.training.config.components import (
+    Parts as Parts,
+    read_head as read_head,
+    to_plain as to_plain,
+)
 from ortflex_core.training.config.recipe import key_choices as key_choices, Recipe as Recipe
 from ortflex_core.training.config.toml import to_toml as to_toml
 from ortflex_core.training.data.columns import Columns as Columns, fit_to as fit_to, split as split

@@ -70,6 +70,7 @@ def summary(inner: Internals, settings: Settings) -> Summary:
         "optimizer": f"{_name(inner.setup.optimizer)}, learning rate {settings.learning_rate:g}"
         + f", schedule {_name(schedule)}",
         "penalty": ", ".join(dict.fromkeys(_name(p.penalty) for p in problem.penalties)),
+        "edits": ", ".join(dict.fromkeys(map(_name, inner.setup.edits))),
         "adapters": ", ".join(
             dict.fromkeys(_name(a.adapter) for a in getattr(model, "attachments", ()))
         ),

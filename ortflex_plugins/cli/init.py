@@ -38,8 +38,20 @@ _ENOUGH = 50
     "--data", help="A data file or folder; the loss is chosen from its shapes and labels."
 )
 @click.option("--target", help="With --data: the column or array of labels, if it is not called y.")
+@click.option(
+    "--classes",
+    help="Your own classes: their number, or their names with commas between them; the model gets a new "
+    "last layer.",
+)
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-def init(model: Path, output: Path, data: str | None, target: str | None, force: bool) -> None:
+def init(
+    model: Path,
+    output: Path,
+    data: str | None,
+    target: str | None,
+    classes: str | None,
+    force: bool,
+) -> None:
     """Write a commented TOML file for a model.
 
     It lists the model's inputs, what can be trained, why the rest cannot, and every key with its
@@ -59,7 +71,7 @@ def init(model: Path, output: Path, data: str | None, target: str | None, force:
 
         look = look_at(data, target, output.parent, plugins)
         check_inputs(loaded, look.inputs, data)
-    text = template(loaded, output.parent, plugins, look)
+    text = template(loaded, output.parent, plugins, look, _head(classes))
     write_bytes(output, text.encode())
     if look is not None:
         click.echo(f"wrote {output}; run it: ortflex train {output}")
@@ -67,15 +79,40 @@ def init(model: Path, output: Path, data: str | None, target: str | None, force:
     click.echo(f"wrote {output}; put the data at the path in it, then: ortflex train {output}")
 
 
-def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = None) -> str:
+def _head(classes: str | None) -> int | list[str] | None:
+    """The value of the key ``head`` for ``--classes``: a number, or names."""
+    if classes is None or classes.strip().isdigit():
+        return None if classes is None else int(classes)
+    return [name.strip() for name in classes.split(",")]
+
+
+def template(
+    model: Model,
+    folder: Path,
+    plugins: Plugins,
+    look: Look | None = None,
+    head: int | list[str] | None = None,
+) -> str:
     """The file for a model; its path is written relative to ``folder``.
 
-    Raises:
-        ModelError: the model has no float output or nothing to train.
-    """
-    from ortflex_core import choose_parameters
+    Args:
+        model: the model.
+        folder: where the file will be.
+        plugins: the plugins that the file may name.
+        look: what is known of the data.
+        head: the value of the key ``head``; the model gets this head first.
 
+    Raises:
+        ConfigError, ModelError: the model has no float output or nothing to train, or gets no such head.
+    """
+    from ortflex_core import Arguments, apply_edits, choose_parameters, read_head
+
+    if head is not None:
+        given = Arguments(loss="", head=head).head
+        model = apply_edits(model, [read_head(given, plugins)], 0, ["--classes"])
     output, loss, why = suggest_loss(model)
+    if head is not None and loss == "squared_error":
+        loss, why = "softmax_cross_entropy", f"{output!r} has a score for each of your classes"
     if look is not None and look.labels is not None:
         from ortflex_plugins.cli.data_preview import loss_of_labels
 
@@ -97,6 +134,8 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
         lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in frozen)
     lines += ["", *_model_keys(model, path, output, loss, why, plugins, look)]
     chosen: dict[str, Any] = {"optimizer": "adam"}
+    if head is not None:
+        chosen["head"] = head
     if loss in _ON_CLASSES:
         chosen["metrics"] = ["accuracy"]
     if look is None or look.rows >= _ENOUGH:

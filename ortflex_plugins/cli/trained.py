@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 _OF_TRAINING = (
     *(
-        "edits",
-        "head",
         "callbacks",
         "averaging",
         "reinitialize",
@@ -56,6 +54,7 @@ def open_run(
     if not run.is_dir():
         recipe = Recipe.load(run, plugins=plugins, without=without, trust_code=trust)
         return recipe, _trainer(recipe, plugins, metrics)
+    without = (*without, "edits", "head")  # which trained.onnx has
     trained = run / "trained.onnx"
     for path in (run / "recipe.toml", trained):
         if not path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper
 
 from ortflex_core import ConfigError, Model, ModelError, OrtflexError, Trainer
 from tests import models
+from tests.plugins.commands import ortflex
 from tests.training import make
 
 pytestmark = pytest.mark.per_python
@@ -344,3 +346,65 @@ def test_class_names_of_a_new_head_are_in_the_file() -> None:
     assert again.evaluate(ROWS, names)["accuracy"] == pytest.approx(
         np.mean(trainer.predict(ROWS).argmax(axis=1) == np.arange(12) % 3)
     )
+
+
+# ---------------------------------------------------------------------- commands and recipes
+
+
+@pytest.mark.parametrize(("given", "head"), [("3", "3"), ("ant, bee,fly", '["ant", "bee", "fly"]')])
+def test_a_run_with_own_classes_from_the_command_line(
+    given: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """init, train, evaluate and predict; the trained file keeps its head when it is read again."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(tail(node("Softmax", ["s"], ["Y"])), "model.onnx")
+    labels = np.arange(12) % 3
+    names = np.array(["ant", "bee", "fly"])[labels]
+    np.savez("data.npz", X=ROWS, y=labels if given == "3" else names)
+    more = "'freeze=\"backbone\"' 'callbacks=[\"checkpoint\"]'"
+    for line in (
+        f"init model.onnx --data data.npz --classes '{given}'",
+        f"train train.toml epochs=2 output=run {more}",
+        "evaluate run data.npz",
+        "predict run data.npz -o out.npz",
+        f"train train.toml --resume run epochs=3 {more}",
+    ):
+        result = ortflex(*shlex.split(line))
+        assert result.exit_code == 0, result.output
+    assert f"\nhead = {head}" in Path("train.toml").read_text("utf-8")
+    trained = onnx.load("run/trained.onnx")
+    assert models.weights_of(trained)["w2"].shape == (5, 3)
+    source = onnx.load("model.onnx")
+    assert np.array_equal(models.weights_of(trained)["w1"], models.weights_of(source)["w1"])
+    (out,) = np.load("out.npz").values()
+    assert out.shape == (12, 3)
+
+
+# ---------------------------------------------------------------------- names people know
+
+
+@pytest.mark.parametrize("names", ["torchscript", "dynamo"])
+def test_paths_of_modules_select_weights_of_every_exporter(names: str) -> None:
+    """Of files whose weights have made-up names, and whose nodes say where they are."""
+    source = tail(node("Softmax", ["s"], ["Y"]))
+    renamed = models.renamed(source, {"w1": "onnx::MatMul_7", "w2": "val_3"})
+    for made, module in zip(
+        renamed.graph.node, ["body.0", "body.1", "fc", "fc", "act"], strict=True
+    ):
+        if names == "torchscript":
+            made.name = f"/{module.replace('.', '/body.')}/{made.op_type}"
+        else:
+            scopes = repr(["", *([module[:4]] if "." in module else []), module, "linear"])
+            made.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    for options, trained in (
+        ({"params": ["body*"]}, {"onnx::MatMul_7"}),
+        ({"params": ["fc"]}, {"val_3", "b2"}),
+        ({"params": ["!body.0"]}, {"val_3", "b2"}),
+        ({"freeze": "body"}, {"val_3", "b2"}),
+        ({"freeze": ["fc.weight"]}, {"onnx::MatMul_7", "b2"}),
+        ({"freeze": "backbone"}, {"val_3", "b2"}),
+        ({"groups": [{"params": "body", "frozen": True}]}, {"val_3", "b2"}),
+    ):
+        assert set(make(renamed, **options).get_state()) == trained, options
+    with pytest.raises(OrtflexError, match="body"):
+        make(renamed, params=["bodi*"])

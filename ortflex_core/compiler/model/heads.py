@@ -198,9 +198,12 @@ def head_parameters(model: Model) -> set[str]:
     """The initializers of the heads of a model: of the new one, if an edit has put one in."""
     if model.new_head:
         return set(model.new_head)
+    known = {*model.producers, *(spec.name for spec in model.inputs)}
 
     def shape_of(name: str) -> Shape | None:
-        return model.value(name).shape if name in model.producers else None
+        if name in model.initializers:
+            return model.initializers[name].shape
+        return model.value(name).shape if name in known else None
 
     graph = model.internal.graph
     found, _ = find_heads(graph, shape_of, find_products(model), model.initializers)

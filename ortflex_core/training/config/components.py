@@ -101,7 +101,7 @@ class Parts:
         if name in _LISTS:
             return self._each(name, value)
         if name == "head":
-            return self._head(value)
+            return read_head(value, self.plugins)
         if name == "loss":
             return losses.read_losses(value, self.plugins)
         if name == "penalty":
@@ -188,16 +188,6 @@ class Parts:
             raise ConfigError(f"{name}: {made!r} cannot be written to a file")
         return table
 
-    def _head(self, value: Any) -> Any:
-        """The edit for which ``head`` is short."""
-        short = short_form("head")
-        if value is None or short is None or isinstance(value, Component):
-            return value if value is None else self.plugins.component("edits", value, "head")
-        table = value if isinstance(value, Mapping) else {"outputs": value}
-        if isinstance(value, tuple | list):
-            table = {"classes": value}
-        return self.plugins.component(short[0], {"name": short[1], **table}, "head")
-
     # ------------------------------------------------------------------ updates
 
     def _spell_group(self, given: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,6 +270,21 @@ class Parts:
                 "by_parameter": {g: self._spell("penalties", p, None) for g, p in tables.items()}
             }
         return None if made is None else self._spell("penalties", made, None)
+
+
+def read_head(value: Any, plugins: Plugins) -> Any:
+    """The edit for which a value of ``head`` is short; None for None.
+
+    Raises:
+        ConfigError: the value does not fit the edit; its path begins with ``head``.
+    """
+    if value is None or isinstance(value, Component):
+        return value if value is None else plugins.component("edits", value, "head")
+    kind, name = short_form("head") or ("edits", "")
+    table = value if isinstance(value, Mapping) else {"outputs": value}
+    if isinstance(value, tuple | list):
+        table = {"classes": value}
+    return plugins.component(kind, {"name": name, **table}, "head")
 
 
 def to_plain(value: Any) -> Any:
