@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import time
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Communicator, OrtflexError, ProcessGroup
+from ortflex_core import Array, Communicator, OrtflexError, ProcessGroup, number, setting
 
 # Rank and size, as MPICH and Intel MPI, Open MPI, and Slurm's own launcher set them.
 _VARIABLES = (
@@ -17,6 +19,8 @@ _VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
+_PAUSING, _PAUSE = 1.0, 0.001
+"""Seconds after which a process that waits leaves the processor to others, and for how long."""
 _joined: list[_World] = []
 
 
@@ -24,14 +28,24 @@ _joined: list[_World] = []
 class Mpi(ProcessGroup):
     """Processes that mpiexec or srun started: all of MPI's world.
 
-    >>> Mpi().describe()
-    {'name': 'mpi'}
+    ``timeout`` is how many seconds a process waits for the others at every message. A process that
+    waited in vain ends all processes when it ends, because MPI would wait for them at its end, too.
 
-    Source: mpi4py; the MPI standard, ``MPI_Allgather``.
+    Raises:
+        ValueError: ``timeout`` is not positive.
+
+    >>> Mpi(timeout=60.0).describe()
+    {'name': 'mpi', 'timeout': 60.0}
+
+    Source: mpi4py; the MPI standard, ``MPI_Iallgather`` and ``MPI_Test``.
     """
 
     name: ClassVar[str] = "mpi"
     launch: ClassVar[str] = "mpiexec -n 4 python -m"
+
+    timeout: float = setting(
+        default=1800.0, validator=number(gt=0), help="seconds to wait for the others"
+    )
 
     @classmethod
     def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
@@ -51,14 +65,15 @@ class Mpi(ProcessGroup):
     def join(self) -> Communicator:
         """The place of this process, created at the first call."""
         if not _joined:
-            _joined.append(_World())
+            _joined.append(_World(self.timeout))
         return _joined[0]
 
 
 class _World:
     """A place in MPI's world (see :class:`ortflex_core.Communicator`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float) -> None:
+        self._timeout, self._stalled = timeout, False
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
@@ -69,12 +84,33 @@ class _World:
         self.rank: int = self._world.Get_rank()
         self.size: int = self._world.Get_size()
         self._received = np.empty((self.size, 0), np.uint8)
+        atexit.register(self._end)
 
     def all_gather(self, array: Array) -> list[Array]:
         if self._received.shape[1] != len(array):
             self._received = np.empty((self.size, len(array)), np.uint8)
-        self._world.Allgather(np.ascontiguousarray(array), self._received)
+        given = np.ascontiguousarray(array)
+        self._wait(self._world.Iallgather(given, self._received))
         return list(self._received)
+
+    def _wait(self, request: Any) -> None:
+        """Wait for a message of all, at first without a pause.
+
+        Raises:
+            TimeoutError: a process has not sent its part in time.
+        """
+        began = time.monotonic()
+        while not request.Test():
+            waited = time.monotonic() - began
+            if waited > self._timeout:
+                self._stalled = True
+                raise TimeoutError(f"no message within {self._timeout:g} s")
+            if waited > _PAUSING:
+                time.sleep(_PAUSE)
+
+    def _end(self) -> None:
+        if self._stalled:
+            self._world.Abort(1)
 
     def close(self) -> None:
         """Nothing: mpi4py leaves the world when the program ends."""

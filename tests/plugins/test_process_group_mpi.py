@@ -76,3 +76,41 @@ def test_the_command_trains_in_three_processes_to_the_bits_of_one(tmp_path: Path
     refused = children.run([*three, "distributed=mpi", "output=three"], cwd=tmp_path, env=env)
     assert refused.returncode != 0
     assert "the process of rank 0 failed" in refused.stderr
+
+
+STALLED = """
+import os, sys, time
+import numpy as np
+from ortflex import Trainer
+from ortflex_core import Callback, hook
+from ortflex_plugins.process_groups.mpi import Mpi
+
+class Stops(Callback):
+    every_rank = True
+
+    @hook
+    def epoch_end(self):
+        if os.environ["PMI_RANK"] == "1":
+            time.sleep(120)
+
+rows = np.ones((8, 6), np.float32)
+trainer = Trainer("model.onnx", loss="squared_error", batch_size=4, epochs=3, backend="fused",
+                  progress=False, distributed=Mpi(timeout=3.0), callbacks=[Stops()])
+try:
+    trainer.fit(rows, rows[:, :1])
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+    sys.exit(5)
+"""
+
+
+@started
+def test_a_process_that_stops_answering_ends_all_with_an_error(tmp_path: Path) -> None:
+    """The class: one process hangs, and the others wait for it without an end; MPI's own end waits, too."""
+    pytest.importorskip("mpi4py")
+    recipe(tmp_path)
+    (tmp_path / "stalled.py").write_text(STALLED)
+    done = children.run([*launch(2), "stalled.py"], cwd=tmp_path, seconds=60)
+    assert done.returncode != 0
+    assert "RankFailed" in done.stdout
+    assert "no message within 3 s" in done.stdout
