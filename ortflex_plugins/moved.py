@@ -11,6 +11,14 @@ from typing import cast
 
 FAMILIES = {
     "optimizers.adam": "adamw adamax nadam radam lamb",
+    "optimizers.momentum": "nesterov",
+    "losses.hinge": "squared_hinge",
+    "penalties.elastic": "none l1 l2",
+    "schedules.step": "exponential multi_step",
+    "schedules.cosine": "cosine_restarts",
+    "schedules.sequential": "chained",
+    "metrics.errors": "mae rmse",
+    "transforms.clip": "clip_value clip_norm",
 }
 """The modules of 0.2 by the module of their family, both without ``ortflex_plugins.``."""
 

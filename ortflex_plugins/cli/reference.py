@@ -159,9 +159,9 @@ def _packages(packages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "No package is listed yet."
     yield "## List a package"
     yield paragraph(
-        "A package is listed if it is on a public index, passes the "
-        "[kits](../howto/test-a-plugin.md) of its kinds, and has a home page in its metadata. Add it to `docs/reference/packages.toml` in a pull "
-        "request and write the pages again:"
+        "A package is listed if it is on a public index, passes the [kits](../howto/test-a-plugin.md) "
+        "of its kinds, and has a home page in its metadata. Add it to `docs/reference/packages.toml` in a "
+        "pull request and write the pages again:"
     )
     yield (
         '```toml\n[[packages]]\nname = "my-filters"\nhome = "https://…"\n'

@@ -1,4 +1,4 @@
-"""The optimizer ``momentum``."""
+"""Gradient descent with a velocity: ``momentum``, ``nesterov``."""
 
 from __future__ import annotations
 
@@ -39,3 +39,29 @@ class Momentum(Optimizer):
         """``w − rate·v`` with the new velocity."""
         velocity = self.beta * slots["velocity"] + gradient
         return weight - rate * velocity, {"velocity": velocity}
+
+
+@attrs.frozen(kw_only=True)
+class Nesterov(Momentum):
+    """Nesterov's momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``; default rate 0.001.
+
+    v is the slot ``velocity``, which has the shape of w and starts at 0.
+
+    Raises:
+        ValueError: ``beta`` is not in [0, 1).
+
+    >>> Nesterov().describe()
+    {'name': 'nesterov', 'beta': 0.9}
+
+    Source: I. Sutskever et al., "On the importance of initialization and momentum in deep
+    learning" (2013), in the form of torch.optim.SGD(momentum=beta, nesterov=True).
+    """
+
+    name: ClassVar[str] = "nesterov"
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        """``w − rate·(g + beta·v)`` with the new velocity."""
+        velocity = self.beta * slots["velocity"] + gradient
+        return weight - rate * (gradient + self.beta * velocity), {"velocity": velocity}

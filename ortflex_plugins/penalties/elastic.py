@@ -1,4 +1,4 @@
-"""The penalty ``elastic``."""
+"""Penalties of each element: ``none``, ``l1``, ``l2``, ``elastic``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,77 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core import Ops, Penalty, Tensor, hyper, number
+
+
+@attrs.frozen(kw_only=True)
+class NoPenalty(Penalty):
+    """No penalty; the graph gets no node.
+
+    >>> NoPenalty().describe()
+    {'name': 'none'}
+    """
+
+    name: ClassVar[str] = "none"
+
+    def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """None: no element has a cost."""
+        return None
+
+
+@attrs.frozen(kw_only=True)
+class L1(Penalty):
+    """The sum of absolute values: ``l1·Σ|w|``. The gradient at ``w = 0`` is 0.
+
+    It is added once per step, for both reductions.
+
+    Raises:
+        ValueError: ``l1`` is negative.
+
+    >>> L1(l1=0.01).describe()
+    {'name': 'l1', 'l1': 0.01}
+
+    Source: R. Tibshirani, "Regression shrinkage and selection via the lasso" (1996).
+    """
+
+    name: ClassVar[str] = "l1"
+
+    l1: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σ|w|")
+
+    def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """``l1·|w|``."""
+        return self.l1 * op.Abs(weight)
+
+    def gradient(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """``l1·sign(w)``."""
+        return self.l1 * op.Sign(weight)
+
+
+@attrs.frozen(kw_only=True)
+class L2(Penalty):
+    """The sum of squares: ``l2·Σw²``, without the factor ½, so its gradient is ``2·l2·w``.
+
+    It is added once per step, for both reductions. torch's ``weight_decay`` is ``2·l2``.
+
+    Raises:
+        ValueError: ``l2`` is negative.
+
+    >>> L2(l2=0.01).describe()
+    {'name': 'l2', 'l2': 0.01}
+
+    Source: A. Hoerl and R. Kennard, "Ridge regression" (1970).
+    """
+
+    name: ClassVar[str] = "l2"
+
+    l2: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σw²")
+
+    def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """``l2·w²``."""
+        return self.l2 * (weight * weight)
+
+    def gradient(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """``2·l2·w``."""
+        return (2 * self.l2) * weight
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""The schedule ``cosine``."""
+"""Half cosines: ``cosine``, ``cosine_restarts``."""
 
 from __future__ import annotations
 
@@ -40,3 +40,41 @@ class Cosine(Schedule):
         period = known_length(self, "period", progress)
         factor = 0.5 * (1 + math.cos(math.pi * self.time(progress) / max(period, 1)))
         return self.minimum + (base - self.minimum) * factor
+
+
+@attrs.frozen(kw_only=True)
+class CosineRestarts(Schedule):
+    """Half cosines with restarts: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
+
+    The length ``T`` of the cosines is ``period``, then ``period·factor``, ``period·factor²``, …, and
+    ``s`` is the time since the last restart; all are in the unit ``by``.
+
+    Raises:
+        ValueError: ``period`` is not positive, ``factor`` is below 1, or ``minimum`` is negative.
+
+    >>> CosineRestarts(period=4).rate(0.5, Progress(step=4))
+    0.5
+
+    Source: I. Loshchilov and F. Hutter, "SGDR" (2017);
+    torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.
+    """
+
+    name: ClassVar[str] = "cosine_restarts"
+
+    period: int = setting(default=10, validator=number(ge=1), help="the length of the first cosine")
+    factor: int = setting(
+        default=1,
+        validator=number(ge=1),
+        help="the factor from the length of one cosine to the next",
+    )
+    minimum: float = setting(default=0.0, validator=number(ge=0), help="the rate before a restart")
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate at ``t``."""
+        since, period = float(self.time(progress)), float(self.period)
+        if self.factor == 1:
+            since %= period
+        while since >= period:
+            since -= period
+            period *= self.factor
+        return self.minimum + (base - self.minimum) * 0.5 * (1 + math.cos(math.pi * since / period))

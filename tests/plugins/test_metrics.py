@@ -11,9 +11,8 @@ import pytest
 
 from ortflex_core import DataError, Metric
 from ortflex_plugins.metrics.accuracy import Accuracy
-from ortflex_plugins.metrics.mae import MeanAbsoluteError
+from ortflex_plugins.metrics.errors import MeanAbsoluteError, RootMeanSquaredError
 from ortflex_plugins.metrics.r2 import R2
-from ortflex_plugins.metrics.rmse import RootMeanSquaredError
 from tests.training import plugins
 
 REGRESSION = [

@@ -11,10 +11,7 @@ from numpy.testing import assert_allclose
 
 from ortflex_core import Penalty, gradients
 from ortflex_core.compiler.autodiff.reverse import RuleTable
-from ortflex_plugins.penalties.elastic import ElasticPenalty
-from ortflex_plugins.penalties.l1 import L1
-from ortflex_plugins.penalties.l2 import L2
-from ortflex_plugins.penalties.none import NoPenalty
+from ortflex_plugins.penalties.elastic import L1, L2, ElasticPenalty, NoPenalty
 from tests import oracles
 from tests.tracing import OPSETS, evaluate, hosted
 

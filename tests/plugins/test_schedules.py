@@ -14,10 +14,9 @@ from numpy.testing import assert_allclose
 from ortflex_core import ConfigError, Progress, Schedule, ScheduleContext
 from ortflex_plugins.schedules.constant import Constant
 from ortflex_plugins.schedules.cosine import Cosine
-from ortflex_plugins.schedules.exponential import Exponential
 from ortflex_plugins.schedules.invscaling import InverseScaling
 from ortflex_plugins.schedules.optimal import Optimal
-from ortflex_plugins.schedules.step import StepDecay
+from ortflex_plugins.schedules.step import Exponential, StepDecay
 from ortflex_plugins.schedules.warmup import Warmup
 
 

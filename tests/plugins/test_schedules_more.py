@@ -19,16 +19,12 @@ from ortflex_core import (
     Trainer,
     hook,
 )
-from ortflex_plugins.schedules.chained import Chained
-from ortflex_plugins.schedules.cosine import Cosine
-from ortflex_plugins.schedules.cosine_restarts import CosineRestarts
-from ortflex_plugins.schedules.exponential import Exponential
-from ortflex_plugins.schedules.multi_step import MultiStep
+from ortflex_plugins.schedules.cosine import Cosine, CosineRestarts
 from ortflex_plugins.schedules.one_cycle import OneCycle
 from ortflex_plugins.schedules.plateau import Plateau
 from ortflex_plugins.schedules.polynomial import Polynomial
-from ortflex_plugins.schedules.sequential import Sequential
-from ortflex_plugins.schedules.step import StepDecay
+from ortflex_plugins.schedules.sequential import Chained, Sequential
+from ortflex_plugins.schedules.step import Exponential, MultiStep, StepDecay
 from ortflex_plugins.schedules.warmup import Warmup
 from tests import models
 from tests.plugins.test_schedules import UNITS, at
