@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ from ortflex_core import (
     build,
     hook,
 )
+from ortflex_core.compiler.runtime import session
 from ortflex_core.testing import running, step_programs
 from ortflex_plugins.backends.openvino.backend import OpenVinoBackend
 from ortflex_plugins.backends.openvino.compiled import Hints, compile_program
+from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 from tests.plugins.fitted_workloads import fitted
+from tests.training import make, regression
 
 openvino = pytest.importorskip("openvino")
 
@@ -279,3 +283,36 @@ def test_openvino_refuses_a_cache_that_is_no_folder(tmp_path: Path) -> None:
     for value, reason in ((tmp_path / "file", "is a file"), ("", "must be a path"), (3, "got 3")):
         with pytest.raises(ValueError, match=reason):
             OpenVinoBackend(cache_folder=value)
+
+
+@pytest.mark.parametrize("way", ["empty", "other bytes", "cut off", "flipped"])
+def test_a_damaged_cache_changes_no_result(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of ``cache_folder`` are compiled models: what cannot be read is compiled again."""
+
+    def trained(folder: Path | None) -> dict[str, bytes]:
+        backend = {"name": "openvino"} | ({} if folder is None else {"cache_folder": str(folder)})
+        trainer = make(models.mlp((3, 4, 1)), backend=backend, epochs=1, batch_size=4)
+        trainer.fit(*regression(rows=12, features=3))
+        return {name: array.tobytes() for name, array in trainer.get_state().items()}
+
+    wanted = trained(tmp_path)
+    assert wanted == trained(None)
+    rng = np.random.default_rng(0)
+    blobs = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert blobs
+    for path in blobs:
+        content = bytearray(path.read_bytes())
+        if way == "empty":
+            content = bytearray()
+        elif way == "other bytes":
+            content = bytearray(rng.bytes(len(content)))
+        elif way == "cut off":
+            content = content[: len(content) // 2]
+        else:
+            for at in rng.integers(0, len(content), 20):
+                content[at] ^= 1 << rng.integers(0, 8)
+        path.write_bytes(bytes(content))
+    monkeypatch.setattr(session, "_cache", OrderedDict())  # as in another process
+    assert trained(tmp_path) == wanted
