@@ -93,6 +93,7 @@ class Live:
         self._progress = progress
         self._files = ColumnFiles(self)
         self._derivation: Derivation | None = None
+        self._told = ""
         self._hook, self._tell = hook, tell
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
         self._terms: tuple[_Types, tuple[LossTerm, ...]] | None = None
@@ -154,6 +155,12 @@ class Live:
             peers=self.setup.problem.peers,
         )
 
+    def _tell_once(self, line: str) -> None:
+        """Show a line, unless the last run had the same."""
+        if line != self._told:
+            self._told = line
+            self._tell(line)
+
     def derivation_for(self, feed: Feed, changing: str = "") -> Derivation | None:
         """What computes the columns of some data; None if each step computes the whole model.
 
@@ -169,7 +176,7 @@ class Live:
         if not needed and (cache is False or (cache == "auto" and not prefix.work)):
             return None
         if changing and not needed:
-            self._tell(f"cache: each step computes the whole model, because {changing}")
+            self._tell_once(f"cache: each step computes the whole model, because {changing}")
             return None
         derivation = self._deriving(once=cache is not False and not changing)
         # Rows at equal distances: neighbours may be equal, which would hide that rows are mixed.
@@ -181,10 +188,10 @@ class Live:
         except DataError as error:
             if needed or cache != "auto":
                 raise
-            self._tell(f"cache: each step computes the whole model, because {error}")
+            self._tell_once(f"cache: each step computes the whole model, because {error}")
             return None
         if derivation.once:
-            self._tell(
+            self._tell_once(
                 f"cache: {len(prefix.nodes)} of {len(self.model.internal.graph.node)} nodes are "
                 f"computed once for each row, up to {prefix.summary}; cache=False computes them in "
                 "each step"

@@ -406,3 +406,15 @@ def test_the_columns_of_a_frame_are_inputs_of_their_names() -> None:
     run = make(model, params="w", backend="fused", epochs=80, batch_size=8, learning_rate=0.1)
     run.fit(Frame(color=x[:, 0], size=size), y)
     assert run.train_losses_[-1] < 1e-4
+
+
+def test_a_line_says_what_is_computed_once(capfd: pytest.CaptureFixture[str]) -> None:
+    x, y = images()
+    run = trainer(backend="fused", epochs=1, progress=None)
+    for _ in range(3):
+        run.fit(x, y)
+    trainer(backend="fused", epochs=1, progress=None, callbacks=[Shifted()]).fit(x, y)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cache: ")]
+    assert len(lines) == 2
+    assert "f [" in lines[0]
+    assert "batch_drawn" in lines[1]
