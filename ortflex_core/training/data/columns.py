@@ -67,7 +67,7 @@ def as_columns(
     *,
     inputs: Sequence[str],
     labels: Sequence[str],
-    texts: Collection[str] = (),
+    strings: Collection[str] = (),
 ) -> Columns:
     """Convert the arguments of the user to named columns.
 
@@ -77,13 +77,13 @@ def as_columns(
         sample_weight: an array, a mapping from weight names, or None.
         inputs: names of the inputs the model has.
         labels: names of the labels the losses expect.
-        texts: the inputs that take strings.
+        strings: the inputs that take strings.
 
     Raises:
         DataError: names are missing or unknown, or one array was passed for several names.
     """
     columns = Columns(
-        inputs=_named(X, inputs, "X", "input", texts),
+        inputs=_named(X, inputs, "X", "input", strings),
         labels={} if y is None else _named(y, labels, "y", "label"),
         weights=_weights(sample_weight),
     )
@@ -101,7 +101,7 @@ def _weights(sample_weight: Any) -> dict[str, Array]:
 
 
 def _named(
-    given: Any, names: Sequence[str], what: str, word: str, texts: Collection[str] = ()
+    given: Any, names: Sequence[str], what: str, word: str, strings: Collection[str] = ()
 ) -> dict[str, Array]:
     if isinstance(given, Mapping):
         missing = [n for n in names if n not in given]
@@ -120,7 +120,7 @@ def _named(
             f"{what} is one array, but there are {len(names)} {word}s: pass a mapping "
             f"{{{', '.join(f'{n!r}: …' for n in names)}}}"
         )
-    return {names[0]: _array(given, what, is_text=names[0] in texts)}
+    return {names[0]: _array(given, what, is_text=names[0] in strings)}
 
 
 def _array(value: Any, what: str, *, is_text: bool = False) -> Array:

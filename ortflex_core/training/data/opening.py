@@ -47,8 +47,8 @@ def open_source(
         return _rename_columns(X, inputs, labels)
     if y is None and isinstance(X, Mapping):
         X, y, sample_weight = _split_mapping(X, labels, sample_weight)
-    texts = [i.name for i in model.inputs if i.dtype == TensorProto.STRING]
-    given = data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels, texts=texts)
+    strings = [i.name for i in model.inputs if i.dtype == TensorProto.STRING]
+    given = data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels, strings=strings)
     if len(inputs) > 1 and set(inputs) <= set(
         getattr(X, "columns", ())
     ):  # each is a column of a frame
