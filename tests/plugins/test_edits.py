@@ -408,3 +408,14 @@ def test_paths_of_modules_select_weights_of_every_exporter(names: str) -> None:
         assert set(make(renamed, **options).get_state()) == trained, options
     with pytest.raises(OrtflexError, match="body"):
         make(renamed, params=["bodi*"])
+
+
+def test_recorded_shapes_of_the_old_head_are_forgotten() -> None:
+    """Some exporters record shapes of weights, too."""
+    source = tail(node("Softmax", ["s"], ["Y"]))
+    source.graph.value_info.extend(
+        [models.floats("w2", 5, 4), models.floats("b2", 4), models.floats("s", "N", 4)]
+    )
+    edited = make(source, head=3).export()
+    onnx.checker.check_model(edited, full_check=True)
+    assert models.predict(edited, {"X": ROWS})["Y"].shape == (12, 3)

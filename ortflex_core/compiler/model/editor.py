@@ -379,7 +379,6 @@ class Editor:
                 self._store_bias(layer, np.concatenate([bias, mean]))
             self._follow(head, len(grown))
         self._set(table, grown)
-        self._forget_shapes([o for n in self.readers(table) for o in n.output])
 
     def _is_tied(self, head: Head, table: str, old: Array) -> bool:
         place = head.layers[0].place
@@ -397,7 +396,6 @@ class Editor:
         """
         self.constant(name)
         self._set(name, np.asarray(values))
-        self._forget_shapes([o for node in self.readers(name) for o in node.output])
 
     def _tensor_of(self, name: str) -> TensorProto | None:
         return next((t for t in self.graph.initializer if t.name == name), None)
@@ -420,6 +418,7 @@ class Editor:
         new = _tensor(name, values, tensor.data_type)
         new.metadata_props.extend(tensor.metadata_props)
         tensor.CopyFrom(new)
+        self._forget_shapes([name])
         for info in self.graph.input:  # older files also list every initializer as an input
             if info.name == name:
                 kind = new.data_type
