@@ -115,7 +115,13 @@ def more_tokens(before: Slots, after: Slots, x: Array) -> Array:
     return np.asarray(table[x] @ table.T)
 
 
+def pruned(before: Any, after: Any, x: Any) -> Any:
+    w1, w2 = (np.where(np.abs(before[n]) < 0.1, 0, before[n]) for n in ("W1", "W2"))
+    return np.tanh(x @ w1 + before["b1"]) @ w2 + before["b2"]
+
+
 EDITS: dict[str, Reference] = {
+    "example_prune": pruned,
     "new_head": other_head,
     "more_classes": more_classes,
     "cut": lambda before, after, x: np.tanh(x @ before["W1"] + before["b1"]),
