@@ -29,6 +29,7 @@ from PIL import Image
 from ortflex_core import FolderLock, Model, OrtflexError, Plugins, Recipe, Trainer, apply_state
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel import locks, regular_files
+from ortflex_core.training.data import column_files
 from ortflex_core.training.hub import repository
 from ortflex_core.training.process_groups import mailbox
 from tests import models
@@ -314,6 +315,33 @@ def _shared(folder: Path) -> None:
 def a_shared_memory(folder: Path) -> None:
     with contextlib.suppress(UnicodeDecodeError, OSError):
         mailbox._token(str(folder / "memory"))
+
+
+LAYOUT = {"h": column_files.Column(np.dtype(np.float32), (3, 4))}
+
+
+class Owner:
+    """What derived columns belong to: their file is removed with it."""
+
+
+KEPT = Owner()
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[None]:
+    with _changed(column_files.tempfile, "tempdir", str(folder)):
+        yield
+
+
+def _columns(folder: Path) -> None:
+    with _temporary(folder), column_files.ColumnFiles(KEPT).making("key", LAYOUT):
+        pass
+
+
+@reader(_columns)
+def derived_columns(folder: Path) -> None:
+    with _temporary(folder):
+        column_files.ColumnFiles(Owner()).find("key", LAYOUT)
 
 
 # Special files ----------------------------------------------------------------------------------------

@@ -79,6 +79,13 @@ ALLOWED = {
     "ortflex_core.compiler.onnx_files.export._has": ("mmap", GIVEN),
     "ortflex_core.compiler.onnx_files.external_data._File.__init__": ("mmap", "a type"),
     "ortflex_core.compiler.onnx_files.external_data._File.array": ("mmap", GIVEN),
+    "ortflex_core.kernel.synonyms.words": ("read_text", PART),
+    "ortflex_core.testing.edit.run": ("InferenceSession", GIVEN),
+    "ortflex_core.training.data.column_files.ColumnFiles.making": ("open memmap", OWN),
+    "ortflex_core.training.data.column_files._mapped": (
+        "memmap",
+        "a file of a folder of this user alone, whose digest has been compared",
+    ),
     "ortflex_core.kernel.path_entries._run": (
         "spec_from_file_location",
         "code, which may run or is not read",

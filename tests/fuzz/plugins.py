@@ -31,8 +31,8 @@ import sys
 import attrs
 import numpy as np
 from ortflex_core import (
-    Adapter, Average, Backend, Constraint, DataSource, Decompositions, Device, Loss, Metric, Optimizer,
-    Penalty, ProcessGroup, Rules, Schedule, Transform, hook,
+    Adapter, Average, Backend, Constraint, DataSource, Decompositions, Device, Edit, Loss, Metric,
+    Optimizer, Penalty, ProcessGroup, Rules, Schedule, Transform, hook,
 )
 
 class Unprintable(Exception):
@@ -54,6 +54,7 @@ CLASSES = {
     "losses": (
         "class Plugin(Loss):\n    def per_sample(self, op, predicted, expected):\n        {body}"
     ),
+    "edits": "class Plugin(Edit):\n    def apply(self, editor):\n        {body}",
     "penalties": "class Plugin(Penalty):\n    def per_element(self, op, weight):\n        {body}",
     "schedules": "class Plugin(Schedule):\n    def rate(self, base, progress):\n        {body}",
     "optimizers": (
@@ -133,11 +134,15 @@ BODIES = {
 }
 """What the method of a class does."""
 
-FINE = {("penalties", "gives None when it is called")}
-"""What is allowed: such a penalty costs nothing."""
+FINE = {
+    ("penalties", "gives None when it is called"),  # it costs nothing
+    ("edits", "gives None when it is called"),  # it changes nothing
+}
+"""What is allowed."""
 
 SHAPES = {
     "losses": "return op.ReduceMean(predicted - expected, keepdims=0)",
+    "edits": "return editor",
     "penalties": "return op.ReduceSum(weight, keepdims=0)",
     "optimizers": "return op.Reshape(weight, [-1]), {{}}",
     "adapters": "return op.ReduceSum(y, keepdims=0)",
@@ -299,6 +304,7 @@ def odd() -> Any:
 
 _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "losses": lambda name: {"loss": name},
+    "edits": lambda name: {"edits": [name]},
     "penalties": lambda name: {"penalty": name},
     "schedules": lambda name: {"schedule": name},
     "optimizers": lambda name: {"optimizer": name},

@@ -21,8 +21,8 @@ from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import find_products, module_of
 from ortflex_core.compiler.model.targets import CLASSES, file_classes
 from ortflex_core.compiler.onnx_files import functions, half_floats, model_file
-from ortflex_core.kernel.calling import calling
-from ortflex_core.kernel.errors import ConfigError, ModelError, suggest
+from ortflex_core.kernel.calling import calling, whose
+from ortflex_core.kernel.errors import BrokenPlugin, ConfigError, ModelError, short_repr, suggest
 from ortflex_core.kernel.protocols.edit import Edit
 from ortflex_core.kernel.types import Array, Shape, TensorSpec
 
@@ -46,7 +46,13 @@ def apply_edits(model: Model, edits: Sequence[Edit], seed: int, where: Sequence[
     for k, edit in enumerate(edits):
         editor = Editor(out, [seed, k], where[k] if where else edit.name)
         with calling(edit, "apply"):
-            edit.apply(editor)
+            returned: object = edit.apply(editor)
+        if returned is not None:
+            raise BrokenPlugin(
+                f"{whose(edit)} returns {short_repr(returned)} from apply; an edit changes the model "
+                "that the editor has, and returns nothing",
+                edit,
+            )
         out = editor.result()
     if out is not model:
         out.adapter_values = model.adapter_values
@@ -150,7 +156,7 @@ class Editor:
         """The head that a name or glob means: of an output, a module, a node, a weight; or the only head.
 
         Raises:
-            ModelError: there is none, or several, which are listed.
+            ModelError: the model has no such head, or several, which are listed.
         """
         found, reasons = self._find_heads()
         return heads.choose(found, reasons, at, self.where, self.label)
@@ -202,7 +208,7 @@ class Editor:
             labels: the labels of the new classes.
 
         Raises:
-            ConfigError: the model has labels of its classes that are texts, and ``labels`` are missing.
+            ConfigError: the model has strings as labels of its classes, and ``labels`` are missing.
         """
         count = layers[0][0].shape[1]
         if head.reach.pairs and count < 2:

@@ -225,7 +225,7 @@ def choose(
     """The head that ``at`` names, or the only one.
 
     Raises:
-        ModelError: there is none, there are several, or its number of classes cannot be changed.
+        ModelError: no head or several fit, or its number of classes cannot be changed.
     """
     usable = [h for h in heads if not h.obstacle]
     chosen = [h for h in heads if h.matches(at)] if at else usable

@@ -34,7 +34,7 @@ _ROLES: Mapping[str, Mapping[int, str]] = {
 
 
 def module_paths(model: Model) -> Paths:
-    """``module.weight`` and the like for the initializers whose own names do not have the module."""
+    """Paths such as ``module.weight`` for the initializers whose own names do not have the module."""
     origins = {name: name for name in model.initializers}
     out: dict[str, dict[str, None]] = {}
     for node in model.internal.graph.node:
@@ -58,7 +58,7 @@ def _path(node: NodeProto, name: str, module: str) -> str:
 
 
 def match(pattern: str, names: Sequence[str], paths: Paths) -> list[str]:
-    """The names that match a glob by themselves or by a path of theirs.
+    """The names that match a glob by themselves or by one of their paths.
 
     A pattern without a star also matches a module and everything in it.
 
