@@ -263,7 +263,13 @@ def _compare(
     """
     record = found.record
     label = str(found.folder)
+    changed = differences.arguments(record, inner, identity)
     if record.structure != identity.structure:
+        if edited := [changed[name] for name in ("head", "edits") if name in changed]:
+            raise CheckpointError(
+                f"the checkpoint {label!r} belongs to a model that was edited with other arguments: "
+                f"{'; '.join(edited)}. Restore them, or use Trainer.resume(folder)"
+            )
         raise CheckpointError(
             f"the checkpoint {label!r} belongs to a different model: its structure is "
             f"{record.structure[:12]}…, here it is {identity.structure[:12]}…. "
@@ -273,7 +279,6 @@ def _compare(
     versions = identity.versions | fingerprint.of_backends(inner.setup)
     if other := differences.versions(record, versions):
         differ.append(f"with other plugins: {'; '.join(other)}. Install those")
-    changed = differences.arguments(record, inner, identity)
     if chosen is not None and changed:
         # All other arguments come from the checkpoint.
         _log.info("the training continues with other arguments: %s", "; ".join(changed.values()))

@@ -24,6 +24,7 @@ from ortflex_core.training.setup import Setup, resolve
 
 FREE: Mapping[str, str] = {
     "params": "the trained tensors themselves are compared",
+    "freeze": "the trained tensors themselves are compared",
     "epochs": "training may be extended",
     "backend": "every backend computes the same, to rounding",
     "recompute": "tensors that are recomputed have the same bits",

@@ -92,9 +92,13 @@ OTHERS: list[tuple[str, Any]] = [
     ("adapters", [{"name": "lora", "alpha": 8.0, "targets": ["W2"]}]),
 ]
 
+# Those that make another model.
+EDITS: list[tuple[str, Any]] = [("head", 3), ("edits", [{"name": "cut", "at": "h2"}])]
+
 # Values that do not change the training, of every argument that may differ.
 SAME: dict[str, Any] = {
     "params": ["W*", "b*"],
+    "freeze": [],
     "epochs": 3,
     "backend": {"name": "fused", "steps_per_run": 1},
     "recompute": True,
@@ -163,10 +167,21 @@ def equal(a: Trainer, b: Trainer) -> bool:
 
 def test_every_argument_is_either_compared_or_free() -> None:
     arguments = set(inspect.signature(Trainer).parameters) - {"model", "plugins"}
-    compared = {name for name, _ in OTHERS}
+    compared = {name for name, _ in OTHERS + EDITS}
     assert compared | set(differences.FREE) == arguments
     assert not compared & set(differences.FREE)
     assert set(SAME) == set(differences.FREE)
+
+
+@pytest.mark.parametrize(("name", "value"), EDITS)
+def test_another_edit_makes_another_model(
+    name: str, value: Any, saved: tuple[Path, Trainer]
+) -> None:
+    """Not even ``strict=False`` loads weights into it."""
+    other = make(models.mlp(), **BASE, **{name: value})
+    for strict in (True, False):
+        with pytest.raises(CheckpointError, match=rf"{name}[.:\w]* was .+, is "):
+            other.restore(saved[0], strict=strict)
 
 
 def usual(name: str, value: Any) -> Any:
@@ -396,8 +411,8 @@ def test_what_is_trained_comes_from_the_checkpoint(
     folder, whole = saved
     real = selection.choose_parameters
 
-    def choose(model: Any, outputs: Any, params: Any) -> Any:
-        return real(model, outputs, ["W1"] if params is None else params)
+    def choose(model: Any, outputs: Any, params: Any, freeze: Any) -> Any:
+        return real(model, outputs, ["W1"] if params is None else params, freeze)
 
     monkeypatch.setattr(selection, "choose_parameters", choose)
     assert list(internals_of(make(models.mlp(), **BASE)).problem.parameters) == ["W1"]

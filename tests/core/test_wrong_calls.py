@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "by position": (
         lambda: ortflex.Trainer(models.linear(), "squared_error"),  # type: ignore[misc,call-arg]
-        r"Trainer takes model by position, and got 2 values; by name it takes loss=…, params=…",
+        r"Trainer takes model by position, and got 2 values; by name it takes loss=…, head=…",
     ),
     "twice": (
         lambda: make(models.linear()).fit(X, Y, X=X),

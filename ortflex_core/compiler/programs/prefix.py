@@ -125,10 +125,12 @@ def find_prefix(problem: Problem, outputs: Sequence[str]) -> Prefix | None:
     model = problem.model
     changing = _changing(problem, outputs)
     fixed: dict[str, NodeProto | None] = {i.name: None for i in model.inputs}
-    read = list(outputs)
+    read, wanted = list(outputs), set(outputs)
     for node in model.ancestors(outputs):
         names = reads(node)
-        if not changing.isdisjoint(names) or _is_changing(problem, node, changing):
+        # A tensor that the losses read stays computed: TrainingAgent returns no input as an output.
+        kept = not changing.isdisjoint((*names, *node.output)) or not wanted.isdisjoint(node.output)
+        if kept or _is_changing(problem, node, changing):
             changing.update(o for o in node.output if o)
             read += names
         elif not fixed.keys().isdisjoint(names):
