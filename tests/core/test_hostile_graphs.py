@@ -33,7 +33,7 @@ def repeated(nodes: int) -> bytes:
 
 @pytest.mark.parametrize("nodes", [100_001, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_very_many_nodes_are_refused_at_once(nodes: int) -> None:
-    with pytest.raises(ModelError, match="more than (the )?100000"):
+    with pytest.raises(ModelError, match=r"more than (the )?100000"):
         Model(repeated(nodes))
 
 
