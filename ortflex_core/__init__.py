@@ -88,7 +88,7 @@ PUBLIC = {
     "compiler.model.model": "as_model Model OLDEST_OPSET Rewrite",
     "compiler.model.products": "find_products",
     "compiler.model.shape_probe": "complete_shapes explain_unknown",
-    "compiler.model.targets": "check_tensor default_output file_classes raw_scores",
+    "compiler.model.targets": "check_tensor default_output file_classes has_normalized_scores raw_scores",
     "compiler.model.training_mode": (
         "buffer_spec buffer_value inactive_dropout Modes rewrite_for_inference running_statistics "
         "share_port statistics_moves trains_statistics"

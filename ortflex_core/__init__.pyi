@@ -225,6 +225,7 @@ from ortflex_core.compiler.model.targets import (
     check_tensor as check_tensor,
     default_output as default_output,
     file_classes as file_classes,
+    has_normalized_scores as has_normalized_scores,
     raw_scores as raw_scores,
 )
 from ortflex_core.compiler.model.training_mode import (

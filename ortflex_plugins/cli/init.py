@@ -164,7 +164,7 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
 
     A model that ends with a Softmax or Sigmoid is a classifier; any other model is a regression.
     """
-    from ortflex_core import raw_scores
+    from ortflex_core import has_normalized_scores, raw_scores
 
     suggestions = []
     for spec in candidates(model):
@@ -174,6 +174,9 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
             return spec.name, "softmax_cross_entropy", why
         if operator == "Sigmoid":
             why = f"{spec.name!r} comes from a Sigmoid; the loss reads its scores, {scores!r}"
+            suggestions.append((spec.name, "log_loss", why))
+        elif spec.shape and spec.shape[-1] == 2 and has_normalized_scores(model, spec.name):
+            why = f"{spec.name!r} has the probabilities of two classes"
             suggestions.append((spec.name, "log_loss", why))
         else:
             why = f"{spec.name!r} does not come from a Softmax"
@@ -204,7 +207,7 @@ def _model_keys(
     plugins: Plugins,
     look: Look | None,
 ) -> Iterator[str]:
-    from ortflex_core import file_classes, to_toml
+    from ortflex_core import file_classes, has_normalized_scores, to_toml
 
     names = [spec.name for spec in model.inputs]
     arrays = "X" if len(names) == 1 else ", ".join(names)
@@ -226,12 +229,14 @@ def _model_keys(
     yield from _comment(f"{_help('loss')}. {why}.")
     yield from _choices("loss", plugins)
     tensors = candidates(model)
-    if len(tensors) == 1:
-        yield f"loss = {to_toml(loss)}"
-    else:
+    table = {"name": loss}
+    if loss == "log_loss" and has_normalized_scores(model, output):
+        table["on"] = "probabilities"
+    if len(tensors) > 1:
         shown = ", ".join(spec.name for spec in tensors)
         yield from _comment(f"It can be attached to: {shown}.")
-        yield f"loss = {to_toml({'name': loss, 'predicted': output})}"
+        table["predicted"] = output
+    yield f"loss = {to_toml(table if len(table) > 1 else loss)}"
     yield ""
     classes = file_classes(model)
     if classes is not None:

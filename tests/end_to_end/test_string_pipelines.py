@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 
 from ortflex_core import Array, Recipe, Trainer, internals_of
+from tests.plugins.commands import ortflex
 from tests.training import plugins
 
 pytest.importorskip("sklearn")
@@ -100,3 +101,22 @@ def test_a_recipe_trains_strings_of_a_file(tmp_path: Path) -> None:
     recipe = Recipe.load(tmp_path / "train.toml", (), plugins())
     trainer = Trainer.from_recipe(recipe, plugins())
     assert recipe.run(trainer).losses[-1] < 0.2
+
+
+def test_three_commands_train_a_pipeline_with_strings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe of ``init`` has the loss that fits the probabilities of two classes."""
+    model, x, y = categories()
+    monkeypatch.chdir(tmp_path)
+    onnx.save(model, "m.onnx")
+    np.savez("d.npz", X=x.astype(str), y=y)
+    for command in (
+        ("init", "m.onnx", "--data", "d.npz"),
+        ("train", "train.toml", "epochs=20", "learning_rate=0.5", 'output="run"'),
+        ("predict", "run", "d.npz", "--output", "p.npz"),
+    ):
+        result = ortflex(*command)
+        assert result.exit_code == 0, result.output
+    with np.load("p.npz") as found:
+        assert np.mean(found["probabilities"].argmax(axis=1) == y) > 0.95

@@ -113,6 +113,7 @@ READS_NO_NAMES = {
     "the caller names code": (
         *("Plugins.with_folder(folder)", "Plugins.for_data(folder)", "use_library(path)"),
     ),
+    "functions of an operator's name, which find installed families": ("RuleTable(later)",),
     "a name for messages, or values that were read": (
         *("ModelReport(model)", "PortableStep(folder)", "Saved(source)", "Summary(model)"),
         "with_values(source)",

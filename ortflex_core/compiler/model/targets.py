@@ -72,7 +72,7 @@ def raw_scores(model: Model, name: str) -> tuple[str, str | None]:
     return name, None
 
 
-def are_shares(model: Model, name: str) -> bool:
+def has_normalized_scores(model: Model, name: str) -> bool:
     """Whether a tensor is x / Σ x, the end of one-versus-rest classifiers."""
     node = model.producers.get(name)
     if node is None or node.op_type != "Div":

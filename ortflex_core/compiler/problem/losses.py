@@ -135,7 +135,7 @@ def _loss_request(model: Model, spec: LossSpec, several: bool) -> LossRequest:
     seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
     if loss.scores == "raw" and getattr(loss, "on", "scores") != "scores":
         seen, operator = where, None
-    elif loss.scores == "raw" and operator is None and targets.are_shares(model, where):
+    elif loss.scores == "raw" and operator is None and targets.has_normalized_scores(model, where):
         raise ModelError(
             f"{spec.path}: {loss.name} expects raw scores, but {where!r} has normalized scores, x / Σ "
             "x. For two classes use a loss with on='probabilities'; for more, attach the loss to "
