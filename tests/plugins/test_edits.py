@@ -144,6 +144,13 @@ def test_new_values_are_those_of_torchs_layers_and_follow_the_seed() -> None:
     assert not np.array_equal(w, drawn[2]["w"])
 
 
+def test_the_bias_of_a_single_output_gets_the_new_classes() -> None:
+    """Its one number could also be a scalar that is added to all classes."""
+    model = make(models.mlp(), loss="softmax_cross_entropy", head=3).export()
+    sizes = {i.name: list(i.dims) for i in model.graph.initializer}
+    assert (sizes["W3"], sizes["b3"]) == ([4, 3], [3])
+
+
 def test_two_heads_are_listed_and_at_decides() -> None:
     source = models.two_headed()
     outputs = [o.name for o in source.graph.output]

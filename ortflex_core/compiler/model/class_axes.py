@@ -264,7 +264,9 @@ class _Follower:
                 return
         for k, name in enumerate(node.input):
             shape = shapes[name] or ()
-            if name in tracked or len(shape) < behind or shape[-behind] == 1:
+            if name in tracked or len(shape) < behind:
+                continue
+            if shape[-behind] == 1 and not (size == 1 and self._may_be_bias(node, first, name)):
                 continue
             source = self.sources.pop(first, "") if node.op_type == "Add" else ""
             if name not in self.constants.names or len(tracked) > 1:
@@ -282,6 +284,16 @@ class _Follower:
                 self.sources[node.output[0]] = free[0]
         elif node.op_type == "Add" and first in self.sources:
             self.sources[node.output[0]] = self.sources[first]
+
+    def _may_be_bias(self, node: NodeProto, scores: str, name: str) -> bool:
+        """Whether a constant is added to the product of a single class."""
+        source = self.sources.get(scores)
+        return (
+            node.op_type == "Add"
+            and name in self.constants.names
+            and source is not None
+            and source not in self.reach.biases
+        )
 
     def _concat(self, node: NodeProto, tracked: Sequence[str]) -> None:
         axes = {(self.reach.axes[n], self.reach.sizes[n]) for n in tracked}
