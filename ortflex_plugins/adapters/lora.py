@@ -111,6 +111,11 @@ class Lora(Adapter):
         """The factor of a branch of another rank, which a file may have for some modules."""
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether ``source`` has the initial values."""
+        return bool(self.source)
+
     def select(self, products: Sequence[Product], where: str) -> Sequence[Product]:
         """The products that match the targets; with ``source``, those of the modules in the folder.
 

@@ -174,7 +174,7 @@ class AdaptedModel(Model):
             ModelError: a target names such a product, or no other product is left.
         """
         found = {p: why for p in chosen if (why := self._read_elsewhere(modules[p.module]))}
-        if not found or getattr(adapter, "source", None):
+        if not found or adapter.is_read:
             return chosen
         first, why = next(iter(found.items()))
         way = ", ".join(repr(f"!{p.module}") for p in found)

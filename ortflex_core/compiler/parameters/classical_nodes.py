@@ -38,6 +38,7 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
         return (
             f"the weights of {', '.join(linear)} are attributes, which cannot be trained: convert "
             f"with skl2onnx's options black_op={set(linear)!r} to get MatMul and Add"
+            + ("; or head=… replaces it by a new layer" if "LinearClassifier" in linear else "")
         )
     if trees := sorted(own & _TREES):
         return (

@@ -108,6 +108,11 @@ class Adapter(Component, abc.ABC):
     label: str = setting(default="", help="a name that distinguishes several adapters of a model")
     frozen: bool = setting(default=False, help="True: the adapter is applied but not trained")
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the initial values come from a file, which also says which products have them."""
+        return False
+
     def select(self, products: Sequence[Product], where: str) -> Sequence[Product]:
         """The products that get the adapter.
 
