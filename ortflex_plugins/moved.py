@@ -11,12 +11,14 @@ from typing import cast
 
 FAMILIES = {
     "optimizers.adam": "adamw adamax nadam radam lamb",
-    "optimizers.momentum": "nesterov",
+    "optimizers.adagrad": "rmsprop adadelta",
+    "optimizers.sgd": "momentum nesterov lars lion",
     "losses.hinge": "squared_hinge",
+    "losses.regression": "squared_error absolute_error elastic huber log_cosh quantile poisson",
     "penalties.elastic": "none l1 l2",
-    "schedules.step": "exponential multi_step",
-    "schedules.cosine": "cosine_restarts",
-    "schedules.sequential": "chained",
+    "schedules.decay": "constant exponential step multi_step polynomial invscaling optimal",
+    "schedules.cosine": "cosine_restarts one_cycle",
+    "schedules.sequential": "chained warmup",
     "metrics.errors": "mae rmse",
     "transforms.clip": "clip_value clip_norm",
 }

@@ -34,7 +34,7 @@ MEASURED = {
     "the kernel: loop, binder, protocols, registry, hooks": KERNEL,
     "the loop": ("ortflex_core.kernel.loop",),
     "the caching binder": ("ortflex_core.kernel.binder",),
-    "the loss squared_error": ("ortflex_plugins.losses.squared_error",),
+    "the loss squared_error": ("ortflex_plugins.losses.regression",),
     "the optimizer adam": ("ortflex_plugins.optimizers.adam",),
     "the Trainer": ("ortflex_core.training.trainer",),
 }

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from ortflex_core import Array, Ops, Tensor, TensorSpec, require_range
-from ortflex_plugins.losses._elementwise import ElementwiseLoss
+from ortflex_plugins.losses.regression import ElementwiseLoss
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""The optimizer ``adagrad``."""
+"""Rates divided by the size of earlier gradients: ``adagrad``, ``rmsprop``, ``adadelta``."""
 
 from __future__ import annotations
 
@@ -41,3 +41,68 @@ class Adagrad(Optimizer):
         s = slots["s"] + gradient * gradient
         size = rate / (1 + (step - 1) * self.rate_decay)
         return weight - size * (gradient / (op.Sqrt(s) + self.eps)), {"s": s}
+
+
+@attrs.frozen(kw_only=True)
+class RmsProp(Optimizer):
+    """RMSprop, neither centered nor with momentum; default rate 0.01.
+
+    ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``. The slot v has the shape of w and
+    starts at 0.
+
+    Raises:
+        ValueError: ``alpha`` is not in [0, 1), or ``eps`` is not positive.
+
+    >>> RmsProp().describe()["alpha"]
+    0.99
+
+    Source: T. Tieleman and G. Hinton, lecture 6.5 (2012); torch.optim.RMSprop.
+    """
+
+    name: ClassVar[str] = "rmsprop"
+    default_rate: ClassVar[float] = 1e-2
+    slots: ClassVar[tuple[str, ...]] = ("v",)
+
+    alpha: float = hyper(default=0.99, validator=number(ge=0, lt=1), help="decay of the mean of g²")
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v")
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        """The formula."""
+        v = self.alpha * slots["v"] + (1 - self.alpha) * (gradient * gradient)
+        return weight - rate * (gradient / (op.Sqrt(v) + self.eps)), {"v": v}
+
+
+@attrs.frozen(kw_only=True)
+class Adadelta(Optimizer):
+    """Adadelta; default rate 1.
+
+    ``v ← rho·v + (1 − rho)·g²``, ``d = g·√(u + eps) / √(v + eps)``,
+    ``u ← rho·u + (1 − rho)·d²``, ``w ← w − rate·d``. The slots u and v have the shape of w and start
+    at 0.
+
+    Raises:
+        ValueError: ``rho`` is not in [0, 1), or ``eps`` is not positive.
+
+    >>> Adadelta().describe()["rho"]
+    0.9
+
+    Source: M. Zeiler, "ADADELTA" (2012); torch.optim.Adadelta.
+    """
+
+    name: ClassVar[str] = "adadelta"
+    default_rate: ClassVar[float] = 1.0
+    slots: ClassVar[tuple[str, ...]] = ("v", "u")
+
+    rho: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of both means")
+    eps: float = hyper(default=1e-6, validator=number(gt=0), help="added under both roots")
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        """The formula; the move depends on ``u`` of the step before."""
+        v = self.rho * slots["v"] + (1 - self.rho) * (gradient * gradient)
+        move = gradient * (op.Sqrt(slots["u"] + self.eps) / op.Sqrt(v + self.eps))
+        u = self.rho * slots["u"] + (1 - self.rho) * (move * move)
+        return weight - rate * move, {"v": v, "u": u}

@@ -1,4 +1,4 @@
-"""The optimizer ``sgd``."""
+"""Gradient descent and its velocities: ``sgd``, ``momentum``, ``nesterov``, ``lars``, ``lion``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, number, setting
+from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, number, setting
 
 
 @attrs.frozen(kw_only=True)
@@ -41,3 +41,150 @@ class Sgd(Optimizer):
         if self.weight_decay:
             weight = (1 - rate * self.weight_decay) * weight
         return weight - rate * gradient, {}
+
+
+@attrs.frozen(kw_only=True)
+class Momentum(Optimizer):
+    """Gradient descent with momentum: ``v ← beta·v + g``, ``w ← w − rate·v``; default rate 0.001.
+
+    v is the slot ``velocity``, which has the shape of w and starts at 0.
+
+    Raises:
+        ValueError: ``beta`` is not in [0, 1).
+
+    >>> Momentum(beta=0.95).describe()
+    {'name': 'momentum', 'beta': 0.95}
+
+    Source: B. Polyak, "Some methods of speeding up the convergence of iteration methods" (1964);
+    torch.optim.SGD(momentum=beta), whose first step also has ``v = g``.
+    """
+
+    name: ClassVar[str] = "momentum"
+    default_rate: ClassVar[float] = 1e-3
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    beta: float = hyper(
+        default=0.9, validator=number(ge=0, lt=1), help="the fraction of the velocity that is kept"
+    )
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        """``w − rate·v`` with the new velocity."""
+        velocity = self.beta * slots["velocity"] + gradient
+        return weight - rate * velocity, {"velocity": velocity}
+
+
+@attrs.frozen(kw_only=True)
+class Nesterov(Momentum):
+    """Nesterov's momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``; default rate 0.001.
+
+    v is the slot ``velocity``, which has the shape of w and starts at 0.
+
+    Raises:
+        ValueError: ``beta`` is not in [0, 1).
+
+    >>> Nesterov().describe()
+    {'name': 'nesterov', 'beta': 0.9}
+
+    Source: I. Sutskever et al., "On the importance of initialization and momentum in deep
+    learning" (2013), in the form of torch.optim.SGD(momentum=beta, nesterov=True).
+    """
+
+    name: ClassVar[str] = "nesterov"
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        """``w − rate·(g + beta·v)`` with the new velocity."""
+        velocity = self.beta * slots["velocity"] + gradient
+        return weight - rate * (gradient + self.beta * velocity), {"velocity": velocity}
+
+
+@attrs.frozen(kw_only=True)
+class Lars(Optimizer):
+    """LARS: momentum with a separate rate for each tensor, which depends on its norm; default rate 1.
+
+    ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
+    ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. Norms are Euclidean and
+    of the whole tensor. v is the slot ``velocity``, which has the shape of w and starts at 0. Biases and
+    scales usually get another optimizer (``groups``).
+
+    Raises:
+        ValueError: ``beta`` is not in [0, 1), ``trust`` is not positive, or ``weight_decay`` is negative.
+
+    >>> Lars(trust=0.02).describe()["beta"]
+    0.9
+
+    Source: Y. You, I. Gitman and B. Ginsburg, "Large batch training of convolutional networks"
+    (2017), algorithm 1.
+    """
+
+    name: ClassVar[str] = "lars"
+    default_rate: ClassVar[float] = 1.0
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+    elementwise: ClassVar[bool] = False
+
+    beta: float = hyper(
+        default=0.9, validator=number(ge=0, lt=1), help="the fraction of the velocity that is kept"
+    )
+    trust: float = hyper(
+        default=1e-3, validator=number(gt=0), help="the norm of a step as a fraction of ‖w‖"
+    )
+    weight_decay: float = hyper(default=5e-4, validator=number(ge=0), help="fraction of w in d")
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        """The formula."""
+        size_w, size_g = _norm(op, weight), _norm(op, gradient)
+        local = self.trust * size_w / (size_g + self.weight_decay * size_w)
+        # Where both norms are 0, the quotient is 0/0 and is not used.
+        local = op.Where(op.Greater(op.Min(size_w, size_g), 0.0), local, 1.0)
+        move = (rate * local) * (gradient + self.weight_decay * weight)
+        velocity = self.beta * slots["velocity"] + move
+        return weight - velocity, {"velocity": velocity}
+
+
+def _norm(op: Ops, tensor: Tensor) -> Tensor:
+    """The Euclidean norm of all elements, of rank 0."""
+    return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))
+
+
+@attrs.frozen(kw_only=True)
+class Lion(Optimizer):
+    """Lion, which moves each element by the sign of a momentum; default rate 0.0001.
+
+    ``d = sign(beta1·m + (1 − beta1)·g)``, ``m ← beta2·m + (1 − beta2)·g``,
+    ``w ← (1 − rate·weight_decay)·w − rate·d``. The slot m has the shape of w and starts at 0.
+
+    Raises:
+        ValueError: a beta is not in [0, 1), or ``weight_decay`` is negative.
+
+    >>> Lion().describe()["beta2"]
+    0.99
+
+    Source: X. Chen et al., "Symbolic discovery of optimization algorithms" (2023), program 1.
+    """
+
+    name: ClassVar[str] = "lion"
+    default_rate: ClassVar[float] = 1e-4
+    slots: ClassVar[tuple[str, ...]] = ("m",)
+
+    beta1: float = hyper(
+        default=0.9, validator=number(ge=0, lt=1), help="fraction of m in the direction"
+    )
+    beta2: float = hyper(default=0.99, validator=number(ge=0, lt=1), help="decay of the mean of g")
+    weight_decay: float = hyper(
+        default=0.0,
+        validator=number(ge=0),
+        help="the fraction of w that a step removes, times rate",
+    )
+
+    def update(
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
+        """The formula."""
+        move = op.Sign(self.beta1 * slots["m"] + (1 - self.beta1) * gradient)
+        m = self.beta2 * slots["m"] + (1 - self.beta2) * gradient
+        return (1 - rate * self.weight_decay) * weight - rate * move, {"m": m}

@@ -1,16 +1,128 @@
-"""Schedules that are made of others: ``sequential``, ``chained``."""
+"""Schedules that are made of others: ``warmup``, ``sequential``, ``chained``."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core import Progress, Schedule, ScheduleContext, number, setting
-from ortflex_plugins.schedules._composition import schedules_field, since
+from ortflex_core import ConfigError, Progress, Schedule, ScheduleContext, Unit, number, setting
+from ortflex_plugins.schedules.decay import Constant
+
+
+def schedules_field() -> Any:
+    """The field ``schedules``: at least one schedule, all in the unit of the composition."""
+    return setting(
+        converter=tuple, validator=_check, help="names, or tables with the key name and parameters"
+    )
+
+
+def _check(instance: Any, attribute: attrs.Attribute[Any], value: Sequence[Any]) -> None:
+    where = f"{type(instance).__name__}.{attribute.name}"
+    if not value:
+        raise ValueError(f"{where} must be at least one schedule, got none")
+    for schedule in value:
+        if not isinstance(schedule, Schedule):
+            raise TypeError(f"{where} must be schedules, got {schedule!r}")
+        same_unit(instance, schedule)
+
+
+def same_unit(composition: Schedule, part: Schedule) -> None:
+    """Refuse a part that counts by another unit than the composition.
+
+    Raises:
+        ConfigError: names the two units.
+    """
+    if part.by != composition.by:
+        raise ConfigError(
+            f"{composition.name} counts by {composition.by!r} and its schedule {part.name!r} by "
+            f"{part.by!r}; use the same by= for both"
+        )
+
+
+def since(by: Unit, progress: Progress, start: int, end: int | None, total: int | None) -> Progress:
+    """The progress for a part, a schedule that begins and ends at given times.
+
+    Args:
+        by: the unit of all times.
+        progress: the progress of the whole training.
+        start: when the part begins; before that, its time is 0.
+        end: when the part ends; None is the end of the training.
+        total: the length of the run; None if it is unknown.
+    """
+    until = total if end is None else end
+    length = None if until is None else max(0, until - start)
+    # The length in steps or rows is a number per epoch times the epochs: here it is one epoch.
+    epochs = progress.epochs if length is None else 1
+    if by == "step":
+        time = max(0, progress.step - start)
+        return attrs.evolve(progress, step=time, steps_per_epoch=length, epochs=epochs)
+    if by == "rows":
+        time = max(0, progress.rows - start)
+        return attrs.evolve(progress, rows=time, rows_per_epoch=length, epochs=epochs)
+    time = max(0, progress.epoch - start)
+    return attrs.evolve(progress, epoch=time, epochs=length, history=progress.history[start:])
+
+
+@attrs.frozen(kw_only=True)
+class Warmup(Schedule):
+    """A linear rise to the first rate of another schedule, which then starts.
+
+    ``rate(t) = (start + (1 − start)·t / length)·inner(0)`` for ``t < length``, then
+    ``inner(t − length)``. If the length of the inner schedule is that of the training, it is the rest of
+    the training. Both must count in the same unit, which is that of ``length``.
+
+    Raises:
+        ValueError: ``length`` is not a whole number above 0, or ``start`` is not in [0, 1].
+        TypeError: ``schedule`` is not a schedule.
+        ConfigError: the two count by different units.
+
+    >>> Warmup(length=4, start=0.5).rate(0.1, Progress(step=2))
+    0.07500000000000001
+
+    Source: P. Goyal et al., "Accurate, large minibatch SGD" (2017), §2.2;
+    torch.optim.lr_scheduler.LinearLR followed by another through SequentialLR.
+    """
+
+    name: ClassVar[str] = "warmup"
+
+    schedule: Schedule = setting(help="the schedule after the warm-up")
+    length: int = setting(default=5, validator=number(ge=1), help="the length of the warm-up")
+    start: float = setting(
+        default=1 / 3, validator=number(ge=0, le=1), help="the fraction of the rate at t = 0"
+    )
+
+    @schedule.default
+    def _constant(self) -> Schedule:
+        return Constant(by=self.by)
+
+    @schedule.validator
+    def _check_schedule(self, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, Schedule):
+            raise TypeError(f"Warmup.schedule must be a schedule, got {value!r}")
+        same_unit(self, value)
+
+    @length.validator
+    def _check_length(self, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value != int(value):
+            raise ValueError(f"Warmup.length must be a whole number, got {value!r}")
+
+    def bind(self, context: ScheduleContext) -> Schedule:
+        """The schedule with its inner schedule bound."""
+        return attrs.evolve(self, schedule=self.schedule.bind(context))
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate at ``t``."""
+        time = self.time(progress)
+        inner = since(self.by, progress, int(self.length), None, self.duration(progress))
+        later = self.schedule.rate(base, inner)
+        if time >= self.length:
+            return later
+        return later * (self.start + (1 - self.start) * time / self.length)
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +150,7 @@ class Sequential(_Composition):
         ConfigError: a schedule counts by another unit.
 
     >>> from ortflex_plugins.schedules.cosine import Cosine
-    >>> from ortflex_plugins.schedules.warmup import Warmup
+    >>> from ortflex_plugins.schedules.sequential import Warmup
     >>> chain = Sequential(schedules=(Warmup(length=4, start=0.0), Cosine(period=8)), milestones=(4,))
     >>> [chain.rate(0.5, Progress(step=t)) for t in (0, 2, 4, 8)]
     [0.0, 0.25, 0.5, 0.25]
@@ -84,7 +196,7 @@ class Chained(_Composition):
         TypeError: an item of ``schedules`` is not a schedule.
         ConfigError: a schedule counts by another unit.
 
-    >>> from ortflex_plugins.schedules.step import Exponential, StepDecay
+    >>> from ortflex_plugins.schedules.decay import Exponential, StepDecay
     >>> chain = Chained(schedules=(Exponential(gamma=0.5), StepDecay(size=2, gamma=0.5)))
     >>> [chain.rate(1.0, Progress(step=t)) for t in range(4)]
     [1.0, 0.5, 0.125, 0.0625]

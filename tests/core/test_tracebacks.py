@@ -122,7 +122,7 @@ def test_a_bug_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_plugin_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortflex_plugins.schedules.constant import Constant
+    from ortflex_plugins.schedules.decay import Constant
 
     def rate(*_: Any) -> float:
         raise ZeroDivisionError("a bug")

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, helper
 from ortflex_core import Array, LossTerm, Model, Plugins, Problem
 from ortflex_core.compiler.autodiff.reverse import RuleTable
 from ortflex_core.compiler.parameters.selection import Choice
-from ortflex_plugins.losses.squared_error import SquaredError
+from ortflex_plugins.losses.regression import SquaredError
 from ortflex_plugins.optimizers.sgd import Sgd
 
 _RNG = np.random.default_rng(7)

@@ -386,7 +386,7 @@ def test_checking_imports_each_plugin_and_says_which_are_broken(broken: None) ->
         "ask_for": "elastic",
         "distribution": "ortflex",
         "version": importlib.metadata.version("ortflex"),
-        "target": "ortflex_plugins.losses.elastic:Elastic",
+        "target": "ortflex_plugins.losses.regression:Elastic",
         "home": "",
         "description": "A sum of absolute and squared error: l = l1_weight·|p − y| + l2_weight·(p − y)².",
         "stability": "stable",

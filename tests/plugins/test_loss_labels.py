@@ -9,13 +9,10 @@ import pytest
 from onnx import TensorProto
 
 from ortflex_core import DataError, Loss, TensorSpec
-from ortflex_plugins.losses.absolute_error import AbsoluteError
-from ortflex_plugins.losses.elastic import Elastic
 from ortflex_plugins.losses.hinge import Hinge
-from ortflex_plugins.losses.huber import Huber
 from ortflex_plugins.losses.log_loss import LogLoss
+from ortflex_plugins.losses.regression import AbsoluteError, Elastic, Huber, SquaredError
 from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
-from ortflex_plugins.losses.squared_error import SquaredError
 
 F32, F64, I64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
 

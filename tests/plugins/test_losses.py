@@ -12,12 +12,9 @@ from numpy.testing import assert_allclose
 
 from ortflex_core import Loss, gradients
 from ortflex_core.compiler.autodiff.reverse import RuleTable
-from ortflex_plugins.losses.absolute_error import AbsoluteError
-from ortflex_plugins.losses.elastic import Elastic
-from ortflex_plugins.losses.huber import Huber
 from ortflex_plugins.losses.log_loss import LogLoss
+from ortflex_plugins.losses.regression import AbsoluteError, Elastic, Huber, SquaredError
 from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
-from ortflex_plugins.losses.squared_error import SquaredError
 from tests import oracles
 from tests.tracing import OPSETS, builder_gradient, evaluate, hosted, run_program, trace_program
 

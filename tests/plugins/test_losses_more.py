@@ -11,9 +11,7 @@ from numpy.testing import assert_allclose
 from ortflex_core import DataError, Loss, TensorSpec
 from ortflex_plugins.losses.focal import Focal
 from ortflex_plugins.losses.hinge import Hinge, SquaredHinge
-from ortflex_plugins.losses.log_cosh import LogCosh
-from ortflex_plugins.losses.poisson import Poisson
-from ortflex_plugins.losses.quantile import Quantile
+from ortflex_plugins.losses.regression import LogCosh, Poisson, Quantile
 from tests import oracles
 from tests.plugins.test_losses import run_loss, scores
 

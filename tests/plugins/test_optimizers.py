@@ -13,8 +13,7 @@ from ortflex_core import Host, Optimizer
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_plugins.optimizers.adafactor import Adafactor
 from ortflex_plugins.optimizers.adam import Adam, AdamW, Lamb
-from ortflex_plugins.optimizers.momentum import Momentum, Nesterov
-from ortflex_plugins.optimizers.sgd import Sgd
+from ortflex_plugins.optimizers.sgd import Momentum, Nesterov, Sgd
 from tests import oracles
 from tests.tracing import OPSETS, hosted, run_program, trace_program
 

@@ -10,13 +10,9 @@ from numpy.testing import assert_allclose
 
 from ortflex_core import Host, Optimizer, Unsupported, internals_of
 from ortflex_core.compiler.programs.step import gradient_factor
-from ortflex_plugins.optimizers.adadelta import Adadelta
-from ortflex_plugins.optimizers.adagrad import Adagrad
+from ortflex_plugins.optimizers.adagrad import Adadelta, Adagrad, RmsProp
 from ortflex_plugins.optimizers.adam import Adamax, NAdam, RAdam
-from ortflex_plugins.optimizers.lars import Lars
-from ortflex_plugins.optimizers.lion import Lion
-from ortflex_plugins.optimizers.rmsprop import RmsProp
-from ortflex_plugins.optimizers.sgd import Sgd
+from ortflex_plugins.optimizers.sgd import Lars, Lion, Sgd
 from tests import models
 from tests.plugins.test_optimizers import Stepper, gradient_of, start
 from tests.training import make, regression, usable

@@ -12,12 +12,15 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ortflex_core import ConfigError, Progress, Schedule, ScheduleContext
-from ortflex_plugins.schedules.constant import Constant
 from ortflex_plugins.schedules.cosine import Cosine
-from ortflex_plugins.schedules.invscaling import InverseScaling
-from ortflex_plugins.schedules.optimal import Optimal
-from ortflex_plugins.schedules.step import Exponential, StepDecay
-from ortflex_plugins.schedules.warmup import Warmup
+from ortflex_plugins.schedules.decay import (
+    Constant,
+    Exponential,
+    InverseScaling,
+    Optimal,
+    StepDecay,
+)
+from ortflex_plugins.schedules.sequential import Warmup
 
 
 def at(by: str, time: int, total: int | None = None) -> Progress:

@@ -19,13 +19,10 @@ from ortflex_core import (
     Trainer,
     hook,
 )
-from ortflex_plugins.schedules.cosine import Cosine, CosineRestarts
-from ortflex_plugins.schedules.one_cycle import OneCycle
+from ortflex_plugins.schedules.cosine import Cosine, CosineRestarts, OneCycle
+from ortflex_plugins.schedules.decay import Exponential, MultiStep, Polynomial, StepDecay
 from ortflex_plugins.schedules.plateau import Plateau
-from ortflex_plugins.schedules.polynomial import Polynomial
-from ortflex_plugins.schedules.sequential import Chained, Sequential
-from ortflex_plugins.schedules.step import Exponential, MultiStep, StepDecay
-from ortflex_plugins.schedules.warmup import Warmup
+from ortflex_plugins.schedules.sequential import Chained, Sequential, Warmup
 from tests import models
 from tests.plugins.test_schedules import UNITS, at
 from tests.training import make, plugins, regression

@@ -1,0 +1,230 @@
+"""Schedules that fall, and the constant one.
+
+``constant``, ``exponential``, ``step``, ``multi_step``, ``polynomial``, ``invscaling``, ``optimal``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core import (
+    ConfigError,
+    Progress,
+    Schedule,
+    ScheduleContext,
+    Unit,
+    number,
+    one_of,
+    setting,
+)
+from ortflex_plugins.schedules._length import known_length, length_field
+
+
+@attrs.frozen(kw_only=True)
+class Constant(Schedule):
+    """The base rate at all times: ``rate(t) = base``.
+
+    >>> Constant().rate(0.1, Progress(step=1000))
+    0.1
+    """
+
+    name: ClassVar[str] = "constant"
+
+    # With "epoch", the loop computes the rate only once per epoch.
+    by: Unit = attrs.field(default="epoch", validator=one_of("step", "epoch", "rows"))
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The base rate."""
+        return base
+
+
+@attrs.frozen(kw_only=True)
+class Exponential(Schedule):
+    """A constant factor per unit of time: ``rate(t) = base·gammaᵗ``, with ``t`` in the unit ``by``.
+
+    Raises:
+        ValueError: ``gamma`` is not positive.
+
+    >>> Exponential(by="epoch", gamma=0.5).rate(0.1, Progress(epoch=1))
+    0.05
+
+    Source: torch.optim.lr_scheduler.ExponentialLR, which counts epochs: ``by="epoch"``.
+    """
+
+    name: ClassVar[str] = "exponential"
+
+    gamma: float = setting(default=0.99, validator=number(gt=0), help="factor per unit of time")
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """``base·gammaᵗ``."""
+        return float(base * float(self.gamma) ** self.time(progress))
+
+
+@attrs.frozen(kw_only=True)
+class StepDecay(Schedule):
+    """A factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
+
+    ``t`` and ``size`` are in the unit ``by``.
+
+    Raises:
+        ValueError: ``size`` or ``gamma`` is not positive.
+
+    >>> StepDecay(by="epoch", size=10).rate(0.5, Progress(epoch=10))
+    0.05
+
+    Source: torch.optim.lr_scheduler.StepLR, which counts epochs: ``by="epoch"``.
+    """
+
+    name: ClassVar[str] = "step"
+
+    size: float = setting(default=10, validator=number(gt=0), help="the length of an interval")
+    gamma: float = setting(
+        default=0.1, validator=number(gt=0), help="the factor from one interval to the next"
+    )
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """``base·gamma^⌊t / size⌋``."""
+        return float(base * float(self.gamma) ** (self.time(progress) // self.size))
+
+
+@attrs.frozen(kw_only=True)
+class MultiStep(Schedule):
+    """A factor at given times: ``rate(t) = base·gammaⁿ``, where n milestones are at most ``t``.
+
+    ``t`` and the milestones are in the unit ``by``.
+
+    Raises:
+        ValueError: a milestone is negative, or ``gamma`` is not positive.
+
+    >>> MultiStep(milestones=(3, 5), gamma=0.5).rate(0.8, Progress(step=4))
+    0.4
+
+    Source: torch.optim.lr_scheduler.MultiStepLR, which counts epochs: ``by="epoch"``.
+    """
+
+    name: ClassVar[str] = "multi_step"
+
+    milestones: tuple[int, ...] = setting(
+        converter=tuple,
+        validator=attrs.validators.deep_iterable(number(ge=0)),
+        help="the times at which the rate is multiplied",
+    )
+    gamma: float = setting(default=0.1, validator=number(gt=0), help="the factor at each milestone")
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate at ``t``."""
+        time = self.time(progress)
+        return float(base * float(self.gamma) ** sum(m <= time for m in self.milestones))
+
+
+@attrs.frozen(kw_only=True)
+class Polynomial(Schedule):
+    """A polynomial that falls to zero: ``rate(t) = base·(1 − min(t, length) / length)^power``.
+
+    ``t`` and ``length`` are in the unit ``by``. If ``length`` is None, it is the length of the run.
+
+    Raises:
+        ValueError: ``power`` or ``length`` is not positive.
+        ConfigError: ``length`` is None and the length of the run is unknown.
+
+    >>> Polynomial(length=4).rate(0.5, Progress(step=2))
+    0.25
+
+    Source: torch.optim.lr_scheduler.PolynomialLR, whose length is 5 by default.
+    """
+
+    name: ClassVar[str] = "polynomial"
+
+    length: float | None = length_field("the time until the rate is zero")
+    power: float = setting(
+        default=1.0, validator=number(gt=0), help="the exponent; 1 is a straight line"
+    )
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate at ``t``."""
+        length = known_length(self, "length", progress)
+        remaining = 1 - min(self.time(progress) / max(length, 1), 1)
+        return float(base * remaining ** float(self.power))
+
+
+@attrs.frozen(kw_only=True)
+class InverseScaling(Schedule):
+    """A negative power of the time: ``rate(t) = base / (scale·t + 1)^power``.
+
+    ``t`` is in the unit ``by``. scikit-learn's SGDRegressor corresponds to ``by="rows"`` and
+    ``power=0.25`` (the default here), its SGDClassifier and perceptrons to ``power=0.5``. The
+    perceptrons count rows, but change the rate only after each epoch: use ``by="epoch"`` and the number
+    of rows of the training data as ``scale``.
+
+    Raises:
+        ValueError: ``power`` is negative, or ``scale`` is not positive.
+
+    >>> InverseScaling(power=0.5).rate(0.1, Progress(step=3))
+    0.05
+
+    Source: sklearn.linear_model.SGDRegressor and sklearn.neural_network.MLPRegressor,
+    ``learning_rate="invscaling"``.
+    """
+
+    name: ClassVar[str] = "invscaling"
+
+    power: float = setting(default=0.25, validator=number(ge=0), help="exponent of the time")
+    scale: float = setting(default=1, validator=number(gt=0), help="the factor of the time t")
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """``base / (scale·t + 1)^power``."""
+        return float(base / (self.scale * self.time(progress) + 1) ** float(self.power))
+
+
+@attrs.frozen(kw_only=True)
+class Optimal(Schedule):
+    """Bottou's rate for a strongly convex problem: ``rate(t) = 1 / (alpha·(t0 + t))``.
+
+    The base rate is not used, and ``t`` is in the unit ``by``; scikit-learn's SGDRegressor and
+    SGDClassifier count rows. If ``t0`` is None, it is computed when the run starts, so that the
+    first step is as large as typical weights, ``τ = alpha^(−¼)``:
+    ``t0 = 1 / (alpha·τ / max(1, slope(−τ, 1)))``, where ``slope(s, y)`` is the derivative of the loss by
+    the score.
+
+    Raises:
+        ValueError: ``alpha`` or ``t0`` is not positive.
+        ConfigError: :meth:`rate` was called before :meth:`bind`, and ``t0`` is None.
+
+    >>> Optimal(alpha=0.01, t0=100.0).rate(0.1, Progress(step=0))
+    1.0
+
+    Source: L. Bottou, "Stochastic gradient descent tricks" (2012); sklearn.linear_model's
+    ``learning_rate="optimal"``.
+    """
+
+    name: ClassVar[str] = "optimal"
+
+    alpha: float = setting(
+        default=1e-4, validator=number(gt=0), help="strength of the penalty, ½ alpha·Σw²"
+    )
+    t0: float | None = setting(
+        default=None,
+        validator=attrs.validators.optional(number(gt=0)),
+        help="the start of the time; None: computed from the loss",
+    )
+
+    def bind(self, context: ScheduleContext) -> Schedule:
+        """The schedule with its ``t0``, from the slope of the loss at the score −τ, label 1."""
+        if self.t0 is not None:
+            return self
+        typical = math.sqrt(1 / math.sqrt(self.alpha))
+        first_rate = typical / max(1.0, float(context.slope(-typical, 1.0)))
+        return attrs.evolve(self, t0=1 / (first_rate * self.alpha))
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """``1 / (alpha·(t0 + t))``."""
+        if self.t0 is None:
+            raise ConfigError(
+                "optimal: t0 depends on the loss and is not known yet. A Trainer computes it "
+                "when the run starts; elsewhere call bind(ScheduleContext(slope=…)) first, "
+                "or pass t0="
+            )
+        return 1 / (self.alpha * (self.t0 + self.time(progress)))
