@@ -73,7 +73,7 @@ def reduced(trainer: T, inner: Internals) -> tuple[Callable[..., T], tuple[Any, 
 
 def _components(setup: Setup) -> Iterator[Any]:
     yield from (component for _, component in components(setup))
-    yield from (*setup.metrics, *setup.callbacks, *setup.backends)
+    yield from (*(m.metric for m in setup.metrics), *setup.callbacks, *setup.backends)
 
 
 def rebuilt(cls: Callable[..., T], packed: Packed) -> T:

@@ -29,7 +29,6 @@ from ortflex_core.compiler.runtime.installation import Runtime
 from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.protocols.edit import Edit
-from ortflex_core.kernel.protocols.metric import Metric
 from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
@@ -45,6 +44,7 @@ from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.label_encoding import encode_labels, with_last_axis
 from ortflex_core.training.data.opening import open_source
 from ortflex_core.training.engines import backend_choice, local_steps
+from ortflex_core.training.engines.output_metrics import OutputMetric, place_metrics
 from ortflex_core.training.process_groups import joining
 
 
@@ -58,7 +58,7 @@ class Setup:
     optimizer: Optimizer
     schedule: Schedule
     device: Device
-    metrics: tuple[Metric, ...]
+    metrics: tuple[OutputMetric, ...]
     callbacks: tuple[Any, ...]
     backends: tuple[Backend, ...]
     requests: tuple[LossRequest, ...]
@@ -162,6 +162,9 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             average=values.get("averaging"),
             known_as=plugins["optimizers"].known_as,
         )
+    metrics: tuple[OutputMetric, ...] = ()
+    if requests and "metrics" in values:
+        metrics = collect(place_metrics, values["metrics"], requests) or ()
     if "recompute" in values:
         read.problems.extend(recompute_problems(arguments.recompute, model.producers))
     read.problems.raise_all()
@@ -205,7 +208,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         optimizer=optimizer,
         schedule=values["schedule"],
         device=values["device"],
-        metrics=tuple(values["metrics"]),
+        metrics=metrics,
         callbacks=tuple(values["callbacks"]),
         backends=backends,
         requests=tuple(requests),

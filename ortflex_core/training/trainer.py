@@ -123,7 +123,8 @@ class Trainer(SharesModels):
         seed: the seed of all random numbers.
         reduction: ``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l.
         metrics: one or several metrics, computed on the validation data and by
-            ``Trainer.evaluate``.
+            ``Trainer.evaluate``; with losses on several outputs ``{output: metrics}``, or tables
+            with the key ``predicted``.
         callbacks: one or several callbacks: names, or objects with hooks.
         classes: the class labels in the order of the scores; by default those in the file, if any.
         reinitialize: the parameters that start from new random values: True for all, or names and

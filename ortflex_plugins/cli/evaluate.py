@@ -19,7 +19,7 @@ from ortflex_plugins.cli.overrides import trusting_code
     "metrics",
     shell_complete=names_of("metrics"),
     multiple=True,
-    help="The name of a metric that replaces those of the recipe; may be repeated.",
+    help="A metric that replaces those of the recipe: its name, or OUTPUT=NAME; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 @trusting_code

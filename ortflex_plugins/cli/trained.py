@@ -77,8 +77,15 @@ def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Traine
 
     from ortflex_core import Trainer
 
-    settings = attrs.evolve(recipe, metrics=list(metrics) or recipe.metrics, progress=False)
+    chosen = [_metric(text) for text in metrics]
+    settings = attrs.evolve(recipe, metrics=chosen or recipe.metrics, progress=False)
     return Trainer.from_recipe(settings, plugins)
+
+
+def _metric(text: str) -> Any:
+    """The metric of an option: a name, or ``output=name``."""
+    output, equals, name = text.rpartition("=")
+    return {"name": name, "predicted": output} if equals else name
 
 
 def class_maps(model: Model) -> dict[str, tuple[str, list[str]]]:

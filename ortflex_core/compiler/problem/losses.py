@@ -9,7 +9,7 @@ import attrs
 from onnx import TensorProto
 
 from ortflex_core.compiler.graph import formula_calls as calls
-from ortflex_core.compiler.graph.ops import Trace
+from ortflex_core.compiler.graph.ops import FLOATS, Trace
 from ortflex_core.compiler.model import targets
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters import selection
@@ -38,6 +38,11 @@ class LossRequest:
     weight: str | None
     factor: float
     traced_back: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that users may give the labels: that of the labels, and that of the output."""
+        return tuple(dict.fromkeys((self.label, self.output, self.label.removeprefix("label/"))))
 
 
 @attrs.frozen(kw_only=True)
@@ -102,11 +107,29 @@ def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest
     Raises:
         ConfigError, PluginError, ModelError: with the path of the wrong value.
     """
-    specs = read_losses(spec, plugins)
+    specs = _on_outputs(model, read_losses(spec, plugins))
     problems = Problems()
     requests = [problems.collect(_loss_request, model, s, len(specs) > 1) for s in specs]
     problems.raise_all()
     return requests
+
+
+def _on_outputs(model: Model, specs: Sequence[LossSpec]) -> list[LossSpec]:
+    """Losses without tensors, of a model with several outputs: one for each output, in order.
+
+    Raises:
+        ModelError: the model has other float outputs than losses.
+    """
+    floats = [o.name for o in model.outputs if o.dtype in FLOATS]
+    if len(specs) < 2 or len(floats) < 2 or any(s.predicted is not None for s in specs):
+        return list(specs)
+    if len(specs) != len(floats):
+        pairs = ", ".join(f"{n!r}: {s.loss.name!r}" for n, s in zip(floats, specs, strict=False))
+        raise ModelError(
+            f"loss: {model.label} has {len(floats)} float outputs ({', '.join(floats)}), and there are "
+            f"{len(specs)} losses that do not name one; name them: loss={{{pairs}}}"
+        )
+    return [attrs.evolve(s, predicted=n) for n, s in zip(floats, specs, strict=True)]
 
 
 def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:

@@ -34,6 +34,7 @@ from ortflex_core.training.config.checks import (
     check_threads,
     immutable,
     optional,
+    per_output,
     several,
     texts,
 )
@@ -264,10 +265,11 @@ class Arguments:
         check=check_choice("mean", "sum"),
     )
     metrics: Any = argument(
-        "one or several metrics, computed on the validation data and by ``Trainer.evaluate``",
+        "one or several metrics, computed on the validation data and by ``Trainer.evaluate``; with losses "
+        "on several outputs ``{output: metrics}``, or tables with the key ``predicted``",
         (),
         kind=_COMPONENTS,
-        keep=several,
+        keep=per_output,
         of="metrics",
     )
     callbacks: Any = argument(

@@ -47,6 +47,25 @@ def several(given: Any) -> tuple[Any, ...]:
     return (immutable(given),) if alone else tuple(immutable(part) for part in given)
 
 
+def per_output(given: Any) -> tuple[Any, ...]:
+    """A list of components, in which ``{output: components}`` are tables with the key ``predicted``.
+
+    >>> per_output({"kind": ["accuracy", "f1"], "price": {"name": "r2"}})[1:]
+    ({'name': 'f1', 'predicted': 'kind'}, {'name': 'r2', 'predicted': 'price'})
+    """
+    out: list[Any] = []
+    for value in several(given):
+        is_table = isinstance(value, Mapping) and {"name", "object"}.isdisjoint(value)
+        if not is_table or any(isinstance(v, bool | int | float | None) for v in value.values()):
+            out.append(value)
+            continue
+        for output, inner in value.items():
+            for one in several(inner):
+                table = {"name": one} if isinstance(one, str) else {"object": one}
+                out.append({**(one if isinstance(one, Mapping) else table), "predicted": output})
+    return tuple(out)
+
+
 def texts(given: Any) -> Any:
     """One name or several as a tuple; any other value is returned unchanged, and the check refuses it."""
     return several(given) if isinstance(given, Iterable) else given

@@ -26,6 +26,7 @@ from ortflex_core.training.config.arguments import (
     wrong,
 )
 from ortflex_core.training.engines import backend_choice
+from ortflex_core.training.engines.output_metrics import MetricSpec, read_metrics
 
 _KINDS = {**kinds_of_plugins(), "validation": "data"}
 _LISTS = tuple(filter(takes_several, kinds_of_plugins()))
@@ -98,6 +99,8 @@ class Parts:
             if (value is None or isinstance(value, str)) and value in _UNCHANGED.get(name, ()):
                 return value
             return self.plugins.component(_KINDS[name], self._device(name, value), name)
+        if name == "metrics":
+            return read_metrics(value, self.plugins)
         if name in _LISTS:
             return self._each(name, value)
         if name == "head":
@@ -134,6 +137,8 @@ class Parts:
             return self._spell_losses(value, component)
         if name == "penalty":
             return self._spell_penalties(component)
+        if name == "metrics":
+            return tuple(self._spell_metric(*pair) for pair in zip(component, value, strict=True))
         if name in _LISTS:
             return tuple(self._spell(name, m, v) for m, v in zip(component, value, strict=True))
         if name == "constraint" and isinstance(component, dict):
@@ -262,6 +267,10 @@ class Parts:
         if isinstance(spec, list | tuple):
             return tuple(tables)
         return tables[0]
+
+    def _spell_metric(self, read: MetricSpec, given: Any) -> Any:
+        table = self._spell("metrics", read.metric, given)
+        return table if read.predicted is None else {**table, "predicted": read.predicted}
 
     def _spell_penalties(self, made: Any) -> Any:
         if isinstance(made, Mapping):

@@ -115,6 +115,8 @@ def _named(
         return {n: _array(v, f"{what}[{n!r}]") for n, v in given.items()}
     if len(names) > 1 and set(names) <= set(getattr(given, "columns", ())):  # a frame
         return {n: _array(given[n], f"{what}[{n!r}]") for n in names}
+    if isinstance(given, list | tuple) and 1 < len(names) == len(given):
+        return {n: _array(v, f"{what}[{n!r}]") for n, v in zip(names, given, strict=True)}
     if len(names) != 1:
         raise DataError(
             f"{what} is one array, but there are {len(names)} {word}s: pass a mapping "

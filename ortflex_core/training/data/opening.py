@@ -42,11 +42,17 @@ def open_source(
             "are needed at once here; pass arrays, or fewer rows"
         )
     inputs = [i.name for i in model.inputs]
-    labels = [r.label for r in requests]
+    labels = list(dict.fromkeys(r.label for r in requests))
     if isinstance(X, Columns):
+        X = attrs.evolve(X, labels=_as_labels(X.labels, requests))
         return _rename_columns(X, inputs, labels)
     if y is None and isinstance(X, Mapping):
-        X, y, sample_weight = _split_mapping(X, labels, sample_weight)
+        named = {name: X[name] for name in X if name in inputs} | _as_labels(
+            {name: value for name, value in X.items() if name not in inputs}, requests
+        )
+        X, y, sample_weight = _split_mapping(named, labels, sample_weight)
+    if isinstance(y, Mapping):
+        y = _as_labels(y, requests)
     strings = [i.name for i in model.inputs if i.dtype == TensorProto.STRING]
     given = data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels, strings=strings)
     if len(inputs) > 1 and set(inputs) <= set(
@@ -56,6 +62,16 @@ def open_source(
             given, inputs={n: _matrix(model, n, a) for n, a in given.inputs.items()}
         )
     return given
+
+
+def _as_labels(given: Mapping[str, Any], requests: Sequence[LossRequest]) -> dict[str, Any]:
+    """A mapping with the names of labels in place of the names of their outputs."""
+    labels = {r.label for r in requests}
+    names = {alias: r.label for r in requests for alias in reversed(r.names)}
+    return {
+        name if name in labels or names.get(name, name) in given else names.get(name, name): value
+        for name, value in given.items()
+    }
 
 
 def _matrix(model: Model, name: str, array: Array) -> Array:

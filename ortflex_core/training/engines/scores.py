@@ -20,6 +20,7 @@ from ortflex_core.kernel.errors import DataError, ModelError
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.protocols.metric import Metric, MetricState
 from ortflex_core.kernel.types import Array, Shape
+from ortflex_core.training.engines.output_metrics import OutputMetric, loss_columns
 from ortflex_core.training.process_groups.peers import Peers, pack, unpack
 
 # Rows of a batch: enough for speed, few enough for memory.
@@ -64,35 +65,38 @@ class Scores:
     """
 
     problem: Problem
-    metrics: Sequence[Metric]
+    metrics: Sequence[OutputMetric]
     batches: Callable[[], Iterable[Batch]]
     peers: Peers | None = None
 
     def __call__(self, evaluate: Evaluate) -> dict[str, float]:
-        """``loss`` over all rows (not the mean of batches), without penalty; and the metrics."""
+        """``loss`` over all rows (not the mean of batches), without penalty; and the metrics.
+
+        With several losses there are also the values of each, before their factors: ``loss/<output>``.
+        """
         terms = self.problem.terms
-        wanted = [terms[0].output] if self.metrics else []
-        states = [_started(m) for m in self.metrics]
+        wanted = list(dict.fromkeys(terms[m.loss].output for m in self.metrics))
+        states = [_started(m.metric) for m in self.metrics]
         totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
         for batch, (sums, outputs) in self._evaluated(evaluate, wanted):
             totals += sums
             denominators += batch.denominators
-            if not states:
-                continue
-            labels = batch.array(terms[0].label.name)
-            weight = batch.array(terms[0].weight.name) if terms[0].weight else None
-            predicted = _beside_labels(terms[0], outputs[wanted[0]], labels)
             for metric, state in zip(self.metrics, states, strict=True):
-                with calling(metric, "update"):
+                term = terms[metric.loss]
+                labels = batch.array(term.label.name)
+                weight = batch.array(term.weight.name) if term.weight else None
+                predicted = _beside_labels(term, outputs[term.output], labels)
+                with calling(metric.metric, "update"):
                     state.update(labels, predicted, weight)
         if self.problem.reduction == "sum":
             denominators[:] = 1.0
         factors = np.array([t.factor for t in terms])
         means = np.divide(totals, denominators, out=np.zeros_like(totals), where=denominators > 0)
         scores = {"loss": float(factors @ means)}
+        scores |= zip(loss_columns(terms), means.tolist(), strict=False)
         for metric, state in zip(self.metrics, states, strict=True):
-            column, score = calls.score(metric, state)
-            scores[column] = score
+            column, score = calls.score(metric.metric, state)
+            scores[column + metric.suffix] = score
         return scores
 
     def _evaluated(

@@ -1,0 +1,155 @@
+"""A model with two outputs: a loss, metrics and labels for each."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflex_core import ConfigError, DataError, ModelError, Recipe, Trainer
+
+LOSSES = {"kind": "softmax_cross_entropy", "price": "squared_error"}
+
+
+def two_outputs(path=None):
+    """Three features to the scores of 4 kinds and to a price."""
+    rng = np.random.default_rng(0)
+    weights = {"wk": (3, 4), "bk": (4,), "wp": (3, 1), "bp": (1,)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["x", "wk", "bk"], ["kind"]),
+            helper.make_node("Gemm", ["x", "wp", "bp"], ["price"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [
+            helper.make_tensor_value_info("kind", TensorProto.FLOAT, ["n", 4]),
+            helper.make_tensor_value_info("price", TensorProto.FLOAT, ["n", 1]),
+        ],
+        [
+            numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n)
+            for n, s in weights.items()
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    if path is not None:
+        onnx.save(model, path)
+    return model
+
+
+def rows(count=60, seed=1):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(count, 3)).astype(np.float32)
+    return X, {"kind": rng.integers(0, 4, count), "price": X @ [[1.0], [2.0], [0.5]]}
+
+
+def expected_scores(trainer, X, y):
+    out = {name: np.float64(a) for name, a in trainer.predict(X).items()}
+    scores, price = out["kind"], np.float64(np.float32(y["price"]))
+    shifted = scores - scores.max(1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return {
+        "loss/kind": -log_p[np.arange(len(X)), y["kind"]].mean(),
+        "loss/price": ((out["price"] - price) ** 2).mean(),
+        "accuracy/kind": (scores.argmax(1) == y["kind"]).mean(),
+        "r2/price": 1 - ((out["price"] - price) ** 2).sum() / ((price - price.mean()) ** 2).sum(),
+    }
+
+
+def test_each_output_has_its_loss_and_its_metrics():
+    X, y = rows()
+    trainer = Trainer(
+        two_outputs(),
+        loss={**LOSSES, "price": {"name": "squared_error", "factor": 0.25}},
+        metrics={"kind": "accuracy", "price": ["r2", "rmse"]},
+        epochs=2,
+        progress=False,
+    )
+    history = trainer.fit(X, y, validation_data=rows(30, seed=2))
+    scores = trainer.evaluate(X, y)
+    wanted = expected_scores(trainer, X, y)
+    assert {k: scores[k] for k in wanted} == pytest.approx(wanted, abs=1e-5)
+    assert scores["loss"] == pytest.approx(
+        scores["loss/kind"] + 0.25 * scores["loss/price"], abs=1e-6
+    )
+    columns = [n for n in history.columns if n.startswith("validation_")]
+    assert columns == [f"validation_{n}" for n in scores]
+    assert set(wanted) | {"loss", "rmse/price"} == set(scores)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda X, y: (X, y),
+        lambda X, y: (X, {f"label/{n}": v for n, v in y.items()}),
+        lambda X, y: (X, {"kind": y["kind"], "label/price": y["price"]}),
+        lambda X, y: (X, [y["kind"], y["price"]]),
+        lambda X, y: ({"x": X, **y}, None),
+    ],
+)
+def test_labels_are_named_as_outputs_or_as_labels(named):
+    X, y = rows()
+    trainer = Trainer(two_outputs(), loss=LOSSES, progress=False)
+    wanted = expected_scores(trainer, X, y)
+    assert trainer.evaluate(*named(X, y))["loss/price"] == pytest.approx(wanted["loss/price"], 1e-5)
+    with pytest.raises(DataError, match="price"):
+        trainer.evaluate(X, {"kind": y["kind"], "prise": y["price"]})
+
+
+def test_losses_in_the_order_of_the_outputs():
+    X, y = rows()
+    in_order = Trainer(two_outputs(), loss=[*LOSSES.values()], progress=False)
+    assert in_order.evaluate(X, y) == Trainer(two_outputs(), loss=LOSSES).evaluate(X, y)
+    with pytest.raises(ModelError, match="'kind': 'squared_error'") as refused:
+        Trainer(two_outputs(), loss=["squared_error"] * 3)
+    assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("metrics", ["accuracy", ["accuracy", "r2"], {"kinds": "accuracy"}])
+def test_a_metric_without_an_output_of_a_loss_is_an_error(metrics):
+    with pytest.raises(ConfigError, match="kind"):
+        Trainer(two_outputs(), loss=LOSSES, metrics=metrics)
+
+
+def test_an_output_is_named_with_a_single_loss_too():
+    X, y = rows()
+    trainer = Trainer(two_outputs(), loss={"price": "squared_error"}, metrics={"price": "rmse"})
+    assert set(trainer.evaluate(X, y["price"])) == {"loss", "rmse"}
+
+
+def test_a_recipe_and_a_checkpoint_keep_the_outputs_of_metrics(tmp_path):
+    X, y = rows()
+    two_outputs(tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=X, **y)
+    table = {
+        "model": str(tmp_path / "m.onnx"),
+        "data": {
+            "name": "npz",
+            "path": str(tmp_path / "d.npz"),
+            "target": {"kind": "kind", "price": "price"},
+        },
+        "validation": 0.5,
+        "loss": LOSSES,
+        "metrics": {"kind": "accuracy", "price": "r2"},
+        "callbacks": [
+            {
+                "name": "checkpoint",
+                "monitor": "validation_accuracy/kind",
+                "folder": str(tmp_path / "c"),
+            }
+        ],
+        "epochs": 4,
+        "progress": False,
+    }
+    recipe = Recipe.from_mapping(table)
+    (tmp_path / "r.toml").write_text(recipe.resolved().to_toml(tmp_path))
+    again = Recipe.load(tmp_path / "r.toml")
+    assert again.metrics == recipe.resolved().metrics
+    trainer = Trainer.from_recipe(again)
+    history = again.run(trainer)
+    best = json.loads((tmp_path / "c" / "best" / "checkpoint.json").read_text())
+    kept = best["position"]["progress"]["epoch"]
+    assert kept == 1 + int(np.argmax(history["validation_accuracy/kind"]))
+    resumed = Trainer.resume(tmp_path / "c" / "best")
+    assert set(resumed.evaluate(X, y)) == set(trainer.evaluate(X, y))
