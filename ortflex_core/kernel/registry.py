@@ -238,6 +238,20 @@ class Plugins:
             kinds=kinds,
         )
 
+    @classmethod
+    def given(cls, plugins: Plugins | None) -> Plugins:
+        """What an argument ``plugins=`` means; None means all installed plugins.
+
+        Raises:
+            ConfigError: the argument is something else.
+        """
+        if plugins is not None and not isinstance(plugins, Plugins):
+            raise ConfigError(
+                f"plugins: expected the class Plugins or None, got {plugins!r}; "
+                "Plugins.discover().with_folder(path) has the plugins of a folder, too"
+            )
+        return plugins or cls.discover()
+
     def preferring(self, distributions: Iterable[str]) -> Plugins:
         """The same plugins; bare names mean those of the given distributions first.
 

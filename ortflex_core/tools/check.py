@@ -85,7 +85,7 @@ def check_model(
         >>> [(node.operator, node.status) for node in check_model(made).nodes]
         [('MatMul', 'trainable')]
     """
-    plugins = plugins or Plugins.discover()
+    plugins = Plugins.given(plugins)
     source = model if isinstance(model, Model) else Model(model, plugins=plugins)
     rules = load_rules(plugins, families, source.internal.graph.node)  # which may contain kernels
     with contextlib.suppress(RuntimeUnavailable):

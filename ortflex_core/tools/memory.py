@@ -141,7 +141,7 @@ def estimate_memory(
         arguments["loss"] = (
             ASSUMED_LOSS if len(floats) == 1 else dict.fromkeys(floats, ASSUMED_LOSS)
         )
-    plugins = arguments.pop("plugins", None) or Plugins.discover()
+    plugins = Plugins.given(arguments.pop("plugins", None))
     setup = resolve(require_runtime(), plugins, source, Arguments(**arguments))
     labels = {r.label: calls.label(r.loss, source.value(r.predicted), None) for r in setup.requests}
     problem = attrs.evolve(

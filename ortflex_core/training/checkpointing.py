@@ -88,7 +88,7 @@ def resume(
     trust_code: bool,
 ) -> T:
     """A Trainer from a checkpoint (see :meth:`ortflex_core.Trainer.resume`)."""
-    available = plugins or Plugins.discover()
+    available = Plugins.given(plugins)
     for _ in range(_TRIES):
         found = checkpoint.read(folder, model="model" not in changes)
         known = available

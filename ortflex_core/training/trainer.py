@@ -87,9 +87,9 @@ class Trainer(SharesModels):
         optimizer: the rule that updates the weights.
         learning_rate: the base learning rate; by default the optimizer's default.
         schedule: the learning rate over time.
-        groups: groups of parameters (``params``: names, globs) with a separate ``rate`` (a factor),
-            ``optimizer`` or ``penalty``, that are ``frozen``, or that are trained from
-            ``start_epoch`` on; a parameter belongs to the first group that matches it.
+        groups: one or several groups of parameters (``params``: names, globs) with a separate
+            ``rate`` (a factor), ``optimizer`` or ``penalty``, that are ``frozen``, or that are
+            trained from ``start_epoch`` on; a parameter belongs to the first group that matches it.
         clip_value: the largest absolute value of an element of a gradient.
         clip_norm: the largest Euclidean norm of all gradients together; it is applied after
             ``clip_value``.
@@ -177,7 +177,7 @@ class Trainer(SharesModels):
         optimizer: str | Optimizer | Mapping[str, Any] = "sgd",
         learning_rate: float | None = None,
         schedule: str | Schedule | Mapping[str, Any] = "constant",
-        groups: Sequence[Mapping[str, Any]] = (),
+        groups: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
         clip_value: float | None = None,
         clip_norm: float | None = None,
         transforms: str | Transform | Mapping[str, Any] | Sequence[Any] = (),
@@ -213,7 +213,7 @@ class Trainer(SharesModels):
     ) -> None:
         # The first statement: locals() has the arguments only.
         arguments = Arguments(**{k: v for k, v in locals().items() if k not in _NOT_RECORDED})
-        available = plugins or Plugins.discover()
+        available = Plugins.given(plugins)
         frees = not wrong({"free_batch": free_batch}) and bool(free_batch)
         setup = resolve(require_runtime(), available, as_model(model, frees, available), arguments)
         hooks = HookManager(setup.plugins, setup.callbacks)
@@ -263,7 +263,7 @@ class Trainer(SharesModels):
         """
         arguments = {f.name: getattr(recipe, f.name) for f in attrs.fields(Arguments)}
         arguments["callbacks"] += tuple(callbacks)
-        plugins = (plugins or Plugins.discover()).with_folder(recipe.plugins)
+        plugins = Plugins.given(plugins).with_folder(recipe.plugins)
         trainer = cls(recipe.model, **arguments, plugins=plugins)
         hook = trainer._internals.hooks.callables(trainer).get("recipe_resolved")
         if hook is not None:

@@ -59,7 +59,7 @@ def pages(
             recipes and operators.
         packages: the packages of others, in the form of ``PACKAGES``.
     """
-    plugins = plugins or Plugins.discover()
+    plugins = Plugins.given(plugins)
     every = {k: [e for e in plugins[k] if e.distribution == distribution] for k in plugins.kinds}
     own = {kind: entries for kind, entries in every.items() if entries}
     content = {

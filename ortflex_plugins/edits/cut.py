@@ -22,6 +22,7 @@ class Cut(Edit):
     """
 
     name: ClassVar[str] = "cut"
+    stability = "experimental"
     needs: ClassVar[str] = "the names of tensors, which `ortflex graph` shows"
 
     at: str = setting(help="the name of the tensor")

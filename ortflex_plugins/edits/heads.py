@@ -85,6 +85,7 @@ class NewHead(_Classes):
     """
 
     name: ClassVar[str] = "new_head"
+    stability = "experimental"
     needs: ClassVar[str] = (
         "a product by a constant matrix before an output, or a tensor of features"
     )
@@ -152,6 +153,7 @@ class MoreClasses(_Classes):
     """
 
     name: ClassVar[str] = "more_classes"
+    stability = "experimental"
     needs: ClassVar[str] = "a product by a float matrix before an output"
 
     add: int | None = setting(

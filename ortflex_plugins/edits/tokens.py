@@ -34,6 +34,7 @@ class MoreTokens(Edit):
     """
 
     name: ClassVar[str] = "more_tokens"
+    stability = "experimental"
     needs: ClassVar[str] = "an embedding: a Gather of rows of a float initializer"
 
     add: int = setting(validator=_count, help="the number of new tokens")

@@ -70,7 +70,7 @@ def recipe_data(recipe: Recipe, plugins: Plugins | None = None) -> tuple[Any, An
     Raises:
         ConfigError: a data source is unknown.
     """
-    parts = Parts((plugins or Plugins.discover()).preferring(recipe.prefer))
+    parts = Parts(Plugins.given(plugins).preferring(recipe.prefer))
     return parts.build("data", recipe.data), parts.build("validation", recipe.validation)
 
 

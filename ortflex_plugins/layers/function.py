@@ -138,7 +138,7 @@ class OnnxFunction:
             raise ConfigError(f"threads: {expected_count(threads)}")
         self.engine = engine
         self._runtime = require_runtime()
-        self._plugins = plugins or Plugins.discover()
+        self._plugins = Plugins.given(plugins)
         self.model = model if isinstance(model, Model) else Model(model, raise_half=False)
         complete_shapes(self.model)
         where = device_spec(device)

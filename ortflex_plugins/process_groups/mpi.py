@@ -41,6 +41,7 @@ class Mpi(ProcessGroup):
     """
 
     name: ClassVar[str] = "mpi"
+    stability = "experimental"
     launch: ClassVar[str] = "mpiexec -n 4 python -m"
 
     timeout: float = setting(

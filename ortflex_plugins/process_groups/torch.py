@@ -37,6 +37,7 @@ class Torch(ProcessGroup):
     """
 
     name: ClassVar[str] = "torch"
+    stability = "experimental"
     launch: ClassVar[str] = "torchrun --nproc-per-node 4 -m"
 
     timeout: float = setting(

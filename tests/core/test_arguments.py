@@ -239,3 +239,19 @@ def test_scalars_of_numpy_are_numbers(scalar: Any) -> None:
 def test_the_choices_of_a_key_are_words_of_a_recipe() -> None:
     for name in FIELDS:
         assert all(isinstance(word, str) for word in key_choices(name)), name
+
+
+def test_a_single_table_of_a_group_is_a_list_of_one() -> None:
+    group = {"params": "intercept", "rate": 0.5}
+    one, several = (Arguments(loss="squared_error", groups=g) for g in (group, [group]))
+    assert one == several
+    assert not one.problems()
+    trainer = Trainer(models.linear(), loss="squared_error", groups=group)
+    (found,) = internals_of(trainer).setup.problem.updating.groups
+    assert (found.parameters, found.rate) == (("intercept",), 0.5)
+
+
+@pytest.mark.parametrize("given", ["folder", 3, {"name": "adam"}])
+def test_plugins_that_are_no_plugins_are_an_error(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^plugins: "):
+        Trainer(models.linear(), loss="squared_error", plugins=given)

@@ -62,7 +62,7 @@ def with_values(
     """
     if not arguments.get("adapters") or isinstance(source, Model):
         return source
-    model = as_model(source, bool(arguments.get("free_batch")), plugins or Plugins.discover())
+    model = as_model(source, bool(arguments.get("free_batch")), Plugins.given(plugins))
     model.adapter_values = values
     return model
 

@@ -84,7 +84,7 @@ def decompose(
     opsets = opsets_of(model)
     if not any(_outside(node, opsets.get("", 0)) for node in all_nodes(model.graph.node)):
         return model, Decomposed()
-    work = _Work(plugins or Plugins.discover(), ruled, opsets, formulas)
+    work = _Work(Plugins.given(plugins), ruled, opsets, formulas)
     out = ModelProto()
     out.CopyFrom(model)
     work.replace(out.graph, {}, {})

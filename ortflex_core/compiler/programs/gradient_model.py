@@ -69,7 +69,7 @@ def gradient_model(
         (['x', 'cotangent/y'], ['y', 'gradient/x'])
     """
     source = model if isinstance(model, Model) else Model(model, raise_half=False)
-    table = load_rules(plugins or Plugins.discover(), families, source.internal.graph.node)
+    table = load_rules(Plugins.given(plugins), families, source.internal.graph.node)
     shape_probe.complete_shapes(source)
     asked = _names(wrt, "wrt")
     known = {i.name: i for i in source.inputs} | source.initializers

@@ -157,12 +157,13 @@ class Arguments:
     schedule: Any = argument(
         "the learning rate over time", "constant", kind=COMPONENT, of="schedules"
     )
-    groups: Sequence[Mapping[str, Any]] = argument(
-        "groups of parameters (``params``: names, globs) with a separate ``rate`` (a factor), "
-        "``optimizer`` or ``penalty``, that are ``frozen``, or that are trained from ``start_epoch`` on; "
-        "a parameter belongs to the first group that matches it",
+    groups: Mapping[str, Any] | Sequence[Mapping[str, Any]] = argument(
+        "one or several groups of parameters (``params``: names, globs) with a separate ``rate`` (a "
+        "factor), ``optimizer`` or ``penalty``, that are ``frozen``, or that are trained from "
+        "``start_epoch`` on; a parameter belongs to the first group that matches it",
         (),
         kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
+        keep=texts,
         check=table_problems,
     )
     # Short forms of the transforms with these names; they come first, in this order.

@@ -67,7 +67,7 @@ def per_output(given: Any) -> tuple[Any, ...]:
 
 
 def texts(given: Any) -> Any:
-    """One name or several as a tuple; any other value is returned unchanged, and the check refuses it."""
+    """One name or table, or several, as a tuple; the check refuses any other value, which is unchanged."""
     return several(given) if isinstance(given, Iterable) else given
 
 

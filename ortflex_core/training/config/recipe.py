@@ -108,7 +108,7 @@ class Recipe(Arguments):
         table = {key: value for key, value in read_toml(path).items() if key not in without}
         _absolute(table, Path(path).parent)
         problems = Problems()
-        known = plugins or Plugins.discover()
+        known = Plugins.given(plugins)
         given = dict(_given(overrides))
         if trust_code is False or (trust_code is None and _is_copy(Path(path))):
             known = known.for_data(
@@ -219,7 +219,7 @@ class Recipe(Arguments):
 
 
 def _with_folder(plugins: Plugins | None, folder: Any) -> Plugins:
-    plugins = plugins or Plugins.discover()
+    plugins = Plugins.given(plugins)
     return plugins.with_folder(folder) if isinstance(folder, str) else plugins
 
 

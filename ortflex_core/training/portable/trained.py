@@ -62,7 +62,7 @@ def apply_state(
     content = open_step(given).state if given.is_dir() else state_file.read(given)
     target = model if isinstance(model, Model) else Model(model)
     if adapters is None:
-        known = plugins or Plugins.discover()
+        known = Plugins.given(plugins)
         if not trust_code:
             way_out = "Pass the objects: apply_state(model, state, {key}=[…])"
             known = known.for_data(f"the state {content.label!r}", way_out=way_out)

@@ -70,6 +70,7 @@ class OpenVinoBackend(Backend):
     """
 
     name: ClassVar[str] = "openvino"
+    stability = "experimental"
     priority: ClassVar[int] = 4
 
     steps_per_run: int | str = attrs.field(default="auto", validator=check_steps)

@@ -53,6 +53,7 @@ class XlaBackend(Backend):
     """
 
     name: ClassVar[str] = "xla"
+    stability = "experimental"
     priority: ClassVar[int] = 5
     recomputes: ClassVar[bool] = True
 
