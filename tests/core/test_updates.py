@@ -249,7 +249,7 @@ def test_weights_that_are_set_are_their_own_average() -> None:
         ({"clip_norm": -1.0}, r"clip_norm: expected a finite number > 0, got -1\.0"),
         ({"clip_value": "big"}, "clip_value: expected a finite number > 0, got 'big'"),
         ({"accumulate": 0}, "accumulate: expected an integer >= 1, got 0"),
-        ({"groups": "*"}, "groups\\[0\\]: expected a table"),
+        ({"groups": "*"}, r"groups\[0\]: expected a table"),
         ({"groups": [{"rate": 2.0}]}, r"groups\[0\]\.params: is missing"),
         ({"groups": [{"params": "*", "rat": 2.0}]}, r"groups\[0\]\.rat: unknown key; did you mean"),
         (
