@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
@@ -13,7 +13,7 @@ from ortflex_core.compiler.problem.description import shared_parameters
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.calling import checked_rate
 from ortflex_core.kernel.errors import GraphError, Unsupported
-from ortflex_core.kernel.hooks import declares
+from ortflex_core.kernel.hooks import Callback, declares, hook
 from ortflex_core.kernel.loop import Loop, beginning
 from ortflex_core.kernel.plan import TrainingPlan
 from ortflex_core.kernel.position import Position
@@ -29,9 +29,12 @@ from ortflex_core.training.data.feed import Feed, held_out
 from ortflex_core.training.data.iterable_position import item_of
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.engines import failures
-from ortflex_core.training.internals import Internals, Settings
+from ortflex_core.training.internals import Internals, Settings, internals_of
 from ortflex_core.training.views.history import History, risen
 from ortflex_core.training.views.progress import Display
+
+if TYPE_CHECKING:
+    from ortflex_core.training.trainer import Trainer
 
 _log = logging.getLogger("ortflex")
 _STILL_THERE = (
@@ -81,7 +84,42 @@ def fit(
     validate = None if validation is None else internals.live.scorer(validation, peers, keep=True)
     if peers is not None and validation is not None:
         peers.agree("validation", agreement.validation_facts(validation.first))
-    return train(internals, settings, source, validate, alter)
+    internals.feed = feed
+    try:
+        return train(internals, settings, source, validate, alter)
+    finally:
+        internals.feed = None
+
+
+@attrs.define(eq=False)
+class UpdateBn(Callback):
+    """Computes the running statistics again when a training ends, with the averages of the weights.
+
+    A run that was interrupted, or stopped within an epoch, may be resumed, so it keeps its statistics.
+    """
+
+    every_rank: ClassVar[bool] = True
+    _failed: bool = attrs.field(default=False, init=False)
+
+    @hook
+    def train_start(self) -> None:
+        """Nothing has failed."""
+        self._failed = False
+
+    @hook
+    def exception(self) -> None:
+        """Note that the training failed or was interrupted."""
+        self._failed = True
+
+    @hook
+    def train_end(self, trainer: Trainer) -> None:
+        """Compute them, in one pass over the rows of the training."""
+        inner = internals_of(trainer)
+        feed, loop, problem = inner.feed, inner.loop, inner.problem
+        if feed is None or loop is None or self._failed or not loop.ended:
+            return
+        drop_last = inner.arguments["drop_last"]
+        inner.live.update_statistics(feed, trainer.batch_size, drop_last, problem.peers)
 
 
 def _changing(internals: Internals, owner: Settings, feed: Feed) -> str:
@@ -184,7 +222,11 @@ def _history(loop: Loop) -> History:
 
 
 def _warn(internals: Internals, *, validated: bool, first: bool) -> None:
-    """Warn of metrics without validation data, and before the first run of what a user may not expect."""
+    """Warn of metrics without validation data, and before the first run of what a user may not expect.
+
+    Raises:
+        ModelError: ``update_bn``, but the training changes no running statistics.
+    """
     setup = internals.setup
     if setup.metrics and not validated:
         _log.warning(
@@ -202,11 +244,13 @@ def _warn(internals: Internals, *, validated: bool, first: bool) -> None:
         )
 
     problem = internals.live.problem
-    if first and problem.updating.average is not None and problem.buffers:
+    if internals.arguments["update_bn"]:
+        internals.live.check_statistics()
+    elif first and problem.updating.average is not None and problem.buffers:
         _log.warning(
             "averaging: predictions use the averages of the weights, but the running statistics of "
-            "BatchNormalization are those of the weights; Trainer.update_bn(X), called after fit, "
-            "computes them again for the averages"
+            "BatchNormalization are those of the weights; update_bn=True computes them again for the "
+            "averages when fit ends, Trainer.update_bn(X) after fit"
         )
 
 

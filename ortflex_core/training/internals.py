@@ -15,6 +15,7 @@ from ortflex_core.kernel.loop import Loop
 from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.setup import Setup
 from ortflex_core.training.state import Live
 from ortflex_core.training.views.history import History
@@ -46,6 +47,7 @@ class Internals:
         hooks: the callbacks and hook plugins.
         live: the weights, and the engine that holds them after the first data.
         loop: the loop that runs now, if there is one.
+        feed: the rows of the training while ``fit`` runs.
     """
 
     arguments: dict[str, Any]
@@ -53,6 +55,7 @@ class Internals:
     hooks: HookManager
     live: Live
     loop: Loop | None = None
+    feed: Feed | None = None
 
     @property
     def runtime(self) -> Runtime:

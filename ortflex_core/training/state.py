@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import islice, takewhile
 from typing import Literal
 
 import attrs
@@ -450,30 +451,57 @@ class Live:
 
         return predict
 
-    def update_statistics(self, feed: Feed, batch_size: int) -> None:
-        """Replace the running statistics by their means over the batches, with the weights of predictions.
+    def check_statistics(self) -> list[str]:
+        """The tensors that the losses read, if a BatchNormalization before them is in training mode.
 
         Raises:
-            ModelError: no running statistics are updated by training.
-            DataError: there is no batch, or one of a single row.
+            ModelError: none is.
         """
         problem = self.inference()
         predicted = list(dict.fromkeys(request.predicted for request in self.setup.requests))
         if not normalized_by_batch(problem, predicted):
             raise ModelError(
-                f"{self.model.label}: no BatchNormalization that is in training mode, so there are no "
-                f"running statistics to update (batch_norm={problem.batch_norm!r})"
+                f"{self.model.label}: update_bn: no BatchNormalization is in training mode, so there are "
+                f"no running statistics to update (batch_norm={problem.batch_norm!r})"
             )
+        return predicted
+
+    def update_statistics(
+        self, feed: Feed, batch_size: int, drop_last: bool, peers: Peers | None = None
+    ) -> None:
+        """Replace the running statistics by their means over the batches, with the weights of predictions.
+
+        With ``peers``, which all call it, each process computes its share of the batches, and the
+        result is that of one process. ``drop_last`` leaves out a last batch with fewer rows.
+
+        Raises:
+            ModelError: no running statistics are updated by training.
+            DataError: there is no batch, or one of a single row.
+        """
+        problem, predicted = self.inference(), self.check_statistics()
         derivation = self.derivation
         if derivation is not None and not derivation.prefix.reads_strings:
             derivation = None  # the columns may be those of the rows of the training
         rest = problem if derivation is None else derivation.prefix.cut(problem)
         evaluator, weights = Evaluator(rest, self.device), self._weights_now()
+        batches = feed.inputs(self.preparing(problem), batch_size)
+        if drop_last and feed.rows is not None:
+            full = min(batch_size, feed.rows)
+            batches = takewhile(lambda batch: batch.size == full, batches)
+        rank, ranks = (0, 1) if peers is None else (peers.rank, peers.size)
+        if feed.rows is not None:  # all rows; an iterable has the batches of this process
+            batches = islice(batches, rank, None, ranks)
+
+        def statistics() -> Iterator[list[tuple[str, Array]]]:
+            for number, batch in enumerate(batches):
+                single_rows.check_batch(problem, batch.size, predicted)
+                columns = batch if derivation is None else derivation.batch(batch)
+                yield evaluator.statistics(weights, columns, predicted, rank + number * ranks)
+
+        drawn = statistics()
         sums: dict[str, tuple[int, Array]] = {}
-        for number, batch in enumerate(feed.inputs(self.preparing(problem), batch_size)):
-            single_rows.check_batch(problem, batch.size, predicted)
-            columns = batch if derivation is None else derivation.batch(batch)
-            for name, array in evaluator.statistics(weights, columns, predicted, number):
+        for arrays in drawn if peers is None else peers.in_turn("running statistics", drawn):
+            for name, array in arrays:
                 count, total = sums.get(name, (0, np.zeros(array.shape)))
                 sums[name] = count + 1, total + array
         if not sums:

@@ -138,6 +138,9 @@ class Trainer(SharesModels):
         batch_norm: ``train`` normalizes with the statistics of the batch and updates the running
             statistics if they are initializers; ``freeze`` uses the running statistics; ``auto``
             means ``freeze`` where scale and bias are both frozen, otherwise ``train``.
+        update_bn: computes the running statistics of BatchNormalization again when ``fit`` ends,
+            over the rows of the training and with the averages of the weights
+            (``Trainer.update_bn`` does it at any time).
         dropout: ``file`` uses the ratios in the file, ``off`` drops nothing; a number is the ratio
             of all nodes.
         threads: the number of threads within an operator; ``auto`` means one for a step with less
@@ -203,6 +206,7 @@ class Trainer(SharesModels):
         check_finite: bool = True,
         cache: Literal["auto", "memory", "disk", False] = "auto",
         batch_norm: Literal["auto", "train", "freeze"] = "auto",
+        update_bn: bool = False,
         dropout: Literal["file", "off"] | float = "file",
         threads: int | Literal["auto"] = "auto",
         gradients: str | Iterable[str] = (),
@@ -216,7 +220,9 @@ class Trainer(SharesModels):
         available = Plugins.given(plugins)
         frees = not wrong({"free_batch": free_batch}) and bool(free_batch)
         setup = resolve(require_runtime(), available, as_model(model, frees, available), arguments)
-        hooks = HookManager(setup.plugins, setup.callbacks)
+        # The first of the callbacks is called last: after early stopping, before models are stored.
+        updating = [fit.UpdateBn()] if arguments.update_bn else []
+        hooks = HookManager(setup.plugins, [*updating, *setup.callbacks])
         weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
         peers = setup.problem.peers
         shown = False if peers is not None and peers.rank else progress
@@ -453,7 +459,8 @@ class Trainer(SharesModels):
         """
         self._internals.refuse_in_observers("update_bn: statistics")
         feed = self._feed(X, labelled=False)
-        self._internals.live.update_statistics(feed, self.batch_size)
+        drop_last = self._internals.arguments["drop_last"]
+        self._internals.live.update_statistics(feed, self.batch_size, drop_last)
 
     def export(
         self,

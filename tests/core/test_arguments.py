@@ -105,6 +105,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "check_finite": (None, "expected True or False, got None"),
     "cache": (True, "expected 'auto', 'memory', 'disk' or False, got True"),
     "batch_norm": ("off", "expected 'auto', 'train' or 'freeze', got 'off'"),
+    "update_bn": (1, "expected True or False, got 1"),
     "dropout": (1.0, "expected 'file', 'off' or a number >= 0 and < 1, got 1.0"),
     "threads": ("all", "expected 'auto' or an integer >= 1, got 'all'"),
     "gradients": (5, "expected a name or a list of names, got 5"),

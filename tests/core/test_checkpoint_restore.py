@@ -83,6 +83,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("reduction", "sum"),
     ("classes", [1, 2]),
     ("batch_norm", "freeze"),
+    ("update_bn", True),
     *(("dropout", ratio) for ratio in ("off", 0.25)),
     ("gradients", ["examples"]),
     ("prefer", ["ortflex-example"]),

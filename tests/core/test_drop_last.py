@@ -24,8 +24,8 @@ class Rows(Pieces):
 
     buffer, sizes = 11, ()
 
-    def __init__(self, x: Any, y: Any) -> None:
-        self.x, self.y = x, y
+    def __init__(self, x: Any, y: Any, name: str = "X") -> None:
+        self.x, self.y, self.name = x, y, name
         self.sizes = [len(x[k : k + 5]) for k in range(0, len(x), 5)]
 
     def place(self, piece: int) -> str:
@@ -33,7 +33,7 @@ class Rows(Pieces):
 
     def read(self, piece: int, start: int = 0) -> Any:
         at = slice(5 * piece + start, 5 * piece + self.sizes[piece])
-        yield Columns(inputs={"X": self.x[at]}, labels={"label": self.y[at]})
+        yield Columns(inputs={self.name: self.x[at]}, labels={"label": self.y[at]})
 
 
 def forms(x: Any, y: Any) -> dict[str, tuple[Any, ...]]:

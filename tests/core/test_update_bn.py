@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from ortflex_core import DataError, ModelError, OrtflexError, hook
+from ortflex_core import Columns, DataError, ModelError, OrtflexError, hook, run_ranks
+from ortflex_core.training.data.columns import split
 from tests import models
 from tests.core.test_derived_columns import categories, texts
+from tests.core.test_drop_last import Rows
 from tests.core.test_statistics import LAYERS, WEIGHTS, network
-from tests.training import every_backend, make
+from tests.training import every_backend, make, regression
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((26, 3)).astype(np.float32)
@@ -220,8 +222,112 @@ def test_a_training_says_that_the_statistics_are_not_averaged(
     with caplog.at_level(logging.WARNING, "ortflex"):
         averaging(OWN, averaging=None).fit(X, Y)
         averaging(OWN, batch_norm="freeze").fit(X, Y)
+        averaging(OWN, update_bn=True).fit(X, Y)
         assert "update_bn" not in caplog.text
         trainer = averaging(OWN)
         trainer.fit(X, Y)
         trainer.fit(X, Y)
-    assert caplog.text.count("update_bn") == 1
+    assert caplog.text.count("update_bn=True") == 1
+
+
+@pytest.mark.parametrize("form", ["arrays", "pieces", "iterable", "split", "prefix"])
+def test_the_argument_updates_when_fit_ends(form: str) -> None:
+    """The same bits as the method after a fit without it, on the rows of the training."""
+    rows, fit = X, {}
+    data: Any = (X, Y)
+    if form == "pieces":
+        data = (Rows(X, Y, "x"),)
+    elif form == "iterable":
+        data = ([(X[k : k + BATCH], Y[k : k + BATCH]) for k in range(0, 26, BATCH)],)
+    elif form == "split":
+        fit = {"validation_data": 0.3}
+    options: dict[str, Any] = {"shuffle": False}
+    if form == "prefix":
+        options |= {"params": ["gain", "bias", "v"], "cache": "memory"}
+    one, two = averaging(OWN, update_bn=True, **options), averaging(OWN, **options)
+    for trainer in (one, two):
+        trainer.fit(*data, **fit)
+    if form == "split":
+        rows = split(Columns(inputs={"x": X}, labels={}), 0.3, two.seed)[0].inputs["x"]
+    before = two.get_state(buffers=True)
+    two.update_bn(rows)
+    assert before["va"].tobytes() != two.get_state(buffers=True)["va"].tobytes()
+    for name, array in two.get_state(buffers=True).items():
+        np.testing.assert_array_equal(one.get_state(buffers=True)[name], array, err_msg=name)
+
+
+def test_early_stopping_and_stored_models_have_their_part() -> None:
+    """After the best weights are restored, before a tracker stores the model."""
+    stored: list[Any] = []
+
+    class Store:
+        @hook(trylast=True)
+        def train_end(self, trainer: Any) -> None:
+            stored.append(trainer.predict(X))
+
+    early = {"name": "early_stopping", "patience": 1, "min_delta": 10.0}
+    trainer = averaging(OWN, update_bn=True, callbacks=[early, Store()])
+    history = trainer.fit(X, Y)
+    assert len(history) == 2
+    means, predicted = exact(trainer.get_state(averaged=True), shared=False)
+    np.testing.assert_allclose(trainer.get_state(buffers=True)["vb"], means["vb"], rtol=2e-5)
+    np.testing.assert_allclose(stored[0], predicted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_that_may_go_on_keeps_its_statistics(tmp_path: Any) -> None:
+    """The resumed run ends with the bits of one that was not interrupted."""
+
+    class Stop:
+        @hook
+        def step_end(self, progress: Any) -> bool:
+            return bool(progress.step == 6)
+
+    whole = averaging(OWN, update_bn=True)
+    whole.fit(X, Y)
+    first = averaging(OWN, update_bn=True, callbacks=[Stop()])
+    first.fit(X, Y)
+    resumed = type(first).resume(first.save(tmp_path / "c"), callbacks=[])
+    resumed.fit(X, Y)
+    for name, array in whole.get_state(buffers=True).items():
+        np.testing.assert_array_equal(resumed.get_state(buffers=True)[name], array, err_msg=name)
+
+
+def test_what_has_no_statistics_is_refused_before_the_training() -> None:
+    frozen = averaging(OWN, batch_norm="freeze", update_bn=True)
+    without = make(models.linear(), update_bn=True)
+    for trainer, data in ((frozen, (X, Y)), (without, regression())):
+        before = trainer.get_state()
+        with pytest.raises(ModelError, match="update_bn"):
+            trainer.fit(*data)
+        for name, array in trainer.get_state().items():
+            np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("form", ["arrays", "iterable"])
+def test_several_processes_have_the_bits_of_one(form: str) -> None:
+    """27 rows are batches of 8, 8, 8 and 3: the last round has fewer batches than processes."""
+    x, y = np.concatenate([X, X[:1]]), np.concatenate([Y, Y[:1]])
+
+    def batches(rank: int, size: int) -> Any:
+        return [(x[k : k + 8], y[k : k + 8]) for k in range(8 * rank, 27, 8 * size)]
+
+    def job(ranks: int, **options: Any) -> Any:
+        trainer = averaging(OWN, update_bn=True, shuffle=False, threads=1, **options)
+        data: Any = (x, y)
+        if form == "iterable":
+            data = (batches if ranks > 1 else batches(0, 1),)
+        trainer.fit(*data)
+        return {n: a.tobytes() for n, a in trainer.get_state(buffers=True).items()}
+
+    alone = job(1, accumulate=2)
+    for state in run_ranks(2, lambda group: job(2, distributed=group)):
+        assert state == alone
+
+
+def test_drop_last_leaves_out_the_rows_that_no_step_had() -> None:
+    x, y = np.concatenate([X[:17]]), Y[:17]
+    trainer = averaging(OWN, update_bn=True, drop_last=True)
+    trainer.fit(x, y)
+    found = trainer.get_state(buffers=True)["va"]
+    trainer.update_bn(x[:16])
+    np.testing.assert_array_equal(trainer.get_state(buffers=True)["va"], found)

@@ -309,6 +309,12 @@ class Arguments:
         "auto",
         check=check_choice("auto", "train", "freeze"),
     )
+    update_bn: bool = argument(
+        "computes the running statistics of BatchNormalization again when ``fit`` ends, over the rows of "
+        "the training and with the averages of the weights (``Trainer.update_bn`` does it at any time)",
+        False,
+        check=check_flag,
+    )
     dropout: Literal["file", "off"] | float = argument(
         "``file`` uses the ratios in the file, ``off`` drops nothing; a number is the ratio of all nodes",
         "file",

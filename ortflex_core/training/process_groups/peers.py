@@ -12,7 +12,7 @@ import io
 import json
 import platform
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,23 @@ class Peers:
         for start in range(0, batches, self.size):
             own, present = start + self.rank, min(self.size, batches - start)
             yield start, own if own < batches else None, present
+
+    def in_turn(
+        self, place: str, own: Iterable[Sequence[tuple[str, Array]]]
+    ) -> Iterator[list[tuple[str, Array]]]:
+        """Named arrays of the batches of all processes in their order, from those of this process.
+
+        Batch k belongs to rank k mod N. The first batch that is missing is the end.
+        """
+        drawn = iter(own)
+        while True:
+            mine = next(drawn, ())
+            message = [np.array([n for n, _ in mine]), *(a for _, a in mine)] if mine else []
+            for part in self.gather(place, pack(message)):
+                if not len(part):
+                    return
+                names, *arrays = unpack(part)
+                yield list(zip(names.tolist(), arrays, strict=True))
 
     def values(self, place: str, value: Any) -> list[Any]:
         """The JSON value of each process, by rank."""
