@@ -263,6 +263,7 @@ from ortflex_core.compiler.problem.labels import (
 )
 from ortflex_core.compiler.problem.losses import (
     bind_terms as bind_terms,
+    expected_labels as expected_labels,
     loss_tables as loss_tables,
     LossRequest as LossRequest,
 )

@@ -11,6 +11,7 @@ import pytest
 from ortflex_core.compiler.autodiff.cotangents import full
 from ortflex_core.compiler.autodiff.families import load_rules
 from ortflex_core.compiler.autodiff.reverse import gradients
+from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.ops import Ops, Tensor
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.kernel.errors import DataError, OrtflexError
@@ -21,7 +22,7 @@ from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.data.columns import spec_of
 
-Reference = Callable[[Array, Array], Array]
+Reference = Callable[[Array, Array | None], Array]
 RATE = 0.1
 
 
@@ -29,7 +30,7 @@ class LossKit(FormulaKit):
     """Override ``component`` and ``reference``; if no default labels fit, ``labels``.
 
     ``reference(predicted, expected)`` is the value of every sample, in numpy and float64. Without a
-    reference (None), the values are not compared.
+    reference (None), the values are not compared. A loss that needs no labels gets None.
     """
 
     kind: ClassVar[str] = "losses"
@@ -40,8 +41,13 @@ class LossKit(FormulaKit):
         return np.random.default_rng(1).normal(size=(6, 3))
 
     @pytest.fixture
-    def labels(self, component: Loss, predicted: Array) -> Array:
-        """The first labels that the loss accepts of: numbers, fractions, 0 or 1, −1 or 1, class numbers."""
+    def labels(self, component: Loss, predicted: Array) -> Array | None:
+        """The first labels that the loss accepts of: numbers, fractions, 0 or 1, −1 or 1, class numbers.
+
+        None for a loss that needs no labels.
+        """
+        if not component.needs_labels:
+            return None
         for candidate in _candidates(predicted.shape):
             if not _refused(component, predicted, candidate):
                 return candidate
@@ -50,7 +56,7 @@ class LossKit(FormulaKit):
         )
 
     def test_value(
-        self, component: Loss, reference: Reference | None, predicted: Array, labels: Array
+        self, component: Loss, reference: Reference | None, predicted: Array, labels: Array | None
     ) -> None:
         """``per_sample`` is the reference's value."""
         if reference is None:
@@ -58,12 +64,12 @@ class LossKit(FormulaKit):
         got = Run(component, predicted, labels)()["value"]
         close(got, reference(predicted, labels), 1e-9, "per_sample compared with the reference")
 
-    def test_gradient(self, component: Loss, predicted: Array, labels: Array) -> None:
+    def test_gradient(self, component: Loss, predicted: Array, labels: Array | None) -> None:
         """The gradient, given or derived, is the slope of the value, for every cotangent."""
         check_gradient(component, predicted, labels, seed=None)
 
     def test_scores_of_0_and_100(
-        self, component: Loss, reference: Reference | None, predicted: Array, labels: Array
+        self, component: Loss, reference: Reference | None, predicted: Array, labels: Array | None
     ) -> None:
         """Value and gradient are finite and right at 0 and ±100, also in float32."""
         for score in (0.0, 100.0, -100.0):
@@ -87,7 +93,7 @@ class LossKit(FormulaKit):
                     f"{what} at a score of {score:g} in float32",
                 )
 
-    def test_dynamic_batch(self, component: Loss, predicted: Array, labels: Array) -> None:
+    def test_dynamic_batch(self, component: Loss, predicted: Array, labels: Array | None) -> None:
         """One graph computes batches of any size; the values are [B, …], and rows are independent."""
         run = Run(component, predicted, labels)
         shape = run.program.outputs[0].shape
@@ -117,7 +123,7 @@ class LossKit(FormulaKit):
                 "the gradient of a row depends on other rows",
             )
 
-    def test_float64(self, component: Loss, predicted: Array, labels: Array) -> None:
+    def test_float64(self, component: Loss, predicted: Array, labels: Array | None) -> None:
         """Float64 stays float64, with its accuracy; float32 stays float32."""
         run = Run(component, predicted, labels)
         wide, narrow = run(), Run(component, predicted.astype(np.float32), labels)()
@@ -132,7 +138,7 @@ class LossKit(FormulaKit):
             "float64 is computed with the accuracy of float32",
         )
 
-    def test_sample_weights(self, component: Loss, predicted: Array, labels: Array) -> None:
+    def test_sample_weights(self, component: Loss, predicted: Array, labels: Array | None) -> None:
         """A weight multiplies value and gradient of its row, and a Trainer reports Σ w·l / Σ w."""
         weight = np.resize([0.0, 2.0, 1.0, 0.5, 3.0, 0.25], len(predicted))
         check_gradient(component, predicted, labels, seed=weight)
@@ -141,11 +147,11 @@ class LossKit(FormulaKit):
         got = trainer.evaluate(predicted.astype(np.float32), labels, weight)["loss"]
         close(got, weighted(component, predicted, labels, weight)[0], 1e-4, "Σ w·l / Σ w")
 
-    def label_weights(self, component: Loss, labels: Array) -> Array | None:
+    def label_weights(self, component: Loss, labels: Array | None) -> Array | None:
         """Override it for a loss that weights its values by their labels: those weights, per value."""
         return None
 
-    def test_counts(self, component: Loss, predicted: Array, labels: Array) -> None:
+    def test_counts(self, component: Loss, predicted: Array, labels: Array | None) -> None:
         """``counts`` are the mask, times the weights by which the loss multiplies its values."""
         run = Run(component, predicted, labels)
         found, weights = run(), self.label_weights(component, labels)
@@ -157,7 +163,7 @@ class LossKit(FormulaKit):
             "counts, by which the loss is divided, compared with the mask and label_weights of the kit",
         )
 
-    def test_backends(self, component: Loss, predicted: Array, labels: Array) -> None:
+    def test_backends(self, component: Loss, predicted: Array, labels: Array | None) -> None:
         """Every backend that supports the loss computes the step of its gradient."""
         weight = np.linspace(0.5, 2.0, len(predicted))
         value, slopes = weighted(component, predicted, labels, weight)
@@ -174,7 +180,7 @@ class LossKit(FormulaKit):
 
         running.on_every_backend(train, f"the loss {component.name}")
 
-    def test_determinism(self, component: Loss, predicted: Array, labels: Array) -> None:
+    def test_determinism(self, component: Loss, predicted: Array, labels: Array | None) -> None:
         """The same rows give the same bits, and the same formula the same graph."""
         first, second = (Run(component, predicted, labels) for _ in range(2))
         running.same_bits(first(), second(), component.name)
@@ -184,13 +190,15 @@ class LossKit(FormulaKit):
         )
 
     def test_hyperparameters_are_symbols(
-        self, component: Loss, predicted: Array, labels: Array
+        self, component: Loss, predicted: Array, labels: Array | None
     ) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""
         check_hyperparameters(component, lambda c: Run(c, predicted, labels).program)
 
     def test_wrong_labels_are_refused(self, component: Loss, predicted: Array) -> None:
         """Labels with another number of columns are an error; they are never broadcast."""
+        if not component.needs_labels:
+            pytest.skip("the loss needs no labels")
         trainer = running.trainer(
             running.shifted_model(predicted.shape[1:]), loss=component, params=["shift"]
         )
@@ -204,15 +212,19 @@ class Run:
     """Value, gradient and mask of a loss as one graph of predictions, labels and a cotangent."""
 
     def __init__(
-        self, loss: Loss, predicted: Array, labels: Array, seed: Array | None = None
+        self, loss: Loss, predicted: Array, labels: Array | None, seed: Array | None = None
     ) -> None:
-        wanted = loss.label(_spec(predicted), spec_of("y", labels))
         twin, rules = symbolic(loss), load_rules(running.plugins())
-        arrays = {"predicted": predicted, "expected": labels.astype(wanted.numpy)}
+        arrays = {"predicted": predicted}
+        if labels is not None:
+            wanted = loss.label(_spec(predicted), spec_of("y", labels))
+            arrays["expected"] = labels.astype(wanted.numpy)
         self._values = loss.hyper_values()
 
-        def value(op: Ops, predicted: Tensor, expected: Tensor) -> Mapping[str, Tensor]:
-            return {"value": twin.per_sample(op, predicted, expected)}
+        def value(
+            op: Ops, predicted: Tensor, expected: Tensor | None = None
+        ) -> Mapping[str, Tensor]:
+            return {"value": calls.per_sample(twin, op, predicted, expected)}
 
         alone = running.traced(value, arrays, batch="N")
         self.shape = running.run(alone, arrays, self._values)["value"].shape
@@ -222,14 +234,16 @@ class Run:
         self._arrays = {**arrays, "seed": self.seed.astype(predicted.dtype)}
 
         def formula(
-            op: Ops, predicted: Tensor, expected: Tensor, seed: Tensor
+            op: Ops, predicted: Tensor, seed: Tensor, expected: Tensor | None = None
         ) -> dict[str, Tensor]:
-            made = twin.per_sample(op, predicted, expected)
-            own = twin.gradient(op, predicted, expected, seed)
+            made = calls.per_sample(twin, op, predicted, expected)
+            own = calls.loss_gradient(twin, op, predicted, expected, seed)
             if own is None:
                 own = gradients([(made, seed)], [predicted], rules)[0]
             ones = op.constant(np.ones(1, self._arrays["seed"].dtype))
-            given = {"mask": twin.mask(op, expected), "counts": twin.counts(op, expected)}
+            given: dict[str, Tensor | None] = {"mask": None, "counts": None}
+            if expected is not None:
+                given = {"mask": twin.mask(op, expected), "counts": twin.counts(op, expected)}
             factors = {
                 n: ones if f is None else op.Cast(f, to=predicted.dtype) for n, f in given.items()
             }
@@ -249,7 +263,7 @@ class Run:
         return weight.reshape(-1, *[1] * (len(self.shape) - 1))
 
 
-def check_gradient(loss: Loss, predicted: Array, labels: Array, seed: Array | None) -> None:
+def check_gradient(loss: Loss, predicted: Array, labels: Array | None, seed: Array | None) -> None:
     """Fail unless the gradient with this cotangent is the slope of Σ seed·value."""
     run = Run(loss, predicted, labels, seed)
     slopes = running.differences(
@@ -258,7 +272,9 @@ def check_gradient(loss: Loss, predicted: Array, labels: Array, seed: Array | No
     close(run()["gradient"], slopes, 1e-5, f"the gradient of {loss.name} and finite differences")
 
 
-def weighted(loss: Loss, predicted: Array, labels: Array, weight: Array) -> tuple[float, Array]:
+def weighted(
+    loss: Loss, predicted: Array, labels: Array | None, weight: Array
+) -> tuple[float, Array]:
     """Σ w·l / Σ w and its gradient, with the mask and the counts of the loss."""
     run = Run(loss, predicted, labels)
     found, w = run(), run.by_row(weight)

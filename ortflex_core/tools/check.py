@@ -13,7 +13,6 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.autodiff.families import load_rules
 from ortflex_core.compiler.autodiff.reverse import RuleTable, gradients
-from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph import sequences
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Trace
@@ -347,7 +346,7 @@ def _problem(
 ) -> Problem:
     """What is trained; the labels have the type that each loss expects."""
     check_version(model, require_runtime())
-    labels = {r.label: calls.label(r.loss, model.value(r.predicted), None) for r in requests}
+    labels = losses.expected_labels(model, requests)
     optimizer = plugins.component("optimizers", default("optimizer"))
     return Problem(
         model=model,

@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 from onnx import ModelProto
 
-from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.model.model import Model, as_model
@@ -143,7 +142,7 @@ def estimate_memory(
         )
     plugins = Plugins.given(arguments.pop("plugins", None))
     setup = resolve(require_runtime(), plugins, source, Arguments(**arguments))
-    labels = {r.label: calls.label(r.loss, source.value(r.predicted), None) for r in setup.requests}
+    labels = losses.expected_labels(setup.model, setup.requests)
     problem = attrs.evolve(
         setup.problem, terms=losses.bind_terms(setup.model, setup.requests, labels, {})
     )
@@ -212,8 +211,7 @@ def _list_parts(
         yield "gradients that are added up", 3 * trained
     if every - trained:
         yield "frozen tensors", every - trained
-    columns = {s.name: s for s in (*model.inputs, *(t.label for t in problem.terms))}
-    batch = sum(_bytes(s, problem.batch_size) for s in columns.values())
+    batch = sum(_bytes(s, problem.batch_size) for s in problem.columns)
     yield "a batch of data", batch
     yield "tensors of the step at its peak", step
     if not schedule.block:

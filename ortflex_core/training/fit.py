@@ -60,7 +60,7 @@ def fit(
     if isinstance(validation_data, float):
         feed, validation = feed.split(validation_data, settings.seed)
     elif validation_data is not None:
-        validation = feed_of(*held_out(validation_data))
+        validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
     opened: list[Source] = []
 
     def open_once(preparing: Preparation) -> Source:
@@ -293,8 +293,8 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     peers = internals.setup.problem.peers
     if peers is not None and internals.setup.sync_every is not None:
         raise Unsupported("step: sync_every averages after several steps; use fit")
-    X, y, weight = item_of(batch, 0)
     live = internals.live
+    X, y, weight = item_of(batch, 0, internals.setup.needs_labels)
     columns = internals.setup.open(X, y, weight)
     first, rows = live.engine is None, columns.rows
     if rows == 1:

@@ -78,6 +78,11 @@ class Setup:
         names = [name for r in self.requests for name in (r.predicted, r.output)]
         return tuple(dict.fromkeys(names))
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether a loss reads labels."""
+        return any(request.loss.needs_labels for request in self.requests)
+
     def build_engine(
         self, candidate: Problem, backends: Sequence[Backend] | None = None
     ) -> tuple[Backend, Engine]:

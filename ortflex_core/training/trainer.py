@@ -345,7 +345,7 @@ class Trainer(SharesModels):
             X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or ``(X, y,
                 sample_weight)`` batches (or a function that returns one), which
                 :class:`ortflex_core.Batches` shuffles and draws in the background.
-            y: labels; a mapping if there are several losses.
+            y: labels; a mapping if there are several losses. Losses without labels need none.
             sample_weight: one weight per row, or an array that broadcasts to the values of the
                 loss.
             validation_data: ``(X, y)`` or ``(X, y, sample_weight)``, a DataSource, an iterable of
@@ -366,12 +366,14 @@ class Trainer(SharesModels):
 
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
         self.model.files.verify()
-        return Feed.of(
-            X, y, sample_weight, self._internals.setup.open, batch_size=self.batch_size, **options
-        )
+        setup = self._internals.setup
+        options = {"labelled": setup.needs_labels, **options}
+        return Feed.of(X, y, sample_weight, setup.open, batch_size=self.batch_size, **options)
 
     def step(self, batch: Any) -> float:
         """Train one step on one batch, ``(X, y)`` or ``(X, y, sample_weight)``; returns its cost.
+
+        If no loss reads labels, the batch may be ``X`` alone.
 
         The schedule gives the rate after the steps so far. In several processes, each passes its own
         batch, and all return the cost of the step over the batches of all processes.

@@ -20,6 +20,7 @@ from ortflex_core import (
     as_model,
     bind_terms,
     check_model,
+    expected_labels,
     internals_of,
     read_model,
     short_traceback,
@@ -176,7 +177,7 @@ def draw_step(
     problem = inner.problem
     if not problem.terms:
         requests = inner.setup.requests
-        labels = {r.label: r.loss.label(trainer.model.value(r.predicted), None) for r in requests}
+        labels = expected_labels(trainer.model, requests)
         problem = attrs.evolve(problem, terms=bind_terms(trainer.model, requests, labels, {}))
     fixed = [i.shape[0] for i in trainer.model.inputs if i.shape and isinstance(i.shape[0], int)]
     rows = fixed[0] if fixed else trainer.batch_size

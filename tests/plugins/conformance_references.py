@@ -43,6 +43,11 @@ def kullback_leibler(s: Array, y: Array) -> Array:
     return (y * (logs - oracles.log_softmax(s))).sum(axis=1)
 
 
+def entropy(s: Array, y: Array | None) -> Array:
+    logs = oracles.log_softmax(s)
+    return -(np.exp(logs) * logs).sum(axis=1)
+
+
 LOSSES: dict[str, Reference] = {
     "squared_error": oracles.squared_error,
     "absolute_error": oracles.absolute_error,
@@ -58,6 +63,7 @@ LOSSES: dict[str, Reference] = {
     "hinge": lambda p, y: np.maximum(0, 1 - y * p),
     "squared_hinge": lambda p, y: np.maximum(0, 1 - y * p) ** 2,
     "focal": focal,
+    "entropy": entropy,
     "cosine_embedding": pairs,
     "dice": dice,
     "kullback_leibler": kullback_leibler,

@@ -110,7 +110,7 @@ def check_labels(loss: Loss, predicted: TensorSpec, labels: Any) -> None:
     _call(loss, "check_labels", predicted, labels)
 
 
-def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor | None) -> Tensor:
     """The values of a loss: float, [batch, …]."""
     wanted = "a float tensor with at least one value per sample, [batch, …]"
     given = _call(loss, "per_sample", op, predicted, expected)
@@ -140,7 +140,7 @@ _FACTORS = "None or a tensor of factors of the sample weights"
 
 
 def loss_gradient(
-    loss: Loss, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
+    loss: Loss, op: Ops, predicted: Tensor, expected: Tensor | None, cotangent: Tensor
 ) -> Tensor | None:
     """The gradient that a loss defines."""
     given = _call(loss, "gradient", op, predicted, expected, cotangent)

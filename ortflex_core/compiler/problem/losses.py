@@ -215,6 +215,15 @@ class _Columns:
         return self._known[kind, key]
 
 
+def expected_labels(model: Model, requests: Sequence[LossRequest]) -> dict[str, TensorSpec]:
+    """The labels in the form that each loss expects, for problems without data."""
+    return {
+        r.label: calls.label(r.loss, model.value(r.predicted), None)
+        for r in requests
+        if r.loss.needs_labels
+    }
+
+
 def bind_terms(
     model: Model,
     requests: Sequence[LossRequest],
@@ -242,14 +251,16 @@ def bind_terms(
     columns = _Columns(model)
     for k, request in enumerate(requests):
         given = labels.get(request.label)
-        if given is None:
+        if given is None and request.loss.needs_labels:
             raise DataError(
                 f"the {request.loss.name} loss on {request.output!r} expects labels "
                 f"{request.label!r}, y has {', '.join(labels) or 'none'}"
             )
         predicted = _known_shape(model, model.value(request.predicted), given)
-        column = columns.name("labels", request.label)
-        label = attrs.evolve(calls.label(request.loss, predicted, given), name=column)
+        label = None
+        if given is not None:
+            column = columns.name("labels", request.label)
+            label = attrs.evolve(calls.label(request.loss, predicted, given), name=column)
         samples = sample_shape(model, request.loss, predicted, label)
         name = request.weight or _WEIGHT
         weight = None
@@ -302,7 +313,7 @@ def _one_weight(terms: Sequence[LossTerm]) -> Iterator[LossTerm]:
         yield attrs.evolve(term, weight=attrs.evolve(term.weight, shape=(first,)))
 
 
-def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec) -> TensorSpec:
+def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
     """The predicted tensor with a symbol for every unknown size; the first is the batch."""
     shape = predicted.shape
     if shape is None:
@@ -311,23 +322,28 @@ def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec) -> Tens
             if model.unlearned
             else ""
         )
-        raise ModelError(
-            f"the rank of {predicted.name!r} is unknown, so no label of shape "
-            f"{shape_text(given.shape)} can be checked against it{why}"
-        )
+        what = "the loss cannot be traced"
+        if given is not None:
+            what = f"no label of shape {shape_text(given.shape)} can be checked against it"
+        raise ModelError(f"the rank of {predicted.name!r} is unknown, so {what}{why}")
     named = tuple(f"{predicted.name}/{k}" if d is None else d for k, d in enumerate(shape))
     return attrs.evolve(predicted, shape=("batch", *named[1:]) if named else named)
 
 
-def sample_shape(model: Model, loss: Loss, predicted: TensorSpec, label: TensorSpec) -> Shape:
+def sample_shape(
+    model: Model, loss: Loss, predicted: TensorSpec, label: TensorSpec | None
+) -> Shape:
     """The shape of the per-sample values, from one trace of the formula."""
     trace = Trace(model.opsets)
     twin = symbolic(loss, "loss")
+    expected = None
+    if label is not None and loss.needs_labels:
+        expected = trace.input("expected", label.dtype, label.shape)
     values = calls.per_sample(
         twin,
         trace.op,
         trace.input("predicted", predicted.dtype, predicted.shape),
-        trace.input("expected", label.dtype, label.shape),
+        expected,
     )
     if values.shape is None or not values.shape:
         raise DataError(

@@ -57,8 +57,9 @@ class LossTerm(Term):
 
     ``output`` is the tensor that the user named, ``predicted`` the one that the loss reads (for
     example its raw scores). ``label`` and ``weight`` are columns of the batches, with unique names;
-    for users their names are ``label_key`` and ``weight_key``. ``weight`` has a shape that
-    broadcasts to the per-sample values, of shape ``samples``, or [batch] if several losses share it.
+    for users their names are ``label_key`` and ``weight_key``. ``label`` is None for data without
+    labels. ``weight`` has a shape that broadcasts to the per-sample values, of shape ``samples``, or
+    [batch] if several losses share it.
     """
 
     kind: ClassVar[str] = "loss"
@@ -66,7 +67,7 @@ class LossTerm(Term):
     loss: Loss
     output: str
     predicted: TensorSpec
-    label: TensorSpec
+    label: TensorSpec | None
     weight: TensorSpec | None
     samples: Shape
     label_key: str = "label"
@@ -94,8 +95,10 @@ class LossTerm(Term):
         return Port("loss", of=str(self.index), step=self.step, batch=self.batch)
 
     @property
-    def label_port(self) -> Port:
-        """The port of the labels."""
+    def label_port(self) -> Port | None:
+        """The port of the labels; None if the formula reads none."""
+        if self.label is None or not self.loss.needs_labels:
+            return None
         return Port("label", of=self.label.name, step=self.step, batch=self.batch)
 
     @property
@@ -116,7 +119,7 @@ class LossTerm(Term):
             step=step,
             batch=batch,
             predicted=with_rows(self.predicted),
-            label=with_rows(self.label),
+            label=None if self.label is None else with_rows(self.label),
             weight=None if self.weight is None else with_rows(self.weight),
             samples=sized(self.samples, rows) or (),
         )
@@ -188,8 +191,9 @@ class Problem:
     @cached_property
     def columns(self) -> tuple[TensorSpec, ...]:
         """The columns that a step reads: inputs of the model, labels and sample weights."""
+        labels = [t.label for t in self.terms if t.label is not None and t.label_port is not None]
         weights = [t.weight for t in self.terms if t.weight is not None]
-        specs = (*self.model.inputs, *(t.label for t in self.terms), *weights)
+        specs = (*self.model.inputs, *labels, *weights)
         return tuple({s.name: s for s in specs}.values())
 
     @property
@@ -304,7 +308,8 @@ class Problem:
         ports = {i.name: Port("data", of=i.name) for i in self.model.inputs}
         for term in self.terms:
             # A loss inside the model has its labels as an input of the model.
-            ports.setdefault(term.label.name, term.label_port)
+            if term.label is not None and term.label_port is not None:
+                ports.setdefault(term.label.name, term.label_port)
             if term.weight is not None and term.weight_port is not None:
                 ports[term.weight.name] = term.weight_port
         return ports

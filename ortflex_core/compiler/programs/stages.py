@@ -98,6 +98,13 @@ def _input(trace: Trace, port: Port, spec: TensorSpec) -> Tensor:
     return trace.input(port, spec.dtype, spec.shape)
 
 
+def _labels(trace: Trace, term: LossTerm) -> Tensor | None:
+    """The input of the labels; None if the loss reads none."""
+    if term.label is None or term.label_port is None:
+        return None
+    return _input(trace, term.label_port, term.label)
+
+
 def _unsqueeze_like(weight: Tensor, values: Tensor) -> Tensor:
     """Weights [batch], reshaped to broadcast to values [batch, …]."""
     missing = range(weight.rank or 0, values.rank or 0)
@@ -112,9 +119,11 @@ class TracedLoss:
         self.term = term
         self.predicted = predicted
         self._loss = symbolic(term.loss, term.prefix)
-        self.expected = _input(trace, term.label_port, term.label)
+        self.expected = _labels(trace, term)
         self.per_sample = calls.per_sample(self._loss, op, predicted, self.expected)
-        mask = calls.mask(self._loss, op, self.expected)
+        mask = None
+        if self.expected is not None:
+            mask = calls.mask(self._loss, op, self.expected)
         weight = None
         if term.weight is not None and term.weight_port is not None:
             weight = _unsqueeze_like(_input(trace, term.weight_port, term.weight), self.per_sample)
@@ -342,9 +351,9 @@ def mask_program(problem: Problem, term: LossTerm) -> Program | None:
     """
     trace = problem.trace()
     op = trace.op
-    expected = _input(trace, term.label_port, term.label)
+    expected = _labels(trace, term)
     twin = symbolic(term.loss, term.prefix)
-    mask = calls.counts(twin, op, expected)
+    mask = None if expected is None else calls.counts(twin, op, expected)
     if mask is None:
         return None
     mask = op.Cast(mask, to=TensorProto.DOUBLE)

@@ -27,6 +27,14 @@ class Loss(Component, abc.ABC):
     scores: ClassVar[Literal["any", "raw"]] = "any"
     """"raw": the loss expects scores, so a final Softmax or Sigmoid is traced back to its input."""
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the formula reads labels; if not, ``expected`` is None in all its methods.
+
+        Data may then have no labels. Labels that they have are for the metrics.
+        """
+        return True
+
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Type and shape of the labels for ``predicted``.
 

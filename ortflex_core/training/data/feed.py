@@ -302,8 +302,8 @@ def _fixed_batch(model: Model, problem: str) -> str:
     )
 
 
-def held_out(given: Any) -> tuple[Any, Any, Any]:
-    """``validation_data`` as X, y and sample_weight.
+def held_out(given: Any, labelled: bool = True) -> tuple[Any, Any, Any]:
+    """``validation_data`` as X, y and sample_weight; without ``labelled``, also X alone.
 
     Raises:
         DataError: it has another form.
@@ -312,7 +312,9 @@ def held_out(given: Any) -> tuple[Any, Any, Any]:
         X, y, sample_weight = (*given, None)[:3]
         return X, y, sample_weight
     if isinstance(given, DataSource | Columns | Pieces | Mapping) or (
-        gives_rows(given) or gives_batches(given, None)
+        gives_rows(given)
+        or gives_batches(given, None)
+        or (not labelled and hasattr(given, "__array__"))
     ):
         return given, None, None
     raise DataError(

@@ -42,7 +42,8 @@ def open_source(
             "are needed at once here; pass arrays, or fewer rows"
         )
     inputs = [i.name for i in model.inputs]
-    labels = list(dict.fromkeys(r.label for r in requests))
+    needed = list(dict.fromkeys(r.label for r in requests if r.loss.needs_labels))
+    labels = needed or list(dict.fromkeys(r.label for r in requests))
     if isinstance(X, Columns):
         X = attrs.evolve(X, labels=_as_labels(X.labels, requests))
         return _rename_columns(X, inputs, labels)
@@ -53,6 +54,11 @@ def open_source(
         X, y, sample_weight = _split_mapping(named, labels, sample_weight)
     if isinstance(y, Mapping):
         y = _as_labels(y, requests)
+        # Labels that only metrics read may be missing.
+        labels = [
+            *needed,
+            *(n for n in dict.fromkeys(r.label for r in requests) if n in y and n not in needed),
+        ]
     strings = [i.name for i in model.inputs if i.dtype == TensorProto.STRING]
     given = data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels, strings=strings)
     if len(inputs) > 1 and set(inputs) <= set(

@@ -50,15 +50,16 @@ class Preparation:
                 "pass them with every batch or with none"
             )
         for term in self.problem.terms:
-            if term.label_key not in given.labels:
+            if term.label is not None and term.label_key not in given.labels:
                 raise DataError(
                     f"these data lack the labels {term.label_key!r} of the {term.loss.name} loss"
                 )
-            array = given.labels[term.label_key]
-            what = f"y[{term.label_key!r}]" if len(self.problem.terms) > 1 else "y"
-            fitted = data.fit_to(array, term.label, what, check_finite=self.check_finite)
-            calls.check_labels(term.loss, term.predicted, fitted)
-            out[term.label.name] = fitted
+            if term.label is not None:
+                array = given.labels[term.label_key]
+                what = f"y[{term.label_key!r}]" if len(self.problem.terms) > 1 else "y"
+                fitted = data.fit_to(array, term.label, what, check_finite=self.check_finite)
+                calls.check_labels(term.loss, term.predicted, fitted)
+                out[term.label.name] = fitted
             if term.weight is not None:
                 out[term.weight.name] = self._weight(given, term.weight_key, term.weight)
         return out
@@ -125,8 +126,10 @@ class Preparation:
 
     def _elements(self, term: LossTerm, columns: Mapping[str, Array]) -> int:
         """The number of loss values in a row; symbolic sizes are taken from the labels."""
-        label = columns[term.label.name]
-        sizes = dict(zip(term.label.shape or (), label.shape, strict=False))
+        sizes: dict[int | str | None, int] = {}
+        if term.label is not None:
+            label = columns[term.label.name]
+            sizes = dict(zip(term.label.shape or (), label.shape, strict=False))
         elements = 1
         for size in term.samples[1:]:
             known = size if isinstance(size, int) else sizes.get(size)

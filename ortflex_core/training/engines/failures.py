@@ -51,6 +51,8 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
                 "dimension is not the batch dimension. Attach the loss to a tensor with one row "
                 f"per sample: loss={{'name': …, 'predicted': …}}"
             )
+        if term.label is None:
+            continue
         label = batch.shape(term.label.name)
         if term.label.shape == term.predicted.shape and label != got:
             raise DataError(

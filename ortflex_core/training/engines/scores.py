@@ -76,6 +76,12 @@ class Scores:
         """
         terms = self.problem.terms
         wanted = list(dict.fromkeys(terms[m.loss].output for m in self.metrics))
+        for metric in self.metrics:
+            if terms[metric.loss].label is None:
+                raise DataError(
+                    f"the metric {metric.metric.name} compares predictions with labels, but these data "
+                    "have none; pass y, for validation validation_data=(X, y)"
+                )
         states = [_started(m.metric) for m in self.metrics]
         totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
         for batch, (sums, outputs) in self._evaluated(evaluate, wanted):
@@ -83,7 +89,7 @@ class Scores:
             denominators += batch.denominators
             for metric, state in zip(self.metrics, states, strict=True):
                 term = terms[metric.loss]
-                labels = batch.array(term.label.name)
+                labels = batch.array(term.label.name) if term.label else np.zeros(0)
                 weight = batch.array(term.weight.name) if term.weight else None
                 predicted = _beside_labels(term, outputs[term.output], labels)
                 with calling(metric.metric, "update"):
@@ -162,8 +168,10 @@ def slope(problem: Problem, device: Device, score: float, label: float) -> float
     predicted = np.full(_single(term.predicted.shape), score, term.predicted.numpy)
     feeds = {
         Port("output", of=term.predicted.name): predicted,
-        term.label_port: np.full(_single(term.label.shape), label).astype(term.label.numpy),
     }
+    if term.label is not None and term.label_port is not None:
+        labels = np.full(_single(term.label.shape), label)
+        feeds[term.label_port] = labels.astype(term.label.numpy)
     if term.weight is not None and term.weight_port is not None:
         feeds[term.weight_port] = np.ones(_single(term.weight.shape), term.weight.numpy)
     values = {**problem.constants(), term.scale_symbol: 1.0}

@@ -400,10 +400,14 @@ class _StepGraph(_Graph):
         if mask is not None:
             return node("ReduceSum", self.run(mask, place=(k, j))["rows"], keepdims=0)
         moved = term.at(k, j, self.rows)
-        label = self.column(moved.label_port, moved.label)
+        if moved.label is not None and moved.label_port is not None:
+            rows = label = self.column(moved.label_port, moved.label)
+        else:
+            data = self.problem.model.inputs[0]
+            rows, label = self.column(Port("data", of=data.name, step=k, batch=j), data), ""
         elements = self._elements(term, label)
         if moved.weight is None or moved.weight_port is None:
-            return node("Mul", self._size(label, 0), elements)
+            return node("Mul", self._size(rows, 0), elements)
         weight = self.column(moved.weight_port, moved.weight)
         wide = node("Cast", weight, to=DOUBLE)
         share = elements
@@ -418,7 +422,8 @@ class _StepGraph(_Graph):
 
     def _elements(self, term: LossTerm, label: str) -> str:
         """The number of loss values in a row."""
-        axes = {d: k for k, d in enumerate(term.label.shape or ())}
+        shape = None if term.label is None or not label else term.label.shape
+        axes = {d: k for k, d in enumerate(shape or ())}
         number = self.assembly.constant(1.0)
         for size in term.samples[1:]:
             if isinstance(size, int):

@@ -1,0 +1,49 @@
+"""The loss ``entropy``: confident predictions on rows without labels."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import attrs
+
+from ortflex_core import Loss, Ops, Tensor, TensorSpec, one_of, setting
+from ortflex_plugins.losses._classes import class_labels
+
+
+@attrs.frozen(kw_only=True)
+class Entropy(Loss):
+    """Entropy of the softmax of raw scores ``s`` of shape [B, C, …]: ``l = −Σ_c p_c · log p_c``.
+
+    ``p = softmax(s)`` along ``axis`` (1, or -1 for scores [B, …, C]). The loss needs no labels: it moves
+    the boundaries between classes away from the rows, as in semi-supervised training together with
+    ``softmax_cross_entropy`` and a small ``factor``. Alone it has a trivial minimum, one class for all
+    rows. Values have the shape [B, …], between 0 and log C.
+
+    Raises:
+        DataError: the scores have no axis of two or more classes.
+
+    >>> Entropy().needs_labels
+    False
+
+    Source: Y. Grandvalet and Y. Bengio, "Semi-supervised learning by entropy minimization", NIPS 2004.
+    """
+
+    name: ClassVar[str] = "entropy"
+    aliases: ClassVar[tuple[str, ...]] = ("entropy_minimization", "conditional_entropy")
+    scores: ClassVar[Literal["any", "raw"]] = "raw"
+
+    axis: int = setting(default=1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1")
+
+    @property
+    def needs_labels(self) -> bool:
+        """No labels."""
+        return False
+
+    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+        """Class numbers or fractions, for metrics."""
+        return class_labels(self.name, predicted, given, self.axis)
+
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor | None) -> Tensor:
+        """``−Σ_c p_c · log p_c``."""
+        logs = op.LogSoftmax(predicted, axis=self.axis)
+        return -op.ReduceSum(op.Exp(logs) * logs, axes=[self.axis], keepdims=0)
