@@ -101,7 +101,7 @@ PUBLIC = {
     "compiler.problem.labels": (
         "float_labels float_scores integer_labels require_range shape_mismatch shapes_compatible"
     ),
-    "compiler.problem.losses": "bind_terms expected_labels loss_tables LossRequest",
+    "compiler.problem.losses": "bind_terms expected_labels loss_tables LossRequest tensors_of",
     "compiler.problem.problem": "LossTerm Problem",
     "compiler.problem.updating": "AVERAGE",
     "compiler.programs.cache_key": "problem_key",

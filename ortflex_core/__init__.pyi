@@ -266,6 +266,7 @@ from ortflex_core.compiler.problem.losses import (
     expected_labels as expected_labels,
     loss_tables as loss_tables,
     LossRequest as LossRequest,
+    tensors_of as tensors_of,
 )
 from ortflex_core.compiler.problem.problem import LossTerm as LossTerm, Problem as Problem
 from ortflex_core.compiler.problem.updating import AVERAGE as AVERAGE

@@ -94,8 +94,8 @@ def check_model(
     if loss is None:
         floats = [o.name for o in source.outputs if o.dtype in FLOATS]
         spec = dict.fromkeys(floats, ASSUMED_LOSS) if len(floats) > 1 else ASSUMED_LOSS
-    requests = losses.loss_requests(source, spec, plugins)
-    outputs = tuple(dict.fromkeys(r.predicted for r in requests))
+    source, requests = losses.loss_requests(source, spec, plugins)
+    outputs = tuple(losses.tensors_of(requests))
     choices = tuple(parameters.choose_parameters(source, outputs, params))
     nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
     names = plugins["backends"].names()

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from ortflex_core.compiler.model.training_mode import normalized_by_batch
+from ortflex_core.compiler.problem.losses import tensors_of
 from ortflex_core.kernel.entries import OURS
 from ortflex_core.kernel.errors import OrtflexError, printable
 from ortflex_core.kernel.registry import Plugins
@@ -145,9 +146,7 @@ _MEANINGS: Mapping[str, Callable[[Setup], Any]] = {
     "constraint": lambda setup: setup.problem.updating.constraints,
     "precision": lambda setup: setup.problem.precision,
     "averaging": lambda setup: setup.problem.updating.average,
-    "batch_norm": lambda setup: normalized_by_batch(
-        setup.problem, [request.predicted for request in setup.requests]
-    ),
+    "batch_norm": lambda setup: normalized_by_batch(setup.problem, tensors_of(setup.requests)),
 }
 
 

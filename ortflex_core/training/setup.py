@@ -20,6 +20,7 @@ from ortflex_core.compiler.problem.losses import (
     LossRequest,
     check_precision,
     loss_requests,
+    tensors_of,
 )
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.problems import Problems
@@ -75,7 +76,7 @@ class Setup:
     @property
     def loss_tensors(self) -> tuple[str, ...]:
         """The tensors of the model that losses and metrics read."""
-        names = [name for r in self.requests for name in (r.predicted, r.output)]
+        names = [name for r in self.requests for name in (*r.reads, r.output)]
         return tuple(dict.fromkeys(names))
 
     @property
@@ -105,13 +106,15 @@ class Setup:
         others = backend_choice.load_others(self.plugins)
         return [backend for backend in others if type(backend) not in tried]
 
-    def open(self, X: Any, y: Any, sample_weight: Any) -> Columns:
+    def open(self, X: Any, y: Any, sample_weight: Any, *, predicting: bool = False) -> Columns:
         """The user's data as columns, with class labels as indices.
+
+        For predictions, they may lack the inputs that only losses read.
 
         Raises:
             DataError: they cannot be read, or do not fit the model and the losses.
         """
-        columns = open_source(X, y, sample_weight, self.model, self.requests)
+        columns = open_source(X, y, sample_weight, self.model, self.requests, predicting=predicting)
         encoded = encode_labels(columns, self.requests, self.classes)
         return with_last_axis(encoded, self.requests, self.model)
 
@@ -125,6 +128,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         Unsupported: the device is not available.
     """
     check_version(model, runtime)
+    model = model.unextended or model
     read = Parts(plugins).read(attrs.asdict(arguments, recurse=False))
     plugins, values, collect = read.plugins, read.values, read.problems.collect
     rules: Any = None
@@ -149,10 +153,11 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     model = adapted or model
     requests: list[LossRequest] = []
     if "loss" in values:
-        requests = collect(loss_requests, model, values["loss"], plugins) or []
+        placed = collect(loss_requests, model, values["loss"], plugins, arguments.seed)
+        model, requests = placed or (model, [])
     choices: list[Choice] = []
     if adapted and requests and {"params", "freeze"} <= values.keys():
-        predicted = [request.predicted for request in requests]
+        predicted = tensors_of(requests)
         choose = selection.choose_parameters
         choices = collect(choose, model, predicted, arguments.params, arguments.freeze) or []
     grouped = None
@@ -204,7 +209,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         recompute=recompute_spec(arguments.recompute),
         peers=peers,
     )
-    check_strings(problem, [request.predicted for request in requests])
+    check_strings(problem, tensors_of(requests))
     classes = arguments.classes
     return Setup(
         runtime=runtime,

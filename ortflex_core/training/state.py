@@ -14,7 +14,7 @@ import numpy as np
 from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.model.training_mode import buffer_spec, normalized_by_batch
 from ortflex_core.compiler.onnx_files.half_floats import in_file_type
-from ortflex_core.compiler.problem.losses import LossRequest, bind_terms
+from ortflex_core.compiler.problem.losses import LossRequest, bind_terms, tensors_of
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.compiler.programs import cost
 from ortflex_core.compiler.programs.prefix import Prefix, find_prefix
@@ -458,7 +458,7 @@ class Live:
             ModelError: none is.
         """
         problem = self.inference()
-        predicted = list(dict.fromkeys(request.predicted for request in self.setup.requests))
+        predicted = tensors_of(self.setup.requests)
         if not normalized_by_batch(problem, predicted):
             raise ModelError(
                 f"{self.model.label}: update_bn: no BatchNormalization is in training mode, so there are "

@@ -368,7 +368,8 @@ class Trainer(SharesModels):
         self.model.files.verify()
         setup = self._internals.setup
         options = {"labelled": setup.needs_labels, **options}
-        return Feed.of(X, y, sample_weight, setup.open, batch_size=self.batch_size, **options)
+        convert = partial(setup.open, predicting=options.pop("predicting", False))
+        return Feed.of(X, y, sample_weight, convert, batch_size=self.batch_size, **options)
 
     def step(self, batch: Any) -> float:
         """Train one step on one batch, ``(X, y)`` or ``(X, y, sample_weight)``; returns its cost.
@@ -402,7 +403,9 @@ class Trainer(SharesModels):
             wanted = names("outputs", outputs)
             if not wanted:
                 raise ConfigError("outputs: expected at least one name, got none")
-        predictions = self._internals.live.predictions(self._feed(X, labelled=False), wanted)
+        predictions = self._internals.live.predictions(
+            self._feed(X, labelled=False, predicting=True), wanted
+        )
         return predictions[wanted[0]] if len(wanted) == 1 else predictions
 
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:

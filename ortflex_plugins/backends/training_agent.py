@@ -84,7 +84,12 @@ class TrainingAgentBackend(LayerBackend):
         ]
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
-        return self.available(runtime) or ort_gradients.reasons(problem, runtime)
+        reasons = self.available(runtime) or ort_gradients.reasons(problem, runtime)
+        if not reasons and problem.model.loss_parameters:
+            # The agent's backward pass takes no gradient of a parameter itself.
+            own = ", ".join(problem.model.loss_parameters)
+            reasons.append(f"TrainingAgent cannot train the tensors of a loss: {own}")
+        return reasons
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> TrainingAgentEngine:
         return TrainingAgentEngine(problem, device, runtime)
@@ -243,7 +248,7 @@ class TrainingAgentEngine(TwinEngine):
         return plan
 
     def _spec(self, key: Key) -> Any:
-        return next(t.predicted for t in self.problem.terms if t.predicted.name == _of(key))
+        return self.problem.predicted_specs[str(_of(key))]
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
         steps = split(batches, len(rates), self.problem.updating.accumulate)

@@ -18,6 +18,7 @@ from ortflex_core import (
     internals_of,
     running_statistics,
     suggest,
+    tensors_of,
 )
 from ortflex_plugins.flower._installed import require_flower
 
@@ -35,7 +36,7 @@ def tensors(trainer: Trainer) -> dict[str, Array]:
     """Trained tensors and running statistics, by name, as they are now."""
     inner = internals_of(trainer)
     problem = inner.setup.problem
-    predicted = [request.predicted for request in inner.setup.requests]
+    predicted = tensors_of(inner.setup.requests)
     first = {name: buffer_value(problem, name) for name in running_statistics(problem, predicted)}
     return {**trainer.get_state(), **first, **inner.live.buffers()}
 

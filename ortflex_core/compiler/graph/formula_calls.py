@@ -97,7 +97,9 @@ def _fits(given: Shape | None, wanted: Shape | None, *, exactly: bool) -> bool:
 # Losses and penalties ----------------------------------------------------------------------------
 
 
-def label(loss: Loss, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+def label(
+    loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], given: TensorSpec | None
+) -> TensorSpec:
     """The result of :meth:`Loss.label`."""
     spec = _call(loss, "label", predicted, given)
     if not isinstance(spec, TensorSpec):
@@ -105,15 +107,21 @@ def label(loss: Loss, predicted: TensorSpec, given: TensorSpec | None) -> Tensor
     return spec
 
 
-def check_labels(loss: Loss, predicted: TensorSpec, labels: Any) -> None:
+def check_labels(loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], labels: Any) -> None:
     """Call :meth:`Loss.check_labels`."""
     _call(loss, "check_labels", predicted, labels)
 
 
-def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor | None) -> Tensor:
+Predicted = Tensor | Mapping[str, Tensor]
+"""What a loss reads: a tensor, or several by its names for them."""
+
+
+def per_sample(loss: Loss, op: Ops, predicted: Predicted, expected: Tensor | None) -> Tensor:
     """The values of a loss: float, [batch, …]."""
     wanted = "a float tensor with at least one value per sample, [batch, …]"
     given = _call(loss, "per_sample", op, predicted, expected)
+    if isinstance(predicted, Mapping):
+        predicted = next(iter(predicted.values()))
     values = _tensor(loss, "per_sample", given, predicted.trace, wanted)
     first = values.shape[0] if values.shape else None
     others = (predicted.shape or ())[1:]
@@ -140,12 +148,22 @@ _FACTORS = "None or a tensor of factors of the sample weights"
 
 
 def loss_gradient(
-    loss: Loss, op: Ops, predicted: Tensor, expected: Tensor | None, cotangent: Tensor
-) -> Tensor | None:
-    """The gradient that a loss defines."""
+    loss: Loss, op: Ops, predicted: Predicted, expected: Tensor | None, cotangent: Tensor
+) -> list[tuple[Tensor, Tensor]] | None:
+    """The gradient that a loss defines, as pairs of a predicted tensor and its gradient."""
     given = _call(loss, "gradient", op, predicted, expected, cotangent)
+    if given is None:
+        return None
     wanted = "None or a tensor that broadcasts to the predicted one"
-    return None if given is None else _like(loss, "gradient", given, predicted, wanted, all_=False)
+    if not isinstance(predicted, Mapping):
+        return [(predicted, _like(loss, "gradient", given, predicted, wanted, all_=False))]
+    if not isinstance(given, Mapping) or not set(given) <= set(predicted):
+        names = ", ".join(predicted)
+        raise wrong(loss, "gradient", given, f"None or a mapping from some of {names} to tensors")
+    return [
+        (predicted[role], _like(loss, "gradient", part, predicted[role], wanted, all_=False))
+        for role, part in given.items()
+    ]
 
 
 def per_element(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:

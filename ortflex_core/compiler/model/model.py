@@ -80,6 +80,15 @@ class Model:
     attached: Mapping[str, bool] = {}
     """Initializers that adapters added, and whether they are trained; then the others are frozen."""
 
+    unextended: Model | None = None
+    """The model without the tensors that only losses read; None if it has none of them."""
+    loss_inputs: tuple[str, ...] = ()
+    """The inputs that only losses read: predictions do not need them, and the file lacks them."""
+    loss_parameters: tuple[str, ...] = ()
+    """The trained tensors of losses, which the file lacks."""
+    of_losses: frozenset[str] = frozenset()
+    """The computed tensors that only losses read, which the file lacks."""
+
     unedited: Model | None = None
     """The model before the edits of its file; None if it has no edits."""
     new_head: tuple[str, ...] = ()

@@ -85,7 +85,8 @@ def choose_parameters(
             train.
     """
     nodes = model.ancestors(outputs)
-    defaults = _by_evidence(model, nodes, outputs)
+    everything = _by_evidence(model, nodes, outputs)
+    defaults = {n: c for n, c in everything.items() if n not in model.loss_parameters}
     if model.attached:
         choices = _with_adapters(model, nodes, defaults, params)
     elif params is None:
@@ -96,7 +97,8 @@ def choose_parameters(
     choices = _frozen(model, choices, [freeze] if isinstance(freeze, str) else list(freeze))
     if not any(c.trained for c in choices):
         raise ModelError(_explain_empty(model, outputs, params, choices))
-    return choices
+    own = [Choice(n, True, "of a loss", sort="by loss=") for n in model.loss_parameters]
+    return [c for c in choices if c.name not in model.loss_parameters] + own
 
 
 def _frozen(model: Model, choices: list[Choice], freeze: Sequence[str]) -> list[Choice]:
@@ -150,7 +152,7 @@ def shared_in(
     origins = {name: name for name in parameters}
     readers = []
     for k, node in enumerate(model.internal.graph.node):
-        if id(node) not in leading:
+        if id(node) not in leading or not model.of_losses.isdisjoint(node.output):
             continue
         names = list(dict.fromkeys(origins[n] for n in reads(node) if n in origins))
         if node.op_type == "Identity" and names:  # torch's older exporter merges by copies

@@ -10,7 +10,7 @@ import attrs
 
 from ortflex_core.compiler.model.training_mode import normalized_by_batch
 from ortflex_core.compiler.parameters import selection
-from ortflex_core.compiler.problem.losses import LossRequest
+from ortflex_core.compiler.problem.losses import LossRequest, tensors_of
 from ortflex_core.compiler.problem.problem import Problem
 
 # The number of parameters that a warning names.
@@ -66,7 +66,7 @@ def _resting_norms(problem: Problem, requests: Sequence[LossRequest]) -> str:
     """How many BatchNormalization nodes ``batch_norm="auto"`` leaves in inference mode; "" if none."""
     if problem.batch_norm != "auto":
         return ""
-    predicted = [request.predicted for request in requests]
+    predicted = tensors_of(requests)
     without = attrs.evolve(problem, batch_norm="train")
     count = len(normalized_by_batch(without, predicted))
     resting = count - len(normalized_by_batch(problem, predicted))
@@ -90,7 +90,7 @@ def _readings(problem: Problem, requests: Sequence[LossRequest]) -> str:
 
 def shared_parameters(problem: Problem, requests: Sequence[LossRequest]) -> str:
     """The parameters that several nodes before the losses read, in one line; "" without any."""
-    outputs = [request.predicted for request in requests]
+    outputs = tensors_of(requests)
     readers = selection.shared_in(problem.model, outputs, problem.parameters)
     several = [f"{n} ({len(nodes)}: {nodes[0]}, {nodes[1]})" for n, nodes in readers.items()]
     hidden = len(several) - _FEW

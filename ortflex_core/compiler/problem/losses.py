@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.compiler.graph import formula_calls as calls
-from ortflex_core.compiler.graph.ops import FLOATS, Trace
+from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.model import targets
+from ortflex_core.compiler.model.extension import Extension
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters import selection
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.problem import LossTerm, PenaltyTerm
 from ortflex_core.compiler.problem.problems import Problems
+from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.component import is_number
 from ortflex_core.kernel.errors import ConfigError, DataError, ModelError, short_repr, suggest
 from ortflex_core.kernel.protocols.loss import Loss
@@ -38,11 +42,29 @@ class LossRequest:
     weight: str | None
     factor: float
     traced_back: str | None
+    tensors: Mapping[str, str] = attrs.field(factory=dict)
+    """The tensors of a loss over several, by its names for them; the first is ``predicted``."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that the loss reads."""
+        return tuple(dict.fromkeys([self.predicted, *self.tensors.values()]))
+
+    def seen(self, model: Model) -> TensorSpec | dict[str, TensorSpec]:
+        """Types and shapes of these tensors, in the form that the loss gets them."""
+        if self.tensors:
+            return {role: model.value(name) for role, name in self.tensors.items()}
+        return model.value(self.predicted)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that users may give the labels: that of the labels, and that of the output."""
         return tuple(dict.fromkeys((self.label, self.output, self.label.removeprefix("label/"))))
+
+
+def tensors_of(requests: Iterable[LossRequest]) -> list[str]:
+    """The tensors that losses read, without duplicates."""
+    return list(dict.fromkeys(name for request in requests for name in request.reads))
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +73,7 @@ class LossSpec:
 
     path: str
     loss: Loss
-    predicted: str | None = None
+    predicted: str | Mapping[str, str] | None = None
     expected: str | None = None
     weight: str | None = None
     factor: float = 1.0
@@ -85,6 +107,8 @@ def _read_loss(output: str | None, table: dict[str, Any], path: str, plugins: Pl
     factor = table.pop("factor", 1.0)
     given = {key: table[key] for key in LOSS_KEYS if table.get(key) is not None}
     for key, hint in (("predicted", ""), ("expected", ""), ("weight", _WEIGH)):
+        if key == "predicted" and isinstance(given.get(key), Mapping):
+            continue
         if not isinstance(given.get(key, ""), str):
             line = f"{path}.{key}: expected the name of a tensor, got {given[key]!r}{hint}"
             problems.extend([line])
@@ -94,24 +118,54 @@ def _read_loss(output: str | None, table: dict[str, Any], path: str, plugins: Pl
     loss = own.pop("object", None)
     if loss is None:
         loss = problems.collect(plugins.component, "losses", own, path)
+    if loss is not None and isinstance(given.get("predicted"), Mapping):
+        problems.extend(_wrong_tensors(loss, given["predicted"], f"{path}.predicted"))
     problems.raise_all()
     return LossSpec(path=path, loss=loss, factor=float(factor), **({"predicted": output} | given))
+
+
+def _wrong_tensors(loss: Loss, given: Mapping[Any, Any], path: str) -> Iterator[str]:
+    """What is wrong with the names of the tensors of a loss."""
+    listed = ", ".join(f"{role} = …" for role in loss.tensors if role not in loss.columns)
+    if not loss.tensors:
+        yield f"{path}: the {loss.name} loss reads one tensor; give its name, got a table"
+        return
+    for role, name in given.items():
+        if role not in loss.tensors:
+            yield f"{path}: the {loss.name} loss has no tensor {role!r}; {suggest(role, loss.tensors)}"
+        elif not isinstance(name, str):
+            yield f"{path}.{role}: expected the name of a tensor, got {name!r}"
+    for role in loss.tensors:
+        if role not in given and role not in loss.columns:
+            yield (
+                f"{path}: the {loss.name} loss needs the tensor {role!r}, too: "
+                f"predicted = {{ {listed} }}"
+            )
 
 
 _WEIGH = ", with the sample weights; factor= weighs a loss against others"
 
 
-def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest]:
+def loss_requests(
+    model: Model, spec: Any, plugins: Plugins, seed: int = 0
+) -> tuple[Model, list[LossRequest]]:
     """The losses of ``loss=`` (see :func:`read_losses`) on the tensors of a model.
+
+    The returned model has the tensors that only losses read, with first values from the seed.
 
     Raises:
         ConfigError, PluginError, ModelError: with the path of the wrong value.
     """
     specs = _on_outputs(model, read_losses(spec, plugins))
     problems = Problems()
-    requests = [problems.collect(_loss_request, model, s, len(specs) > 1) for s in specs]
+    extension = Extension(model) if any(s.loss.tensors for s in specs) else None
+    several = len(specs) > 1
+    requests = [problems.collect(_loss_request, model, s, several, extension, seed) for s in specs]
     problems.raise_all()
-    return requests
+    if extension is None:
+        return model, requests
+    extension.learn()
+    return extension.model, requests
 
 
 def _on_outputs(model: Model, specs: Sequence[LossSpec]) -> list[LossSpec]:
@@ -150,8 +204,18 @@ def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
     return items
 
 
-def _loss_request(model: Model, spec: LossSpec, several: bool) -> LossRequest:
-    loss, where = spec.loss, spec.predicted or targets.default_output(model)
+def _loss_request(
+    model: Model, spec: LossSpec, several: bool, extension: Extension | None, seed: int
+) -> LossRequest:
+    tensors: dict[str, str] = {}
+    if spec.loss.tensors and extension is not None:
+        tensors = _placed(extension, spec, seed)
+        given = spec.predicted
+        where = given if isinstance(given, str) else next(iter(tensors.values()))
+    else:
+        assert not isinstance(spec.predicted, Mapping)
+        where = spec.predicted or targets.default_output(model)
+    loss = spec.loss
     targets.check_tensor(model, where)
     # Every classifier that skl2onnx writes has an output called "label".
     taken = several or _LABEL in tensor_names(model)
@@ -172,7 +236,57 @@ def _loss_request(model: Model, spec: LossSpec, several: bool) -> LossRequest:
         weight=spec.weight,
         factor=spec.factor,
         traced_back=operator,
+        tensors=tensors,
     )
+
+
+def _placed(extension: Extension, spec: LossSpec, seed: int) -> dict[str, str]:
+    """The tensors of a loss over several, by its names for them; those that the model lacks are added.
+
+    Raises:
+        ModelError: a tensor does not exist, or is not given and cannot be computed by the same model.
+    """
+    loss, model = spec.loss, extension.model
+    wanted = [role for role in loss.tensors if role not in loss.columns]
+    given = spec.predicted
+    if not isinstance(given, Mapping):
+        outputs = {o.name for o in model.outputs}
+        if given is None and outputs.issuperset(wanted):
+            given = {role: role for role in wanted}
+        elif len(wanted) == 1 or loss.one_model:
+            given = dict.fromkeys(wanted, given or targets.default_output(model))
+        else:
+            table = ", ".join(f"{role} = …" for role in wanted)
+            raise ModelError(
+                f"{spec.path}: the {loss.name} loss reads several tensors of {model.label}; name "
+                f"them: predicted = {{ {table} }}; its outputs are {', '.join(outputs)}"
+            )
+    out: dict[str, str] = {}
+    used: set[str] = set()
+    for role in loss.tensors:
+        name = given.get(role)
+        if name is None:
+            continue
+        if role in loss.columns and name not in tensor_names(model):
+            out[role] = extension.column(name, TensorProto.INT64)
+            continue
+        if role not in loss.columns:
+            targets.check_tensor(model, name)
+        if name in used and loss.one_model:
+            name = extension.twin(name, role)
+        used.add(name)
+        out[role] = name
+    first = out[wanted[0]]
+    dtype = model.value(first).numpy
+    specs = {role: model.value(name) for role, name in out.items()}
+    drawn = np.random.default_rng([seed, zlib.crc32(f"{spec.path}/{loss.name}".encode())])
+    with calling(loss, "parameters"):
+        values = loss.parameters(specs, drawn)
+    title = loss.name or type(loss).__name__
+    for role, array in values.items():
+        name = f"{title}.{role}" if spec.path == "loss" else f"{spec.path}.{title}.{role}"
+        out[role] = extension.parameter(name, np.asarray(array, dtype, order="C"))
+    return out
 
 
 def _table(spec: Any) -> dict[str, Any]:
@@ -218,9 +332,7 @@ class _Columns:
 def expected_labels(model: Model, requests: Sequence[LossRequest]) -> dict[str, TensorSpec]:
     """The labels in the form that each loss expects, for problems without data."""
     return {
-        r.label: calls.label(r.loss, model.value(r.predicted), None)
-        for r in requests
-        if r.loss.needs_labels
+        r.label: calls.label(r.loss, r.seen(model), None) for r in requests if r.loss.needs_labels
     }
 
 
@@ -257,11 +369,16 @@ def bind_terms(
                 f"{request.label!r}, y has {', '.join(labels) or 'none'}"
             )
         predicted = _known_shape(model, model.value(request.predicted), given)
+        tensors = tuple(
+            (role, _known_shape(model, model.value(name), given))
+            for role, name in request.tensors.items()
+        )
+        seen = dict(tensors) or predicted
         label = None
         if given is not None:
             column = columns.name("labels", request.label)
-            label = attrs.evolve(calls.label(request.loss, predicted, given), name=column)
-        samples = sample_shape(model, request.loss, predicted, label)
+            label = attrs.evolve(calls.label(request.loss, seen, given), name=column)
+        samples = sample_shape(model, request.loss, seen, label)
         name = request.weight or _WEIGHT
         weight = None
         if name in weights:
@@ -277,6 +394,7 @@ def bind_terms(
                 loss=request.loss,
                 output=request.output,
                 predicted=predicted,
+                tensors=tensors,
                 label=label,
                 weight=weight,
                 samples=samples,
@@ -326,25 +444,32 @@ def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec | None) 
         if given is not None:
             what = f"no label of shape {shape_text(given.shape)} can be checked against it"
         raise ModelError(f"the rank of {predicted.name!r} is unknown, so {what}{why}")
+    if predicted.name.removesuffix("/value") in model.loss_parameters:
+        return predicted
     named = tuple(f"{predicted.name}/{k}" if d is None else d for k, d in enumerate(shape))
     return attrs.evolve(predicted, shape=("batch", *named[1:]) if named else named)
 
 
 def sample_shape(
-    model: Model, loss: Loss, predicted: TensorSpec, label: TensorSpec | None
+    model: Model,
+    loss: Loss,
+    predicted: TensorSpec | Mapping[str, TensorSpec],
+    label: TensorSpec | None,
 ) -> Shape:
     """The shape of the per-sample values, from one trace of the formula."""
     trace = Trace(model.opsets)
     twin = symbolic(loss, "loss")
-    expected = None
-    if label is not None and loss.needs_labels:
-        expected = trace.input("expected", label.dtype, label.shape)
-    values = calls.per_sample(
-        twin,
-        trace.op,
-        trace.input("predicted", predicted.dtype, predicted.shape),
-        expected,
-    )
+
+    def read(name: str, spec: TensorSpec) -> Tensor:
+        return trace.input(name, spec.dtype, spec.shape)
+
+    seen: Tensor | dict[str, Tensor]
+    if isinstance(predicted, Mapping):
+        seen = {role: read(f"predicted/{role}", spec) for role, spec in predicted.items()}
+    else:
+        seen = read("predicted", predicted)
+    given = label if loss.needs_labels else None
+    values = calls.per_sample(twin, trace.op, seen, given and read("expected", given))
     if values.shape is None or not values.shape:
         raise DataError(
             f"the {loss.name} loss returns values of shape {shape_text(values.shape)}, expected "

@@ -53,7 +53,7 @@ T = TypeVar("T", bound="PenaltyTerm | Group | ConstraintTerm")
 
 @attrs.frozen(kw_only=True)
 class LossTerm(Term):
-    """One loss on one tensor of the graph.
+    """One loss on one tensor of the graph, or on several.
 
     ``output`` is the tensor that the user named, ``predicted`` the one that the loss reads (for
     example its raw scores). ``label`` and ``weight`` are columns of the batches, with unique names;
@@ -70,6 +70,8 @@ class LossTerm(Term):
     label: TensorSpec | None
     weight: TensorSpec | None
     samples: Shape
+    tensors: tuple[tuple[str, TensorSpec], ...] = ()
+    """The tensors of a loss over several, with its names for them; one of them is ``predicted``."""
     label_key: str = "label"
     weight_key: str = "sample_weight"
     factor: float = 1.0
@@ -78,6 +80,16 @@ class LossTerm(Term):
     """Which of several steps in a graph."""
     batch: int = 0
     """Which of several batches of the step."""
+
+    @property
+    def reads(self) -> tuple[TensorSpec, ...]:
+        """The tensors that the loss reads."""
+        return tuple({s.name: s for s in (self.predicted, *dict(self.tensors).values())}.values())
+
+    @property
+    def seen(self) -> TensorSpec | dict[str, TensorSpec]:
+        """The tensors in the form that the loss gets them."""
+        return dict(self.tensors) or self.predicted
 
     @property
     def scale(self) -> Host:
@@ -119,6 +131,7 @@ class LossTerm(Term):
             step=step,
             batch=batch,
             predicted=with_rows(self.predicted),
+            tensors=tuple((role, with_rows(spec)) for role, spec in self.tensors),
             label=None if self.label is None else with_rows(self.label),
             weight=None if self.weight is None else with_rows(self.weight),
             samples=sized(self.samples, rows) or (),
@@ -186,7 +199,12 @@ class Problem:
     @property
     def predicted(self) -> tuple[str, ...]:
         """The tensors that the losses read, without duplicates."""
-        return tuple(dict.fromkeys(t.predicted.name for t in self.terms))
+        return tuple(self.predicted_specs)
+
+    @cached_property
+    def predicted_specs(self) -> dict[str, TensorSpec]:
+        """Type and shape of these tensors, as the losses need them."""
+        return {spec.name: spec for t in self.terms for spec in t.reads}
 
     @cached_property
     def columns(self) -> tuple[TensorSpec, ...]:

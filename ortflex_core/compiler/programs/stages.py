@@ -114,13 +114,21 @@ def _unsqueeze_like(weight: Tensor, values: Tensor) -> Tensor:
 class TracedLoss:
     """One loss term in a graph: its per-sample values, weights and total."""
 
-    def __init__(self, trace: Trace, term: LossTerm, predicted: Tensor) -> None:
+    def __init__(self, trace: Trace, term: LossTerm, values: Mapping[str, Tensor]) -> None:
         op = trace.op
         self.term = term
-        self.predicted = predicted
+        for spec in term.reads:
+            # The term has the shape that inference did not find in the model.
+            values[spec.name].shape = spec.shape
+        predicted = values[term.predicted.name]
+        self._dtype = predicted.dtype
+        self._reads = [values[spec.name] for spec in term.reads]
+        self._seen: calls.Predicted = predicted
+        if term.tensors:
+            self._seen = {role: values[spec.name] for role, spec in term.tensors}
         self._loss = symbolic(term.loss, term.prefix)
         self.expected = _labels(trace, term)
-        self.per_sample = calls.per_sample(self._loss, op, predicted, self.expected)
+        self.per_sample = calls.per_sample(self._loss, op, self._seen, self.expected)
         mask = None
         if self.expected is not None:
             mask = calls.mask(self._loss, op, self.expected)
@@ -143,24 +151,28 @@ class TracedLoss:
         """The contribution of the term to the loss: factor / denominator · Σ w·l."""
         return self.term.scale * self.total
 
-    def gradient(self, problem: Problem, factor: Host | Tensor | float = 1.0) -> Tensor:
-        """The gradient of factor · cost with respect to the predicted tensor, in its shape."""
-        op, dtype = self.predicted.trace.op, self.predicted.dtype
+    def gradients(
+        self, problem: Problem, factor: Host | Tensor | float = 1.0
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The gradients of factor · cost: each predicted tensor with its gradient, in its shape."""
+        op, dtype = self.per_sample.trace.op, self._dtype
         if isinstance(factor, Tensor):
             scale = op.Cast(factor, to=dtype) * self.term.scale
         else:
-            scale = self.predicted.trace.bind(factor * self.term.scale, dtype)
+            scale = self.per_sample.trace.bind(factor * self.term.scale, dtype)
         cotangent = scale if self.weight is None else scale * self.weight
-        own = calls.loss_gradient(self._loss, op, self.predicted, self.expected, cotangent)
+        own = calls.loss_gradient(self._loss, op, self._seen, self.expected, cotangent)
         if own is not None:
-            return full(op, own, self.predicted)
+            return [(tensor, full(op, part, tensor)) for tensor, part in own]
+        tensors = [tensor for tensor in self._reads if tensor.is_float]
         try:
-            return gradients([(self.per_sample, cotangent)], [self.predicted], problem.rules)[0]
+            found = gradients([(self.per_sample, cotangent)], tensors, problem.rules)
         except (NoGradientRule, NotDifferentiable) as error:
             raise type(error)(
                 f"the {self.term.loss.name} loss on {self.term.output!r} cannot be differentiated: "
                 f"{error}. Write it with operators that have a gradient, or define its gradient()"
             ) from None
+        return list(zip(tensors, found, strict=True))
 
 
 def same_precision(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -182,13 +194,7 @@ def add_up(tensors: Sequence[Tensor]) -> Tensor:
 
 def trace_losses(trace: Trace, problem: Problem, values: Mapping[str, Tensor]) -> list[TracedLoss]:
     """Every loss term on the predicted tensors ``values``."""
-    losses = []
-    for term in problem.terms:
-        predicted = values[term.predicted.name]
-        # The term has the shape that inference did not find in the model.
-        predicted.shape = term.predicted.shape
-        losses.append(TracedLoss(trace, term, predicted))
-    return losses
+    return [TracedLoss(trace, term, values) for term in problem.terms]
 
 
 def loss_program(problem: Problem) -> Program:
@@ -198,15 +204,16 @@ def loss_program(problem: Problem) -> Program:
     are the loss and the gradient of each predicted tensor.
     """
     trace = problem.trace()
-    specs = {t.predicted.name: t.predicted for t in problem.terms}
+    specs = problem.predicted_specs
     values = {n: trace.input(Port("output", of=n), s.dtype, s.shape) for n, s in specs.items()}
     with trace.part("loss"):
         losses = trace_losses(trace, problem, values)
         outputs = {LOSS: add_up([loss.cost for loss in losses])}
     with trace.part("backward"):
+        pairs = [pair for loss in losses for pair in loss.gradients(problem)]
         for name, predicted in values.items():
-            parts = [loss.gradient(problem) for loss in losses if loss.predicted is predicted]
-            outputs[Port("gradient", of=name)] = add_up(parts)
+            if parts := [gradient for tensor, gradient in pairs if tensor is predicted]:
+                outputs[Port("gradient", of=name)] = add_up(parts)
     return build(trace, outputs, name="loss")
 
 
@@ -337,10 +344,9 @@ def statistics_program(problem: Problem, predicted: Sequence[str]) -> Program:
 def per_sample_program(problem: Problem, term: LossTerm) -> Program:
     """The per-sample values of one loss term, before weights and reduction: output ``per_sample``."""
     trace = problem.trace()
-    values = _forward(trace, problem, (term.predicted.name,), rewrite_for_inference)
-    predicted = values[term.predicted.name]
-    predicted.shape = term.predicted.shape
-    traced = TracedLoss(trace, term, predicted)
+    names = tuple(spec.name for spec in term.reads)
+    values = _forward(trace, problem, names, rewrite_for_inference)
+    traced = TracedLoss(trace, term, values)
     return build(trace, {"per_sample": traced.per_sample}, name="per_sample")
 
 

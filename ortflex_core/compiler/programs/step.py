@@ -400,7 +400,7 @@ def _gradients(
     if loss_scale is not None:
         factor = loss_scale  # the rate is not in the seeds then
     with trace.part("backward"):
-        seeds = [(t.predicted, t.gradient(local, factor)) for t in losses]
+        seeds = [pair for t in losses for pair in t.gradients(local, factor)]
     try:
         with trace.part("backward"):
             slopes = gradients(seeds, list(now.weights.values()), problem.rules)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 import attrs
 
@@ -11,11 +12,19 @@ from ortflex_core.kernel.component import Component
 from ortflex_core.kernel.types import Array, TensorSpec
 
 if TYPE_CHECKING:
+    import numpy as np
+    import typing_extensions
+
     from ortflex_core.compiler.graph.ops import Ops, Tensor
+
+    P = typing_extensions.TypeVar("P", default=Tensor)
+    S = typing_extensions.TypeVar("S", default=TensorSpec)
+else:
+    P, S = TypeVar("P"), TypeVar("S")
 
 
 @attrs.frozen(kw_only=True)
-class Loss(Component, abc.ABC):
+class Loss(Component, abc.ABC, Generic[P, S]):
     """The cost of one sample.
 
     ``per_sample`` returns values of shape [B, …]: the loss itself reduces class axes,
@@ -35,7 +44,27 @@ class Loss(Component, abc.ABC):
         """
         return True
 
-    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+    tensors: ClassVar[tuple[str, ...]] = ()
+    """The names of several tensors that the loss reads: its methods then get mappings from these
+    names as ``predicted``, and its class is a ``Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]]``."""
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Those of :attr:`tensors` that may be left out, or be a column of integers [B] next to the inputs."""
+
+    one_model: ClassVar[bool] = False
+    """Whether one output may stand for several of :attr:`tensors`: the same model computes each from
+    inputs of its own, which have its name in front of theirs: ``positive/x``."""
+
+    def parameters(
+        self, predicted: Mapping[str, TensorSpec], generator: np.random.Generator
+    ) -> Mapping[str, Array]:
+        """The first values of the loss's own trained tensors, by the names that its formula uses.
+
+        They are trained and in checkpoints, but not in the exported model. For a loss with :attr:`tensors`.
+        """
+        return {}
+
+    def label(self, predicted: S, given: TensorSpec | None) -> TensorSpec:
         """Type and shape of the labels for ``predicted``.
 
         ``given`` describes the user's labels if they are known, so that a loss can accept
@@ -45,9 +74,11 @@ class Loss(Component, abc.ABC):
         Raises:
             DataError: no form of the labels fits ``given``, or ``predicted`` does not fit the loss.
         """
-        return attrs.evolve(predicted, name="expected")
+        first = next(iter(predicted.values())) if isinstance(predicted, Mapping) else predicted
+        assert isinstance(first, TensorSpec)
+        return attrs.evolve(first, name="expected")
 
-    def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
+    def check_labels(self, predicted: S, labels: Array) -> None:
         """Refuse label values outside the domain of the formula (once per array).
 
         Raises:
@@ -55,7 +86,7 @@ class Loss(Component, abc.ABC):
         """
 
     @abc.abstractmethod
-    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+    def per_sample(self, op: Ops, predicted: P, expected: Tensor) -> Tensor:
         """The formula."""
 
     def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
@@ -70,9 +101,7 @@ class Loss(Component, abc.ABC):
         """
         return self.mask(op, expected)
 
-    def gradient(
-        self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
-    ) -> Tensor | None:
+    def gradient(self, op: Ops, predicted: P, expected: Tensor, cotangent: Tensor) -> P | None:
         """Gradient of Σ cotangent · per_sample with respect to ``predicted``.
 
         None, the default, lets the core differentiate :meth:`per_sample`. Define it only if it is

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
 
+from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.problem.losses import LossRequest
 from ortflex_core.kernel.errors import DataError
@@ -82,19 +83,21 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
     for request in requests:
         array = columns.labels.get(request.label)
         predicted = model.value(request.predicted)
-        shape = predicted.shape or ()
+        shape, seen = predicted.shape or (), request.seen(model)
         if array is None or array.ndim + 1 != len(shape) or shape[-1] != 1:
             continue
         fitting = array[..., np.newaxis]
-        if not _accepts(request, predicted, array) and _accepts(request, predicted, fitting):
+        if not _accepts(request, seen, array) and _accepts(request, seen, fitting):
             labels[request.label] = fitting
     return attrs.evolve(columns, labels={**columns.labels, **labels}) if labels else columns
 
 
-def _accepts(request: LossRequest, predicted: TensorSpec, labels: Array) -> bool:
+def _accepts(
+    request: LossRequest, predicted: TensorSpec | Mapping[str, TensorSpec], labels: Array
+) -> bool:
     """Whether a loss accepts labels of this type and shape."""
     try:
-        wanted = request.loss.label(predicted, data.spec_of(request.label, labels))
+        wanted = calls.label(request.loss, predicted, data.spec_of(request.label, labels))
     except DataError:
         return False
     shape = getattr(wanted, "shape", None)

@@ -30,8 +30,13 @@ def open_source(
     sample_weight: Any,
     model: Model,
     requests: Sequence[LossRequest],
+    *,
+    predicting: bool = False,
 ) -> Columns:
-    """Columns from arrays, mappings, or a data source."""
+    """Columns from arrays, mappings, or a data source.
+
+    For predictions, they may lack the inputs that only losses read.
+    """
     if isinstance(X, DataSource):
         X = load(X)
     if isinstance(X, Pieces):
@@ -41,7 +46,12 @@ def open_source(
             "these data are read in pieces and do not fit into the shuffle buffer, but all rows "
             "are needed at once here; pass arrays, or fewer rows"
         )
-    inputs = [i.name for i in model.inputs]
+    given_names = X.inputs if isinstance(X, Columns) else X if isinstance(X, Mapping) else ()
+    inputs = [
+        i.name
+        for i in model.inputs
+        if not predicting or i.name not in model.loss_inputs or i.name in given_names
+    ]
     needed = list(dict.fromkeys(r.label for r in requests if r.loss.needs_labels))
     labels = needed or list(dict.fromkeys(r.label for r in requests))
     if isinstance(X, Columns):

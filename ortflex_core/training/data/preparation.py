@@ -58,7 +58,7 @@ class Preparation:
                 array = given.labels[term.label_key]
                 what = f"y[{term.label_key!r}]" if len(self.problem.terms) > 1 else "y"
                 fitted = data.fit_to(array, term.label, what, check_finite=self.check_finite)
-                calls.check_labels(term.loss, term.predicted, fitted)
+                calls.check_labels(term.loss, term.seen, fitted)
                 out[term.label.name] = fitted
             if term.weight is not None:
                 out[term.weight.name] = self._weight(given, term.weight_key, term.weight)
