@@ -44,6 +44,7 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
         table["target"] = target
     source = parts.build("data", table)
     try:
+        source = source.proposed()
         loaded = source.load()
     except DataError as error:
         raise DataError(_with_option(str(error), target)) from error
@@ -54,9 +55,17 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
     named = {**loaded.inputs, **loaded.labels, **loaded.weights}
     lines = [f"{name}: {array.dtype}{list(array.shape)}" for name, array in named.items()]
     relative = Path(os.path.relpath(path, folder)).as_posix()
-    spec: Any = relative if target is None else {"name": table["name"], "path": relative}
-    if target is not None:
-        spec["target"] = target
+    fields = attrs.fields(type(source))
+    given = {f.name: getattr(source, f.name) for f in fields}
+    odd = {f.name: given[f.name] for f in fields if f.default not in (given[f.name], attrs.NOTHING)}
+    spec: Any = {
+        "name": table["name"],
+        "path": relative,
+        **({} if target is None else {"target": target}),
+    }
+    spec |= {key: value for key, value in odd.items() if key not in spec}
+    if spec.keys() == {"name", "path"}:
+        spec = relative
     labels = next(iter(loaded.labels.values())) if len(loaded.labels) == 1 else None
     return Look(spec, lines, list(loaded.inputs), labels, loaded.rows)
 

@@ -80,6 +80,7 @@ def train(
             with internals_of(trainer).sharing_errors():
                 if resume is not None:
                     trainer.restore(run_folder.checkpoint(resume), strict=strict)
+                loaded = loaded.found(plugins)
                 run_folder.begin(folder, loaded.resolved(plugins), trainer)
             history = _run(loaded, trainer, measures)
         except BaseException:

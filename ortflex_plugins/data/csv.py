@@ -1,25 +1,87 @@
-"""The data source ``csv``: a table of comma-separated values."""
+"""The data source ``csv``: a table of values with a delimiter."""
 
 from __future__ import annotations
 
+import codecs
 import csv
+import datetime
+import itertools
+import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Columns, DataError, DataSource, lines, open_text, setting, suggest
+from ortflex_core import (
+    Array,
+    Columns,
+    DataError,
+    DataSource,
+    lines,
+    open_regular,
+    open_text,
+    setting,
+    suggest,
+)
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
+_log = logging.getLogger("ortflex")
 _LONGEST = 1000
 """The largest number of characters of a class name, because an array of strings uses it for every row."""
+_SAMPLE = 2**18
+"""The number of bytes from which delimiter, encoding, decimal mark and header are found."""
+_LINES = 100
+_USUAL = (",", ".", "utf-8-sig", True)
+"""Delimiter, decimal mark, encoding and header that are not mentioned."""
+_FEW = 20
+"""The number of different texts up to which a column counts as one of categories."""
+_DELIMITERS = "\t;|,"
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+"""Fields that have no value, in lower case; pandas reads most of them so."""
+_WITH_COMMA = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
+_WITH_POINT = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
+_FLAGS = {"true": 1.0, "yes": 1.0, "1": 1.0, "false": 0.0, "no": 0.0, "0": 0.0}
+Kinds = Mapping[str, str | Sequence[str]]
 
 
 def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, str) or len(value) != 1 or value in '\n\r"':
+    if value is not None and (not isinstance(value, str) or len(value) != 1 or value in '\n\r"'):
         raise ValueError(f"Csv.{attribute.name} must be one character, got {value!r}")
+
+
+def _encoding(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    try:
+        known = value is None or codecs.lookup(value)._is_text_encoding
+    except (LookupError, TypeError):
+        known = False
+    if not known:
+        raise ValueError(
+            f"Csv.{attribute.name} must be an encoding such as 'cp1252', got {value!r}"
+        )
+
+
+def _fill(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    values = value.values() if isinstance(value, Mapping) else [value]
+    for one in values:
+        is_number = (
+            isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+        )
+        if not (is_number or (one is None and value is None) or one == "median"):
+            raise ValueError(f"Csv.{attribute.name} must be 'median' or a number, got {one!r}")
+
+
+def _kinds(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    for column, kind in value.items() if isinstance(value, Mapping) else ():
+        listed = isinstance(kind, list | tuple) and all(isinstance(name, str) for name in kind)
+        if not listed and kind not in ("number", "category", "boolean", "date"):
+            raise ValueError(
+                f"Csv.{attribute.name}.{column} must be 'number', 'category', 'boolean', 'date' or a list "
+                f"of categories, got {kind!r}"
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -32,6 +94,18 @@ class Csv(DataSource):
     [rows, 1]). If it is a mapping, there are several labels by name, and none for ``{}``. Without a
     header, columns are named ``0``, ``1``, and so on. Empty lines are skipped.
 
+    The dialect is found in the first 100 lines, unless it is given: the delimiter is the tab, semicolon,
+    bar or comma that gives every line the same number of fields; the first line is a header if it has
+    a text above numbers, no number, or 0, 1, 2, …; numbers have a decimal comma if the delimiter is
+    another character and no field has a decimal point; the encoding is UTF-8, UTF-16 with a byte-order
+    mark, or else cp1252. A dialect that is not the usual one is logged. ``ortflex init`` and run folders
+    write it into the recipe.
+
+    A feature is a number, or what ``columns`` says: ``"category"`` (its place among the sorted names of the
+    training data, or in a given list), ``"boolean"`` (true, yes, 1 or false, no, 0) or ``"date"`` (days
+    since 1970-01-01, from ISO 8601). A mapping names the columns that are not numbers; the
+    others are numbers. Empty fields, NA, NaN, null, None and ? are missing: an error, or ``fill``.
+
     Raises:
         DataError: the file or a column does not exist, there is no header, two columns have one name, a
             line has another number of fields, or a field is not a number; the error names line and
@@ -39,31 +113,56 @@ class Csv(DataSource):
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "data.csv").write_text("a,b,kind\n1,2,cat\n3,4,dog\n")
-    ...     columns = Csv(path=f"{folder}/data.csv", target="kind").load()
+    ...     _ = Path(folder, "data.csv").write_text("a;b;kind\n1,5;Rom;cat\n3;Bern;dog\n")
+    ...     source = Csv(path=f"{folder}/data.csv", target="kind", columns={"b": "category"})
+    ...     columns, found = source.load(), source.found()
     >>> columns.inputs["X"].tolist(), columns.labels["y"].tolist()
-    ([[1.0, 2.0], [3.0, 4.0]], ['cat', 'dog'])
+    ([[1.5, 1.0], [3.0, 0.0]], ['cat', 'dog'])
+    >>> found.delimiter, found.decimal, found.columns
+    (';', ',', {'b': ('Bern', 'Rom')})
 
     Source: RFC 4180, with any delimiter.
     """
 
     name: ClassVar[str] = "csv"
 
-    path: str = setting(help="the file, in UTF-8")
+    path: str = setting(help="the file")
     target: str | Sequence[str] | Mapping[str, str] = setting(
         default="y", help="the column of labels, a list of columns, or {label = column}"
     )
     weight: str | None = setting(default=None, help="column of sample weights")
-    delimiter: str = setting(
-        default=",", validator=_one_character, help="the character between fields"
+    delimiter: str | None = setting(
+        default=None,
+        validator=_one_character,
+        help="the character between fields; by default it is found in the file",
     )
-    header: bool = setting(
-        default=True,
-        validator=attrs.validators.instance_of(bool),
-        help="whether line 1 has the names of the columns; false: the names are 0, 1, …",
+    decimal: Literal[".", ","] | None = setting(
+        default=None,
+        validator=attrs.validators.in_((None, ".", ",")),
+        help="the decimal mark of numbers; by default it is found in the file",
     )
-    columns: Sequence[str] | None = setting(
-        default=None, help="the columns of features, in this order; None: all other columns"
+    encoding: str | None = setting(
+        default=None,
+        validator=_encoding,
+        help="the encoding of the text; by default UTF-8, UTF-16 or cp1252",
+    )
+    header: bool | None = setting(
+        default=None,
+        validator=attrs.validators.instance_of(bool | None),
+        help="whether line 1 has the names of the columns; false: the names are 0, 1, …; by default it is "
+        "found in the file",
+    )
+    columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
+        default=None,
+        validator=_kinds,
+        help="the columns of features, in this order, or what columns are, as {city = 'category'}; None: "
+        "all other columns",
+    )
+    fill: float | str | Mapping[str, float | str] | None = setting(
+        default=None,
+        validator=_fill,
+        help="what missing features are replaced by: 'median', a number, or {column = …}; by default they "
+        "are an error",
     )
     input: str = setting(
         default="X", help="the input for the columns; X fits any model with one input"
@@ -71,27 +170,182 @@ class Csv(DataSource):
 
     def load(self) -> Columns:
         """Read the table."""
-        table = _Table.read(Path(self.path), self.delimiter, self.header)
+        table = self._table()
         if isinstance(self.target, str):
             labels = {"y": table.labels(self.target)}
-            taken = {self.target}
         elif isinstance(self.target, Mapping):
             labels = {name: table.labels(column) for name, column in self.target.items()}
-            taken = set(self.target.values())
         else:
             labels = {"y": table.numbers(self.target)}
-            taken = set(self.target)
         weights = {}
         if self.weight is not None:
             weights = {DEFAULT_WEIGHT: table.numbers([self.weight])[:, 0]}
-        taken = taken if self.weight is None else {*taken, self.weight}
-        others = [c for c in table.header if c not in taken]
-        features = others if self.columns is None else list(self.columns)
+        features = self._features(table)
         if not features:
             raise DataError(
                 f"{self.path}: no column is left for the features; all are labels or weights"
             )
-        return Columns(inputs={self.input: table.numbers(features)}, labels=labels, weights=weights)
+        inputs = {self.input: table.features(features, self._kinds, self.fill)}
+        return Columns(inputs=inputs, labels=labels, weights=weights)
+
+    def found(self, like: DataSource | None = None) -> Csv:
+        """The dialect, the names of categories and the medians as parameters."""
+        table = self._table(quiet=True)
+        known = table.dialect
+        kinds: Any = self.columns
+        fill: Any = self.fill
+        features = self._features(table)
+        if isinstance(kinds, Mapping):
+            theirs = like._kinds if isinstance(like, Csv) else {}
+            kinds = {
+                column: theirs.get(column, table.categories(column)) if kind == "category" else kind
+                for column, kind in kinds.items()
+            }
+        if isinstance(like, Csv) and isinstance(like.fill, Mapping) and _wants_median(fill):
+            fill = like.fill
+        elif _wants_median(fill):
+            fill = {
+                column: table.median(column)
+                for column in features
+                if _of(column, fill) == "median"
+                and self._kinds.get(column, "number") == "number"
+                and None in table.texts(column)
+            }
+        return attrs.evolve(
+            self,
+            delimiter=known.delimiter,
+            decimal="," if known.decimal == "," else ".",
+            encoding=known.encoding,
+            header=table.headed,
+            columns=kinds,
+            fill=fill,
+        )
+
+    def proposed(self) -> Csv:
+        """The source with kinds for the columns that are no numbers; a usual dialect is left out."""
+        table = self._table(quiet=True)
+        source = self
+        features = self._features(table)
+        if self.columns is None:
+            kinds = {name: table.kind(name) for name in features}
+            odd = {name: kind for name, kind in kinds.items() if kind != "number"}
+            source = attrs.evolve(source, columns=odd or None)
+        if self.fill is None and any(None in table.texts(name) for name in features):
+            source = attrs.evolve(source, fill="median")
+        found = source.found()
+        if (found.delimiter, found.decimal, found.encoding, found.header) == _USUAL:
+            found = attrs.evolve(found, delimiter=None, decimal=None, encoding=None, header=None)
+        return found
+
+    @property
+    def _kinds(self) -> Kinds:
+        return self.columns if isinstance(self.columns, Mapping) else {}
+
+    def _table(self, *, quiet: bool = False) -> _Table:
+        dialect = _Dialect.of(Path(self.path), self.delimiter, self.decimal, self.encoding)
+        table = _Table.read(Path(self.path), dialect, self.header)
+        given = (self.delimiter, self.decimal, self.encoding, self.header)
+        now = (dialect.delimiter, dialect.decimal, dialect.encoding, table.headed)
+        odd = [n is None and f != u for n, f, u in zip(given, now, _USUAL, strict=True)]
+        if any(odd) and not quiet:
+            header = "a header" if table.headed else "no header: columns 0, 1, …"
+            _log.info(
+                "%s: delimiter %r, decimal mark %r, encoding %s, %s",
+                *(self.path, dialect.delimiter, dialect.decimal, dialect.encoding, header),
+            )
+        return table
+
+    def _features(self, table: _Table) -> list[str]:
+        target = self.target
+        names = [target] if isinstance(target, str) else [*_values(target)]
+        taken = {*names, self.weight}
+        for column in self._kinds:
+            table.place(column)
+        if self.columns is not None and not isinstance(self.columns, Mapping):
+            return list(self.columns)
+        return [c for c in table.header if c not in taken]
+
+
+def _values(target: Sequence[str] | Mapping[str, str]) -> list[str]:
+    return list(target.values() if isinstance(target, Mapping) else target)
+
+
+def _of(column: str, fill: Any) -> Any:
+    """What replaces the missing values of a column; None for an error."""
+    return fill.get(column) if isinstance(fill, Mapping) else fill
+
+
+def _wants_median(fill: Any) -> bool:
+    return "median" in (fill.values() if isinstance(fill, Mapping) else (fill,))
+
+
+@attrs.frozen
+class _Dialect:
+    delimiter: str
+    decimal: str
+    encoding: str
+
+    @classmethod
+    def of(
+        cls, path: Path, delimiter: str | None, decimal: str | None, encoding: str | None
+    ) -> _Dialect:
+        """The dialect of a file; what is given is not looked for.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        if delimiter and decimal and encoding:
+            return cls(delimiter, decimal, encoding)
+        try:
+            with open_regular(path) as file:
+                sample = file.read(_SAMPLE)
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file") from None
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        if encoding is None:
+            encoding = (
+                "utf-16" if sample[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
+            )
+        if encoding is None:
+            encoding = "utf-8-sig" if _is_utf8(sample) else "cp1252"
+        text = sample.decode(encoding, errors="replace")
+        if len(sample) == _SAMPLE:  # the last line may be cut
+            text = text.rpartition("\n")[0] or text
+        first = [line for line in text.splitlines() if line][:_LINES]
+        delimiter = delimiter or _delimiter(first)
+        if decimal is None:
+            rows = _rows(first, delimiter)
+            fields = [field.strip() for row in rows for field in row]
+            commas = any(map(_WITH_COMMA.fullmatch, fields))
+            points = any(map(_WITH_POINT.fullmatch, fields))
+            decimal = "," if delimiter != "," and commas and not points else "."
+        return cls(delimiter, decimal, encoding)
+
+
+def _is_utf8(sample: bytes) -> bool:
+    try:
+        # The last character may be cut.
+        codecs.getincrementaldecoder("utf-8")().decode(sample, final=len(sample) < _SAMPLE)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in sample
+
+
+def _rows(lines: Sequence[str], delimiter: str) -> list[list[str]]:
+    try:
+        return [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    except csv.Error:
+        return []
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """The character that gives every line the same number of fields, at least two; else the comma."""
+    for delimiter in _DELIMITERS:
+        counts = {len(row) for row in _rows(lines, delimiter)}
+        if len(counts) == 1 and counts.pop() > 1:
+            return delimiter
+    return ","
 
 
 @attrs.frozen
@@ -105,14 +359,16 @@ class _Table:
     places: Mapping[str, int]
     """The index of each column: tables of 100,000 columns are read in linear time."""
     headed: bool
+    dialect: _Dialect
 
     @classmethod
-    def read(cls, path: Path, delimiter: str, headed: bool) -> _Table:
+    def read(cls, path: Path, dialect: _Dialect, headed: bool | None) -> _Table:
+        delimiter = dialect.delimiter
         rows: list[list[str]] = []
         ends: list[int] = []
         try:
             # utf-8-sig: spreadsheets begin their files with a byte-order mark.
-            with open_text(path, newline="", encoding="utf-8-sig") as file:
+            with open_text(path, newline="", encoding=dialect.encoding) as file:
                 reader = csv.reader(lines(file, path), delimiter=delimiter, strict=True)
                 for row in reader:
                     if row:
@@ -121,7 +377,9 @@ class _Table:
         except FileNotFoundError:
             raise DataError(f"{path}: no such file") from None
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: expected text in UTF-8: {error}") from error
+            raise DataError(
+                f"{path}: expected text in {dialect.encoding}: {error}; encoding = … chooses another"
+            ) from error
         except csv.Error as error:
             raise DataError(f"{path}, line {reader.line_num}: {error}") from error
         except OSError as error:
@@ -130,6 +388,8 @@ class _Table:
             raise DataError(
                 f"{path}: does not fit into memory; parquet and arrow files are read in pieces"
             ) from error
+        if headed is None:
+            headed = not rows or _has_header(rows, dialect.decimal)
         if len(rows) < 1 + headed:
             content = "only a header" if rows else "nothing"
             raise DataError(f"{path}: expected {'a header and ' * headed}rows, found {content}")
@@ -139,7 +399,7 @@ class _Table:
         else:
             header = [str(k) for k in range(len(rows[0]))]
         places = {name: k for k, name in enumerate(header)}
-        table = cls(path, header, rows, ends, places, headed)
+        table = cls(path, header, rows, ends, places, headed, dialect)
         table._check(delimiter)
         return table
 
@@ -166,7 +426,7 @@ class _Table:
             )
         return ""
 
-    def _place(self, column: str) -> int:
+    def place(self, column: str) -> int:
         if column not in self.places:
             known = self._hint() or suggest(column, self.header)
             if not self.headed:
@@ -179,31 +439,124 @@ class _Table:
 
     def numbers(self, columns: Sequence[str]) -> Array:
         """The columns side by side in float32."""
-        places = [self._place(c) for c in columns]
-        fields = [[row[p] for p in places] for row in self.rows]
+        return self.features(columns, {}, None)
+
+    def texts(self, column: str) -> list[str | None]:
+        """The fields of a column; None where a value is missing."""
+        place = self.place(column)
+        fields = [row[place].strip() for row in self.rows]
+        return [None if field.lower() in _MISSING else field for field in fields]
+
+    def categories(self, column: str) -> tuple[str, ...]:
+        """The different values of a column, sorted."""
+        return tuple(sorted({text for text in self.texts(column) if text is not None}))
+
+    def kind(self, column: str) -> str:
+        """What a column seems to be; ``number`` if no other kind fits all values."""
+        known = [text for text in self.texts(column) if text is not None]
+        if not known or all(map(self._is, known)):
+            return "number"
+        for kind in ("boolean", "date"):
+            if all(self._value(text, kind) is not None for text in known):
+                return kind
+        return "category" if len(set(known)) <= max(_FEW, len(known) // 10) else "number"
+
+    def median(self, column: str) -> float:
+        """The median of the values that are not missing."""
+        known = [
+            float(self._number(t)) for t in self.texts(column) if t is not None and self._is(t)
+        ]
+        if not known:
+            raise DataError(
+                f"{self.path}: the column {column!r} has no number, so it has no median"
+            )
+        return float(np.median(known))
+
+    def features(self, columns: Sequence[str], kinds: Kinds, fill: Any) -> Array:
+        """The columns side by side in float32, with categories, booleans and dates as numbers."""
+        places = [self.place(c) for c in columns]
+        if not kinds and fill is None:
+            fields = [[row[p] for p in places] for row in self.rows]
+            try:
+                # In an array of strings, every field would take the memory of the longest one.
+                plain = [[float(self._number(text)) for text in row] for row in fields]
+                if not any(map(math.isnan, itertools.chain.from_iterable(plain))):
+                    return np.array(plain, np.float32)
+            except ValueError:
+                pass  # the search below names the field
+        out = np.empty((len(self.rows), len(columns)), np.float32)
+        for k, column in enumerate(columns):
+            out[:, k] = self._feature(column, kinds.get(column, "number"), _of(column, fill))
+        return out
+
+    def _feature(self, column: str, kind: str | Sequence[str], fill: Any) -> list[float]:
+        texts = self.texts(column)
+        if kind == "category":
+            kind = self.categories(column)
+        codes = {} if isinstance(kind, str) else {name: float(k) for k, name in enumerate(kind)}
+        if fill == "median":
+            fill = self.median(column) if kind == "number" and None in texts else None
+        out = []
+        for row, text in enumerate(texts):
+            value = fill
+            if text is not None:
+                value = codes.get(text) if codes else self._value(text, str(kind))
+            if value is None:
+                raise DataError(self._odd(column, row, kind, text))
+            out.append(value)
+        return out
+
+    def _value(self, text: str, kind: str) -> float | None:
+        if kind == "boolean":
+            return _FLAGS.get(text.lower())
         try:
-            # In an array of strings, every field would take the memory of the longest one.
-            return np.array([[float(text) for text in row] for row in fields], np.float32)
+            if kind == "date":
+                when = datetime.datetime.fromisoformat(text)
+                since = when.replace(tzinfo=when.tzinfo or datetime.UTC).timestamp()
+                return since / 86400
+            return float(self._number(text))
         except ValueError:
-            for row, line in zip(fields, self.lines, strict=True):
-                for column, text in zip(columns, row, strict=True):
-                    if not _is(float, text):
-                        raise DataError(
-                            f"{self.path}, line {line}, column {column!r}: expected a number, "
-                            f"got {text!r}"
-                        ) from None
-            raise
+            return None
+
+    def _odd(self, column: str, row: int, kind: str | Sequence[str], text: str | None) -> str:
+        place = f"{self.path}, line {self.lines[row]}, column {column!r}"
+        if text is None:
+            given = self.rows[row][self.place(column)].strip()
+            return (
+                f"{place}: expected a number, got {given!r}, a missing value; replace such features with "
+                "fill = 'median' or a number, or remove the line"
+            )
+        if not isinstance(kind, str):
+            return (
+                f"{place}: expected a category that is known, got {text!r}; {suggest(text, kind)}"
+            )
+        if kind != "number":
+            wanted = "a date as 2024-12-31" if kind == "date" else "true or false"
+            return f"{place}: expected {wanted}, got {text!r}"
+        hint = f"columns = {{ {column} = 'category' }} makes names numbers; columns = […] leaves it out"
+        if _WITH_COMMA.fullmatch(text) or _WITH_POINT.fullmatch(text):
+            hint = f"decimal = {'.' if self.dialect.decimal == ',' else ','!r} reads such numbers"
+        return f"{place}: expected a number, got {text!r}; {hint}"
+
+    def _number(self, text: str) -> str:
+        """A number as Python writes it; a decimal point is wrong where the comma is the mark."""
+        if self.dialect.decimal == ".":
+            return text
+        return "" if "." in text else text.replace(",", ".")
+
+    def _is(self, text: str, kind: type[int] | type[float] = float) -> bool:
+        return _is(kind, self._number(text))
 
     def labels(self, column: str) -> Array:
         """The column as integers, other numbers or strings."""
-        place = self._place(column)
+        place = self.place(column)
         fields = [row[place].strip() for row in self.rows]
-        if all(_is(int, text) for text in fields):
+        if all(self._is(text, int) for text in fields):
             try:
                 return np.array([int(text) for text in fields], np.int64)
             except OverflowError:  # numbers that are too large for int64
                 return self.numbers([column])[:, 0]
-        numeric = [_is(float, text) for text in fields]
+        numeric = [self._is(text) for text in fields]
         if not any(numeric) and all(fields):
             longest = max(range(len(fields)), key=lambda k: len(fields[k]))
             if len(fields[longest]) > _LONGEST:
@@ -221,6 +574,24 @@ class _Table:
             f"{self.path}, line {self.lines[odd]}, column {column!r}: expected {wanted} as in the "
             f"other rows, got {fields[odd]!r}"
         )
+
+
+def _has_header(rows: Sequence[Sequence[str]], decimal: str) -> bool:
+    """Whether the first row has names: a text above numbers, 0, 1, 2, … as pandas writes, or no number."""
+
+    def is_number(text: str) -> bool:
+        return _is(float, text.replace(",", ".") if decimal == "," else text)
+
+    first = [text.strip() for text in rows[0]]
+    if first == [str(k) for k in range(len(first))]:
+        return True
+    numbers = [is_number(text) for text in first]
+    for k, text in enumerate(first):
+        below = [row[k].strip() for row in rows[1:_LINES] if k < len(row)]
+        known = [value for value in below if value.lower() not in _MISSING]
+        if not numbers[k] and text.lower() not in _MISSING and known and all(map(is_number, known)):
+            return True
+    return not any(numbers)
 
 
 def _is(kind: type[int] | type[float], text: str) -> bool:

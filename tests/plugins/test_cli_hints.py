@@ -255,8 +255,9 @@ def test_csv_without_a_header_is_the_same_table(tmp_path: Path) -> None:
 def test_a_first_line_of_numbers_is_recognized(tmp_path: Path, rows: str) -> None:
     """Two equal numbers were 'two columns of one name', others a list of 'known' columns."""
     (tmp_path / "d.csv").write_text(rows)
+    assert Csv(path=str(tmp_path / "d.csv"), target="2").load().rows == 2
     with pytest.raises(DataError, match=r"line 1 has numbers only.* header = false") as caught:
-        Csv(path=str(tmp_path / "d.csv")).load()
+        Csv(path=str(tmp_path / "d.csv"), header=True).load()
     assert "Known" not in str(caught.value)
 
 

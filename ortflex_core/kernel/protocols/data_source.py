@@ -22,6 +22,14 @@ class DataSource(Component, abc.ABC):
     whole_folder: ClassVar[bool] = False
     """Whether its path is a folder whose files belong together, so that a single file is not valid."""
 
+    def found(self, like: DataSource | None = None) -> DataSource:
+        """The same source with what it finds, which run folders keep; ``like`` is that of the training."""
+        return self
+
+    def proposed(self) -> DataSource:
+        """The source that ``ortflex init`` writes: with what it finds and guesses."""
+        return self.found()
+
     @abc.abstractmethod
     def load(self) -> Columns | Pieces | Batches:
         """Open the source; data that can be memory-mapped or read lazily are not read yet.

@@ -14,8 +14,10 @@ import attrs
 
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.kernel import class_paths
+from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.construct import convert, field_types
 from ortflex_core.kernel.errors import ConfigError
+from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.synonyms import suggest_argument
 from ortflex_core.kernel.tracebacks import short_tracebacks
@@ -177,6 +179,24 @@ class Recipe(Arguments):
             spelled["learning_rate"] = parts.build("optimizer", self.optimizer).default_rate
         return Recipe(**spelled)
 
+    def found(self, plugins: Plugins | None = None) -> Recipe:
+        """The same recipe with what its data sources find in their files (:meth:`DataSource.found`).
+
+        Raises:
+            ConfigError, DataError: a value is wrong, or a file cannot be read.
+        """
+        parts = Parts(_with_folder(plugins, self.plugins).preferring(self.prefer))
+        first: DataSource | None = None
+        changes: dict[str, Any] = {}
+        for key in ("data", "validation"):
+            source = parts.build(key, getattr(self, key))
+            if isinstance(source, DataSource):
+                with calling(source, "found"):
+                    known = source.found(first)
+                first = first or known
+                changes |= {key: known} if known is not source else {}
+        return attrs.evolve(self, **changes)
+
     def to_toml(self, folder: str | os.PathLike[str] | None = None) -> str:
         """The recipe as a file; paths are relative to ``folder``, where the file will be.
 
@@ -212,8 +232,9 @@ class Recipe(Arguments):
             OrtflexError: as :meth:`ortflex_core.Trainer.fit`.
         """
         parts = Parts(trainer.plugins)
-        data = parts.build("data", self.data)
-        validation = parts.build("validation", self.validation)
+        known = self.found(trainer.plugins)
+        data = parts.build("data", known.data)
+        validation = parts.build("validation", known.validation)
         history: History = trainer.fit(data, validation_data=validation)
         return history
 
