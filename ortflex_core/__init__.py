@@ -97,7 +97,7 @@ PUBLIC = {
     "compiler.graph.nodes": "ancestor_nodes find_nodes reads split_nodes",
     "compiler.opsets.decomposition_table": "Call Decomposition Decompositions",
     "compiler.opsets.function_bodies": "body_of has_body",
-    "compiler.parameters.selection": "choose_parameters",
+    "compiler.parameters.selection": "choose_parameters trainable_model",
     "compiler.problem.labels": (
         "float_labels float_scores integer_labels require_range shape_mismatch shapes_compatible"
     ),

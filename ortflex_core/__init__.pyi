@@ -252,7 +252,10 @@ from ortflex_core.compiler.opsets.decomposition_table import (
     Decompositions as Decompositions,
 )
 from ortflex_core.compiler.opsets.function_bodies import body_of as body_of, has_body as has_body
-from ortflex_core.compiler.parameters.selection import choose_parameters as choose_parameters
+from ortflex_core.compiler.parameters.selection import (
+    choose_parameters as choose_parameters,
+    trainable_model as trainable_model,
+)
 from ortflex_core.compiler.problem.labels import (
     float_labels as float_labels,
     float_scores as float_scores,

@@ -96,7 +96,8 @@ def check_model(
         spec = dict.fromkeys(floats, ASSUMED_LOSS) if len(floats) > 1 else ASSUMED_LOSS
     source, requests = losses.loss_requests(source, spec, plugins)
     outputs = tuple(losses.tensors_of(requests))
-    choices = tuple(parameters.choose_parameters(source, outputs, params))
+    source, chosen = parameters.trainable_model(source, outputs, params)
+    choices = tuple(chosen)
     nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
     names = plugins["backends"].names()
     notes = list(_notes(source))

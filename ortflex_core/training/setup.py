@@ -10,7 +10,7 @@ import numpy as np
 
 from ortflex_core.compiler.adapters.adapted_model import AdaptedModel, adapt
 from ortflex_core.compiler.autodiff.families import load_rules
-from ortflex_core.compiler.model import editor, shape_probe, targets
+from ortflex_core.compiler.model import editor, master_weights, shape_probe, targets
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.version import check_version
 from ortflex_core.compiler.parameters import selection
@@ -128,6 +128,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         Unsupported: the device is not available.
     """
     check_version(model, runtime)
+    model = master_weights.without_masters(model)
     model = model.unextended or model
     read = Parts(plugins).read(attrs.asdict(arguments, recurse=False))
     plugins, values, collect = read.plugins, read.values, read.problems.collect
@@ -158,8 +159,9 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     choices: list[Choice] = []
     if adapted and requests and {"params", "freeze"} <= values.keys():
         predicted = tensors_of(requests)
-        choose = selection.choose_parameters
-        choices = collect(choose, model, predicted, arguments.params, arguments.freeze) or []
+        choose = selection.trainable_model
+        found = collect(choose, model, predicted, arguments.params, arguments.freeze)
+        model, choices = found or (model, [])
     grouped = None
     if "groups" in values:
         grouped = collect(

@@ -105,7 +105,7 @@ def template(
     Raises:
         ConfigError, ModelError: the model has no float output or nothing to train, or gets no such head.
     """
-    from ortflex_core import Arguments, apply_edits, choose_parameters, read_head
+    from ortflex_core import Arguments, apply_edits, read_head, trainable_model
 
     if head is not None:
         given = Arguments(loss="", head=head).head
@@ -119,7 +119,7 @@ def template(
         raw = loss == "squared_error"  # otherwise a Softmax or a Sigmoid determines the loss
         if raw and (found := loss_of_labels(model, output, look.labels)) is not None:
             loss, why = found
-    choices = choose_parameters(model, [output], None)
+    model, choices = trainable_model(model, [output], None)
     path = Path(os.path.relpath(model.path or "model.onnx", folder)).as_posix()
     lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
     lines += ["#", "# Inputs of the model:", *_listed(f"#   {spec}" for spec in model.inputs)]

@@ -84,8 +84,6 @@ def _quantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if bounds is not None:
         place = op.Round(steps)
         if zero is not None and (zero.constant is None or zero.constant.any()):
-            if node.block_size:
-                raise NoGradientRule("in blocks with zero points")
             place = place + _spread(op, node, op.Cast(zero, to=x.dtype))
         low, high = bounds
         inside = op.And(place >= low, place <= high)

@@ -126,38 +126,6 @@ def test_check_says_straight_through() -> None:
     )
 
 
-def test_a_weight_of_whole_numbers_is_frozen_and_all_else_trains() -> None:
-    made = helper.make_node
-    whole = RNG.integers(-90, 90, (6, 3)).astype(np.int8)
-    weights = {
-        "V": RNG.standard_normal((4, 6)).astype(np.float32),
-        "q": whole,
-        "scale": np.array([0.01, 0.02, 0.005], np.float32),
-        "zero": np.zeros(3, np.int8),
-        "b": np.array([0.3, -0.2, 0.1], np.float32),
-    }
-    nodes = [
-        made("MatMul", ["x", "V"], ["h"]),
-        made("DequantizeLinear", ["q", "scale", "zero"], ["w"], axis=1),
-        made("MatMul", ["h", "w"], ["z"]),
-        made("Add", ["z", "b"], ["y"]),
-    ]
-    model = file(nodes, weights)
-    report = check_model(model, "squared_error")
-    assert report.nodes[1].status == "frozen"
-    assert report.nodes[1].reason == "its weight is quantized"
-    reasons = {c.name: (c.trained, c.reason) for c in report.choices}
-    assert reasons["scale"] == (False, "frozen, because it belongs to a quantized weight")
-    trainer = Trainer(model, loss="squared_error", learning_rate=0.1, optimizer="sgd")
-    trainer.step((X, Y))
-    w = whole.astype(float) * weights["scale"]
-    error = 2 * (X @ weights["V"] @ w + weights["b"] - Y) / Y.size
-    state = trainer.get_state()
-    assert set(state) == {"V", "b"}
-    np.testing.assert_allclose(state["b"], weights["b"] - 0.1 * error.sum(0), rtol=1e-5)
-    np.testing.assert_allclose(state["V"], weights["V"] - 0.1 * X.T @ error @ w.T, rtol=1e-4)
-
-
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_dynamic_quantization_passes_the_gradient_straight_through(
     per_channel: bool, tmp_path: Path
@@ -245,12 +213,14 @@ def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one() -> No
     np.testing.assert_allclose(trainer.get_state()["s"], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_file_of_quantized_weights_alone_says_the_way_out() -> None:
+def test_a_file_of_products_of_integers_alone_says_the_way_out() -> None:
     made = helper.make_node
     nodes = [
-        made("DequantizeLinear", ["q", "scale"], ["w"]),
-        made("MatMul", ["x", "w"], ["y"]),
+        made("DynamicQuantizeLinear", ["x"], ["q", "step", "place"]),
+        made("MatMulInteger", ["q", "W", "place"], ["z"]),
+        made("Cast", ["z"], ["real"], to=1),
+        made("Mul", ["real", "step"], ["y"]),
     ]
-    weights = {"q": RNG.integers(-9, 9, (4, 3)).astype(np.int8), "scale": np.float32(0.1)}
-    with pytest.raises(ModelError, match=r"quantized weights are frozen. Train the float file"):
+    weights = {"W": RNG.integers(-9, 9, (4, 3)).astype(np.int8)}
+    with pytest.raises(ModelError, match="Train the float file"):
         Trainer(file(nodes, weights), loss="squared_error")

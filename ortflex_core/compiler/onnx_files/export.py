@@ -118,11 +118,22 @@ def inline_tensors(model: ModelProto, files: DataFiles, state: Mapping[str, Arra
         if is_outside(tensor):
             array = state.get(tensor.name)
             values = array_of(tensor, files) if array is None else array
-            raw = rounded(values, tensor.data_type, tensor.name).tobytes()
+            raw = _content(tensor, rounded(values, tensor.data_type, tensor.name))
             tensor.ClearField("external_data")
             tensor.data_location = TensorProto.DEFAULT
-            tensor.raw_data = raw
+            tensor.raw_data = bytes(raw)
     return model
+
+
+def _content(tensor: TensorProto, values: Array) -> bytes | memoryview:
+    """The bytes of a tensor's values, which are not copied unless elements share bytes, as those of int4.
+
+    Not tofile, which requires a real file and may leave holes in it.
+    """
+    if vetting.bytes_of(tensor) < values.nbytes:
+        packed: bytes = onnx.numpy_helper.from_array(values).raw_data
+        return packed
+    return values.reshape(-1).view(np.uint8).data
 
 
 def _write_pair(
@@ -171,8 +182,7 @@ def _append(
         array = state.get(tensor.name)
         values = array_of(tensor, files) if array is None else array
         values = rounded(values, tensor.data_type, tensor.name)
-        # Not tofile, which requires a real file and may leave holes in it.
-        content = values.reshape(-1).view(np.uint8).data
+        content = _content(tensor, values)
     elif not tensor.HasField("raw_data"):
         content = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data
     out.write(content)

@@ -260,12 +260,15 @@ def replace(tensor: TensorProto, array: Array) -> None:
         return  # export writes it to its file
     array = half_floats.rounded(array, tensor.data_type, tensor.name)
     fields = [f for f in ("float_data", "double_data", "int32_data") if len(getattr(tensor, f))]
+    raw = onnx.numpy_helper.from_array(array, tensor.name).raw_data
     if tensor.HasField("raw_data") or not fields:
-        tensor.raw_data = onnx.numpy_helper.from_array(array, tensor.name).raw_data
+        tensor.raw_data = raw
         return
     values = np.ravel(array)
-    if fields[0] == "int32_data":  # the bits of a half type
+    if tensor.data_type in half_floats.HALF:  # their bits
         values = values.view(np.uint16)
+    elif len(raw) < array.nbytes:  # two elements of 4 bits in a byte
+        values = np.frombuffer(raw, np.uint8)
     getattr(tensor, fields[0])[:] = values.tolist()
 
 

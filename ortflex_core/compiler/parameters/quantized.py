@@ -52,8 +52,8 @@ def way_out(model: Model, nodes: Iterable[NodeProto]) -> str:
     if not any(is_weight(model, name) for node in nodes for name in node.input):
         return ""
     text = (
-        "its weights are quantized, and quantized weights are frozen. Train the float file, if you like "
-        "with QuantizeLinear and DequantizeLinear after its float weights, and quantize it again"
+        "its weights are quantized, and only those before a DequantizeLinear with constant scales are "
+        "trained (as float masters). Train the float file and quantize it again"
     )
     integer_only = {n.op_type: None for n in nodes if n.op_type.startswith("QLinear")}
     if integer_only:

@@ -10,6 +10,7 @@ from onnx import NodeProto
 
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.model.heads import head_parameters
+from ortflex_core.compiler.model.master_weights import with_masters
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters import classical_nodes, evidence, quantized
 from ortflex_core.compiler.parameters.evidence import POINTS, Fact
@@ -62,6 +63,32 @@ class Choice:
 
 BACKBONE = "backbone"
 """The word for all parameters but those of the head."""
+
+
+def trainable_model(
+    model: Model,
+    outputs: Sequence[str],
+    params: str | Iterable[str] | None,
+    freeze: str | Iterable[str] = (),
+) -> tuple[Model, list[Choice]]:
+    """The model with float master weights for the quantized weights that are trained, and the choices.
+
+    In a model with adapters, quantized weights stay as they are in the file.
+
+    Args:
+        model: the model.
+        outputs: as for :func:`choose_parameters`.
+        params: as for :func:`choose_parameters`.
+        freeze: as for :func:`choose_parameters`.
+
+    Raises:
+        ModelError: as :func:`choose_parameters`.
+    """
+    opened = model if model.attached else with_masters(model)
+    choices = choose_parameters(opened, outputs, params, freeze)
+    if opened is not model:
+        opened = with_masters(model, [c.name for c in choices if c.trained])
+    return opened, choices
 
 
 def choose_parameters(

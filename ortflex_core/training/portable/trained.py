@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 
 from ortflex_core.compiler.adapters.adapted_model import adapt
+from ortflex_core.compiler.model.master_weights import with_masters
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel.errors import CheckpointError, suggest
@@ -69,6 +70,11 @@ def apply_state(
         adapters = [known.component("adapters", t, "adapters") for t in content.adapters]
     if adapters:
         target = adapt(target, adapters, content.seed)
+    if not target.attached:
+        masters = [
+            str(t.of) for k, t in content.tensors.items() if _is_float(content.arrays.get(k))
+        ]
+        target = with_masters(target, masters)
     weights = _weights(target, content)
     if strict and content.model != model_file.structure(target.proto):
         raise CheckpointError(
@@ -78,6 +84,10 @@ def apply_state(
             "(--no-strict) if you know that both compute the same"
         )
     return target.export(weights, path)
+
+
+def _is_float(array: Array | None) -> bool:
+    return array is not None and array.dtype.kind == "f"
 
 
 def _spec(model: Model, name: str) -> TensorSpec | None:

@@ -1,0 +1,271 @@
+"""Quantized weights of a file, which are trained as float master weights.
+
+A file that is quantized already has a weight as integers before a DequantizeLinear. A gradient step
+is smaller than the distance of two integers, so the training has a float copy of the weight, its master
+weight, and a QuantizeLinear rounds it in every step. The export rounds it once, with the same
+arithmetic, so that the file keeps its layout and computes what the training computed.
+
+Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference" (arXiv:1712.05877), section 3.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from ortflex_core.compiler.graph.nodes import plain_domain, reads
+from ortflex_core.compiler.graph.ops import FLOATS
+from ortflex_core.compiler.graph.program import fresh_name
+from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.opsets import shape_inference
+from ortflex_core.kernel.types import Array, numpy_dtype
+
+_INTEGERS: Mapping[int, tuple[int, int]] = {
+    TensorProto.INT8: (-128, 127),
+    TensorProto.UINT8: (0, 255),
+    TensorProto.INT16: (-(2**15), 2**15 - 1),
+    TensorProto.UINT16: (0, 2**16 - 1),
+    TensorProto.INT32: (-(2**31), 2**31 - 1),
+} | {
+    TensorProto.DataType.Value(name): bounds  # which older versions of onnx do not have
+    for name, bounds in (("INT4", (-8, 7)), ("UINT4", (0, 15)))
+    if name in TensorProto.DataType.keys()  # noqa: SIM118 - the wrapper of an enum, not a dict
+}
+"""The ranges of the integers that a DequantizeLinear can read."""
+
+
+@attrs.frozen
+class Quantized:
+    """How a weight is stored: ``weight = (codes - zero) · scale``."""
+
+    name: str
+    dtype: int
+    scale: str
+    zero: str = ""
+    axis: int = 1
+    block: int = 0
+    """The number of elements along ``axis`` that have one scale; 0 for one scale per index or tensor."""
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is the int32 bias of an integer product, whose rounding is smaller than float32's."""
+        return self.dtype == TensorProto.INT32
+
+    def weight(self, codes: Array, scale: Array, zero: Array | None) -> Array:
+        """The float32 values of the codes."""
+        real = codes.astype(np.float64 if self.is_bias else np.float32)
+        if zero is not None:
+            real = real - self._spread(zero, codes.shape).astype(real.dtype)
+        values = real * self._spread(scale, codes.shape)
+        return np.asarray(values, np.float32, order="C")
+
+    def codes(self, weight: Array, scale: Array, zero: Array | None) -> Array:
+        """The codes of float values, to nearest (ties to even), as QuantizeLinear computes them."""
+        width = np.float64 if self.is_bias else np.float32
+        steps = np.rint(weight.astype(width) / self._spread(scale, weight.shape).astype(width))
+        if zero is not None:
+            steps = steps + self._spread(zero, weight.shape).astype(width)
+        low, high = _INTEGERS[self.dtype]
+        whole = np.clip(steps.astype(np.float64), low, high).astype(np.int64)
+        return np.asarray(whole.astype(numpy_dtype(self.dtype)), order="C")
+
+    def _spread(self, values: Array, shape: tuple[int, ...]) -> Array:
+        """Scales or zero points in a shape that broadcasts with the weight."""
+        if self.block:
+            axis = self.axis % len(shape)
+            return np.repeat(values, self.block, axis)[
+                tuple(
+                    slice(None, shape[axis]) if k == axis else slice(None)
+                    for k in range(len(shape))
+                )
+            ]
+        if values.size == 1:
+            return values.reshape(())
+        return values.reshape([-1 if k == self.axis % len(shape) else 1 for k in range(len(shape))])
+
+
+class MasterModel(Model):
+    """A model with float master weights in place of quantized weights.
+
+    Args:
+        base: the model of the file.
+        weights: the quantized weights that get a master weight, by name.
+    """
+
+    def __init__(self, base: Model, weights: Mapping[str, Quantized]) -> None:
+        self.__dict__.update(base.__dict__)
+        self.__dict__.pop("initializers", None)
+        self.base, self.weights = base, weights
+        self._initializers, self._arrays = dict(base._initializers), dict(base._arrays)
+        for name, weight in weights.items():
+            values = weight.weight(base.initializer(name), *self._layout(weight))
+            values.setflags(write=False)
+            self._arrays[name] = values
+            self._initializers[name] = _without_values(self._initializers[name])
+        self._build()
+
+    def _layout(
+        self, weight: Quantized, state: Mapping[str, Array] | None = None
+    ) -> tuple[Array, Array | None]:
+        """The scales and the zero points of a weight."""
+        scale = (state or {}).get(weight.scale)
+        scale = self.base.initializer(weight.scale) if scale is None else scale
+        return scale, self.base.initializer(weight.zero) if weight.zero else None
+
+    def _build(self) -> None:
+        """The graph with a QuantizeLinear after each master weight; biases are read as they are."""
+        self.internal = ModelProto()
+        self.internal.CopyFrom(self.base.internal)
+        graph = self.internal.graph
+        for tensor in graph.initializer:
+            if tensor.name in self.weights:
+                tensor.CopyFrom(numpy_helper.from_array(self._arrays[tensor.name], tensor.name))
+        for value in graph.input:
+            if value.name in self.weights:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT
+        stale = [v for v in graph.value_info if v.name in self.weights]
+        for value in stale:
+            graph.value_info.remove(value)
+        taken = {*self.base.producers, *self.base._values, *self._initializers}
+        nodes: list[NodeProto] = []
+        codes: dict[str, str] = {}
+        for node in graph.node:
+            weight = self.weights.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+            if weight is None:
+                nodes.append(node)
+            elif weight.is_bias:
+                nodes.append(helper.make_node("Identity", node.input[:1], node.output, node.name))
+            else:
+                if weight.name not in codes:
+                    codes[weight.name] = fresh_name(f"{weight.name}/codes", taken)
+                    nodes.append(self._rounding(weight, codes[weight.name], taken))
+                node.input[0] = codes[weight.name]
+                nodes.append(node)
+        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+        values = shape_inference.one_batch(self._inferred(self.internal), graph)
+        masters = {name: values[name] for name in self.weights if name in values}
+        self._values = {**values, **self.base._values, **masters}
+        self.producers = {o: n for n in graph.node for o in n.output if o}
+
+    def _rounding(self, weight: Quantized, codes: str, taken: set[str]) -> NodeProto:
+        """The QuantizeLinear of a master weight, to the type of its zero point."""
+        zero = weight.zero
+        if not zero:
+            shape = self.base.initializer(weight.scale).shape
+            zero = fresh_name(f"{weight.name}/zero", taken)
+            tensor = numpy_helper.from_array(np.zeros(shape, numpy_dtype(weight.dtype)), zero)
+            self._initializers[zero] = tensor
+            self.internal.graph.initializer.append(tensor)
+        node = helper.make_node("QuantizeLinear", [weight.name, weight.scale, zero], [codes])
+        node.name = f"{codes}/round"
+        node.attribute.append(helper.make_attribute("axis", weight.axis))
+        if weight.block:
+            node.attribute.append(helper.make_attribute("block_size", weight.block))
+        return node
+
+    @property
+    def stamp(self) -> str:
+        """As of a Model, and the number of quantized weights that are trained."""
+        count = len(self.weights)
+        what = "quantized tensor is" if count == 1 else "quantized tensors are"
+        note = (
+            f"{count} {what} trained as float32 and rounded in every step; exports keep the layout"
+        )
+        return "; ".join(filter(None, (super().stamp, note)))
+
+    def export(
+        self,
+        state: Mapping[str, Array],
+        path: str | os.PathLike[str] | None = None,
+        *,
+        free_batch: bool = False,
+        inferring: bool = False,
+        edit: Callable[[ModelProto], None] | None = None,
+    ) -> ModelProto:
+        """The user's file, with trained weights in the integers that the file has.
+
+        Raises:
+            ModelError, OutputError: as for a model without quantized weights.
+        """
+        codes = {
+            name: weight.codes(state[name], *self._layout(weight, state))
+            for name, weight in self.weights.items()
+            if name in state
+        }
+        return super().export(
+            {**state, **codes}, path, free_batch=free_batch, inferring=inferring, edit=edit
+        )
+
+
+def without_masters(model: Model) -> Model:
+    """The model with its quantized weights as they are in the file."""
+    return model.base if isinstance(model, MasterModel) else model
+
+
+def with_masters(model: Model, names: Iterable[str] | None = None) -> Model:
+    """The model with master weights for its quantized weights; without such weights, the model itself.
+
+    Args:
+        model: the model.
+        names: the quantized weights that get one; None for all.
+    """
+    base = without_masters(model)
+    found = quantized_weights(base)
+    chosen = found if names is None else {n: w for n, w in found.items() if n in set(names)}
+    return MasterModel(base, chosen) if chosen else base
+
+
+def quantized_weights(model: Model) -> dict[str, Quantized]:
+    """The initializers of integers that only DequantizeLinear nodes of one layout read.
+
+    Their scales and zero points are initializers as well.
+    """
+    readers: dict[str, list[NodeProto]] = {}
+    for node in model.internal.graph.node:
+        for name in reads(node):
+            readers.setdefault(name, []).append(node)
+    out: dict[str, Quantized] = {}
+    for name, spec in model.initializers.items():
+        nodes = readers.get(name, [])
+        layouts = {_layout(node, spec.dtype) for node in nodes if node.input[0] == name}
+        if spec.dtype not in _INTEGERS or len(layouts) != 1 or 0 in (spec.shape or ()):
+            continue
+        (layout,) = layouts
+        places = {i for node in nodes for i in range(len(node.input)) if node.input[i] == name}
+        if layout is None or places != {0} or not _is_known(model, layout):
+            continue
+        out[name] = attrs.evolve(layout, name=name)
+    return out
+
+
+def _layout(node: NodeProto, dtype: int) -> Quantized | None:
+    """How a node reads a quantized weight; None if it is not a DequantizeLinear."""
+    if plain_domain(node.domain) or node.op_type != "DequantizeLinear":
+        return None
+    given = {a.name: a.i for a in node.attribute}
+    zero = node.input[2] if len(node.input) > 2 else ""
+    return Quantized(
+        "", dtype, node.input[1], zero, given.get("axis", 1), given.get("block_size", 0)
+    )
+
+
+def _is_known(model: Model, layout: Quantized) -> bool:
+    """Whether the scales are floats of the file, and the zero points, if any, are constants of it."""
+    specs = model.initializers
+    if layout.scale not in specs or specs[layout.scale].dtype not in FLOATS:
+        return False
+    if not layout.zero:
+        return True
+    return layout.zero in specs and not (layout.is_bias and model.initializer(layout.zero).any())
+
+
+def _without_values(tensor: TensorProto) -> TensorProto:
+    """A float32 tensor of the same name and shape; its values are kept apart."""
+    return TensorProto(name=tensor.name, dims=tensor.dims, data_type=TensorProto.FLOAT)

@@ -1,0 +1,225 @@
+"""Quantized weights are trained as float master weights, and exports keep the layout of the file.
+
+The class of mistakes: codes that the export rounds otherwise than the training did, a layout (one
+scale, one per channel, blocks; symmetric or not; raw or typed data, in the file or beside it) that comes
+back changed, and a quantized weight that is trained although it is frozen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from ortflex import Trainer
+from ortflex_core import check_model, require_runtime
+from tests import models
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((24, 8)).astype(np.float32)
+Y = RNG.standard_normal((24, 4)).astype(np.float32)
+CODES = RNG.integers(0, 16, (8, 4))
+SCALES = RNG.uniform(0.02, 0.05, 4).astype(np.float32)
+BLOCKS = RNG.uniform(0.02, 0.05, (2, 4)).astype(np.float32)
+
+Layout = tuple[int, Any, Any, Any, dict[str, int], int]
+LAYOUTS: dict[str, Layout] = {
+    "int8": (TensorProto.INT8, CODES - 8, SCALES[0], np.int8(0), {}, 13),
+    "no zero point": (TensorProto.INT8, CODES - 8, SCALES[0], None, {}, 13),
+    "uint8": (TensorProto.UINT8, CODES + 50, SCALES[0], np.uint8(57), {}, 13),
+    "columns": (TensorProto.INT8, CODES - 8, SCALES, np.zeros(4, np.int8), {"axis": 1}, 13),
+    "rows": (
+        *(TensorProto.UINT8, CODES, np.repeat(SCALES, 2), np.arange(4, 12, dtype=np.uint8)),
+        *({"axis": 0}, 13),
+    ),
+    "blocks": (
+        *(TensorProto.INT8, CODES - 8, BLOCKS, np.arange(8).reshape(2, 4).astype(np.int8) - 4),
+        *({"axis": 0, "block_size": 4}, 21),
+    ),
+    "int4": (TensorProto.INT4, CODES - 8, BLOCKS, None, {"axis": 0, "block_size": 4}, 21),
+    "int16": (TensorProto.INT16, CODES * 99, SCALES / 99, None, {"axis": 1}, 21),
+}
+BOUNDS = {TensorProto.INT8: (-128, 127), TensorProto.UINT8: (0, 255), TensorProto.INT4: (-8, 7)} | {
+    TensorProto.INT16: (-(2**15), 2**15 - 1)
+}
+
+
+def linear(layout: Layout) -> ModelProto:
+    """``y = relu(x·W + b)·V``, W quantized."""
+    kind, codes, scale, zero, settings, opset = layout
+    if opset > 13 and require_runtime().version_info < (1, 20):
+        pytest.skip("this runtime has no blocks, int4 and int16 of opset 21")
+    pair = ["W", "scale", *(["zero"] if zero is not None else [])]
+    nodes = [
+        helper.make_node("DequantizeLinear", pair, ["w"], **settings),
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "V"], ["y"]),
+    ]
+    weights = [
+        helper.make_tensor("W", kind, codes.shape, codes.ravel().tolist()),
+        numpy_helper.from_array(np.asarray(scale), "scale"),
+        *([] if zero is None else [numpy_helper.from_array(np.asarray(zero), "zero")]),
+        numpy_helper.from_array(np.linspace(-1, 1, 4).astype(np.float32), "b"),
+        numpy_helper.from_array(np.eye(4, dtype=np.float32), "V"),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [models.floats("x", "N", 8)], [models.floats("y", "N", 4)], weights
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10 if opset > 13 else 8)
+
+
+def gemms() -> ModelProto:
+    """A float network whose biases the quantizers store as int32."""
+    made = helper.make_node
+    nodes = [made("Gemm", ["x", "W", "b"], ["h"]), made("Tanh", ["h"], ["t"])]
+    nodes += [made("Gemm", ["t", "V", "c"], ["y"])]
+    draw = np.random.default_rng(1)
+    shapes = {"W": (8, 16), "b": (16,), "V": (16, 4), "c": (4,)}
+    weights = [
+        numpy_helper.from_array(draw.normal(0, 0.3, s).astype(np.float32), n)
+        for n, s in shapes.items()
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [models.floats("x", "N", 8)], [models.floats("y", "N", 4)], weights
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def spread(values: Any, settings: dict[str, int]) -> Any:
+    values = np.asarray(values, np.float64)
+    if "block_size" in settings:
+        return np.repeat(values, settings["block_size"], settings["axis"])
+    return values.reshape(-1, 1) if settings.get("axis") == 0 else values
+
+
+def trained(model: Any, **arguments: Any) -> Trainer:
+    arguments = {"loss": "squared_error", "optimizer": "sgd", "learning_rate": 0.05} | arguments
+    trainer = Trainer(model, **arguments)
+    for _ in range(5):
+        trainer.step((X, Y))
+    return trainer
+
+
+def codes_of(model: ModelProto, name: str = "W") -> Any:
+    found = next(t for t in model.graph.initializer if t.name == name)
+    return numpy_helper.to_array(found).astype(np.int64)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_quantized_weight_is_trained_as_by_fake_quantization(layout: str) -> None:
+    """Beside numpy in float64: the codes round in every step, the gradient passes inside the range."""
+    kind, codes, scale, zero, settings, _ = LAYOUTS[layout]
+    model = linear(LAYOUTS[layout])
+    trainer = trained(model)
+    low, high = BOUNDS[kind]
+    step, place = spread(scale, settings), spread(0 if zero is None else zero, settings)
+    w, b, v = (codes - place) * step, np.linspace(-1, 1, 4), np.eye(4)
+    for _ in range(5):
+        whole = np.rint(w / step) + place
+        h = X @ ((np.clip(whole, low, high) - place) * step) + b
+        error = 2 * (np.maximum(h, 0) @ v - Y) / Y.size
+        back = (error @ v.T) * (h > 0)
+        slope = (X.T @ back) * ((whole >= low) & (whole <= high))
+        w, b, v = w - 0.05 * slope, b - 0.05 * back.sum(0), v - 0.05 * np.maximum(h, 0).T @ error
+    np.testing.assert_allclose(trainer.get_state()["W"], w, rtol=1e-4, atol=1e-6)
+    whole = codes_of(trainer.export())
+    np.testing.assert_array_equal(whole, np.clip(np.rint(w / step) + place, low, high))
+    assert np.count_nonzero(whole != codes) > 0
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_export_keeps_the_layout(layout: str, outside: bool, tmp_path: Path) -> None:
+    """Without a step, the bytes are those of the file; the trained file predicts what the Trainer does."""
+    model = linear(LAYOUTS[layout])
+    path = tmp_path / "model.onnx"
+    settings = {"save_as_external_data": True, "size_threshold": 0} if outside else {}
+    onnx.save_model(model, path, **settings)
+    still = Trainer(path, loss="squared_error").export(tmp_path / "still.onnx")
+    assert codes_of(onnx.load(tmp_path / "still.onnx")).tolist() == codes_of(model).tolist()
+    trainer = trained(path)
+    trainer.export(tmp_path / "trained.onnx")
+    written = onnx.load(tmp_path / "trained.onnx")
+    kinds = {t.name: (t.data_type, list(t.dims)) for t in model.graph.initializer}
+    assert {t.name: (t.data_type, list(t.dims)) for t in written.graph.initializer} == kinds
+    assert written.graph.node == model.graph.node
+    predicted = np.asarray(Trainer(written, loss="squared_error").predict(X))
+    np.testing.assert_allclose(predicted, np.asarray(trainer.predict(X)), rtol=1e-6, atol=1e-6)
+    if not outside:
+        assert still.SerializeToString() == model.SerializeToString()
+
+
+@pytest.mark.parametrize("arguments", [{"freeze": "W"}, {"params": ["V"]}, {"adapters": "lora"}])
+def test_a_frozen_weight_stays_in_integers(arguments: dict[str, Any]) -> None:
+    model = linear(LAYOUTS["columns"])
+    trainer = trained(model, **arguments)
+    assert "W" not in trainer.get_state()
+    if "adapters" not in arguments:
+        assert codes_of(trainer.export()).tolist() == codes_of(model).tolist()
+
+
+def test_scales_are_trained_by_name_and_codes_follow_them() -> None:
+    """LSQ: the export rounds by the trained scales."""
+    trainer = trained(linear(LAYOUTS["columns"]), params=["W", "scale", "V", "b"])
+    state, written = trainer.get_state(), trainer.export()
+    scale = next(t for t in written.graph.initializer if t.name == "scale")
+    np.testing.assert_array_equal(numpy_helper.to_array(scale), state["scale"])
+    assert not np.array_equal(state["scale"], SCALES)
+    np.testing.assert_array_equal(
+        codes_of(written), np.clip(np.rint(state["W"] / state["scale"]), -128, 127)
+    )
+
+
+def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
+    """The checkpoint has the master weights, not the codes."""
+    trainer = trained(linear(LAYOUTS["uint8"]), epochs=2, batch_size=8, seed=1)
+    trainer.save(tmp_path / "half")
+    resumed = Trainer.resume(tmp_path / "half")
+    for one in (trainer, resumed):
+        one.fit(X, Y)
+    assert resumed.export() == trainer.export()
+    for name, array in trainer.get_state().items():
+        assert resumed.get_state()[name].tobytes() == array.tobytes()
+
+
+def test_a_file_of_the_runtimes_quantizer_trains(tmp_path: Path) -> None:
+    """Per channel, with int32 biases and quantized activations, as quantize_static writes it."""
+    if require_runtime().version_info < (1, 19):
+        pytest.skip("the quantizer of onnxruntime 1.16 needs an onnx before 1.19")
+    quantization = pytest.importorskip("onnxruntime.quantization")
+
+    class Rows(quantization.CalibrationDataReader):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            self.left = [{"x": X}]
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    onnx.save(gemms(), tmp_path / "float.onnx")
+    quantization.quantize_static(
+        tmp_path / "float.onnx", tmp_path / "int8.onnx", Rows(), per_channel=True, reduce_range=True
+    )
+    before = onnx.load(tmp_path / "int8.onnx")
+    trainer = Trainer(before, loss="squared_error", learning_rate=0.01, epochs=30, batch_size=8)
+    trainer.fit(X, Y)
+    assert trainer.train_losses_[-1] < 0.8 * trainer.train_losses_[0]
+    after = trainer.export()
+    assert after.graph.node == before.graph.node
+    changed = {
+        a.name
+        for a, b in zip(before.graph.initializer, after.graph.initializer, strict=True)
+        if a != b
+    }
+    assert changed <= set(trainer.get_state())
+    assert {t.data_type for t in after.graph.initializer if t.name in changed} == {
+        TensorProto.INT8,
+        TensorProto.INT32,
+    }
+    statuses = {n.operator: n.status for n in check_model(before, "squared_error").nodes}
+    assert statuses["Gemm"] in ("trainable", "passes")
