@@ -47,6 +47,19 @@ def network(outputs: int, head: str) -> onnx.ModelProto:
     return model
 
 
+def quantized(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the weight w0 in int8, as quantizers write it."""
+    (tensor,) = [t for t in model.graph.initializer if t.name == "w0"]
+    scale = np.float32(np.abs(numpy_helper.to_array(tensor)).max() / 127)
+    codes = np.rint(numpy_helper.to_array(tensor) / scale).astype(np.int8)
+    node = onnx.helper.make_node("DequantizeLinear", ["w0_quantized", "w0_scale"], ["w0"])
+    model.graph.initializer.remove(tensor)
+    model.graph.initializer.append(numpy_helper.from_array(codes, "w0_quantized"))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(scale), "w0_scale"))
+    model.graph.node.insert(0, node)
+    return model
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """The current folder with the files that the pages speak of; returns the names they use."""
@@ -61,6 +74,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, obje
     onnx.save(network(1, "Y = Add(p1, b1)"), "model.onnx")
     head = "scores = Add(p1, b1)  Y = Softmax<axis=-1>(scores)"
     onnx.save(network(3, head), "classifier.onnx")
+    onnx.save(quantized(network(3, head)), "classifier.int8.onnx")
     np.savez("data.npz", X=x, y=y)
     kinds = rng.integers(0, 3, ROWS)
     return {"X": x, "y": y, "kinds": kinds, "hidden": np.zeros((ROWS, 8), np.float32)}
