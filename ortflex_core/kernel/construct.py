@@ -8,6 +8,7 @@ that every wrong field is reported with its path, also in nested components.
 from __future__ import annotations
 
 import contextlib
+import functools
 import numbers
 import types
 import typing
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-import cattrs
 import numpy as np
 
 from ortflex_core.kernel.component import RATES, Component
 from ortflex_core.kernel.errors import ConfigError, OrtflexError, PluginError, short_repr, suggest
 
 if TYPE_CHECKING:
+    import cattrs
+
     from ortflex_core.kernel.registry import Plugins
 
 _SEQUENCES = (tuple, list, Sequence, Iterable)
@@ -92,7 +94,7 @@ def convert(
             return [str(error)]
         return []
     try:
-        values[key] = _CONVERTER.structure(value, annotation)
+        values[key] = converter(tuple, texts=True).structure(value, annotation)
     except Exception as error:  # cattrs raises groups, and whatever a third-party hook raises
         return explain(error, path)
     return []
@@ -121,6 +123,8 @@ def _each(
 def explain(error: BaseException, path: str) -> list[str]:
     """The problems that cattrs raised, one line each, with their paths."""
     if isinstance(error, BaseExceptionGroup):
+        import cattrs
+
         lines: list[str] = []
         for inner in error.exceptions:
             notes = getattr(inner, "__notes__", [])
@@ -230,7 +234,7 @@ def _any_of(annotation: Any) -> Callable[[Any, Any], Any]:
             return None
         for member in members:
             try:
-                return _CONVERTER.structure(value, member)
+                return converter(tuple, texts=True).structure(value, member)
             except Exception:  # of any kind: the next member may fit
                 if attrs.has(member) and isinstance(value, Mapping) and len(members) == 1:
                     raise
@@ -260,13 +264,19 @@ def _sequence(annotation: Any) -> Callable[[Any, Any], Any]:
         given = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(given, list | tuple):
             raise TypeError(f"expected {expected(annotation)}, got {short_repr(value)}")
-        return _TUPLES.structure(given, wanted)
+        return converter().structure(given, wanted)  # makes tuples of any iterable
 
     return structure_sequence
 
 
-def make_converter(*more: type) -> cattrs.Converter:
-    """A converter that accepts values of the exact type only; sequences become tuples, ``more`` too."""
+@functools.cache
+def converter(*more: type, texts: bool = False) -> cattrs.Converter:
+    """A converter that accepts values of the exact type only; sequences become tuples, ``more`` too.
+
+    With ``texts``, a string is a list of one where a list of strings is expected.
+    """
+    import cattrs  # its import takes longer than a conversion, and many trainings need none
+
     out = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
     for kind in (float, int, str, bool):
         out.register_structure_hook(kind, lambda value, _, kind=kind: _exactly(kind, value))
@@ -281,19 +291,14 @@ def make_converter(*more: type) -> cattrs.Converter:
     out.register_structure_hook_factory(
         lambda a: origin(a) in (list, Sequence, Iterable, *more), _sequence
     )
+    if texts:
+        out.register_structure_hook_func(lambda a: _item(a) is str, _strings)
     return out
-
-
-_TUPLES = make_converter()  # makes tuples of any iterable
-_CONVERTER = make_converter(tuple)
 
 
 def _strings(value: Any, annotation: Any) -> Any:
     """What a user writes where several strings are wanted may be a single one."""
     return _sequence(annotation)((value,) if isinstance(value, str) else value, annotation)
-
-
-_CONVERTER.register_structure_hook_func(lambda a: _item(a) is str, _strings)
 
 
 def _range(validator: Any) -> str:

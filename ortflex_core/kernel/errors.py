@@ -6,7 +6,6 @@ errors as one family; each also derives from the built-in exception a Python use
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 
@@ -180,6 +179,8 @@ def _near(name: str, names: list[str], meant: str | None) -> list[str]:
     if len(name) > _COMPARED:
         # A file may have names of any length; the comparison takes time in its square.
         return []
+    import difflib  # only mistakes need it
+
     close = difflib.get_close_matches(name, [n for n in names if len(n) <= _COMPARED], 2, 0.6)
     # "AdamW" is nearer to adamw than to adam.
     same = [n for n in names if n.lower() == name.lower()]

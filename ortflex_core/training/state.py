@@ -35,7 +35,7 @@ from ortflex_core.training.data.derived import PROBED, Cache, Derivation
 from ortflex_core.training.data.feed import Feed, check_batch
 from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_core.training.data.preparation import Preparation
-from ortflex_core.training.engines import backend_choice, failures, fastest
+from ortflex_core.training.engines import backend_choice, failures
 from ortflex_core.training.engines import scores as scoring
 from ortflex_core.training.engines.evaluator import Evaluator
 from ortflex_core.training.engines.scores import Scores
@@ -340,6 +340,8 @@ class Live:
         setup = self.setup
         if not setup.fastest:
             return setup.build_engine(problem)
+        from ortflex_core.training.engines import fastest
+
         backends = backend_choice.by_name(setup.plugins, setup.backends)
         name, engine = fastest.choose(
             backend_choice.Setting(problem, self.device, setup.runtime),

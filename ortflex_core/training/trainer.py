@@ -24,7 +24,7 @@ from ortflex_core.kernel.hooks import HookManager, declares, weak_hook
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_tracebacks
 from ortflex_core.kernel.types import Array
-from ortflex_core.training import checkpointing, fit, pickling, portable_step
+from ortflex_core.training import checkpointing, fit, pickling
 from ortflex_core.training.announcement import short, summary
 from ortflex_core.training.config.arguments import Arguments, wrong
 from ortflex_core.training.config.checks import names
@@ -550,6 +550,8 @@ class Trainer(SharesModels):
             GraphError, NotDifferentiable: the step needs a fixed number of rows.
             OutputError: the folder has other files, or cannot be written to; nothing was changed.
         """
+        from ortflex_core.training import portable_step
+
         feed = None if X is None else self._feed(X, y, sample_weight)
         if feed is not None and isinstance(validation_data, float):
             feed, _ = feed.split(validation_data, self.seed)

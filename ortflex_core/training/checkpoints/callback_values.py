@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.kernel.construct import explain, make_converter
+from ortflex_core.kernel.construct import converter, explain
 from ortflex_core.kernel.errors import CheckpointError, printable, short_repr
 from ortflex_core.kernel.types import Array
 
@@ -112,10 +112,7 @@ def _convert(value: Any, wanted: Any, key: str, out: dict[str, Any]) -> list[str
         out[key] = value
         return []
     try:
-        out[key] = _CONVERTER.structure(value, wanted)
+        out[key] = converter(tuple).structure(value, wanted)
     except Exception as error:  # cattrs raises groups
         return explain(error, key)
     return []
-
-
-_CONVERTER = make_converter(tuple)

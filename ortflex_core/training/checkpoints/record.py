@@ -12,7 +12,7 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.kernel.construct import explain, make_converter
+from ortflex_core.kernel.construct import converter, explain
 from ortflex_core.kernel.errors import LONG, CheckpointError, printable, short_repr
 from ortflex_core.kernel.position import Position
 from ortflex_core.kernel.regular_files import TABLE, read_json, reason
@@ -157,7 +157,7 @@ def read(folder: Path) -> Record:
     if written == FORMAT and digest is None:
         raise CheckpointError(f"{str(path)!r} is damaged: its digest is missing")
     try:
-        record: Record = _CONVERTER.structure(table, Record)
+        record: Record = converter(tuple).structure(table, Record)
         record = attrs.evolve(record, arguments=OLD_DEFAULTS | record.arguments)
         problems = [*_missing(table), *_problems(record)]
     except Exception as error:  # cattrs raises groups
@@ -223,7 +223,7 @@ def _problems(record: Record) -> Iterator[str]:
             yield f"{where}.history is not empty"
     if position.data is not None:
         try:
-            _CONVERTER.structure(position.data, _place_class(position.data))
+            converter(tuple).structure(position.data, _place_class(position.data))
         except Exception as error:  # cattrs raises groups
             yield from explain(error, "position.data")
 
@@ -257,9 +257,6 @@ def _value_at(record: Record, place: str) -> Any:
 def _shown(value: Any) -> str:
     text = repr(value)
     return printable(text if len(text) <= 80 else f"{text[:80]}…", lines=False)
-
-
-_CONVERTER = make_converter(tuple)
 
 
 def to_json(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -266,7 +265,7 @@ class Measurement:
         for name, runner in list(self.runners.items()):
             self.attempt(name, runner.restore)
             if name in self.runners:
-                median = statistics.median(runner.samples[1:])  # without the warm-up
+                median = float(np.median(runner.samples[1:]))  # without the warm-up
                 self.timings[name] = attrs.evolve(self.timings[name], step_seconds=median)
 
     def take(self, name: str) -> Engine:

@@ -16,7 +16,7 @@ import attrs
 from onnx import ModelProto
 
 from ortflex_core.compiler.graph.ports import COLUMNS
-from ortflex_core.kernel.construct import explain, make_converter
+from ortflex_core.kernel.construct import converter, explain
 from ortflex_core.kernel.errors import CheckpointError, suggest
 from ortflex_core.kernel.regular_files import read_json, reason
 from ortflex_core.kernel.types import TensorSpec, dtype_name, shape_text
@@ -206,7 +206,7 @@ def read(path: Path) -> Manifest:
             ]
             for item in table[part]:
                 del item["in"], item["out"]
-        manifest: Manifest = _CONVERTER.structure(table, Manifest)
+        manifest: Manifest = converter(tuple).structure(table, Manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{str(path)!r} is broken: {error!r} is missing or wrong") from error
     except Exception as error:  # cattrs raises groups
@@ -214,9 +214,6 @@ def read(path: Path) -> Manifest:
             f"{str(path)!r} is broken: {'; '.join(explain(error, ''))}"
         ) from error
     return manifest
-
-
-_CONVERTER = make_converter(tuple)
 
 
 def check(items: Iterable[Item], model: ModelProto, what: str) -> None:
