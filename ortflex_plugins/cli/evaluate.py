@@ -28,19 +28,23 @@ def evaluate(
 ) -> None:
     """Print loss and metrics of a trained model on data.
 
-    RUN is a folder that `ortflex train` wrote, or a recipe, whose model is evaluated without training.
+    RUN is a folder that `ortflex train` wrote, a checkpoint, a recipe, whose model is evaluated without
+    training, or an .onnx file, with the loss that `ortflex init` suggests.
     DATA is a file or folder like the training data; by default, the recipe's validation data (with a
     fraction, the rows that the run held out) or, if it has none, its training data. The losses and
     metrics of the recipe are computed over all rows, in inference mode.
     """
+    from ortflex_core import Columns, ConfigError
     from ortflex_plugins.cli import trained
 
-    recipe, trainer = trained.open_run(run, metrics, trust_code=trust_code)
+    recipe, trainer = trained.open_run(run, metrics, data, trust_code=trust_code)
     what, source = trained.source(recipe, trainer, data)
+    if isinstance(source, Columns) and not source.labels:
+        raise ConfigError(f"{what} has no labels; give an .npz file with X and y")
     scores = trainer.evaluate(source)
     if as_json:
         click.echo(json.dumps({"data": what, **scores}, indent=2))
         return
-    click.echo(f"{trainer.model.label} on {what}")
+    click.echo(f"{trained.state(run, trainer)} on {what}")
     for name, value in scores.items():
         click.echo(f"{name} {value:.6g}")

@@ -49,8 +49,9 @@ def predict(
 ) -> None:
     """Write the predictions of a trained model for data.
 
-    RUN is a folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the
-    training data, with or without labels; by default the recipe's data, as for `ortflex evaluate`.
+    RUN is a folder that `ortflex train` wrote, a checkpoint, a recipe, whose model is used without
+    training, or an .onnx file. DATA is a file or folder like the training data, with or without labels,
+    or one array in an .npy file; by default the recipe's data, as for `ortflex evaluate`.
     """
     from ortflex_core import Columns, ConfigError, write_bytes
     from ortflex_plugins.cli import trained
@@ -59,7 +60,7 @@ def predict(
         raise ConfigError(f"{output}: expected a file that ends with {', '.join(_ENDINGS)}")
     if output.exists() and not force:
         raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
-    recipe, trainer = trained.open_run(run, trust_code=trust_code)
+    recipe, trainer = trained.open_run(run, (), data, trust_code=trust_code)
     what, source = trained.source(recipe, trainer, data)
     names = list(tensors) or [spec.name for spec in trainer.model.outputs]
     # A map from classes to probabilities is not a tensor; the tensor from which it is made is written.
@@ -80,7 +81,9 @@ def predict(
     write_bytes(output, _encode(arrays, output.suffix, heads))
     rows = given.rows if isinstance(given, Columns) else len(next(iter(arrays.values())))
     shown = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-    click.echo(f"wrote {output}: {shown} for {rows} rows of {what}")
+    click.echo(
+        f"wrote {output}: {shown} for {rows} rows of {what} by {trained.state(run, trainer)}"
+    )
 
 
 def _encode(

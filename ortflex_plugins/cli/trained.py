@@ -1,8 +1,9 @@
-"""A run folder as a Trainer with the trained weights, and the data for predictions and evaluations."""
+"""A run, a checkpoint, a recipe or a model as a Trainer, and the data for predictions and evaluations."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,14 @@ _OF_TRAINING = (
 
 
 def open_run(
-    run: Path, metrics: Sequence[str] = (), *, trust_code: bool = False
+    run: Path, metrics: Sequence[str] = (), data: str | None = None, *, trust_code: bool = False
 ) -> tuple[Recipe, Trainer]:
     """The recipe of a run folder, and a Trainer whose model is the folder's trained.onnx.
 
-    For a recipe file, its model is used without training. ``metrics`` replace those of the recipe.
-    A run folder is data: with ``trust_code`` its recipe may name code.
+    For a recipe file, its model is used without training. A model has the loss that ``ortflex init``
+    suggests, and needs ``data``. A checkpoint has the recipe of the run folder in which it is; without
+    one, it needs data, too. ``metrics`` replace those of the recipe. A run folder and a checkpoint are
+    data: with ``trust_code`` they may name code.
 
     Raises:
         ConfigError: the folder has no recipe or no trained model.
@@ -44,11 +47,12 @@ def open_run(
     from ortflex_core import Plugins, Recipe
 
     plugins = Plugins.discover()
+    if run.name == "trained.onnx" and (run.parent / "recipe.toml").is_file():
+        run = run.parent
     if run.suffix == ".onnx":
-        raise ConfigError(
-            f"{str(run)!r} is a model, which does not say how its data are read; give the run folder that "
-            "`ortflex train` wrote, or a recipe"
-        )
+        return _open_model(run, plugins, metrics, data)
+    if (run / "checkpoint.json").is_file():
+        return _open_checkpoint(run, plugins, metrics, data, trust_code=trust_code)
     trust = True if trust_code else None
     without = (*_OF_TRAINING, *(("metrics",) if metrics else ()))
     if not run.is_dir():
@@ -70,6 +74,72 @@ def open_run(
     loaded = Recipe.load(run / "recipe.toml", plugins=plugins, without=without, trust_code=trust)
     recipe = attrs.evolve(loaded, model=str(trained))
     return recipe, _trainer(recipe, plugins, metrics)
+
+
+def _open_model(
+    path: Path, plugins: Plugins, metrics: Sequence[str], data: str | None
+) -> tuple[Recipe, Trainer]:
+    """A model as it is, with the loss that fits its outputs."""
+    from ortflex_core import Model
+    from ortflex_plugins.cli.init import suggest_loss
+
+    if not path.is_file():
+        raise ConfigError(f"the file {str(path)!r} does not exist")
+    if data is None:
+        raise ConfigError(
+            f"{str(path)!r} is a model, which has no data of its own; give data, too: a file or folder "
+            "like those of `ortflex train`"
+        )
+    output, loss, _ = suggest_loss(Model(path))
+    recipe = _recipe_of(path, data, {output: loss}, plugins)
+    return recipe, _trainer(recipe, plugins, metrics)
+
+
+def _open_checkpoint(
+    folder: Path, plugins: Plugins, metrics: Sequence[str], data: str | None, *, trust_code: bool
+) -> tuple[Recipe, Trainer]:
+    """A checkpoint, with the recipe of its run folder, or without one."""
+    from ortflex_core import Recipe, Trainer
+
+    changes: dict[str, Any] = {"callbacks": (), "progress": False}
+    if metrics:
+        changes["metrics"] = [_metric(text) for text in metrics]
+    trainer = Trainer.resume(
+        folder, plugins=plugins, strict=False, trust_code=trust_code, **changes
+    )
+    for above in folder.resolve().parents[:2]:
+        if (above / "recipe.toml").is_file():
+            trust = True if trust_code else None
+            path = above / "recipe.toml"
+            known = Recipe.load(path, plugins=plugins, without=_OF_TRAINING, trust_code=trust)
+            return known, trainer
+    if data is None:
+        raise ConfigError(
+            f"{str(folder)!r} is a checkpoint outside of a run folder; give data, too"
+        )
+    return _recipe_of(next(folder.glob("*.onnx"), folder), data, "squared_error", plugins), trainer
+
+
+def _recipe_of(model: Path, data: str, loss: Any, plugins: Plugins) -> Recipe:
+    """A recipe that says how data are read: like its own."""
+    from ortflex_core import Recipe
+
+    # No recipe reads a single array, which `source` reads itself.
+    own = {"name": "npy", "path": os.path.dirname(data) or "."} if _is_array(data) else data
+    return Recipe.from_mapping({"model": str(model), "data": own, "loss": loss}, plugins)
+
+
+def _is_array(path: str) -> bool:
+    return path.lower().endswith(".npy") and os.path.isfile(path)
+
+
+def state(run: Path, trainer: Trainer) -> str:
+    """The model in words, and whether it was trained."""
+    if run.is_dir() or run.name == "trained.onnx":
+        return f"{run} (trained)"
+    if run.suffix == ".onnx":
+        return f"{run} (as the file is)"
+    return f"{trainer.model.label} (not trained: the model of {run})"
 
 
 def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Trainer:
@@ -125,12 +195,40 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
         key = "data" if isinstance(recipe.validation, float | int | None) else "validation"
         data = parts.build(key, getattr(recipe, key))
         return f"the recipe's {key} ({getattr(data, 'path', data.name)})", data
+    if _is_array(path):
+        return path, _single(path, trainer.model)
     given = recipe.data
     known = parts.as_table("data", given) if isinstance(given, str) else dict(given)
     wanted = parts.as_table("data", path)
     if Path(path).suffix.lower() == Path(str(known.get("path", ""))).suffix.lower():
         wanted = {**known, "path": path}
     return path, parts.build("data", wanted)
+
+
+def _single(path: str, model: Model) -> Columns:
+    """The array of an .npy file as the only input of a model.
+
+    Raises:
+        ConfigError: the model has several inputs.
+        DataError: the file cannot be read.
+    """
+    import numpy as np
+
+    from ortflex_core import Columns
+
+    names = [spec.name for spec in model.inputs]
+    if len(names) > 1:
+        raise ConfigError(
+            f"{path} is a single array, but the model takes {', '.join(map(repr, names))}; give an .npz "
+            "file or a folder of .npy files with these names"
+        )
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if not array.ndim:
+        raise DataError(f"{path} is a single value, expected at least one row")
+    return Columns(inputs={names[0]: array})
 
 
 def _held_out(data: DataSource, fraction: float, seed: int) -> tuple[str, Columns]:

@@ -112,7 +112,7 @@ def test_evaluate_prints_what_numpy_computes(folder: Path) -> None:
     assert scores["data"].startswith("the recipe's data (")
     np.savez("other.npz", X=X[:9], y=Y[:9])
     lines = ortflex("evaluate", "run", "other.npz").output.splitlines()
-    assert lines[0].endswith("trained.onnx on other.npz")
+    assert lines[0] == "run (trained) on other.npz"
     assert [line.split()[0] for line in lines[1:]] == ["loss", "rmse", "r2"]
     assert float(lines[1].split()[1]) == pytest.approx(float((error[:9] ** 2).mean()), rel=1e-4)
 
@@ -158,7 +158,7 @@ def test_the_rows_that_the_run_held_out_are_the_default(folder: Path) -> None:
 def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> None:
     (folder / "empty").mkdir()
     for given, message in {
-        "run/trained.onnx": "is a model, which does not say how its data are read",
+        "model.onnx": "is a model, which has no data of its own",
         "empty": "is not the folder of a finished run: it has no recipe.toml",
         "none.toml": "does not exist",
     }.items():
@@ -168,6 +168,34 @@ def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> No
     result = ortflex(command, "run", "none.npz")
     assert result.exit_code == 1
     assert "none.npz' does not exist" in result.output
+
+
+def test_a_model_a_checkpoint_and_a_single_array(folder: Path) -> None:
+    """What `predict` and `evaluate` take, and that their output says which model computed."""
+    np.save("X.npy", X)
+    np.savez("other.npz", X=X, y=Y)
+    assert ortflex("train", "train.toml", "output=kept", 'callbacks=["checkpoint"]').exit_code == 0
+    last = onnx.load("kept/trained.onnx")
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in last.graph.initializer}
+    wanted = X @ weights["coef"] + weights["intercept"]
+    start = {
+        t.name: onnx.numpy_helper.to_array(t) for t in onnx.load("model.onnx").graph.initializer
+    }
+    steps = sorted(p.name for p in Path("kept/checkpoints").glob("step-*"))
+    for given, values, word in (
+        ("kept", wanted, "(trained)"),
+        ("kept/trained.onnx", wanted, "(trained)"),
+        (f"kept/checkpoints/{steps[-1]}", wanted, "(trained)"),
+        ("model.onnx", X @ start["coef"] + start["intercept"], "(as the file is)"),
+        ("train.toml", X @ start["coef"] + start["intercept"], "(not trained"),
+    ):
+        result = ortflex("predict", given, "X.npy", "-o", "p.npy", "--force")
+        assert result.exit_code == 0, result.output
+        assert word in result.output
+        np.testing.assert_allclose(np.load("p.npy"), values, rtol=1e-5, atol=1e-5)
+        scores = json.loads(ortflex("evaluate", given, "other.npz", "--json").output)
+        assert scores["loss"] == pytest.approx(float(((values - Y) ** 2).mean()), rel=1e-4)
+    assert "has no labels" in ortflex("evaluate", "kept", "X.npy").output
 
 
 def test_nothing_is_overwritten(folder: Path) -> None:
