@@ -237,9 +237,11 @@ class Run:
             op: Ops, predicted: Tensor, seed: Tensor, expected: Tensor | None = None
         ) -> dict[str, Tensor]:
             made = calls.per_sample(twin, op, predicted, expected)
-            own = calls.loss_gradient(twin, op, predicted, expected, seed)
-            if own is None:
+            pairs = calls.loss_gradient(twin, op, predicted, expected, seed)
+            if pairs is None:
                 own = gradients([(made, seed)], [predicted], rules)[0]
+            else:
+                ((_, own),) = pairs
             ones = op.constant(np.ones(1, self._arrays["seed"].dtype))
             given: dict[str, Tensor | None] = {"mask": None, "counts": None}
             if expected is not None:

@@ -469,7 +469,8 @@ def sample_shape(
     else:
         seen = read("predicted", predicted)
     given = label if loss.needs_labels else None
-    values = calls.per_sample(twin, trace.op, seen, given and read("expected", given))
+    expected = None if given is None else read("expected", given)
+    values = calls.per_sample(twin, trace.op, seen, expected)
     if values.shape is None or not values.shape:
         raise DataError(
             f"the {loss.name} loss returns values of shape {shape_text(values.shape)}, expected "
