@@ -18,10 +18,10 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from ortflex_core.compiler.adapters.branches import Attached, initializer_name, insert_branches
 from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.model.products import Place, find_products
-from ortflex_core.compiler.opsets import shape_inference
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import ModelError, Unsupported
 from ortflex_core.kernel.protocols.adapter import Adapter, Product

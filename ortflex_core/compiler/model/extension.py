@@ -7,10 +7,10 @@ import copy
 import attrs
 from onnx import AttributeProto, ModelProto, NodeProto, helper, numpy_helper
 
+from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.program import rename_captures
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.opsets import shape_inference
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Array, TensorSpec
 

@@ -18,11 +18,11 @@ import attrs
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.graph.program import fresh_name
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.opsets import shape_inference
 from ortflex_core.kernel.types import Array, numpy_dtype
 
 _INTEGERS: Mapping[int, tuple[int, int]] = {

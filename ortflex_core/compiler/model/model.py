@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.autodiff.families import has_rule
+from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.control_flow import captured_names as captured_names
 from ortflex_core.compiler.graph.control_flow import trace_node
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, reads, tensor_name
@@ -40,7 +41,6 @@ from ortflex_core.compiler.opsets import (
     decompositions,
     downgrade,
     kernels,
-    shape_inference,
     upgrade,
 )
 from ortflex_core.kernel.errors import MALFORMED, GraphError, ModelError, OrtflexError, suggest

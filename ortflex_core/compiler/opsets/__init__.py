@@ -1,4 +1,4 @@
-"""Operators and opsets: function bodies, kernels, shape inference, and conversion between opsets.
+"""Operators and opsets: function bodies, kernels, and conversion between opsets.
 
 Owns: models as protobuf, before they are read as a :class:`~ortflex_core.compiler.model.Model`.
 

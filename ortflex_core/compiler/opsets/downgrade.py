@@ -21,12 +21,13 @@ from onnx import (
     TypeProto,
 )
 
+from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.graph.program import ir_for
 from ortflex_core.compiler.graph.protos import opsets_of, plain_domain
 from ortflex_core.compiler.graph.schemas import ELEMENT_TYPES, Schema, schema
 from ortflex_core.compiler.graph.subgraphs import all_nodes
-from ortflex_core.compiler.opsets import function_bodies, shape_inference
+from ortflex_core.compiler.opsets import function_bodies
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import ModelError, RuntimeUnavailable
 from ortflex_core.kernel.types import TensorSpec

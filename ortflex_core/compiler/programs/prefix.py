@@ -17,12 +17,12 @@ from functools import cached_property
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
+from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.training_mode import inactive_dropout, normalized_by_batch
-from ortflex_core.compiler.opsets import shape_inference
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.kernel.errors import ModelError, PluginError
