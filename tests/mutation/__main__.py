@@ -3,6 +3,8 @@
 The map says which tests reach which lines; it needs Python 3.12. Then mutants are drawn and judged, in
 copies of the checkout under .nox/mutation. Results are kept there: the same call again continues, and
 ``--again survived`` judges those anew, after tests were written. `nox --session mutation` does both.
+What the map's environment has not, say jax, is judged in the one that has it:
+``--of ortflex_plugins/backends/xla --again unreached --tests tests/plugins/test_xla*.py``.
 """
 
 from __future__ import annotations
@@ -35,12 +37,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--package", default="", help="only sources below it: ortflex_core/compiler/graph"
     )
+    parser.add_argument("--of", default="", help="of those drawn, only sources that begin so")
+    parser.add_argument("--tests", nargs="*", default=[], help="these tests, not those of the map")
     parser.add_argument("--jobs", type=int, default=1, help="processes that judge")
-    parser.add_argument("--timeout", type=float, default=180, help="seconds of tests of a survivor")
+    parser.add_argument(
+        "--timeout", type=float, default=180, help="seconds of the tests of a batch"
+    )
     parser.add_argument("--again", nargs="*", default=[], help="judge these verdicts once more")
     parser.add_argument("--list", action="store_true", help="only show what is known")
     options = parser.parse_args(arguments)
     drawn = operators.draw(_texts(options.package), options.seed, options.count)
+    drawn = [mutant for mutant in drawn if mutant.source.startswith(options.of)]
     results = tree.PLACE / "results.jsonl"
     known = report.Results(results).known
     argued = report.arguments()
@@ -52,9 +59,9 @@ def main(arguments: Sequence[str]) -> int:
         and (m.identity not in known or known[m.identity].verdict in options.again)
     ]
     if todo and not options.list:
-        if not reach.MAP.exists():
+        if not reach.MAP.exists() and not options.tests:
             parser.error("there is no map yet: python -m tests.mutation map")
-        _judge_all(todo, options.jobs, options.timeout)
+        _judge_all(todo, options.jobs, options.timeout, options.tests)
         known = report.Results(results).known
     open_ends = (run.SURVIVED, run.UNDECIDED, run.UNREACHED)
     kept = [m for m in drawn if m.identity not in equal]
@@ -68,7 +75,9 @@ def _texts(package: str) -> dict[str, str]:
     return {name: (tree.ROOT / name).read_text("utf-8") for name in names}
 
 
-def _judge_all(drawn: Sequence[operators.Mutant], jobs: int, room: float) -> None:
+def _judge_all(
+    drawn: Sequence[operators.Mutant], jobs: int, room: float, tests: Sequence[str]
+) -> None:
     """Judge mutants in so many processes, each with a copy of the checkout."""
     copies = [tree.copy(tree.PLACE / f"copy-{number}") for number in range(jobs)]
     run.preload()
@@ -78,7 +87,7 @@ def _judge_all(drawn: Sequence[operators.Mutant], jobs: int, room: float) -> Non
         child = os.fork()
         if child == 0:
             try:
-                _judge(run.Server(copy), drawn[number::jobs], room)
+                _judge(run.Server(copy), drawn[number::jobs], room, tests)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -89,10 +98,12 @@ def _judge_all(drawn: Sequence[operators.Mutant], jobs: int, room: float) -> Non
         raise SystemExit("a process ended with an error, which is above")
 
 
-def _judge(server: run.Server, drawn: Sequence[operators.Mutant], room: float) -> None:
+def _judge(
+    server: run.Server, drawn: Sequence[operators.Mutant], room: float, tests: Sequence[str]
+) -> None:
     results = report.Results(tree.PLACE / "results.jsonl")
     for mutant in drawn:
-        outcome = run.judge(server, mutant, room)
+        outcome = run.judge(server, mutant, room, tests)
         results.keep(mutant, outcome)
         print(f"{outcome.verdict} {outcome.seconds:.0f} s {mutant}", flush=True)
 

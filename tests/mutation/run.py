@@ -85,11 +85,15 @@ class Server:
 
 
 def _wait(child: int, seconds: float) -> bool:
-    """Wait for a session of processes; whether it ended by itself."""
-    last = time.monotonic() + seconds
+    """Wait for a session of processes; whether it ended by itself.
+
+    It has so many seconds of a processor, since others may use the machine, and five times as many by
+    the clock, since one that waits for a lock uses none.
+    """
+    last = time.monotonic() + 5 * seconds
     while True:
         ended, _ = os.waitpid(child, os.WNOHANG)
-        in_time = time.monotonic() < last
+        in_time = time.monotonic() < last and (ended or _used(child) < seconds)
         if ended or not in_time:
             # Processes that tests started and left behind end, too.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -100,10 +104,35 @@ def _wait(child: int, seconds: float) -> bool:
         time.sleep(0.02)
 
 
-class _Failed:
-    """The first test that fails."""
+def _used(process: int) -> float:
+    """The seconds of a processor of a process and of its children that ended."""
+    stat = Path(f"/proc/{process}/stat")
+    if not stat.exists():  # another system: the clock decides
+        return 0.0
+    fields = stat.read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
-    name = ""
+
+class _Listener:
+    """Keeps the cases that are wanted, in their order, and the first test that fails.
+
+    The map may have cases that this environment has not: those of newer opsets, or of packages.
+    """
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self.name = ""
+        self._order = {test: number for number, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
+        functions = {name.partition("[")[0] for name in self._order if "[" in name}
+        wanted = [
+            item
+            for item in items
+            if item.nodeid in self._order or item.nodeid.partition("[")[0] not in functions
+        ]
+        left_out = set(map(id, items)) - set(map(id, wanted))
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
+        items[:] = sorted(wanted, key=lambda item: self._order.get(item.nodeid, -1))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed and not self.name:
@@ -116,7 +145,7 @@ class _Failed:
 
 def _become_pytest(copy: Path, tests: list[str], report: Path) -> None:
     """Run pytest in this process, which ends."""
-    code, failed, said = _FAILED, _Failed(), io.StringIO()
+    code, heard, said = _FAILED, _Listener(tests), io.StringIO()
     try:
         os.setsid()
         os.chdir(copy)
@@ -132,11 +161,12 @@ def _become_pytest(copy: Path, tests: list[str], report: Path) -> None:
         sys.stdout = sys.stderr = said
         pytest = importlib.import_module("pytest")
         options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
-        code = int(pytest.main([*tests, *options], plugins=[failed]))
+        functions = dict.fromkeys(test.partition("[")[0] for test in tests)
+        code = int(pytest.main([*functions, *options], plugins=[heard]))
     except BaseException:
         said.write(traceback.format_exc())
     finally:
-        report.write_text(json.dumps([code, failed.name, said.getvalue()[-4000:]]), "utf-8")
+        report.write_text(json.dumps([code, heard.name, said.getvalue()[-4000:]]), "utf-8")
         os._exit(0)
 
 
@@ -148,44 +178,57 @@ def preload() -> None:
     assert not any(name.startswith("ortflex") for name in sys.modules)
 
 
-def judge(server: Server, mutant: Mutant, room: float) -> Outcome:
-    """Run the tests that reach a mutant: first a few that are specific and fast, then the room.
+def judge(server: Server, mutant: Mutant, room: float, tests: Sequence[str] = ()) -> Outcome:
+    """Run the tests that reach a mutant until one fails: a few specific ones, the others, all cases.
 
-    The room is every function of tests that reaches the line, with all cases, the most specific ones
-    first, as far as ``room`` seconds of the tests of the map allow.
+    ``room`` is the seconds that the tests of one of these batches may take without a mutant. The
+    fastest run first, so what most tests see costs little, and a slow test runs for survivors only.
+    With ``tests``, these run instead, for instance those of an environment that has no map.
     """
     began = time.monotonic()
+    if tests:
+        with server.planted(mutant):
+            verdict, by = server.run(tests, 60 + _PATIENCE * room)
+        return Outcome(verdict, by, len(tests), time.monotonic() - began)
     reaching = reach.reaching(mutant.source, None if mutant.at_import else mutant.lines)
     # A function that runs only when a module is imported, or in another environment.
     unreached = not reaching
     if unreached:
         reaching = [t for t in reach.reaching(mutant.source) if t.seconds < 1][:_FIRST]
-    count = 0
-    for number, batch in enumerate(_batches(reaching, mutant, room)):
-        # The map has some cases of each function; the room has all of them.
-        names = [t.function if number else t.name for t in batch]
+    tried: set[str] = set()
+    wanted = {test.name for test in reaching} | {t.function for t in reaching if "[" in t.name}
+    for batch, names in _batches(reaching, mutant, room):
         limit = 60 + _PATIENCE * sum(test.seconds for test in batch)
         with server.planted(mutant):
-            verdict, by = server.run(list(dict.fromkeys(names)), limit)
-        count = max(count, len(batch))
+            verdict, by = server.run(names, limit)
+        tried |= {*names}
         if verdict == KILLED and not by and server.run(names, limit)[0] != SURVIVED:
             raise RuntimeError(f"these tests fail without a mutant: {names}\n{server.said}")
         if verdict != SURVIVED:
-            return Outcome(verdict, by, count, time.monotonic() - began)
-    verdict = SURVIVED if count >= len(reaching) else UNDECIDED
-    return Outcome(UNREACHED if unreached else verdict, "", count, time.monotonic() - began)
+            return Outcome(verdict, by, len(tried), time.monotonic() - began)
+    verdict = SURVIVED if tried >= wanted else UNDECIDED
+    return Outcome(UNREACHED if unreached else verdict, "", len(tried), time.monotonic() - began)
 
 
-def _batches(reaching: Sequence[Test], mutant: Mutant, room: float) -> Iterator[list[Test]]:
-    """The first try, and the room."""
+def _batches(
+    reaching: Sequence[Test], mutant: Mutant, room: float
+) -> Iterator[tuple[list[Test], list[str]]]:
+    """Tests of the map, and the names under which they run."""
     ordered = sorted(reaching, key=lambda test: not _named_after(test, mutant))
+    fast = sorted(reaching, key=lambda test: test.seconds)
     specific = [test for test in ordered if test.seconds < 2][:_FIRST]
-    fast = sorted(reaching, key=lambda test: test.seconds)[: _FIRST // 2]
-    first = list(dict.fromkeys((*specific, *fast)))
-    if first:
-        yield first
-    if everything := list(_within(ordered, room)):
-        yield everything
+    first = list(dict.fromkeys((*specific, *fast[: _FIRST // 2])))
+    others = list(_within([test for test in fast if test not in first], room))
+    # The map has some cases of each function; these are all of them.
+    cases = list(_within([test for test in ordered if "[" in test.name], room))
+    names = dict.fromkeys(test.function for test in cases)
+    for batch, called in (
+        (first, [t.name for t in first]),
+        (others, [t.name for t in others]),
+        (cases, list(names)),
+    ):
+        if batch:
+            yield batch, called
 
 
 def _within(tests: Iterable[Test], seconds: float) -> Iterator[Test]:
