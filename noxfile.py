@@ -50,7 +50,7 @@ class Environment(NamedTuple):
     extra: str
     python: str
     with_torch: bool
-    scope: str = "runtime"
+    scope: str
     """Which tests run here: a name in SCOPES of tests/conftest.py."""
     sample: str = "8"
     """The fraction 1/n of cases that tests which draw their own take here."""
@@ -58,12 +58,16 @@ class Environment(NamedTuple):
     """Requirements on top of the extra: the version of the runtime, where it is not the newest."""
     more: tuple[str, ...] = ()
     """Further extras."""
+    backend: str = "fused"
+    """The backend that this environment is for: tests that ask it are left out last."""
 
 
 ENVIRONMENTS = {
     # Later versions of pyarrow want numpy 2.
-    "session": Environment("session", "3.11", with_torch=True, pins=("pyarrow<23",)),
-    "agent": Environment("agent", "3.11", with_torch=True),
+    "session": Environment(
+        *("session", "3.11", True, "session"), pins=("pyarrow<23",), backend="training_session"
+    ),
+    "agent": Environment("agent", "3.11", True, "agent", backend="training_agent"),
     # With the packages that read the files of callbacks, and a kernel that runs cells of notebooks.
     "stock": Environment(
         "stock",
@@ -77,7 +81,7 @@ ENVIRONMENTS = {
     "stock-3.13": Environment("stock", "3.13", False, scope="python", sample="16"),
     # Comparisons with torch run above; these test whether older runtimes compute the same.
     "stock-3.12": Environment(
-        "stock", "3.12", False, scope="python", sample="16", pins=("onnxruntime==1.23.*",)
+        "stock", "3.12", False, scope="runtime", sample="16", pins=("onnxruntime==1.23.*",)
     ),
     "lowest": Environment(
         "stock",
@@ -259,7 +263,7 @@ for name, environment in ENVIRONMENTS.items():
                 *("-m", "not slow", *session.posargs),
                 env={
                     "ORTFLEX_TEST_REPORT": str(report),
-                    **sampled(scope, environment.sample),
+                    **sampled(scope, environment.sample, environment.backend),
                     "ORTFLEX_TEST_SILENCE": str(limit + 300),
                     # Its thread and its file in the home folder.
                     "ORT_DISABLE_TELEMETRY": "1",
@@ -331,9 +335,10 @@ def run_peft(session: nox.Session) -> None:
         session.run(*pytest, *tests, env={"OMP_NUM_THREADS": "1"})
 
 
-def sampled(scope: str, sample: str) -> dict[str, str]:
+def sampled(scope: str, sample: str, backend: str) -> dict[str, str]:
     """The variables that choose which tests run, unless the caller has set them."""
     chosen = {"ORTFLEX_TEST_SCOPE": scope, "ORTFLEX_TEST_SAMPLE": sample}
+    chosen["ORTFLEX_TEST_BACKEND"] = backend
     return {name: os.environ.get(name, value) for name, value in chosen.items()}
 
 
@@ -352,7 +357,7 @@ def run_backend(session: nox.Session, name: str) -> None:
             session.run(*pytest, *tests, env=env)
         # The tests of the core ask each installed backend.
         core = ("--numprocesses", "auto", "--dist", "worksteal", "tests/core")
-        session.run(*pytest, *core, env={**env, **sampled("version", "16")})
+        session.run(*pytest, *core, env={**env, **sampled("backend", "16", name)})
 
 
 @session_for("tests", "xla", "3.11")

@@ -37,21 +37,31 @@ class Scope(NamedTuple):
     tables: int = 1
     """1 of so many cases of large tables, which ask the same question over and over."""
     cases: int = 1
-    """1 of so many cases of other functions; at least one of each function and backend."""
+    """1 of so many cases of other functions, after the first."""
+    functions: int = 1
+    """The first case of 1 of so many functions; of each that asks the backend of the environment."""
     slow_once: bool = False
     """Whether slow tests run elsewhere if one environment, or one per Python, is enough for them."""
 
 
 SCOPES = {
     "all": Scope(),
-    "runtime": Scope(("once", "per_python"), tables=8, cases=4),
-    "python": Scope(("once",), tables=16, cases=16),
+    # The runtimes with a backend of their own. Other environments have fused on old runtimes.
+    "session": Scope(("once", "per_python"), tables=8, cases=8, functions=2),
+    "agent": Scope(("once", "per_python"), tables=8, cases=8, functions=4),
+    # The runtime of stock with another Python, and an older runtime.
+    "python": Scope(("once",), tables=16, cases=16, functions=4),
+    "runtime": Scope(("once",), tables=16, cases=16),
     "version": Scope(("once", "per_python"), tables=16, cases=16),
+    # The runtime of stock with one more backend.
+    "backend": Scope(("once", "per_python"), tables=16, cases=16, functions=8),
     # Of tests/mutation: which tests reach a line.
     "mutation": Scope(tables=8, cases=4),
-    # What the last three are with `make test-all`.
+    # What all but the first and the mutants are with `make test-all`.
     "every case": Scope(slow_once=True),
 }
+_OWN = os.environ.get("ORTFLEX_TEST_BACKEND", "fused")
+"""The backend that this environment is for."""
 
 
 def _runtime_name() -> str:
@@ -117,15 +127,28 @@ def _left_out(items: list[pytest.Item], scope: str) -> list[pytest.Item]:
     gone = set(map(id, left_out))
     kept: set[str] = set()
     # By a number of its own, which does not change with the other tests.
-    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+    for item in sorted(items, key=lambda i: (_OWN not in i.name, zlib.crc32(i.nodeid.encode()))):
         if id(item) in gone:
             continue
         every = found.tables if _of_a_table(item) else found.cases
         group = _group(item)
-        if group in kept and zlib.crc32(item.nodeid.encode()) % every:
+        first = group not in kept and (
+            zlib.crc32(f"{scope} {group}".encode()) % found.functions == 0 or _is_own(item)
+        )
+        if not first and zlib.crc32(item.nodeid.encode()) % every:
             left_out.append(item)
         kept.add(group)
     return left_out
+
+
+def _is_own(item: pytest.Item) -> bool:
+    """Whether a test is for this environment: for its Python, or its backend by case or by file."""
+    return _has(item, "per_python") or _OWN in item.name or _names_own(item.path)
+
+
+@functools.cache
+def _names_own(path: Path) -> bool:
+    return _OWN != "fused" and _OWN in path.read_text("utf-8")
 
 
 def _has(item: pytest.Item, marker: str) -> bool:
@@ -140,16 +163,13 @@ def _of_a_table(item: pytest.Item) -> bool:
 
 
 def _group(item: pytest.Item) -> str:
-    """A function with one backend, or with one operator of the table of gradient rules."""
+    """A function, or one with an operator of the table of gradient rules."""
     function, _, case = item.nodeid.partition("[")
-    if item.path.name == "test_gradient_rules.py":
-        return f"{function}[{case.partition('-')[0]}"
-    return f"{function}[{' '.join(_backends() & set(case.rstrip(']').split('-')))}"
+    return f"{function}[{case.partition('-')[0]}" if _is_rule(item) else function
 
 
-@functools.cache
-def _backends() -> frozenset[str]:
-    return frozenset(Plugins.discover()["backends"].names())
+def _is_rule(item: pytest.Item) -> bool:
+    return item.path.name == "test_gradient_rules.py"
 
 
 def _against_cuda() -> list[str]:
