@@ -78,6 +78,7 @@ TRIED: dict[str, tuple[str, ...]] = {
         *("apply-state model", "as_model(source)", "check_model(model)", "draw(model)"),
         *("estimate_memory(model)", "gradient_model(model)", "read_model(source)"),
         *("server_app(model)", "init model", "check model", "Recipe(model)"),
+        *("diff first", "diff second"),
     ),
 }
 READS_NO_NAMES = {
@@ -108,7 +109,7 @@ READS_NO_NAMES = {
         *("callbacks mlflow.model", "callbacks wandb.model"),
         *("init --output", "predict --output", "graph --output", "report --output"),
         *("export-step --output", "apply-state --output", "new-plugin --output"),
-        "new-flower-app --output",
+        *("new-flower-app --output", "diff --output"),
     ),
     "the caller names code": (
         *("Plugins.with_folder(folder)", "Plugins.for_data(folder)", "use_library(path)"),
@@ -116,7 +117,7 @@ READS_NO_NAMES = {
     "functions of an operator's name, which find installed families": ("RuleTable(later)",),
     "a name for messages, or values that were read": (
         *("ModelReport(model)", "PortableStep(folder)", "Saved(source)", "Summary(model)"),
-        "with_values(source)",
+        *("with_values(source)", "DataSource.found(like)"),
     ),
 }
 
