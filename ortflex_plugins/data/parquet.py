@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ortflex_core import open_regular
+from ortflex_plugins.data import _parquet_pages
 from ortflex_plugins.data._table_pieces import Reader, Table
 
 # The number of rows that are decoded together, and of their values: equal ones take no bytes in a file.
@@ -29,7 +30,8 @@ class Parquet(Table):
 
     Raises:
         DataError: the file or a column does not exist, the columns of files differ, a value is missing,
-            lists have different lengths, values are not numbers, or pyarrow is not installed.
+            lists have different lengths, values are not numbers, pages are too large when they are unpacked
+            (more than 256 MiB and than 100 times the file), or pyarrow is not installed.
 
     >>> import tempfile
     >>> import pyarrow.parquet
@@ -76,6 +78,7 @@ class _RowGroups(Reader):
             with pyarrow.parquet.ParquetFile(raw, read_dictionary=strings) as opened:
                 if group >= opened.num_row_groups:
                     return  # it has fewer rows than before, which is reported
+                _parquet_pages.check(raw, str(file), opened.metadata.row_group(group), columns)
                 yield from opened.iter_batches(
                     batch_size=_batch_size(opened.metadata.row_group(group), columns),
                     row_groups=[group],

@@ -187,3 +187,33 @@ def test_rows_with_many_equal_values_are_decoded_in_parts(tmp_path: Path) -> Non
     sizes = [part.rows for part in pieces.read(0)]
     assert sum(sizes) == 2000
     assert max(sizes) * 16_000 <= 2**24
+
+
+def test_the_claimed_sizes_of_pages_are_bounded(tmp_path: Path) -> None:
+    """Three pages of 2 MiB that claim 128 MiB each: the header has the size, the footer has not."""
+    pa = pyarrow()
+    from pyarrow import parquet
+
+    wide = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2**19, np.float32)), 2**18)
+    table = pa.table({"a": wide, "b": wide, "c": wide, "y": np.zeros(2, np.float32)})
+    path = tmp_path / "pages.parquet"
+    options: dict[str, Any] = {"compression": "zstd", "data_page_size": 2**30}
+    parquet.write_table(table, path, use_dictionary=False, **options)
+
+    def load(**parameters: Any) -> Any:
+        return plugins().component("data", {"name": "parquet", "path": str(path), **parameters})
+
+    assert load().load().inputs["a"].shape == (2, 2**18)
+    group = parquet.ParquetFile(path).metadata.row_group(0)
+    starts = [group.column(k).data_page_offset for k in range(3)]
+    content = bytearray(path.read_bytes())
+    for start in starts:  # a type, then the size as a number of four bytes
+        assert content[start] == content[start + 2] == 0x15
+        content[start + 3 : start + 7] = b"\xfe\xff\xff\x7f"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"pages\.parquet.*'c\..*402653181"):
+        load().load()
+    content[starts[0]] = 0x1B  # a map, which no header has
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"pages\.parquet.*header of a page of the column 'a"):
+        load().load()
