@@ -16,10 +16,9 @@ from ortflex_core.compiler.onnx_files.export import inline_tensors
 from ortflex_core.compiler.problem import losses
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs.step import gradient_program, step_program
-from ortflex_core.compiler.runtime import liveness, recompute
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.compiler.runtime.memory_plan import Schedule
-from ortflex_core.compiler.runtime.session import make_schedule, takes_pattern
+from ortflex_core.compiler.runtime.session import find_peak, make_schedule, takes_pattern
 from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import TensorSpec
@@ -152,7 +151,7 @@ def estimate_memory(
     recomputing = attrs.evolve(problem, recompute=problem.recompute or True)
     again = make_schedule(_make_program(recomputing), setup.device)
     schedule = plain if problem.recompute is False else again
-    peak = _find_peak(schedule)
+    peak = find_peak(schedule)
     nodes = {o: n for n in schedule.model.graph.node for o in n.output}
     parts = dict(_list_parts(problem, setup.model, schedule, peak.size))
     largest = tuple(
@@ -160,7 +159,7 @@ def estimate_memory(
         for n, size in list(peak.live.items())[:10]
     )
     recomputed = sum(
-        dict(_list_parts(recomputing, setup.model, again, _find_peak(again).size)).values()
+        dict(_list_parts(recomputing, setup.model, again, find_peak(again).size)).values()
     )
     if problem.recompute is False and takes_pattern(program):
         parts["the same amount again, because small steps reserve it in advance"] = peak.size
@@ -173,15 +172,6 @@ def _make_program(problem: Problem) -> Program:
         return gradient_program(problem, rows=problem.batch_size)
     elsewhere = host_formulas(problem)
     return step_program(problem, rows=problem.batch_size, updated_elsewhere=elsewhere)
-
-
-def _find_peak(schedule: Schedule) -> liveness.Peak:
-    graph = schedule.model.graph
-    nodes = list(graph.node)
-    known = recompute.with_copies(liveness.completed(nodes, schedule.sizes), nodes)
-    placed = {spec.name for spec in schedule.places}
-    peak = liveness.peak(nodes, known, {o.name for o in graph.output} - placed)
-    return attrs.evolve(peak, size=max(peak.size, schedule.block))
 
 
 def _list_parts(

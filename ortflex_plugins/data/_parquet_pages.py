@@ -45,8 +45,8 @@ def check(file: BinaryIO, label: str, group: Any, columns: Sequence[str]) -> Non
         if together > most:
             raise DataError(
                 f"{label}: pages of the column {chunk.path_in_schema!r} and of those before it take "
-                f"{together} bytes of memory when they are unpacked, but {most} are allowed; write the file "
-                "with smaller pages (data_page_size in pyarrow), or read fewer columns"
+                f"{together} bytes of memory when they are unpacked, but {most} are allowed; write the "
+                "file with smaller pages (data_page_size in pyarrow), or read fewer columns"
             )
 
 

@@ -18,10 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
+import attrs
 import onnx
 
 from ortflex_core.compiler.graph.program import Program
-from ortflex_core.compiler.runtime import liveness, recompute
+from ortflex_core.compiler.runtime import liveness, memory_limits, recompute
 from ortflex_core.compiler.runtime.installation import version_tuple
 from ortflex_core.compiler.runtime.memory_plan import Schedule, plan_memory
 from ortflex_core.compiler.runtime.missing_kernels import missing_kernel
@@ -184,6 +185,7 @@ def new_session(
     Raises:
         MissingKernel: as for :func:`get_session`.
         GraphError: as for :func:`get_session`.
+        OrtflexError: the tensors of the graph cannot be in memory together.
     """
     import onnxruntime
     from onnxruntime.capi._pybind_state import ExecutionOrder
@@ -198,6 +200,11 @@ def new_session(
         # for example between the forward pass and its repetition.
         options.enable_mem_reuse = False
     try:
+        if plans_memory(device):
+            most = sum(program.sizes.values())
+            memory_limits.check(
+                program.name, most, lambda: find_peak(schedule_of(program, device, threads)).size
+            )
         model = program.model
         if program.recompute is not False:
             model = bytes(schedule_of(program, device, threads).model.SerializeToString())
@@ -286,6 +293,16 @@ def make_schedule(program: Program, device: Device, threads: int = 1) -> Schedul
     if not plans_memory(device):
         return Schedule(model, sizes)
     return plan_memory(model, sizes, specs, state, recompute.SMALL)
+
+
+def find_peak(schedule: Schedule) -> liveness.Peak:
+    """The peak of the tensors of a schedule."""
+    graph = schedule.model.graph
+    nodes = list(graph.node)
+    known = recompute.with_copies(liveness.completed(nodes, schedule.sizes), nodes)
+    placed = {spec.name for spec in schedule.places}
+    peak = liveness.peak(nodes, known, {o.name for o in graph.output} - placed)
+    return attrs.evolve(peak, size=max(peak.size, schedule.block))
 
 
 def _read_specs(model: onnx.ModelProto, options: Any, device: Device) -> dict[str, TensorSpec]:

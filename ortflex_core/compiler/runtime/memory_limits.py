@@ -1,0 +1,113 @@
+"""The memory that this process can still get, and graphs that need more.
+
+Linux gives out more memory than there is and later ends a process that uses it, without a message. So the
+tensors of a graph are compared with what the machine, the control group of a container and the limits of
+the process leave, before the graph runs.
+
+Source: man 5 proc (MemAvailable, VmSize), man 2 getrlimit; the kernel's documentation of control groups
+(memory.max and memory.current of version 2, memory.limit_in_bytes and memory.usage_in_bytes of version 1).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from ortflex_core.kernel.errors import OrtflexError
+
+_log = logging.getLogger("ortflex")
+_CERTAIN = 2
+"""A graph whose estimate is this multiple of the memory is refused; a smaller excess is a warning.
+
+The order in which onnxruntime runs nodes is not that of the file; estimates of 1.6 times were measured.
+"""
+_SMALL = 2**26
+_GROUPS = (  # the folder, the limit, what is used, the line of memory.stat with what the kernel can free
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def available(root: Path = Path("/")) -> int | None:
+    """The bytes that this process can still get; None where the system does not say it, as on Windows.
+
+    ``root`` is the folder with ``proc`` and ``sys``.
+    """
+    found = [*_of_machine(root), *_of_groups(root), *_of_process(root)]
+    return max(0, min(found)) if found else None
+
+
+def check(name: str, most: int, peak: Callable[[], int]) -> None:
+    """Refuse a graph whose tensors cannot be in memory, and warn of one where this is likely.
+
+    Args:
+        name: the graph, for messages.
+        most: bytes that it cannot exceed; the peak of small graphs need not be known.
+        peak: estimates the bytes of the tensors that are alive at the same time.
+
+    Raises:
+        OrtflexError: what it needs, what there is, and the ways out.
+    """
+    if most < _SMALL or (left := available()) is None or most <= left or (need := peak()) <= left:
+        return
+    text = (
+        f"the {name} graph needs about {need / 2**20:,.0f} MiB for its tensors, but this process can get "
+        f"{left / 2**20:,.0f} MiB. A smaller batch_size needs less, with accumulate= for the same step; so "
+        "does recompute=True. `ortflex check MODEL --memory` lists the largest tensors"
+    )
+    if need > _CERTAIN * left:
+        raise OrtflexError(text)
+    _log.warning("%s", text)
+
+
+def _of_machine(root: Path) -> Iterator[int]:
+    lines = _table(root / "proc/meminfo")
+    if "MemAvailable" in lines:
+        yield lines["MemAvailable"] * 1024 + lines.get("SwapFree", 0) * 1024
+
+
+def _of_process(root: Path) -> Iterator[int]:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        yield soft - _table(root / "proc/self/status").get("VmSize", 0) * 1024
+
+
+def _of_groups(root: Path) -> Iterator[int]:
+    """What the control groups of the process leave; a container sees its own group as the root."""
+    lines = _lines(root / "proc/self/cgroup")
+    for folder, limit, used, freed in _GROUPS:
+        groups = [p for _, kinds, p in lines if folder in kinds.split(",")]
+        inner = PurePosixPath(groups[0] if groups else "/")
+        for group in (inner, *inner.parents):
+            place = root / "sys/fs/cgroup" / folder / str(group).lstrip("/")
+            numbers = [_number(place / name) for name in (limit, used)]
+            if None not in numbers:
+                most, now = numbers
+                yield most - now + _table(place / "memory.stat", " ").get(freed, 0)
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[list[str]]:
+    return [parts for line in _text(path).splitlines() if len(parts := line.split(":", 2)) == 3]
+
+
+def _table(path: Path, mark: str = ":") -> dict[str, int]:
+    """The numbers of a file with lines like ``VmSize:  5 kB``."""
+    pairs = (line.partition(mark) for line in _text(path).splitlines())
+    return {k: int(v.split()[0]) for k, _, v in pairs if v.split()[:1] and v.split()[0].isdigit()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,125 @@
+"""A graph that cannot be in memory is an error before the first step, not the end of the process.
+
+What the system says comes from files like those of Linux, as machines, containers of both versions of
+control groups, and limits of a process have them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import OrtflexError
+from ortflex_core.compiler.runtime import memory_limits
+from tests import models
+from tests.training import make
+
+MIB = 2**20
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MEMORY = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\nSwapFree: 10 kB\n"}
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        (MEMORY, 8010 * 1024),
+        # A group without a limit inside one with a limit.
+        (
+            MEMORY
+            | {"proc/self/cgroup": "0::/a/b\n", f"{V2}/a/b/memory.max": "max\n"}
+            | {f"{V2}/a/b/memory.current": "5\n", f"{V2}/a/memory.max": "3000000\n"}
+            | {
+                f"{V2}/a/memory.current": "2000000",
+                f"{V2}/a/memory.stat": "anon 7\ninactive_file 9\n",
+            },
+            1000009,
+        ),
+        # A container sees its own group as the root.
+        (
+            {"proc/self/cgroup": "0::/x\n", f"{V2}/memory.max": "700"}
+            | {f"{V2}/memory.current": "800"},
+            0,
+        ),
+        (
+            MEMORY
+            | {"proc/self/cgroup": "5:cpu,cpuacct:/c\n4:memory:/m\n0::/\n"}
+            | {f"{V1}/m/memory.limit_in_bytes": "900", f"{V1}/m/memory.usage_in_bytes": "200"}
+            | {f"{V1}/memory.limit_in_bytes": str(2**63 - 4096)}
+            | {f"{V1}/memory.usage_in_bytes": "300"},
+            700,
+        ),
+    ],
+    ids=["unknown", "machine", "nested groups", "container", "version 1"],
+)
+@pytest.mark.once
+def test_the_smallest_of_all_limits(
+    tmp_path: Path, files: dict[str, str], expected: int | None
+) -> None:
+    assert memory_limits.available(system(tmp_path, files)) == expected
+
+
+@pytest.mark.once
+def test_the_limit_of_the_process() -> None:
+    resource = pytest.importorskip("resource")
+    if memory_limits.available() is None:
+        pytest.skip("the system does not say it")
+    used = next(
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmSize:")
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 300 * MIB, hard))
+    try:
+        left = memory_limits.available()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert left is not None
+    assert 200 * MIB < left <= 300 * MIB
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_step_that_cannot_be_in_memory_is_an_error_before_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, recompute: bool
+) -> None:
+    """300,000 rows of 16 hidden values are 18 MiB for each tensor."""
+    x, y = np.ones((300_000, 6), np.float32), np.ones((300_000, 1), np.float32)
+    options: dict[str, Any] = {"batch_size": len(x), "epochs": 1, "backend": "fused"}
+
+    def fit(left: int | None) -> Any:
+        monkeypatch.setattr(memory_limits, "available", lambda: left)
+        trainer = make(models.mlp((6, 16, 16, 1)), recompute=recompute, **options)
+        before = trainer.get_state()
+        try:
+            trainer.fit(x, y)
+        except OrtflexError as error:
+            for name, array in trainer.get_state().items():
+                np.testing.assert_array_equal(array, before[name])
+            return str(error)
+        return ""
+
+    for word in ("step graph", "20 MiB", "batch_size", "recompute=True", "check MODEL --memory"):
+        assert word in fit(20 * MIB)
+    assert "needs about" not in caplog.text
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        needed = int(fit(MIB).split("about ")[1].split(" MiB")[0])
+        assert not fit((needed - 2) * MIB)
+    assert "needs about" in caplog.text
+    caplog.clear()
+    for enough in (1000 * MIB, None):
+        assert not fit(enough)
+    assert "needs about" not in caplog.text
