@@ -120,30 +120,6 @@ def test_data_outside_of_the_models_folder_are_refused(hub: Path, tmp_path: Path
         from_hub()
 
 
-@pytest.mark.parametrize("other", ["a/b", "", "./a"])
-@pytest.mark.parametrize(
-    "location", ["model.onnx", ".", "./.", "", "./model.onnx", "a", "/a", "a/.."]
-)
-def test_every_location_is_a_data_file_or_an_error(
-    hub: Path, tmp_path: Path, location: str, other: str
-) -> None:
-    """The model's own name, or a file and a folder at once, is no OSError; "a" and "./a" are one."""
-    options = {"save_as_external_data": True, "size_threshold": 0, "location": "data"}
-    files = saved(tmp_path / "files", models.mlp(), **options)
-    model = onnx.load_from_string(files["model.onnx"])
-    for k, tensor in enumerate(model.graph.initializer):
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = location if k else other or location
-    repository = {"model.onnx": model.SerializeToString(), "data": files["data"]}
-    put(hub, repository | {"a/b" if other == "a/b" else "a": files["data"]})
-    if location == "a" and other != "a/b":
-        assert from_hub().model.proto.graph.initializer
-    else:
-        with pytest.raises(ModelError, match=r"some-one/digits/model\.onnx"):
-            from_hub()
-
-
 def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -85,9 +85,8 @@ def _of_groups(root: Path) -> Iterator[int]:
         inner = PurePosixPath(groups[0] if groups else "/")
         for group in (inner, *inner.parents):
             place = root / "sys/fs/cgroup" / folder / str(group).lstrip("/")
-            numbers = [_number(place / name) for name in (limit, used)]
-            if None not in numbers:
-                most, now = numbers
+            most, now = _number(place / limit), _number(place / used)
+            if most is not None and now is not None:
                 yield most - now + _table(place / "memory.stat", " ").get(freed, 0)
 
 
