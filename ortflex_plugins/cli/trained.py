@@ -212,9 +212,8 @@ def _single(path: str, model: Model) -> Columns:
         ConfigError: the model has several inputs.
         DataError: the file cannot be read.
     """
-    import numpy as np
-
     from ortflex_core import Columns
+    from ortflex_plugins.data.npy import map_file
 
     names = [spec.name for spec in model.inputs]
     if len(names) > 1:
@@ -222,10 +221,7 @@ def _single(path: str, model: Model) -> Columns:
             f"{path} is a single array, but the model takes {', '.join(map(repr, names))}; give an .npz "
             "file or a folder of .npy files with these names"
         )
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+    array = map_file(Path(path))
     if not array.ndim:
         raise DataError(f"{path} is a single value, expected at least one row")
     return Columns(inputs={names[0]: array})

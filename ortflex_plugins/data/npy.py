@@ -85,11 +85,16 @@ class NpyFolder(DataSource):
         if shards or self.buffer is not None:
             pieces = NpyPieces(shards or [folder], self.target, self.weight, self.buffer)
             return read_if_small(pieces)
-        arrays = {file.stem: _map(file) for file in files}
+        arrays = {file.stem: map_file(file) for file in files}
         return sort_columns(arrays, self.target, self.weight, self.path)
 
 
-def _map(file: Path) -> Array:
+def map_file(file: Path) -> Array:
+    """The array of a regular file, mapped into memory.
+
+    Raises:
+        DataError: it cannot be read, or is not a complete .npy file.
+    """
     try:
         with open_regular(file) as opened:
             shape, fortran, dtype = _npy.header(opened, file_size(opened))
