@@ -28,6 +28,7 @@ from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed, held_out
 from ortflex_core.training.data.iterable_position import item_of
 from ortflex_core.training.data.preparation import Preparation
+from ortflex_core.training.data.scale import out_of_scale
 from ortflex_core.training.engines import failures
 from ortflex_core.training.internals import Internals, Settings, internals_of
 from ortflex_core.training.views.history import History, risen
@@ -79,6 +80,9 @@ def fit(
     derivation = internals.live.derivation_for(feed, _changing(internals, settings, feed))
     preparing = internals.live.build(feed.first, feed.size, open_once, derivation)
     announce(internals, settings.progress)
+    if not internals.live.standing.fits and internals.live.standing.position is None:
+        for line in out_of_scale(internals.setup.model, feed.first):
+            _log.warning("%s", line)
     source = open_once(preparing)
     alter = partial(_add_batch_hooks, internals, settings, preparing)
     validate = None if validation is None else internals.live.scorer(validation, peers, keep=True)
