@@ -26,7 +26,6 @@ from ortflex_core.kernel.last_good import Good, same
 from ortflex_core.kernel.plan import Display, TrainingPlan
 from ortflex_core.kernel.position import Position
 from ortflex_core.kernel.protocols.backend import Losses
-from ortflex_core.kernel.sums import Sums
 from ortflex_core.kernel.types import Progress
 
 _log = logging.getLogger("ortflex")
@@ -426,3 +425,27 @@ def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
     """The progress at the start of a run."""
     steps = None if source.steps is None else -(-source.steps // accumulate)
     return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)
+
+
+class Sums:
+    """Loss and penalty of an epoch, weighted by rows."""
+
+    __slots__ = ("last", "loss", "penalty", "rows", "steps")
+
+    def __init__(
+        self, steps: int = 0, rows: int = 0, loss: float = 0.0, penalty: float = 0.0
+    ) -> None:
+        self.steps, self.rows, self.loss, self.penalty = steps, rows, loss, penalty
+        self.last = (math.nan, math.nan)
+
+    def add(self, rows: Sequence[int], costs: Sequence[tuple[float, float]]) -> None:
+        """Add steps: the rows of each, and its loss and penalty."""
+        # One by one, so that the sums do not depend on the number of steps per call.
+        losses, penalties = self.loss, self.penalty
+        for count, (loss, penalty) in zip(rows, costs, strict=True):
+            losses += count * float(loss)
+            penalties += count * float(penalty)
+        self.loss, self.penalty = losses, penalties
+        self.last = (float(costs[-1][0]), float(costs[-1][1]))
+        self.rows += sum(rows)
+        self.steps += len(costs)

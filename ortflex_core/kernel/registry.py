@@ -247,8 +247,8 @@ class Plugins:
         """
         if plugins is not None and not isinstance(plugins, Plugins):
             raise ConfigError(
-                f"plugins: expected the class Plugins or None, got {plugins!r}; "
-                "Plugins.discover().with_folder(path) has the plugins of a folder, too"
+                f"plugins: expected Plugins or None, got {plugins!r}; Plugins.discover().with_folder(path) "
+                "has those of a folder, too"
             )
         return plugins or cls.discover()
 
