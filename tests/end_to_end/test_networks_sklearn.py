@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from ortflex_core import Array, ModelError
 from tests.training import make
@@ -193,7 +194,25 @@ def test_logistic_regression_without_its_operator() -> None:
     )
 
 
-def test_logistic_regression_with_its_operator_is_refused() -> None:
-    proto = converted(fitted(LogisticRegression(max_iter=2), Y), options={"zipmap": False})
-    with pytest.raises(ModelError, match=r"black_op=\{'LinearClassifier'\} to get MatMul and Add"):
-        make(proto, loss={"probabilities": "softmax_cross_entropy"}, backend="fused")
+@pytest.mark.parametrize("count", [2, 3])
+def test_logistic_regression_with_its_operator(count: int) -> None:
+    """The gradient of the formula in float64; the trained file has the operator, with new coefficients."""
+    y = np.minimum(Y, count - 1)
+    model = fitted(LogisticRegression(max_iter=2), y)
+    proto = converted(model, options={"zipmap": False})
+    loss = "log_loss" if count == 2 else "softmax_cross_entropy"
+    follow(
+        proto,
+        [model.coef_.T],
+        [model.intercept_],
+        y.reshape(-1, 1) if count == 2 else y,
+        loss={"probabilities": loss},
+    )
+    trainer = make(proto, loss={"probabilities": loss}, backend="fused")
+    assert trainer.export().SerializeToString() == proto.SerializeToString()  # same bits, untrained
+    trainer.fit(X, y)
+    trained = trainer.export()
+    assert [n.op_type for n in trained.graph.node] == [n.op_type for n in proto.graph.node]
+    label, p = ReferenceEvaluator(trained).run(None, {"X": X})
+    np.testing.assert_allclose(trainer.predict(X, "probabilities"), p, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(label, p.argmax(axis=1))

@@ -84,7 +84,7 @@ class Reach:
     maps: list[NodeProto] = attrs.field(factory=list)
     """Nodes that map the numbers of classes to labels."""
     pairs: list[NodeProto] = attrs.field(factory=list)
-    """Concatenations of 1 - p and p."""
+    """Concatenations of 1 - p and p, or of -p and p."""
     indices: set[str] = attrs.field(factory=set)
     """Tensors with numbers of classes."""
     labels: set[str] = attrs.field(factory=set)
@@ -315,10 +315,12 @@ class _Follower:
             self.stop(node, "joins several groups of classes")
 
     def _is_pair(self, node: NodeProto) -> bool:
-        """Whether a node is Concat(1 - p, p), p of one column."""
+        """Whether a node is Concat(1 - p, p) or Concat(-p, p), p of one column."""
         if len(node.input) != 2 or self.reach.sizes[node.input[1]] != 1:
             return False
         negative = self.constants.producers.get(node.input[0])
+        if negative is not None and negative.op_type == "Neg":
+            return bool(negative.input[0] == node.input[1])
         if negative is None or negative.op_type != "Sub" or negative.input[1] != node.input[1]:
             return False
         one = self.constants.value(negative.input[0])

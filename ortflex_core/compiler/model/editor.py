@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
-from ortflex_core.compiler.model import class_axes, heads, linear_classifier, shape_probe
+from ortflex_core.compiler.model import class_axes, heads, shape_probe
 from ortflex_core.compiler.model.class_axes import element_type, settings
 from ortflex_core.compiler.model.heads import Head, Layer
 from ortflex_core.compiler.model.model import Model
@@ -141,8 +141,6 @@ class Editor:
         return self._find_heads()[0]
 
     def _find_heads(self) -> tuple[list[Head], dict[str, str]]:
-        if linear_classifier.expand(self.proto, self._shape, self._taken):
-            self._open(self.model.changed(self.proto), self.proto)
         by_output = {n.output[0]: n for n in self.graph.node if n.output}
         places = [
             place
@@ -174,8 +172,9 @@ class Editor:
         for layer in head.layers:
             matrix, bias = self._matrix(layer), self._bias(layer)
             if head.reach.pairs:
-                matrix = np.concatenate([-matrix, matrix], axis=1) / 2
-                bias = None if bias is None else np.concatenate([-bias, bias]) / 2
+                half = 1 if self._raw_of(head.reach.pairs[0]) else 2
+                matrix = np.concatenate([-matrix, matrix], axis=1) / half
+                bias = None if bias is None else np.concatenate([-bias, bias]) / half
             out.append((matrix, bias))
         return out
 
@@ -275,7 +274,15 @@ class Editor:
         return True
 
     def _separate(self, pair: NodeProto) -> None:
-        """Concat(1 - p, p) with p = Sigmoid(z) becomes a Softmax of z, for any number of classes."""
+        """Concat(1 - p, p) with p = Sigmoid(z) becomes a Softmax of z, for any number of classes.
+
+        Concat(-z, z) becomes z.
+        """
+        if scores := self._raw_of(pair):
+            pair.op_type = "Identity"
+            del pair.attribute[:], pair.input[:]
+            pair.input.append(scores)
+            return
         producers = {o: n for n in self.graph.node for o in n.output}
         name = pair.input[1]
         while (node := producers[name]).op_type in ("Identity", "Cast", "Reshape"):
@@ -286,6 +293,11 @@ class Editor:
         del pair.attribute[:], pair.input[:]
         pair.input.append(node.input[0])
         pair.attribute.append(helper.make_attribute("axis", 1))
+
+    def _raw_of(self, pair: NodeProto) -> str:
+        """Z of Concat(-z, z), "" for Concat(1 - p, p)."""
+        negative = next(n for n in self.graph.node if pair.input[0] in n.output)
+        return str(pair.input[1]) if negative.op_type == "Neg" else ""
 
     def label_classes(self, labels: Sequence[Any] | None) -> None:
         """Write the labels of the classes to the metadata; None removes them."""

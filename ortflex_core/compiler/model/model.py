@@ -25,8 +25,8 @@ from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.protos import opsets_of
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.model import attribute_weights, inference_mode
 from ortflex_core.compiler.model import free_batch as freeing
-from ortflex_core.compiler.model import inference_mode
 from ortflex_core.compiler.onnx_files import (
     attributes,
     export,
@@ -113,7 +113,8 @@ class Model:
         """The values of adapters in a resumed run, by the names of their tensors."""
         self.unlearned = ""
         """The reason why a run of the model did not determine missing shapes (see ``shape_probe``)."""
-        self.proto, self.files = model_file.load(source, self.label, files)
+        self._file, self.files = model_file.load(source, self.label, files)
+        self.proto, self._stored = attribute_weights.unfold(self._file)
         model_file.import_standard(self.proto, OLDEST_OPSET)
         self.opsets = opsets_of(self.proto)
         self.opset = self.opsets.get("", 0)
@@ -166,6 +167,7 @@ class Model:
         self._freed = internal
         internal = self._raised(internal)
         internal, self.decomposed = decompositions.decompose(internal, self._plugins, has_rule)
+        self.decomposed.frozen.update({s.name: s.frozen for s in self._stored if s.frozen})
         if self.opset < OLDEST_OPSET:
             internal = upgrade.upgrade_opset(internal, self.label, self.opset, values)
         internal, self.apart = kernels.inlined(internal)
@@ -454,7 +456,9 @@ class Model:
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
         out = ModelProto()
-        out.CopyFrom(self._dynamic() if free_batch else self.proto)
+        out.CopyFrom(self._dynamic() if free_batch else self._file)
+        if not free_batch:
+            attribute_weights.fold(out, self._stored, state)
         for tensor in out.graph.initializer:
             if tensor.name in state:
                 model_file.replace(tensor, state[tensor.name])

@@ -27,18 +27,10 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
     """
     operators = list(dict.fromkeys(node.op_type for node in nodes))
     own = {node.op_type for node in nodes if node.domain == "ai.onnx.ml"}
-    if any(n.op_type == "LinearClassifier" and not _transformed(n) for n in nodes):
-        return (
-            "the weights of LinearClassifier are attributes, which cannot be trained, and "
-            "skl2onnx cannot convert models such as LinearSVC and RidgeClassifier to other "
-            "operators: fit LogisticRegression, or SGDClassifier, which has the same loss as "
-            "LinearSVC"
-        )
     if linear := sorted(own & _LINEAR):
         return (
-            f"the weights of {', '.join(linear)} are attributes, which cannot be trained: convert "
+            f"the weights of {', '.join(linear)} are attributes, of a form that cannot be trained: convert "
             f"with skl2onnx's options black_op={set(linear)!r} to get MatMul and Add"
-            + ("; or head=… replaces it by a new layer" if "LinearClassifier" in linear else "")
         )
     if trees := sorted(own & _TREES):
         return (
@@ -56,12 +48,6 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
             f"{_NETWORK}"
         )
     return ""
-
-
-def _transformed(node: NodeProto) -> bool:
-    """Whether a linear model converts its scores to probabilities."""
-    kinds = [a.s for a in node.attribute if a.name == "post_transform"]
-    return bool(kinds) and kinds[0] not in (b"", b"NONE")
 
 
 def listed(nodes: Sequence[NodeProto], most: int = 8) -> str:
