@@ -48,7 +48,16 @@ def entropy(s: Array, y: Array | None) -> Array:
     return -(np.exp(logs) * logs).sum(axis=1)
 
 
+def causal_lm(s: Array, y: Array) -> Array:
+    logs = s - s.max(-1, keepdims=True)
+    logs = (logs - np.log(np.exp(logs).sum(-1, keepdims=True)))[:, :-1]
+    tokens = y[:, 1:]
+    picked = np.take_along_axis(logs, np.maximum(tokens, 0)[..., None], -1)[..., 0]
+    return np.where(tokens == -100, 0, -picked)
+
+
 LOSSES: dict[str, Reference] = {
+    "causal_lm": causal_lm,
     "squared_error": oracles.squared_error,
     "absolute_error": oracles.absolute_error,
     "elastic": oracles.elastic,
@@ -461,6 +470,10 @@ def roc_auc(y: Array, p: Array, w: Array) -> float:
 
 
 METRICS: dict[str, Reference] = {
+    "token_accuracy": lambda y, p, w: np.average(
+        (p.argmax(-1)[:, :-1] == y[:, 1:]).mean(1), weights=w
+    ),
+    "perplexity": lambda y, p, w: np.exp(np.average(causal_lm(p, y).mean(1), weights=w)),
     "accuracy": lambda y, p, w: np.average(y == p.argmax(axis=1), weights=w),
     "mae": lambda y, p, w: np.average(abs(y - p)[:, 0], weights=w),
     "rmse": lambda y, p, w: np.sqrt(np.average(((y - p) ** 2)[:, 0], weights=w)),

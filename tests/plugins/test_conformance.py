@@ -50,6 +50,13 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
+OTHER_LOSSES = (
+    *("cosine_embedding", "causal_lm"),  # kits of their own below
+    # Rows that depend on one another, or several tensors: tests/plugins/test_losses_of_tensors.py.
+    *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax", "ctc"),
+)
+
+
 def ours(kind: str) -> Any:
     """A fixture parameter for every plugin of a kind that is ours or the example's."""
     names = [e.name for e in plugins()[kind] if e.distribution in ("ortflex", "ortflex-example")]
@@ -68,7 +75,7 @@ def reference_of(component: Any, kind: str, with_fields: bool = True) -> Callabl
 
 
 class TestLosses(LossKit):
-    @pytest.fixture(params=[p for p in ours("losses") if p.id != "cosine_embedding"])
+    @pytest.fixture(params=[p for p in ours("losses") if p.id not in OTHER_LOSSES])
     def component(self, request: Any) -> Any:
         return made(request.param)
 
@@ -111,6 +118,26 @@ class TestPairs(LossKit):
     @pytest.fixture
     def labels(self) -> Any:
         return np.array([1.0, -1, -1, 1, -1, -1])
+
+
+class TestTokens(LossKit):
+    """causal_lm: class numbers that are shifted by one position."""
+
+    @pytest.fixture
+    def component(self) -> Any:
+        return made(("losses", "causal_lm"))
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "losses")
+
+    @pytest.fixture
+    def predicted(self) -> Any:
+        return np.random.default_rng(1).normal(size=(6, 3, 4))
+
+    @pytest.fixture
+    def labels(self) -> Any:
+        return np.array([[0, 1, 2], [3, 2, -100], [0, 0, 0], [1, 3, 3], [2, 2, 1], [1, -100, 0]])
 
 
 class TestNoPenalty(PenaltyKit):
@@ -216,10 +243,13 @@ class TestPrecisions(PrecisionKit):
 
 
 CLASSES = ("accuracy", "top_k", "f1", "roc_auc")
+TOKENS = ("token_accuracy", "perplexity")
 
 
 class TestMetrics(MetricKit):
-    @pytest.fixture(params=[p for p in ours("metrics") if p.id not in (*CLASSES, "example_worst")])
+    @pytest.fixture(
+        params=[p for p in ours("metrics") if p.id not in (*CLASSES, *TOKENS, "example_worst")]
+    )
     def component(self, request: Any) -> Any:
         return made(request.param)
 
@@ -248,6 +278,28 @@ class TestMetricsOfClasses(MetricKit):
     @pytest.fixture
     def perfect(self, expected: Any) -> Any:
         return np.eye(3)[expected]
+
+
+class TestMetricsOfTokens(MetricKit):
+    @pytest.fixture(params=TOKENS)
+    def component(self, request: Any) -> Any:
+        return made(("metrics", request.param))
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "metrics", with_fields=False)
+
+    @pytest.fixture
+    def expected(self) -> Any:
+        return np.random.default_rng(1).integers(0, 3, (12, 4))
+
+    @pytest.fixture
+    def predicted(self) -> Any:
+        return np.random.default_rng(2).normal(size=(12, 4, 3))
+
+    @pytest.fixture
+    def perfect(self, expected: Any) -> Any:
+        return 100 * np.eye(3)[np.roll(expected, -1, axis=1)]
 
 
 class TestWorst(MetricKit):

@@ -112,6 +112,13 @@ def check_labels(loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], l
     _call(loss, "check_labels", predicted, labels)
 
 
+def check_column(
+    loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], name: str, values: Any
+) -> None:
+    """Call :meth:`Loss.check_column`."""
+    _call(loss, "check_column", predicted, name, values)
+
+
 Predicted = Tensor | Mapping[str, Tensor]
 """What a loss reads: a tensor, or several by its names for them."""
 

@@ -85,6 +85,13 @@ class Loss(Component, abc.ABC, Generic[P, S]):
             DataError: the allowed range, the first bad row and its value.
         """
 
+    def check_column(self, predicted: S, name: str, values: Array) -> None:
+        """Refuse values of one of :attr:`columns` (once per array).
+
+        Raises:
+            DataError: the allowed range, the first bad row and its value.
+        """
+
     @abc.abstractmethod
     def per_sample(self, op: Ops, predicted: P, expected: Tensor) -> Tensor:
         """The formula."""

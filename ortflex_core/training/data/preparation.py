@@ -60,6 +60,9 @@ class Preparation:
                 fitted = data.fit_to(array, term.label, what, check_finite=self.check_finite)
                 calls.check_labels(term.loss, term.seen, fitted)
                 out[term.label.name] = fitted
+            for role, spec in term.tensors:
+                if role in term.loss.columns and spec.name in out:
+                    calls.check_column(term.loss, term.seen, role, out[spec.name])
             if term.weight is not None:
                 out[term.weight.name] = self._weight(given, term.weight_key, term.weight)
         return out

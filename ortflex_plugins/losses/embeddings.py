@@ -1,0 +1,410 @@
+"""Losses of embeddings: triplets, contrast within a batch, margins between classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+import numpy as np
+from onnx import TensorProto
+
+from ortflex_core import (
+    Array,
+    DataError,
+    Loss,
+    Ops,
+    Tensor,
+    TensorSpec,
+    float_scores,
+    hyper,
+    integer_labels,
+    number,
+    numpy_dtype,
+    one_of,
+    require_range,
+    setting,
+    shape_text,
+)
+
+Tensors = Mapping[str, Tensor]
+Specs = Mapping[str, TensorSpec]
+_EPS = 1e-6  # torch's, added to differences
+_NORM = 1e-12  # torch's smallest norm
+_MAX_SCALE = math.log(100)  # CLIP's largest logit_scale
+
+
+def _embeddings(loss: str, predicted: Specs) -> None:
+    """Refuse tensors that are not embeddings [B, D] of one size.
+
+    Raises:
+        DataError: names the tensor and its shape.
+    """
+    sizes = {}
+    for role, spec in predicted.items():
+        float_scores(loss, spec)
+        if spec.shape is None or len(spec.shape) != 2:
+            raise DataError(
+                f"{loss} expects embeddings [B, D], but {role} is {spec}; name a tensor with one vector "
+                "per row: predicted=…"
+            )
+        if isinstance(spec.shape[1], int):
+            sizes[role] = spec.shape[1]
+    if len(set(sizes.values())) > 1:
+        text = ", ".join(f"{role} has {size}" for role, size in sizes.items())
+        raise DataError(f"{loss} expects embeddings of one size: {text}")
+
+
+def _normalized(op: Ops, x: Tensor) -> Tensor:
+    """Rows of length 1; a row of zeros stays so."""
+    squares = op.ReduceSum(x * x, axes=[1], keepdims=1)
+    return x / op.Sqrt(op.Max(squares, _NORM**2))
+
+
+def _diagonal(op: Ops, square: Tensor) -> Tensor:
+    """Booleans [B, B]: True on the diagonal."""
+    rows = op.Range(op.constant(np.int64(0)), op.Squeeze(op.Shape(square, start=0, end=1)), 1)
+    return op.Equal(op.Unsqueeze(rows, axes=[1]), op.Unsqueeze(rows, axes=[0]))
+
+
+def _log_sum(op: Ops, x: Tensor, axis: int) -> Tensor:
+    return op.ReduceLogSumExp(x, axes=[axis], keepdims=0)
+
+
+@attrs.frozen(kw_only=True)
+class Triplet(Loss[Tensors, Specs]):
+    """Hinge on the distances of triplets: ``l = max(0, d(a, p) − d(a, n) + margin)``.
+
+    ``anchor`` a, ``positive`` p and ``negative`` n are embeddings [B, D], and
+    ``d(x, y) = (Σ_j |x_j − y_j + 1e-6|^p)^(1/p)``. With ``swap``, d(a, n) is the smaller of d(a, n) and
+    d(p, n). Values have the shape [B]; there are no labels. If the model has one embedding, the same model
+    computes the three, and ``positive/x`` and ``negative/x`` are the rows of its input x for the others.
+
+    Raises:
+        ValueError: ``p`` is below 1.
+        DataError: a tensor is not of shape [B, D].
+
+    >>> Triplet(margin=0.3).describe()
+    {'name': 'triplet', 'margin': 0.3, 'p': 2.0, 'swap': False}
+
+    Source: torch.nn.TripletMarginLoss before its reduction; V. Balntas et al., "Learning local feature
+    descriptors with triplets and shallow convolutional neural networks", BMVC 2016.
+    """
+
+    name: ClassVar[str] = "triplet"
+    aliases: ClassVar[tuple[str, ...]] = ("triplet_margin", "TripletMarginLoss")
+    tensors: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
+    one_model: ClassVar[bool] = True
+
+    margin: float = hyper(
+        default=1.0, validator=number(ge=0), help="how much farther negatives must be"
+    )
+    p: float = setting(default=2.0, validator=number(ge=1), help="the degree of the distance")
+    swap: bool = setting(default=False, help="whether the harder of two negative distances counts")
+
+    @property
+    def needs_labels(self) -> bool:
+        """No labels."""
+        return False
+
+    def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
+        """The given labels, for metrics."""
+        return given or TensorSpec("expected", TensorProto.INT64, ("batch",))
+
+    def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor | None) -> Tensor:
+        """``max(0, d(a, p) − d(a, n) + margin)``."""
+        a, p, n = (predicted[role] for role in self.tensors)
+        _embeddings(self.name, {r: _spec(r, predicted[r]) for r in self.tensors})
+        near, far = self._distance(op, a, p), self._distance(op, a, n)
+        if self.swap:
+            far = op.Min(far, self._distance(op, p, n))
+        return op.Relu(near - far + self.margin)
+
+    def _distance(self, op: Ops, x: Tensor, y: Tensor) -> Tensor:
+        difference = op.Abs(x - y + _EPS)
+        if self.p == 1:
+            return op.ReduceSum(difference, axes=[1], keepdims=0)
+        if self.p == 2:
+            return op.Sqrt(op.ReduceSum(difference * difference, axes=[1], keepdims=0))
+        # The exponent of a Pow may have another type than its base.
+        dtype = numpy_dtype(x.dtype)
+        power, root = (op.constant(np.asarray(n, dtype)) for n in (self.p, 1 / self.p))
+        return op.Pow(op.ReduceSum(op.Pow(difference, power), axes=[1], keepdims=0), root)
+
+
+def _spec(name: str, tensor: Tensor) -> TensorSpec:
+    return TensorSpec(name, tensor.dtype, tensor.shape)
+
+
+@attrs.frozen(kw_only=True)
+class MinedTriplet(Loss):
+    """The triplet loss with positives and negatives found in the batch by their labels.
+
+    Predictions are embeddings e [B, D], labels class numbers y [B], d the Euclidean distance. With
+    ``mining="hard"`` a row has its farthest positive and its nearest negative:
+    ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With ``mining="semi_hard"`` the
+    negative is the nearest of those farther away than the positive, else the farthest of all, and l_i is
+    the mean over the positives of row i. A row without a positive or without a negative has the loss 0 (it
+    counts in the mean). ``normalize`` divides each embedding by its length first.
+
+    Raises:
+        ValueError: ``mining`` is neither "hard" nor "semi_hard".
+        DataError: the predictions are not of shape [B, D], or the labels not class numbers [B].
+
+    >>> MinedTriplet().mining
+    'hard'
+
+    Source: A. Hermans, L. Beyer and B. Leibe, "In defense of the triplet loss for person
+    re-identification", 2017 (hard); F. Schroff, D. Kalenichenko and J. Philbin, "FaceNet", CVPR 2015,
+    sec. 3.2 (semi_hard).
+    """
+
+    name: ClassVar[str] = "mined_triplet"
+    aliases: ClassVar[tuple[str, ...]] = ("batch_hard_triplet", "online_triplet")
+
+    margin: float = hyper(
+        default=0.2, validator=number(ge=0), help="how much farther negatives must be"
+    )
+    mining: str = setting(
+        default="hard", validator=one_of("hard", "semi_hard"), help="hard or semi_hard"
+    )
+    normalize: bool = setting(default=True, help="whether embeddings get the length 1 first")
+
+    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+        """Class numbers [B]."""
+        return _class_numbers(self.name, predicted, given)
+
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """The formula."""
+        x = _normalized(op, predicted) if self.normalize else predicted
+        difference = op.Unsqueeze(x, axes=[1]) - op.Unsqueeze(x, axes=[0])
+        squares = op.ReduceSum(difference * difference, axes=[2], keepdims=0)
+        d = op.Sqrt(op.Max(squares, 1e-12))
+        same = op.Equal(op.Unsqueeze(expected, axes=[1]), op.Unsqueeze(expected, axes=[0]))
+        positive = op.And(same, op.Not(_diagonal(op, d)))
+        other = op.Not(same)
+        far = 1e9
+        valid = op.And(
+            op.Greater(op.ReduceSum(op.Cast(positive, to=d.dtype), axes=[1], keepdims=0), 0.5),
+            op.Greater(op.ReduceSum(op.Cast(other, to=d.dtype), axes=[1], keepdims=0), 0.5),
+        )
+        if self.mining == "hard":
+            near = op.ReduceMax(op.Where(positive, d, 0.0), axes=[1], keepdims=0)
+            away = op.ReduceMin(op.Where(other, d, far), axes=[1], keepdims=0)
+            return op.Where(valid, op.Relu(near - away + self.margin), 0.0)
+        # [anchor, positive, negative]
+        beyond = op.And(
+            op.Unsqueeze(other, axes=[1]),
+            op.Greater(op.Unsqueeze(d, axes=[1]), op.Unsqueeze(d, axes=[2])),
+        )
+        least = op.ReduceMin(op.Where(beyond, op.Unsqueeze(d, axes=[1]), far), axes=[2], keepdims=0)
+        largest = op.ReduceMax(op.Where(other, d, 0.0), axes=[1], keepdims=1)
+        away = op.Where(op.Less(least, far / 2), least, largest)
+        count = op.ReduceSum(op.Cast(positive, to=d.dtype), axes=[1], keepdims=0)
+        each = op.Where(positive, op.Relu(d - away + self.margin), 0.0)
+        mean = op.ReduceSum(each, axes=[1], keepdims=0) / op.Max(count, 1.0)
+        return op.Where(valid, mean, 0.0)
+
+
+def _class_numbers(loss: str, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+    _embeddings(loss, {"the prediction": predicted})
+    shape = (predicted.shape or ("batch",))[:1]
+    if given is None:
+        return TensorSpec("expected", TensorProto.INT64, shape)
+    return integer_labels(loss, shape, given)
+
+
+@attrs.frozen(kw_only=True)
+class Contrastive(Loss[Tensors, Specs]):
+    """InfoNCE over the pairs of a batch: each row's pair against the pairs of all other rows.
+
+    ``anchor`` a and ``positive`` p are embeddings [B, D] of pairs, and ``s_ij = cos(a_i, p_j) / τ`` with
+    the ``temperature`` τ: ``l_i = −log softmax_j(s_ij)_i``; with ``symmetric`` it is the mean of that and
+    of ``−log softmax_j(s_ji)_i``, as CLIP has it. Values have the shape [B]; there are no labels. With
+    ``trained_temperature`` the number ``contrastive.logit_scale`` = log(1/τ), at most log 100, is trained;
+    it is in checkpoints, but not in the export. ``normalize=False`` takes products instead of cosines.
+
+    A model with two embeddings has two towers: ``predicted={"anchor": "image", "positive": "text"}``. If it
+    has one, the same model computes both, and ``positive/x`` are the rows of its input x for the positives.
+    The other rows of a batch are the negatives, so large batches and shuffled rows help, and repeated
+    positives in a batch count as negatives.
+
+    Raises:
+        ValueError: ``temperature`` is not positive.
+        DataError: a tensor is not of shape [B, D], or their sizes differ.
+
+    >>> Contrastive(temperature=0.05).temperature
+    0.05
+
+    Source: A. van den Oord, Y. Li and O. Vinyals, "Representation learning with contrastive predictive
+    coding", 2018; A. Radford et al., "Learning transferable visual models from natural language
+    supervision" (CLIP), ICML 2021, fig. 3; MultipleNegativesRankingLoss of sentence-transformers.
+    """
+
+    name: ClassVar[str] = "contrastive"
+    aliases: ClassVar[tuple[str, ...]] = (
+        "info_nce",
+        "infonce",
+        "clip",
+        "nt_xent",
+        "multiple_negatives_ranking",
+    )
+    tensors: ClassVar[tuple[str, ...]] = ("anchor", "positive")
+    one_model: ClassVar[bool] = True
+
+    temperature: float = hyper(
+        default=0.07,
+        validator=number(gt=0),
+        help="what divides cosines; the first one, if it is trained",
+    )
+    trained_temperature: bool = setting(
+        default=False, help="whether the temperature is trained, as logit_scale"
+    )
+    symmetric: bool = setting(default=True, help="whether both directions count, as in CLIP")
+    normalize: bool = setting(default=True, help="cosines; else products")
+
+    @property
+    def needs_labels(self) -> bool:
+        """No labels."""
+        return False
+
+    def parameters(self, predicted: Specs, generator: np.random.Generator) -> Mapping[str, Array]:
+        """``logit_scale`` = log(1/τ), if the temperature is trained."""
+        if not self.trained_temperature:
+            return {}
+        return {"logit_scale": np.array(-math.log(self.temperature))}
+
+    def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
+        """The given labels, for metrics."""
+        return given or TensorSpec("expected", TensorProto.INT64, ("batch",))
+
+    def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor | None) -> Tensor:
+        """``−log softmax`` of the similarity of each pair."""
+        _embeddings(self.name, {r: _spec(r, predicted[r]) for r in self.tensors})
+        a, p = predicted["anchor"], predicted["positive"]
+        if self.normalize:
+            a, p = _normalized(op, a), _normalized(op, p)
+        pairs = op.ReduceSum(a * p, axes=[1], keepdims=0)
+        products = op.MatMul(a, op.Transpose(p, perm=[1, 0]))
+        if self.trained_temperature:
+            scale = op.Exp(op.Min(predicted["logit_scale"], _MAX_SCALE))
+            pairs, products = pairs * scale, products * scale
+        else:
+            pairs, products = pairs / self.temperature, products / self.temperature
+        value = _log_sum(op, products, 1) - pairs
+        if not self.symmetric:
+            return value
+        return 0.5 * (value + _log_sum(op, products, 0) - pairs)
+
+
+@attrs.frozen(kw_only=True)
+class SupervisedContrastive(Loss):
+    """Contrast of one model's embeddings by labels: rows of a class attract each other.
+
+    Predictions are embeddings [B, D], labels class numbers y [B], and ``s_ij = cos(e_i, e_j) / τ``:
+    ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)`` with the other rows P_i of row i's
+    class in the batch. A row without another of its class has the loss 0 (it counts in the mean).
+
+    Raises:
+        ValueError: ``temperature`` is not positive.
+        DataError: the predictions are not of shape [B, D], or the labels not class numbers [B].
+
+    >>> SupervisedContrastive().temperature
+    0.07
+
+    Source: P. Khosla et al., "Supervised contrastive learning", NeurIPS 2020, eq. 2.
+    """
+
+    name: ClassVar[str] = "supervised_contrastive"
+    aliases: ClassVar[tuple[str, ...]] = ("supcon",)
+
+    temperature: float = hyper(default=0.07, validator=number(gt=0), help="what divides cosines")
+
+    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+        """Class numbers [B]."""
+        return _class_numbers(self.name, predicted, given)
+
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """The formula."""
+        x = _normalized(op, predicted)
+        s = op.MatMul(x, op.Transpose(x, perm=[1, 0])) / self.temperature
+        itself = _diagonal(op, s)
+        same = op.Equal(op.Unsqueeze(expected, axes=[1]), op.Unsqueeze(expected, axes=[0]))
+        positive = op.And(same, op.Not(itself))
+        total = op.ReduceLogSumExp(op.Where(itself, -1e9, s), axes=[1], keepdims=1)
+        count = op.ReduceSum(op.Cast(positive, to=s.dtype), axes=[1], keepdims=0)
+        terms = op.Where(positive, total - s, 0.0)
+        return op.ReduceSum(terms, axes=[1], keepdims=0) / op.Max(count, 1.0)
+
+
+@attrs.frozen(kw_only=True)
+class MarginSoftmax(Loss[Tensors, Specs]):
+    """Softmax over the angles to one direction per class, with a margin: ArcFace and CosFace.
+
+    ``cos θ_c = e·w_c / (‖e‖·‖w_c‖)`` for the ``embedding`` e [B, D] and the matrix w [classes, D], which
+    belongs to the loss: it is trained and in checkpoints as ``margin_softmax.weight``, but the export has
+    only the model of the embeddings. The score of the label's class is ``scale·cos(θ_y + margin)`` for
+    ``kind="arcface"`` and ``scale·(cos θ_y − margin)`` for ``kind="cosface"``, that of the others
+    ``scale·cos θ_c``; l is −log softmax. Labels are class numbers [B], values have the shape [B].
+
+    Raises:
+        ValueError: ``classes`` is below 2, ``kind`` unknown, or ``margin`` negative.
+        DataError: the tensor is not of shape [B, D] with a known D, or labels are outside of 0 … classes−1.
+
+    >>> MarginSoftmax(classes=10, kind="cosface", margin=0.35).kind
+    'cosface'
+
+    Source: J. Deng et al., "ArcFace: additive angular margin loss for deep face recognition", CVPR 2019;
+    H. Wang et al., "CosFace: large margin cosine loss for deep face recognition", CVPR 2018; first
+    values, scale and margin as in insightface (recognition/arcface_torch).
+    """
+
+    name: ClassVar[str] = "margin_softmax"
+    aliases: ClassVar[tuple[str, ...]] = ("arcface", "cosface", "additive_angular_margin")
+    tensors: ClassVar[tuple[str, ...]] = ("embedding",)
+
+    classes: int = setting(validator=number(ge=2), help="the number of classes")
+    kind: str = setting(
+        default="arcface", validator=one_of("arcface", "cosface"), help="arcface or cosface"
+    )
+    margin: float = setting(
+        default=0.5, validator=number(ge=0), help="an angle for arcface, a cosine for cosface"
+    )
+    scale: float = hyper(default=64.0, validator=number(gt=0), help="what multiplies cosines")
+
+    def parameters(self, predicted: Specs, generator: np.random.Generator) -> Mapping[str, Array]:
+        """The directions of the classes, drawn with a standard deviation of 0.01."""
+        _embeddings(self.name, predicted)
+        shape = predicted["embedding"].shape
+        size = shape[1] if shape is not None else None
+        if not isinstance(size, int):
+            raise DataError(
+                f"{self.name}: the size of the embedding {shape_text(shape)} is unknown; export the "
+                "model with a fixed size of its last axis"
+            )
+        return {"weight": generator.normal(scale=0.01, size=(self.classes, size))}
+
+    def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
+        """Class numbers [B]."""
+        return _class_numbers(self.name, predicted["embedding"], given)
+
+    def check_labels(self, predicted: Specs, labels: Array) -> None:
+        """Refuse class numbers outside 0 … classes−1."""
+        hint = f"The loss has classes={self.classes}"
+        require_range(self.name, labels, 0, self.classes - 1, hint=hint)
+
+    def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor) -> Tensor:
+        """``−log softmax`` of the scores with the margin."""
+        e, w = _normalized(op, predicted["embedding"]), _normalized(op, predicted["weight"])
+        cosines = op.MatMul(e, op.Transpose(w, perm=[1, 0]))
+        numbers = op.constant(np.arange(self.classes, dtype=np.int64)[None])
+        own = op.Equal(op.Unsqueeze(expected, axes=[1]), numbers)
+        if self.kind == "cosface":
+            moved = cosines - self.margin
+        else:
+            sines = op.Sqrt(op.Max(1.0 - cosines * cosines, 1e-9))
+            moved = cosines * math.cos(self.margin) - sines * math.sin(self.margin)
+        scores = op.Where(own, moved, cosines) * self.scale
+        logs = op.LogSoftmax(scores, axis=1)
+        return -op.ReduceSum(op.Where(own, logs, 0.0), axes=[1], keepdims=0)

@@ -1,0 +1,267 @@
+"""Losses of embeddings and of sequences beside torch in float64: values and gradients of every tensor.
+
+The classes of errors: a wrong formula or gradient in a corner (ties, lengths, repeated labels, padding), a
+tensor without its gradient, bad labels and lengths that are found in the middle of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflex_core import Array, ConfigError, DataError
+from tests.training import make
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+RNG = np.random.default_rng(5)
+
+
+def moved(tensors: Mapping[str, Array]) -> onnx.ModelProto:
+    """A float64 model whose output NAME is its input ``in/NAME`` plus the parameter ``w/NAME``."""
+    nodes, inputs, outputs, weights = [], [], [], []
+    for name, array in tensors.items():
+        shape = ["N", *array.shape[1:]]
+        inputs.append(helper.make_tensor_value_info(f"in/{name}", TensorProto.DOUBLE, shape))
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape))
+        weights.append(numpy_helper.from_array(np.zeros(array.shape), f"w/{name}"))
+        nodes.append(helper.make_node("Add", [f"in/{name}", f"w/{name}"], [name]))
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def check(
+    loss: Mapping[str, Any],
+    tensors: Mapping[str, Array],
+    labels: Array | None,
+    reference: Callable[..., Any],
+    columns: Mapping[str, Array] | None = None,
+    own: Mapping[str, Array] | None = None,
+) -> None:
+    """Values, and the gradients of Σ values by each tensor and by the loss's own parameters."""
+    trainer = make(
+        moved(tensors),
+        loss=dict(loss),
+        params=[f"w/{name}" for name in tensors],
+        backend="fused",
+        reduction="sum",
+        learning_rate=1.0,
+        optimizer="sgd",
+    )
+    trainer.set_state(dict(own or {}))
+    X = {f"in/{name}": array for name, array in tensors.items()} | dict(columns or {})
+    given = {n: torch.tensor(a, requires_grad=True) for n, a in {**tensors, **(own or {})}.items()}
+    wanted = reference(*given.values())
+    wanted.sum().backward()
+    got = trainer.per_sample_losses(X, labels)
+    np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-8, atol=1e-8)
+    before = trainer.get_state()
+    trainer.step((X,) if labels is None else (X, labels))
+    after = trainer.get_state()
+    for name, tensor in given.items():
+        key = name if name in after else f"w/{name}"
+        np.testing.assert_allclose(
+            before[key] - after[key], tensor.grad.numpy(), rtol=1e-6, atol=1e-7, err_msg=name
+        )
+
+
+def embeddings(*names: str, rows: int = 8, size: int = 5) -> dict[str, Array]:
+    return {name: RNG.normal(size=(rows, size)) for name in names}
+
+
+@pytest.mark.parametrize(("p", "swap"), [(2.0, False), (2.0, True), (1.0, True), (3.0, False)])
+def test_triplet(p: float, swap: bool) -> None:
+    check(
+        {"name": "triplet", "margin": 0.7, "p": p, "swap": swap},
+        embeddings("anchor", "positive", "negative"),
+        None,
+        lambda a, b, c: F.triplet_margin_loss(a, b, c, 0.7, p, swap=swap, reduction="none"),
+    )
+
+
+def mined(e: Any, y: Array, margin: float, mining: str) -> Any:
+    e = F.normalize(e)
+    d = (((e[:, None] - e[None]) ** 2).sum(-1).clamp_min(1e-12)).sqrt()
+    out = []
+    for i in range(len(y)):
+        near = [d[i, j] for j in range(len(y)) if y[j] == y[i] and j != i]
+        far = [d[i, j] for j in range(len(y)) if y[j] != y[i]]
+        if not near or not far:
+            out.append(d[i, i] * 0)
+        elif mining == "hard":
+            out.append(F.relu(torch.stack(near).max() - torch.stack(far).min() + margin))
+        else:
+            terms = []
+            for one in near:
+                beyond = [f for f in far if f > one]
+                best = torch.stack(beyond).min() if beyond else torch.stack(far).max()
+                terms.append(F.relu(one - best + margin))
+            out.append(torch.stack(terms).mean())
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("mining", ["hard", "semi_hard"])
+def test_mined_triplet(mining: str) -> None:
+    y = np.array([0, 0, 0, 1, 1, 2, 2, 3])
+    loss = {"name": "mined_triplet", "mining": mining, "margin": 0.3}
+    check(loss, embeddings("e"), y, lambda e: mined(e, y, 0.3, mining))
+
+
+def pairs(a: Any, p: Any, scale: Any, symmetric: bool = True) -> Any:
+    s = F.normalize(a) @ F.normalize(p).T * scale
+    own = torch.arange(len(a))
+    value = F.cross_entropy(s, own, reduction="none")
+    return (value + F.cross_entropy(s.T, own, reduction="none")) / 2 if symmetric else value
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_contrastive(symmetric: bool) -> None:
+    loss = {"name": "contrastive", "temperature": 0.3, "symmetric": symmetric}
+    two = embeddings("anchor", "positive")
+    check(loss, two, None, lambda a, p: pairs(a, p, 1 / 0.3, symmetric))
+
+
+def test_contrastive_with_a_trained_temperature() -> None:
+    loss = {"name": "contrastive", "temperature": 0.5, "trained_temperature": True}
+    check(
+        loss,
+        embeddings("anchor", "positive"),
+        None,
+        lambda a, p, s: pairs(a, p, s.exp()),
+        own={"contrastive.logit_scale": np.array(np.log(2.0))},
+    )
+
+
+def supervised(e: Any, y: Array, temperature: float) -> Any:
+    s = F.normalize(e) @ F.normalize(e).T / temperature
+    out = []
+    for i in range(len(y)):
+        others = [k for k in range(len(y)) if k != i]
+        total = torch.logsumexp(s[i, others], 0)
+        terms = [total - s[i, j] for j in others if y[j] == y[i]]
+        out.append(torch.stack(terms).mean() if terms else s[i, i] * 0)
+    return torch.stack(out)
+
+
+def test_supervised_contrastive() -> None:
+    y = np.array([0, 0, 0, 1, 1, 2, 2, 3])
+    loss = {"name": "supervised_contrastive", "temperature": 0.4}
+    check(loss, embeddings("e"), y, lambda e: supervised(e, y, 0.4))
+
+
+@pytest.mark.parametrize("kind", ["arcface", "cosface"])
+def test_margin_softmax(kind: str) -> None:
+    y = RNG.integers(0, 4, 8)
+    loss = {"name": "margin_softmax", "classes": 4, "kind": kind, "margin": 0.4, "scale": 8.0}
+
+    def reference(e: Any, w: Any) -> Any:
+        cosines = F.normalize(e) @ F.normalize(w).T
+        own = F.one_hot(torch.tensor(y), 4).bool()
+        far = torch.cos(torch.acos(cosines) + 0.4) if kind == "arcface" else cosines - 0.4
+        scores = 8 * torch.where(own, far, cosines)
+        return F.cross_entropy(scores, torch.tensor(y), reduction="none")
+
+    own = {"margin_softmax.weight": RNG.normal(size=(4, 5))}
+    check(loss, embeddings("embedding"), y, reference, own=own)
+
+
+ROWS = np.array([[1, 2, 3, 3], [2, 2, -1, -1], [-1, -1, -1, -1], [3, -1, -1, -1], [1, 2, 1, 2]])
+TARGETS = np.array([4, 2, 0, 1, 4])
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("per_label", [False, True])
+def test_ctc(axis: int, per_label: bool) -> None:
+    scores = RNG.normal(size=(5, 9, 4) if axis == -1 else (5, 4, 9)) * 2
+
+    def reference(s: Any) -> Any:
+        logs = (s if axis == -1 else s.transpose(1, 2)).log_softmax(-1).transpose(0, 1)
+        given = torch.tensor(np.maximum(ROWS, 0)), torch.full((5,), 9), torch.tensor(TARGETS)
+        values = F.ctc_loss(logs, *given, reduction="none")
+        return values / torch.tensor(TARGETS).clamp_min(1) if per_label else values
+
+    loss = {"name": "ctc", "axis": axis, "per_label": per_label}
+    check(loss, {"scores": scores}, ROWS, reference)
+
+
+def test_ctc_with_lengths_another_blank_and_rows_that_do_not_fit() -> None:
+    scores = RNG.normal(size=(5, 9, 4)) * 2
+    rows = np.array([[0, 1, 2, 2], [1, 1, 3, 3], [3, 3, 3, 3], [2, 0, 0, 0], [0, 1, 0, 1]])
+    steps = np.array([9, 4, 5, 1, 3])  # the last row does not fit
+
+    def reference(s: Any) -> Any:
+        given = torch.tensor(rows), torch.tensor(steps), torch.tensor(TARGETS)
+        logs = s.log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(logs, *given, blank=3, reduction="none", zero_infinity=True)
+
+    names = {"scores": "scores", "input_lengths": "n", "target_lengths": "m"}
+    loss = {"name": "ctc", "blank": 3, "zero_infinity": True, "predicted": names}
+    columns = {"n": steps, "m": TARGETS}
+    check(loss, {"scores": scores}, rows, reference, columns=columns)
+
+
+def test_causal_lm() -> None:
+    scores = RNG.normal(size=(4, 6, 7))
+    tokens = RNG.integers(0, 7, (4, 6))
+    tokens[1, 3:], tokens[2, 2] = -100, -100
+
+    def reference(s: Any) -> Any:
+        given = torch.tensor(tokens[:, 1:]).reshape(-1)
+        logits = s[:, :-1].reshape(-1, 7)
+        return F.cross_entropy(logits, given, reduction="none").reshape(4, 5)
+
+    check({"name": "causal_lm"}, {"s": scores}, tokens, reference)
+    model = moved({"s": scores})
+    metrics = ["perplexity", "token_accuracy"]
+    trainer = make(model, loss="causal_lm", params=["w/s"], metrics=metrics, backend="fused")
+    got = trainer.evaluate({"in/s": scores}, tokens)
+    kept = tokens[:, 1:] != -100
+    mean = reference(torch.tensor(scores)).numpy()[kept].mean()
+    right = (scores[:, :-1].argmax(-1) == tokens[:, 1:])[kept].mean()
+    assert got["loss"] == pytest.approx(mean)
+    assert got["perplexity"] == pytest.approx(np.exp(mean))
+    assert got["token_accuracy"] == pytest.approx(right)
+
+
+def shape(*sizes: int) -> dict[str, Array]:
+    return {"x": np.zeros(sizes)}
+
+
+NAMES = {"scores": "x", "input_lengths": "n"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "tensors", "labels", "columns", "key"),
+    [
+        ({"name": "ctc"}, shape(2, 5, 4), [[1, 0], [1, 1]], {}, "blank"),
+        ({"name": "ctc"}, shape(2, 5, 4), [[-1, 1], [1, 1]], {}, "padding before"),
+        ({"name": "ctc"}, shape(2, 5, 4), [[1, 4], [1, 1]], {}, "at most 3"),
+        ({"name": "ctc"}, shape(2, 2, 4), [[1, 2], [1, 1]], {}, "3 time steps"),
+        ({"name": "ctc"}, shape(2, 5, 4), [1, 2], {}, r"\[B, S\]"),
+        ({"name": "ctc", "predicted": NAMES}, shape(2, 5, 4), [[1], [2]], {"n": [5, 6]}, "5 time"),
+        ({"name": "causal_lm"}, shape(2, 3, 4), [[1, 2, 4], [1, 1, 1]], {}, "at most 3"),
+        ({"name": "causal_lm"}, shape(2, 3, 4), [[1, -100, -100]] * 2, {}, "input_ids"),
+        ({"name": "causal_lm"}, shape(2, 3), [[1, 2, 3]] * 2, {}, r"\[B, T, V\]"),
+        ({"name": "margin_softmax", "classes": 3}, shape(2, 4), [0, 3], {}, "classes=3"),
+        ({"name": "mined_triplet"}, shape(2, 4), [0.5, 1.0], {}, "integers"),
+        ({"name": "supervised_contrastive"}, shape(2, 4, 3), [0, 1], {}, r"\[B, D\]"),
+    ],
+)
+def test_bad_data_are_errors_before_the_training(
+    loss: Any, tensors: Any, labels: Any, columns: Any, key: str
+) -> None:
+    trainer = make(moved(tensors), loss=loss, params=["w/x"], backend="fused")
+    X = {"in/x": tensors["x"]} | {n: np.array(c) for n, c in columns.items()}
+    with pytest.raises(DataError, match=key):
+        trainer.fit(X, np.array(labels))
+
+
+def test_a_missing_number_of_classes_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="classes"):
+        make(moved(shape(2, 4)), loss="margin_softmax")
