@@ -127,16 +127,20 @@ class MetricKit(FormulaKit):
             right = math.isnan(got) or (math.isinf(got) and math.isinf(wrong))
             require(right, f"the result is {got!r} where a row of the predictions is {wrong}")
 
+    @pytest.fixture
+    def loss(self, expected: Array, predicted: Array) -> str:
+        """A loss with these labels and predictions."""
+        return "squared_error" if expected.shape == predicted.shape else "softmax_cross_entropy"
+
     def test_a_trainer_reports_it(
-        self, component: Metric, expected: Array, predicted: Array
+        self, component: Metric, expected: Array, predicted: Array, loss: str
     ) -> None:
         """``evaluate`` reports it under its name, for the predictions of a model."""
         scores = np.asarray(predicted, np.float32)
-        same = expected.shape == scores.shape
         trainer = running.trainer(
             running.shifted_model(scores.shape[1:]),
             params=["shift"],
-            loss="squared_error" if same else "softmax_cross_entropy",
+            loss=loss,
             metrics=[component],
         )
         got = trainer.evaluate(scores, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -30,6 +31,10 @@ Tensors = Mapping[str, Tensor]
 Specs = Mapping[str, TensorSpec]
 _NEVER = -1e30  # the logarithm of an impossible path: finite, so that no difference is NaN
 _IMPOSSIBLE = 1e29
+_STEP_NAMES = (
+    "a skip emit active after same never one_left two_left zero minus_one minus_two axis cut1 cut2 a1 a2 "
+    "a3 largest d0 d1 d3 e0 e1 e3 sum logs moved next"
+)
 
 
 def _step(dtype: int) -> GraphProto:
@@ -38,8 +43,8 @@ def _step(dtype: int) -> GraphProto:
     ``a'(s) = log(exp a(s) + exp a(s−1) + exp (a(s−2) + skip(s))) + emit(s)`` while the row is active.
     """
     kind = "double" if dtype == TensorProto.DOUBLE else "float"
-    return onnx.parser.parse_graph(
-        f"step ({kind}[B, S] a, {kind}[B, S] skip, {kind}[B, S] emit, bool[B, one] active) "
+    text = (
+        f"step ({kind}[B, S] a, {kind}[B, S] skip, {kind}[B, S] emit, bool[B, 1] active) "
         f"=> ({kind}[B, S] after, {kind}[B, S] same) "
         f"<{kind} never = {{{_NEVER}}}, int64[4] one_left = {{0, 1, 0, 0}}, "
         "int64[4] two_left = {0, 2, 0, 0}, int64[1] zero = {0}, int64[1] minus_one = {-1}, "
@@ -52,6 +57,9 @@ def _step(dtype: int) -> GraphProto:
         "moved = Add(logs, largest) next = Add(moved, emit) after = Where(active, next, a) "
         "same = Identity(skip) }"
     )
+    # Names of a body must differ from those of the graph around it.
+    words = rf"\b({'|'.join(_STEP_NAMES.split())})\b"
+    return onnx.parser.parse_graph(re.sub(words, r"ctc_step_\1", text))
 
 
 @attrs.frozen(kw_only=True)

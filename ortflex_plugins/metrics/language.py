@@ -18,6 +18,11 @@ class _TokenMean:
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
         """Add one batch."""
+        if not np.isfinite(predicted.max(-1)).all():  # masks have −∞ for some tokens only
+            self._sum = float("nan")
+        if np.isnan(self._sum):
+            self._weight = 1.0
+            return
         values, kept = self._metric.of_batch(expected, predicted)
         weights = kept.astype(np.float64)
         if weight is not None:

@@ -301,6 +301,10 @@ class TestMetricsOfTokens(MetricKit):
     def perfect(self, expected: Any) -> Any:
         return 100 * np.eye(3)[np.roll(expected, -1, axis=1)]
 
+    @pytest.fixture
+    def loss(self) -> str:
+        return "causal_lm"
+
 
 class TestWorst(MetricKit):
     weighted = False

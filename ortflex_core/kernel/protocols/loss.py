@@ -45,23 +45,19 @@ class Loss(Component, abc.ABC, Generic[P, S]):
         return True
 
     tensors: ClassVar[tuple[str, ...]] = ()
-    """The names of several tensors that the loss reads: its methods then get mappings from these
-    names as ``predicted``, and its class is a ``Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]]``."""
+    """Names of several tensors to read: ``predicted`` is a mapping from them in all methods, and the
+    class a ``Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]]``."""
 
     columns: ClassVar[tuple[str, ...]] = ()
     """Those of :attr:`tensors` that may be left out, or be a column of integers [B] next to the inputs."""
 
     one_model: ClassVar[bool] = False
-    """Whether one output may stand for several of :attr:`tensors`: the same model computes each from
-    inputs of its own, which have its name in front of theirs: ``positive/x``."""
+    """Whether one model may compute all :attr:`tensors`, each from inputs of its own, ``positive/x``."""
 
     def parameters(
         self, predicted: Mapping[str, TensorSpec], generator: np.random.Generator
     ) -> Mapping[str, Array]:
-        """The first values of the loss's own trained tensors, by the names that its formula uses.
-
-        They are trained and in checkpoints, but not in the exported model. For a loss with :attr:`tensors`.
-        """
+        """First values of the loss's own trained tensors, by name; checkpoints have them, exports not."""
         return {}
 
     def label(self, predicted: S, given: TensorSpec | None) -> TensorSpec:
@@ -86,11 +82,7 @@ class Loss(Component, abc.ABC, Generic[P, S]):
         """
 
     def check_column(self, predicted: S, name: str, values: Array) -> None:
-        """Refuse values of one of :attr:`columns` (once per array).
-
-        Raises:
-            DataError: the allowed range, the first bad row and its value.
-        """
+        """Refuse values of one of :attr:`columns`, as :meth:`check_labels` does."""
 
     @abc.abstractmethod
     def per_sample(self, op: Ops, predicted: P, expected: Tensor) -> Tensor:
