@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
     from ortflex_plugins.layers import OnnxFunction, OrtLayer
+    from ortflex_plugins.losses.detection import pad_boxes
     from ortflex_plugins.pictures import Measures, draw, draw_step
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "draw_step",
     "gradient_model",
     "hook",
+    "pad_boxes",
     "pipeline_to_onnx",
 ]
 
@@ -86,6 +88,7 @@ _MODULES = {
     ),
     "ortflex_plugins.estimators": "OrtClassifier OrtRegressor pipeline_to_onnx",
     "ortflex_plugins.layers": "OnnxFunction OrtLayer",
+    "ortflex_plugins.losses.detection": "pad_boxes",
     "ortflex_plugins.pictures": "Measures draw draw_step",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -79,6 +79,7 @@ ORDER = (
     "plot_grid_search.py",
     "plot_time_series.py",
     "plot_categories.py",
+    "plot_detect_objects.py",
     "plot_torch_layer.py",
     "plot_training_graphs.py",
     "plot_benchmark_backends.py",

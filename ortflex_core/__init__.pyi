@@ -280,6 +280,7 @@ from ortflex_core.compiler.programs.rebuild import optimize as optimize
 from ortflex_core.compiler.programs.stages import (
     forward_program as forward_program,
     loss_program as loss_program,
+    stops_gradients as stops_gradients,
     training_program as training_program,
 )
 from ortflex_core.compiler.programs.step import (

@@ -45,6 +45,7 @@ from ortflex_core import (
     keep_alive,
     ports_of,
     session_options,
+    stops_gradients,
     training_program,
 )
 from ortflex_plugins.backends import ort_gradients
@@ -171,6 +172,11 @@ class TrainingSessionBackend(Backend):
         if doubles:
             reasons.append(f"TrainingSession trains float32 only, {doubles[0]!r} is float64")
         reasons += ort_gradients.precision_reasons(problem)
+        if not reasons and stops_gradients(problem):
+            reasons.append(
+                "onnxruntime would also differentiate the parts of the loss that are constants: "
+                "the assignment of boxes"
+            )
         if not reasons:
             program = training_program(problem, ort_gradients.rewrite(problem))
             names = ort_gradients.names_of(program, problem.parameters)

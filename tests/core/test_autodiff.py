@@ -18,7 +18,8 @@ from ortflex_core import (
     build,
     gradients,
 )
-from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
+from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable, gradients_of_some
+from ortflex_core.compiler.programs.rebuild import optimize
 from tests.core.test_program import conditional
 from tests.gradcheck import FAMILIES, RULES, check, computed, data, run
 
@@ -317,3 +318,23 @@ def test_a_rule_sees_attributes_with_their_defaults() -> None:
     x = trace.input("x", np.float32, (3, 3))
     gradients([(trace.op.Gemm(x, x, transB=1), None)], [x], RuleTable({"mine": rules}))
     assert seen == {"a": 1.0, "b": 1, "c": None, "d": None}
+
+
+def test_a_stopped_gradient_is_a_constant_and_costs_no_node() -> None:
+    """d/dx x·stop(x²) = x²; what depends on a stopped value alone has no gradient."""
+    trace = Trace({"": 17})
+    x, z = (trace.input(name, np.float64, (3,)) for name in "xz")
+    op = trace.op
+    y = x * op.stop_gradient(x * x) + op.stop_gradient(z)
+    assert op.stop_gradient(z) is op.stop_gradient(z)
+    assert gradients_of_some([(y, None)], [x, z], RULES)[0][0] is x
+    (slope,) = gradients([(y, None)], [x], RULES)
+    with pytest.raises(GraphError, match="'z'"):
+        gradients([(y, None)], [x, z], RULES)
+    with pytest.raises(GraphError, match="'z'"):
+        gradients_of_some([(y, None)], [z], RULES)
+    trace, outputs = optimize(trace, {"y": y, "slope": slope})
+    program = build(trace, outputs, name="p")
+    assert "Identity" not in {n.op_type for n in program.proto().graph.node}
+    feeds = {"x": np.array([1.0, -2, 3]), "z": np.zeros(3)}
+    np.testing.assert_allclose(run(program, feeds)["slope"], feeds["x"] ** 2)

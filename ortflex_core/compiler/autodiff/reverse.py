@@ -163,18 +163,39 @@ def gradients(
         NotDifferentiable: every path from one of ``wrt`` ends at an operator without a gradient.
         GraphError: one of ``wrt`` does not reach a root at all.
     """
+    return [found for _, found in _gradients(roots, wrt, rules, every=True)]
+
+
+def gradients_of_some(
+    roots: Sequence[tuple[Tensor, Tensor | None]],
+    wrt: Sequence[Tensor],
+    rules: RuleTable,
+) -> list[tuple[Tensor, Tensor]]:
+    """Those of ``wrt`` that have a gradient, each with it (see :func:`gradients`).
+
+    Raises:
+        NoGradientRule, NotDifferentiable, GraphError: as :func:`gradients`, if none of them has one.
+    """
+    return _gradients(roots, wrt, rules, every=False)
+
+
+def _gradients(
+    roots: Sequence[tuple[Tensor, Tensor | None]],
+    wrt: Sequence[Tensor],
+    rules: RuleTable,
+    every: bool,
+) -> list[tuple[Tensor, Tensor]]:
     if not roots:
         raise GraphError("nothing to differentiate: expected at least one root, got none")
     nodes = _nodes_between(roots[0][0].trace, [root for root, _ in roots], wrt)
     collected, stopped = _walk(roots, wrt, nodes, rules)
     op = roots[0][0].trace.op
-    out = []
-    for tensor in wrt:
-        total = _total(collected.get(id(tensor)))
-        if total is None:
-            raise _explain_missing(tensor, nodes, stopped)
-        out.append(full(op, total, tensor))
-    return out
+    totals = [(tensor, _total(collected.get(id(tensor)))) for tensor in wrt]
+    found = [(tensor, full(op, total, tensor)) for tensor, total in totals if total is not None]
+    missing = [tensor for tensor, total in totals if total is None]
+    if missing and (every or not found):
+        raise _explain_missing(missing[0], nodes, stopped)
+    return found
 
 
 def _independent_gradients(
@@ -345,6 +366,8 @@ def _nodes_between(
     reached = set(map(id, wrt))
     nodes = []
     for node in trace.nodes:
+        if node.stops:
+            continue
         if id(node) in needed and any(id(a) in reached for a in node.arguments):
             nodes.append(node)
             reached.update(map(id, node.outputs))

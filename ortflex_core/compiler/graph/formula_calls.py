@@ -369,6 +369,14 @@ def averaged(average: Average, op: Ops, before: Tensor, weight: Tensor, step: Ho
 # Called during training --------------------------------------------------------------------------
 
 
+def predictions(loss: Loss, predicted: Mapping[str, Array]) -> Array:
+    """What metrics read of the tensors of a loss over several."""
+    given = _call(loss, "predictions", predicted)
+    if not isinstance(given, np.ndarray):
+        raise wrong(loss, "predictions", given, "an array with one entry per sample")
+    return given
+
+
 def score(metric: Metric, state: MetricState) -> tuple[str, float]:
     """The column and the value of a metric."""
     with calling(metric, "result"):

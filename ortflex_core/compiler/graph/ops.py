@@ -151,10 +151,14 @@ class Tensor:
 class Node:
     """One operator call; ``captures`` are outer values that its subgraphs read, by their name.
 
-    ``part`` is the part of a training step that it belongs to (:meth:`Trace.part`).
+    ``part`` is the part of a training step that it belongs to (:meth:`Trace.part`). ``stops`` marks
+    a node whose outputs are constants for differentiation (:meth:`Ops.stop_gradient`).
     """
 
-    __slots__ = ("attributes", "captures", "domain", "inputs", "name", "op_type", "outputs", "part")
+    __slots__ = (
+        *("attributes", "captures", "domain", "inputs", "name", "op_type", "outputs", "part"),
+        "stops",
+    )
 
     def __init__(
         self,
@@ -174,6 +178,7 @@ class Node:
         self.captures = captures
         self.name = name
         self.outputs: tuple[Tensor, ...] = ()
+        self.stops = False
 
     @property
     def arguments(self) -> Iterable[Tensor]:
@@ -214,6 +219,14 @@ class Ops(Operators):
     def constant(self, value: Any, dtype: int | None = None) -> Tensor:
         """A constant tensor; ``dtype`` is an ONNX element type."""
         return self._trace.constant(value, dtype)
+
+    def stop_gradient(self, x: Tensor) -> Tensor:
+        """The value of ``x``, which is a constant for differentiation.
+
+        For parts of a formula that are chosen, not learned: the assignment of boxes to anchors, the
+        labels that a model computes for itself.
+        """
+        return self._trace.stopped(x)
 
     @overload
     def __call__(
@@ -379,6 +392,19 @@ class Trace(InParts):
         if key is not None:
             self._seen[key] = node.outputs
         return node.outputs
+
+    def stopped(self, x: Tensor) -> Tensor:
+        """An Identity that ends every path of a gradient; it disappears when the graph is optimized."""
+        key = ("stop_gradient", id(x))
+        if x.constant is not None or x.host is not None:
+            return x
+        if key not in self._seen:
+            node = Node("Identity", "", (x,), {}, {}, part=self.current_part)
+            node.stops = True
+            node.outputs = (Tensor(self, x.dtype, x.shape, node=node),)
+            self.nodes.append(node)
+            self._seen[key] = node.outputs
+        return self._seen[key][0]
 
     def more_outputs(self, node: Node, count: int) -> tuple[Tensor, ...]:
         """Add optional outputs to an existing node."""

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.model import targets
 from ortflex_core.compiler.model.extension import Extension
@@ -444,8 +445,10 @@ def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec | None) 
         if given is not None:
             what = f"no label of shape {shape_text(given.shape)} can be checked against it"
         raise ModelError(f"the rank of {predicted.name!r} is unknown, so {what}{why}")
-    if predicted.name.removesuffix("/value") in model.loss_parameters:
-        return predicted
+    inputs = {i.name for i in model.inputs}
+    nodes = model.ancestors([predicted.name])
+    if predicted.name not in inputs and inputs.isdisjoint(n for node in nodes for n in reads(node)):
+        return predicted  # without a batch: a parameter of a loss, anchors
     named = tuple(f"{predicted.name}/{k}" if d is None else d for k, d in enumerate(shape))
     return attrs.evolve(predicted, shape=("batch", *named[1:]) if named else named)
 

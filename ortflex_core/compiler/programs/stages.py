@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from onnx import TensorProto
 
 from ortflex_core.compiler.autodiff.cotangents import full
-from ortflex_core.compiler.autodiff.reverse import gradients
+from ortflex_core.compiler.autodiff.reverse import gradients, gradients_of_some
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.graph.ops import Tensor, Trace
@@ -166,13 +166,13 @@ class TracedLoss:
             return [(tensor, full(op, part, tensor)) for tensor, part in own]
         tensors = [tensor for tensor in self._reads if tensor.is_float]
         try:
-            found = gradients([(self.per_sample, cotangent)], tensors, problem.rules)
+            # A tensor that a formula reads without a gradient, as anchors, may be a constant.
+            return gradients_of_some([(self.per_sample, cotangent)], tensors, problem.rules)
         except (NoGradientRule, NotDifferentiable) as error:
             raise type(error)(
                 f"the {self.term.loss.name} loss on {self.term.output!r} cannot be differentiated: "
                 f"{error}. Write it with operators that have a gradient, or define its gradient()"
             ) from None
-        return list(zip(tensors, found, strict=True))
 
 
 def same_precision(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -195,6 +195,14 @@ def add_up(tensors: Sequence[Tensor]) -> Tensor:
 def trace_losses(trace: Trace, problem: Problem, values: Mapping[str, Tensor]) -> list[TracedLoss]:
     """Every loss term on the predicted tensors ``values``."""
     return [TracedLoss(trace, term, values) for term in problem.terms]
+
+
+def stops_gradients(problem: Problem) -> bool:
+    """Whether a loss treats a part of its formula as a constant (:meth:`Ops.stop_gradient`)."""
+    trace = problem.trace()
+    specs = problem.predicted_specs
+    trace_losses(trace, problem, {n: _input(trace, Port("output", of=n), specs[n]) for n in specs})
+    return any(node.stops for node in trace.nodes)
 
 
 def loss_program(problem: Problem) -> Program:

@@ -107,3 +107,7 @@ class Loss(Component, abc.ABC, Generic[P, S]):
         more stable or smaller; ``cotangent`` has the shape of ``per_sample`` or broadcasts to it.
         """
         return None
+
+    def predictions(self, predicted: Mapping[str, Array]) -> Array:
+        """What metrics read, for a loss with :attr:`tensors`: by default the first of them."""
+        return predicted[self.tensors[0]]

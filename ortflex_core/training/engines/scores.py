@@ -30,7 +30,7 @@ Evaluate = Callable[[Batch, Sequence[str]], tuple[list[float], dict[str, Array]]
 
 
 def chunk_size(problem: Problem, rows: int) -> int:
-    """Rows that are evaluated at a time; a fixed batch dimension decides.
+    """Rows that are evaluated at a time; a fixed batch dimension decides, or the size of training batches.
 
     Raises:
         DataError: the rows are not a multiple of a fixed batch dimension.
@@ -41,6 +41,8 @@ def chunk_size(problem: Problem, rows: int) -> int:
             f"the model has a fixed batch dimension of {fixed[0]}, and {rows} rows are not a "
             "multiple of it; pass a multiple of it, or create the Trainer with free_batch=True"
         )
+    if any(term.tensors for term in problem.terms):
+        return fixed[0] if fixed else problem.batch_size  # pairs of a batch; boxes and anchors
     return fixed[0] if fixed else max(_CHUNK, problem.batch_size)
 
 
@@ -75,7 +77,7 @@ class Scores:
         With several losses there are also the values of each, before their factors: ``loss/<output>``.
         """
         terms = self.problem.terms
-        wanted = list(dict.fromkeys(terms[m.loss].output for m in self.metrics))
+        wanted = list(dict.fromkeys(n for m in self.metrics for n in _tensors(terms[m.loss])))
         for metric in self.metrics:
             if terms[metric.loss].label is None:
                 raise DataError(
@@ -87,13 +89,15 @@ class Scores:
         for batch, (sums, outputs) in self._evaluated(evaluate, wanted):
             totals += sums
             denominators += batch.denominators
+            decoded: dict[int, Array] = {}
             for metric, state in zip(self.metrics, states, strict=True):
                 term = terms[metric.loss]
                 labels = batch.array(term.label.name) if term.label else np.zeros(0)
                 weight = batch.array(term.weight.name) if term.weight else None
-                predicted = _beside_labels(term, outputs[term.output], labels)
+                if metric.loss not in decoded:
+                    decoded[metric.loss] = _decoded(term, outputs, labels)
                 with calling(metric.metric, "update"):
-                    state.update(labels, predicted, weight)
+                    state.update(labels, decoded[metric.loss], weight)
         if self.problem.reduction == "sum":
             denominators[:] = 1.0
         factors = np.array([t.factor for t in terms])
@@ -125,6 +129,18 @@ class Scores:
 def _started(metric: Metric) -> MetricState:
     with calling(metric, "start"):
         return metric.start()
+
+
+def _tensors(term: LossTerm) -> list[str]:
+    """The tensors that the metrics of a loss need."""
+    return [spec.name for spec in term.reads] if term.tensors else [term.output]
+
+
+def _decoded(term: LossTerm, outputs: Mapping[str, Array], labels: Array) -> Array:
+    """What the metrics read."""
+    if not term.tensors:
+        return _beside_labels(term, outputs[term.output], labels)
+    return calls.predictions(term.loss, {role: outputs[spec.name] for role, spec in term.tensors})
 
 
 def _beside_labels(term: LossTerm, output: Array, labels: Array) -> Array:
