@@ -47,7 +47,7 @@ PUBLIC = {
     "kernel.protocols.data_source": "DataSource",
     "kernel.protocols.device": "Device Value",
     "kernel.protocols.edit": "Edit",
-    "kernel.protocols.loss": "Loss",
+    "kernel.protocols.loss": "Loss TeacherTensor",
     "kernel.protocols.metric": "Metric MetricState",
     "kernel.protocols.optimizer": "Optimizer Slots Updated",
     "kernel.protocols.penalty": "Penalty",

@@ -105,6 +105,7 @@ def check_model(
         problem = _problem(source, requests, choices, rules, plugins)
         prefix = find_prefix(problem, outputs)
         notes += [] if prefix is None else _of_prefix(prefix, source)
+        notes += [f"{r.loss.name} reads {r.teacher}" for r in requests if r.teacher is not None]
         backends = _backends(problem, prefix, plugins)
     except OrtflexError as error:
         backends = dict.fromkeys(names, (str(error),))

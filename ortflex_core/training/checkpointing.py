@@ -288,10 +288,17 @@ def _compare(
             "use Trainer.resume(folder), which reads them from the checkpoint"
         )
     frozen = differences.frozen(record, identity, found.part("buffer"))
-    if frozen:
-        further = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
+    taught = [name for name in frozen if name.startswith(fingerprint.TEACHER)]
+    own = [name for name in frozen if name not in taught]
+    if taught:
         differ.append(
-            f"with other values of weights that are not trained: {', '.join(frozen[:3])}{further}. "
+            f"with another {taught[0]}: its graph or weights differ. Give that file: "
+            "Trainer.resume(folder, loss={…, 'teacher': 'path'})"
+        )
+    if own:
+        further = f" and {len(own) - 3} more" if len(own) > 3 else ""
+        differ.append(
+            f"with other values of weights that are not trained: {', '.join(own[:3])}{further}. "
             "Use that model; Trainer.resume(folder) reads it from the checkpoint"
         )
     for difference in differ:

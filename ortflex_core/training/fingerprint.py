@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from ortflex_core.compiler.model.model import Model
 
 
+TEACHER = "teacher of loss "
+"""The beginning of the name of a teacher among the frozen weights; the number of the loss follows."""
+
+
 @attrs.frozen(kw_only=True)
 class Identity:
     """The part that is the same in every checkpoint of a Trainer; computed once.
 
     ``versions`` has the distributions whose plugins are used, except backends; ``frozen`` has a
-    digest of every initializer that is not trained.
+    digest of every initializer that is not trained, and of the teachers of losses.
     """
 
     structure: str
@@ -45,7 +49,12 @@ class Identity:
             arguments=arguments,
             unnamed=tuple(unnamed),
             versions={entry.distribution: entry.version for entry in _entries(setup)},
-            frozen=_digests_of_frozen(setup.model, setup.problem.parameters),
+            frozen=_digests_of_frozen(setup.model, setup.problem.parameters)
+            | {
+                f"{TEACHER}{k}": request.teacher.digest
+                for k, request in enumerate(setup.requests)
+                if request.teacher is not None
+            },
         )
 
 

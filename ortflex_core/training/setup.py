@@ -24,6 +24,7 @@ from ortflex_core.compiler.problem.losses import (
 )
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.problems import Problems
+from ortflex_core.compiler.problem.teachers import Teacher
 from ortflex_core.compiler.problem.updating import TransformTerm, Updating
 from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import Runtime
@@ -78,6 +79,12 @@ class Setup:
         """The tensors of the model that losses and metrics read."""
         names = [name for r in self.requests for name in (*r.reads, r.output)]
         return tuple(dict.fromkeys(names))
+
+    @property
+    def teachers(self) -> tuple[Teacher, ...]:
+        """The tensors of teachers that losses read, each once."""
+        found = {r.teacher.key: r.teacher for r in self.requests if r.teacher is not None}
+        return tuple(found.values())
 
     @property
     def needs_labels(self) -> bool:

@@ -16,8 +16,9 @@ from ortflex_core.compiler.model.training_mode import buffer_spec, normalized_by
 from ortflex_core.compiler.onnx_files.half_floats import in_file_type
 from ortflex_core.compiler.problem.losses import LossRequest, bind_terms, tensors_of
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
+from ortflex_core.compiler.problem.teachers import Teacher
 from ortflex_core.compiler.programs import cost
-from ortflex_core.compiler.programs.prefix import Prefix, find_prefix
+from ortflex_core.compiler.programs.prefix import Prefix, find_prefix, teacher_prefix
 from ortflex_core.kernel.batches import Batch, Source
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import DataError, ModelError, OrtflexError, suggest
@@ -31,7 +32,7 @@ from ortflex_core.training.data import columns as data
 from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.column_files import ColumnFiles
 from ortflex_core.training.data.columns import Columns
-from ortflex_core.training.data.derived import PROBED, Cache, Derivation
+from ortflex_core.training.data.derived import PROBED, Cache, Derivation, Part
 from ortflex_core.training.data.feed import Feed, check_batch
 from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_core.training.data.preparation import Preparation
@@ -124,33 +125,64 @@ class Live:
         """The part of the model before everything that is trained, if it has nodes."""
         return find_prefix(self.setup.problem, self.setup.loss_tensors)
 
-    @cached_property
-    def _session(self) -> PrefixSession:
-        assert self.prefix is not None
-        if self._threads != "auto":
-            return PrefixSession(self.prefix, self.device, self._threads)
+    def _part(
+        self,
+        prefix: Prefix,
+        inputs: Mapping[str, str] | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> Part:
+        """A prefix in its session."""
         peers = self.setup.problem.peers  # which may share the processors
         threads = max(1, cost.processors() // (1 if peers is None else peers.size))
-        return PrefixSession(self.prefix, self.device, threads)
+        if self._threads != "auto":
+            threads = self._threads
+        session = PrefixSession(prefix, self.device, threads)
+        return Part(prefix=prefix, session=session, inputs=inputs or {}, columns=columns or {})
+
+    @cached_property
+    def _own_part(self) -> Part:
+        """The prefix of the model."""
+        assert self.prefix is not None
+        return self._part(self.prefix)
+
+    @cached_property
+    def _teachers(self) -> tuple[Part, ...]:
+        """The teachers; tensors of one teacher are computed together."""
+        grouped: dict[tuple[int, tuple[tuple[str, str], ...]], list[Teacher]] = {}
+        for teacher in self.setup.teachers:
+            key = id(teacher.model), tuple(teacher.inputs.items())
+            grouped.setdefault(key, []).append(teacher)
+        return tuple(
+            self._part(
+                teacher_prefix(self.setup.problem, group),
+                group[0].inputs,
+                {t.tensor.name: t.key for t in group},
+            )
+            for group in grouped.values()
+        )
 
     @property
     def derivation(self) -> Derivation | None:
-        """What computes the columns of the engine; None if the engine has the whole model.
+        """What computes the columns of the engine; None if all of them are in the data.
 
-        The prefix of strings is never in the engine.
+        The prefix of strings and teachers are never in the engine.
         """
-        if self._derivation is None and self.prefix is not None and self.prefix.reads_strings:
-            self._derivation = self._deriving(once=False)
+        own = self.prefix is not None and self.prefix.reads_strings
+        if self._derivation is None and (own or self.setup.teachers):
+            self._derivation = self._deriving(once=False, own=own)
         return self._derivation
 
-    def _deriving(self, *, once: bool) -> Derivation:
-        assert self.prefix is not None
+    def _deriving(self, *, once: bool, own: bool) -> Derivation:
+        """The computation of the columns of teachers and, with ``own``, of the model's prefix."""
+        names = [str(teacher) for teacher in self.setup.teachers]
+        if own and self.prefix is not None:
+            names.insert(0, self.prefix.summary)
         return Derivation(
-            prefix=self.prefix,
-            session=self._session,
+            prefix=self.prefix if own else None,
+            parts=(*([self._own_part] if own else []), *self._teachers),
             batch_size=self.setup.problem.batch_size,
             once=once,
-            counting=partial(RowCount, self.prefix.summary, wanted=self._progress),
+            counting=partial(RowCount, ", ".join(names), wanted=self._progress),
             cache=self._cache,
             files=self._files,
             peers=self.setup.problem.peers,
@@ -170,28 +202,42 @@ class Live:
         Raises:
             DataError: the prefix mixes rows, and has to be computed before the steps.
         """
-        prefix, cache = self.prefix, self._cache
-        if prefix is None:
-            return None
-        needed = prefix.reads_strings
-        if not needed and (cache is False or (cache == "auto" and not prefix.work)):
-            return None
-        if changing and not needed:
+        prefix, cache, taught = self.prefix, self._cache, bool(self.setup.teachers)
+        needed = prefix is not None and prefix.reads_strings
+        wanted = cache is not False and (
+            cache != "auto" or (prefix is not None and bool(prefix.work))
+        )
+        own = prefix is not None and (needed or (wanted and not changing))
+        if prefix is not None and wanted and changing and not needed:
             self._tell_once(f"cache: each step computes the whole model, because {changing}")
+        if not own and not taught:
             return None
-        derivation = self._deriving(once=cache is not False and not changing)
+        derivation = self._deriving(once=cache is not False and not changing, own=own)
         # Rows at equal distances: neighbours may be equal, which would hide that rows are mixed.
         few = PROBED if self.model.fixed_batch is None else self.model.fixed_batch[1]
         rows = np.linspace(0, feed.first.rows - 1, few).astype(np.int64)
         first = feed.first.take(rows)
+        inputs = Preparation(self.setup.problem, self.device, False).inputs(first)
+        if taught:
+            attrs.evolve(derivation, prefix=None, parts=self._teachers).probe(inputs)
         try:
-            derivation.probe(Preparation(self.setup.problem, self.device, False).inputs(first))
+            derivation.probe(inputs)
         except DataError as error:
             if needed or cache != "auto":
                 raise
             self._tell_once(f"cache: each step computes the whole model, because {error}")
-            return None
-        if derivation.once:
+            if not taught:
+                return None
+            derivation, own = self._deriving(once=derivation.once, own=False), False
+        if taught:
+            names = " and ".join(map(str, self.setup.teachers))
+            when = (
+                "once for each row"
+                if derivation.once
+                else f"for each batch ({changing or 'cache=False'})"
+            )
+            self._tell_once(f"{names}: computed {when}")
+        if derivation.once and own and prefix is not None:
             self._tell_once(
                 f"cache: {len(prefix.nodes)} of {len(self.model.internal.graph.node)} nodes are "
                 f"computed once for each row, up to {prefix.summary}; cache=False computes them in "
@@ -214,10 +260,12 @@ class Live:
         check_batch(self.model, size.rows)
         terms = self.terms(columns)
         had = self.derivation
+        was_cut = had is not None and had.prefix is not None
         if derivation != "same":
             self._derivation = derivation
-        is_cut = self.derivation is not None
-        if self.engine is None or terms != self.problem.terms or is_cut != (had is not None):
+        now = self.derivation
+        is_cut = now is not None and now.prefix is not None
+        if self.engine is None or terms != self.problem.terms or is_cut != was_cut:
             known = self.standing.size if self.engine is None else None
             batch = columns.take(np.arange(min(size.rows, columns.rows)))
             self._compile(terms, known or size, self.standing.epoch, batch, source)
@@ -318,7 +366,7 @@ class Live:
         """The problem of the engine, without the prefix if that is computed before."""
         if self.derivation is None:
             return problem
-        return self._with_threads(self.derivation.prefix.cut(problem))
+        return self._with_threads(self.derivation.cut(problem))
 
     def _load(self, problem: Problem, state: Mapping[str, Array], engine: Engine) -> None:
         """Write weights, the optimizer's state and statistics into a new engine."""
@@ -421,9 +469,10 @@ class Live:
             self.model.value(name)
         batches = feed.inputs(self.preparing(self.problem))
         predict: Callable[[Batch, Sequence[str]], dict[str, Array]]
-        if self.derivation is not None and self.derivation.prefix.reads_strings:
+        derivation = self.derivation
+        if derivation is not None and derivation.reads_strings:
             predict = self._predicting_after_prefix(names)
-        elif self.engine is not None and self.derivation is None:
+        elif self.engine is not None and (derivation is None or derivation.prefix is None):
             predict = self.engine.predict
         else:
             predict = partial(self.evaluator.predict, self._weights_now())
@@ -440,7 +489,10 @@ class Live:
         if prefix is None:
             return partial(self.evaluator.predict, self._weights_now())
         session = PrefixSession(prefix, self.device, problem.threads)
-        derivation = attrs.evolve(self._deriving(once=False), prefix=prefix, session=session)
+        part = Part(prefix=prefix, session=session)
+        derivation = attrs.evolve(
+            self._deriving(once=False, own=True), prefix=prefix, parts=(part,)
+        )
         own = [name for name in names if name in prefix.computed]
         others = [name for name in names if name not in own]
         rest = Evaluator(prefix.cut(problem), self.device) if others else None
@@ -482,9 +534,9 @@ class Live:
         """
         problem, predicted = self.inference(), self.check_statistics()
         derivation = self.derivation
-        if derivation is not None and not derivation.prefix.reads_strings:
+        if derivation is not None and not derivation.reads_strings:
             derivation = None  # the columns may be those of the rows of the training
-        rest = problem if derivation is None else derivation.prefix.cut(problem)
+        rest = problem if derivation is None else derivation.cut(problem)
         evaluator, weights = Evaluator(rest, self.device), self._weights_now()
         batches = feed.inputs(self.preparing(problem), batch_size)
         if drop_last and feed.rows is not None:

@@ -86,8 +86,8 @@ def test_step_programs_have_every_optimizer_and_loss_that_is_ours() -> None:
     }
     assert ours["optimizers"] == set(step_programs.OPTIMIZERS)
     several = {n for n in ours["losses"] if plugins()["losses"].load(n).tensors}
-    # Of pairs, without labels.
-    others = {"cosine_embedding", "entropy"} | several
+    # Of pairs, without labels, of rows that depend on one another, with a teacher.
+    others = {"cosine_embedding", "entropy", "distillation", "feature_matching"} | several
     assert ours["losses"] - set(step_programs.LOSSES) == others
     turns = zip(*step_programs.sample(17), strict=True)
     names = (step_programs.NETWORKS, step_programs.OPTIMIZERS, step_programs.LOSSES)

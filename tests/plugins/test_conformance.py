@@ -54,6 +54,8 @@ OTHER_LOSSES = (
     *("cosine_embedding", "causal_lm"),  # kits of their own below
     # Rows that depend on one another, or several tensors: tests/plugins/test_losses_of_tensors.py.
     *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax", "ctc"),
+    *("ssd", "retinanet", "task_aligned"),  # test_detection.py
+    *("distillation", "feature_matching"),  # which read a teacher: test_teachers.py
 )
 
 
@@ -74,14 +76,8 @@ def reference_of(component: Any, kind: str, with_fields: bool = True) -> Callabl
     return found and (partial(found, **values) if with_fields and values else found)
 
 
-def of_one_tensor() -> list[Any]:
-    """The losses that the kit has predictions for; of several tensors, each has tests of its own."""
-    several = {e.name for e in plugins()["losses"] if plugins()["losses"].load(e.name).tensors}
-    return [p for p in ours("losses") if p.id not in {"cosine_embedding", *several}]
-
-
 class TestLosses(LossKit):
-    @pytest.fixture(params=of_one_tensor())
+    @pytest.fixture(params=[p for p in ours("losses") if p.id not in OTHER_LOSSES])
     def component(self, request: Any) -> Any:
         return made(request.param)
 

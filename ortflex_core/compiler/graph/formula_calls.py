@@ -119,14 +119,28 @@ def check_column(
     _call(loss, "check_column", predicted, name, values)
 
 
+def check_teacher(
+    loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], taught: TensorSpec
+) -> None:
+    """Call :meth:`Loss.check_teacher`."""
+    _call(loss, "check_teacher", predicted, taught)
+
+
 Predicted = Tensor | Mapping[str, Tensor]
 """What a loss reads: a tensor, or several by its names for them."""
 
 
-def per_sample(loss: Loss, op: Ops, predicted: Predicted, expected: Tensor | None) -> Tensor:
+def per_sample(
+    loss: Loss,
+    op: Ops,
+    predicted: Predicted,
+    expected: Tensor | None,
+    taught: Tensor | None = None,
+) -> Tensor:
     """The values of a loss: float, [batch, …]."""
     wanted = "a float tensor with at least one value per sample, [batch, …]"
-    given = _call(loss, "per_sample", op, predicted, expected)
+    further = () if taught is None else (taught,)
+    given = _call(loss, "per_sample", op, predicted, expected, *further)
     if isinstance(predicted, Mapping):
         predicted = next(iter(predicted.values()))
     values = _tensor(loss, "per_sample", given, predicted.trace, wanted)

@@ -85,6 +85,7 @@ def _readings(problem: Problem, requests: Sequence[LossRequest]) -> str:
         for r in requests
         if r.traced_back
     )
+    seen += "".join(f"; {r.loss.name} reads {r.teacher}" for r in requests if r.teacher)
     return seen + (f"; {problem.model.stamp}" if problem.model.stamp else "")
 
 

@@ -20,6 +20,7 @@ from ortflex_core.compiler.parameters import selection
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.problem import LossTerm, PenaltyTerm
 from ortflex_core.compiler.problem.problems import Problems
+from ortflex_core.compiler.problem.teachers import Teacher, TeacherFiles
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.component import is_number
 from ortflex_core.kernel.errors import ConfigError, DataError, ModelError, short_repr, suggest
@@ -45,6 +46,7 @@ class LossRequest:
     traced_back: str | None
     tensors: Mapping[str, str] = attrs.field(factory=dict)
     """The tensors of a loss over several, by its names for them; the first is ``predicted``."""
+    teacher: Teacher | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -163,10 +165,29 @@ def loss_requests(
     several = len(specs) > 1
     requests = [problems.collect(_loss_request, model, s, several, extension, seed) for s in specs]
     problems.raise_all()
-    if extension is None:
-        return model, requests
-    extension.learn()
-    return extension.model, requests
+    if extension is not None:
+        extension.learn()
+        model = extension.model
+    files = TeacherFiles(plugins)
+    taught = [
+        problems.collect(_with_teacher, request, spec, model, files)
+        for request, spec in zip(requests, specs, strict=True)
+    ]
+    problems.raise_all()
+    return model, taught
+
+
+def _with_teacher(
+    request: LossRequest, spec: LossSpec, model: Model, files: TeacherFiles
+) -> LossRequest:
+    """A loss with the teacher whose tensor it reads, if it reads one."""
+    wanted = request.loss.taught
+    if wanted is None:
+        return request
+    raw = request.loss.scores == "raw"
+    teacher = files.teacher(wanted, model, f"{spec.path}.teacher", raw=raw)
+    calls.check_teacher(request.loss, request.seen(model), teacher.tensor)
+    return attrs.evolve(request, teacher=teacher)
 
 
 def _on_outputs(model: Model, specs: Sequence[LossSpec]) -> list[LossSpec]:
@@ -379,7 +400,10 @@ def bind_terms(
         if given is not None:
             column = columns.name("labels", request.label)
             label = attrs.evolve(calls.label(request.loss, seen, given), name=column)
-        samples = sample_shape(model, request.loss, seen, label)
+        taught = None
+        if request.teacher is not None:
+            taught = attrs.evolve(request.teacher.tensor, name=request.teacher.key)
+        samples = sample_shape(model, request.loss, seen, label, taught)
         name = request.weight or _WEIGHT
         weight = None
         if name in weights:
@@ -398,6 +422,7 @@ def bind_terms(
                 tensors=tensors,
                 label=label,
                 weight=weight,
+                taught=taught,
                 samples=samples,
                 label_key=request.label,
                 weight_key=name,
@@ -458,6 +483,7 @@ def sample_shape(
     loss: Loss,
     predicted: TensorSpec | Mapping[str, TensorSpec],
     label: TensorSpec | None,
+    taught: TensorSpec | None = None,
 ) -> Shape:
     """The shape of the per-sample values, from one trace of the formula."""
     trace = Trace(model.opsets)
@@ -469,11 +495,13 @@ def sample_shape(
     seen: Tensor | dict[str, Tensor]
     if isinstance(predicted, Mapping):
         seen = {role: read(f"predicted/{role}", spec) for role, spec in predicted.items()}
+        dtype = next(iter(predicted.values())).dtype
     else:
-        seen = read("predicted", predicted)
+        seen, dtype = read("predicted", predicted), predicted.dtype
     given = label if loss.needs_labels else None
     expected = None if given is None else read("expected", given)
-    values = calls.per_sample(twin, trace.op, seen, expected)
+    further = None if taught is None else read("taught", attrs.evolve(taught, dtype=dtype))
+    values = calls.per_sample(twin, trace.op, seen, expected, further)
     if values.shape is None or not values.shape:
         raise DataError(
             f"the {loss.name} loss returns values of shape {shape_text(values.shape)}, expected "

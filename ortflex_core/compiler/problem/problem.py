@@ -59,7 +59,7 @@ class LossTerm(Term):
     example its raw scores). ``label`` and ``weight`` are columns of the batches, with unique names;
     for users their names are ``label_key`` and ``weight_key``. ``label`` is None for data without
     labels. ``weight`` has a shape that broadcasts to the per-sample values, of shape ``samples``, or
-    [batch] if several losses share it.
+    [batch] if several losses share it. ``taught`` is the column of a teacher's tensor, if it reads one.
     """
 
     kind: ClassVar[str] = "loss"
@@ -72,6 +72,7 @@ class LossTerm(Term):
     samples: Shape
     tensors: tuple[tuple[str, TensorSpec], ...] = ()
     """The tensors of a loss over several, with its names for them; one of them is ``predicted``."""
+    taught: TensorSpec | None = None
     label_key: str = "label"
     weight_key: str = "sample_weight"
     factor: float = 1.0
@@ -114,6 +115,13 @@ class LossTerm(Term):
         return Port("label", of=self.label.name, step=self.step, batch=self.batch)
 
     @property
+    def taught_port(self) -> Port | None:
+        """The port of the teacher's tensor; None without one."""
+        if self.taught is None:
+            return None
+        return Port("label", of=self.taught.name, step=self.step, batch=self.batch)
+
+    @property
     def weight_port(self) -> Port | None:
         """The port of the sample weights; None without any."""
         if self.weight is None:
@@ -134,6 +142,7 @@ class LossTerm(Term):
             tensors=tuple((role, with_rows(spec)) for role, spec in self.tensors),
             label=None if self.label is None else with_rows(self.label),
             weight=None if self.weight is None else with_rows(self.weight),
+            taught=None if self.taught is None else with_rows(self.taught),
             samples=sized(self.samples, rows) or (),
         )
 
@@ -211,7 +220,8 @@ class Problem:
         """The columns that a step reads: inputs of the model, labels and sample weights."""
         labels = [t.label for t in self.terms if t.label is not None and t.label_port is not None]
         weights = [t.weight for t in self.terms if t.weight is not None]
-        specs = (*self.model.inputs, *labels, *weights)
+        taught = [t.taught for t in self.terms if t.taught is not None]
+        specs = (*self.model.inputs, *labels, *taught, *weights)
         return tuple({s.name: s for s in specs}.values())
 
     @property
@@ -328,6 +338,8 @@ class Problem:
             # A loss inside the model has its labels as an input of the model.
             if term.label is not None and term.label_port is not None:
                 ports.setdefault(term.label.name, term.label_port)
+            if term.taught is not None and term.taught_port is not None:
+                ports[term.taught.name] = term.taught_port
             if term.weight is not None and term.weight_port is not None:
                 ports[term.weight.name] = term.weight_port
         return ports

@@ -24,6 +24,8 @@ from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.training_mode import inactive_dropout, normalized_by_batch
 from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.compiler.problem.teachers import Teacher
+from ortflex_core.compiler.problem.updating import Updating
 from ortflex_core.compiler.programs import stages
 from ortflex_core.kernel.errors import ModelError, PluginError
 from ortflex_core.kernel.types import TensorSpec, shape_text
@@ -150,6 +152,30 @@ def find_prefix(problem: Problem, outputs: Sequence[str]) -> Prefix | None:
         columns=tuple(sorted(columns.values(), key=lambda spec: order[spec.name])),
         nodes=tuple(nodes),
         moved=frozenset(moved),
+    )
+
+
+def teacher_prefix(problem: Problem, teachers: Sequence[Teacher]) -> Prefix:
+    """The tensors of one teacher, as a prefix without a rest: nothing of a teacher is trained."""
+    model = teachers[0].model
+    names = [teacher.tensor.name for teacher in teachers]
+    alone = attrs.evolve(
+        problem,
+        model=model,
+        terms=(),
+        penalties=(),
+        choices=(),
+        updating=Updating(),
+        later=frozenset(),
+        batch_norm="freeze",
+        dropout="off",
+        recompute=False,
+    )
+    return Prefix(
+        problem=alone,
+        columns=tuple({t.tensor.name: t.tensor for t in teachers}.values()),
+        nodes=tuple(model.ancestors(names)),
+        moved=frozenset(),
     )
 
 

@@ -105,6 +105,13 @@ def _labels(trace: Trace, term: LossTerm) -> Tensor | None:
     return _input(trace, term.label_port, term.label)
 
 
+def _taught(trace: Trace, term: LossTerm) -> Tensor | None:
+    """The input of a teacher's tensor in the type of the prediction; None without one."""
+    if term.taught is None or term.taught_port is None:
+        return None
+    return trace.op.Cast(_input(trace, term.taught_port, term.taught), to=term.predicted.dtype)
+
+
 def _unsqueeze_like(weight: Tensor, values: Tensor) -> Tensor:
     """Weights [batch], reshaped to broadcast to values [batch, …]."""
     missing = range(weight.rank or 0, values.rank or 0)
@@ -128,7 +135,8 @@ class TracedLoss:
             self._seen = {role: values[spec.name] for role, spec in term.tensors}
         self._loss = symbolic(term.loss, term.prefix)
         self.expected = _labels(trace, term)
-        self.per_sample = calls.per_sample(self._loss, op, self._seen, self.expected)
+        taught = _taught(trace, term)
+        self.per_sample = calls.per_sample(self._loss, op, self._seen, self.expected, taught)
         mask = None
         if self.expected is not None:
             mask = calls.mask(self._loss, op, self.expected)

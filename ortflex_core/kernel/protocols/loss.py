@@ -24,6 +24,21 @@ else:
 
 
 @attrs.frozen(kw_only=True)
+class TeacherTensor:
+    """A tensor of another model, the teacher, for the same rows as the prediction.
+
+    Attributes:
+        model: the file of the teacher.
+        tensor: the tensor; None is its only float output.
+        inputs: the inputs of the trained model by the inputs of the teacher, where names differ.
+    """
+
+    model: str
+    tensor: str | None = None
+    inputs: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
 class Loss(Component, abc.ABC, Generic[P, S]):
     """The cost of one sample.
 
@@ -59,6 +74,18 @@ class Loss(Component, abc.ABC, Generic[P, S]):
     ) -> Mapping[str, Array]:
         """First values of the loss's own trained tensors, by name; checkpoints have them, exports not."""
         return {}
+
+    @property
+    def taught(self) -> TeacherTensor | None:
+        """The tensor of a teacher that the formula reads, as the last argument of ``per_sample``."""
+        return None
+
+    def check_teacher(self, predicted: S, taught: TensorSpec) -> None:
+        """Refuse a tensor of a teacher that does not fit the prediction.
+
+        Raises:
+            DataError: the sizes that differ.
+        """
 
     def label(self, predicted: S, given: TensorSpec | None) -> TensorSpec:
         """Type and shape of the labels for ``predicted``.

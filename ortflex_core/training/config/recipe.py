@@ -244,6 +244,8 @@ def _with_folder(plugins: Plugins | None, folder: Any) -> Plugins:
     return plugins.with_folder(folder) if isinstance(folder, str) else plugins
 
 
+TEACHER = "teacher"
+"""The parameter of a loss that is the path of another model."""
 _PATHS = ("model", "data", "validation", "output", "plugins")
 _COMPONENTS = (*kinds_of_plugins(), "groups", "data", "validation")
 
@@ -255,6 +257,20 @@ def _map_path(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping) and isinstance(value.get("path"), str):
         return {**value, "path": _map_path(value["path"], change)}
     return value
+
+
+def _map_teachers(spec: Any, change: Callable[[str], str]) -> Any:
+    """The losses of ``loss``, with other paths of their teachers."""
+    if isinstance(spec, list | tuple):
+        return type(spec)(_map_teachers(one, change) for one in spec)
+    if not isinstance(spec, Mapping):
+        return spec
+    return {
+        key: change(value)
+        if key == TEACHER and isinstance(value, str)
+        else _map_teachers(value, change)
+        for key, value in spec.items()
+    }
 
 
 def _map_modules(spec: Any, change: Callable[[str], str]) -> Any:
@@ -304,6 +320,8 @@ def _absolute(table: dict[str, Any], folder: Path) -> None:
     for name in _PATHS:
         if name in table:
             table[name] = _map_path(table[name], lambda path: os.path.abspath(folder / path))
+    if "loss" in table:
+        table["loss"] = _map_teachers(table["loss"], lambda path: os.path.abspath(folder / path))
 
 
 def _relative(name: str, value: Any, folder: Path) -> Any:
@@ -317,6 +335,8 @@ def _relative(name: str, value: Any, folder: Path) -> Any:
         value = _map_modules(
             value, lambda module: change(module) if module.endswith(".py") else module
         )
+    if name == "loss":
+        value = _map_teachers(value, change)
     return _map_path(value, change) if name in _PATHS else value
 
 
@@ -325,6 +345,8 @@ def _override(table: dict[str, Any], text: str, parts: Parts) -> None:
     keys, value = parse_override(text)
     if keys[0] in _PATHS and isinstance(value, str):
         value = _map_path(value, os.path.abspath) if len(keys) == 1 or keys[-1] == "path" else value
+    if keys[0] == "loss" and keys[-1] == TEACHER and isinstance(value, str):
+        value = os.path.abspath(value)
     inner: Any = table
     for k, key in enumerate(keys[:-1]):
         nested = inner.get(key)

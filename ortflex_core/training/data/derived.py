@@ -16,6 +16,7 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
+from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs.prefix import Prefix
 from ortflex_core.kernel.batches import Batch, Block, Epoch, Lasting, Source
 from ortflex_core.kernel.digests import of_array
@@ -43,12 +44,75 @@ PROBED = 8
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Derivation:
-    """Computes the columns of the rest of a model from the columns of the data.
+class Part:
+    """A prefix in its session: of the trained model, or a teacher.
 
     Attributes:
-        prefix: the part of the model that is computed here.
+        prefix: what is computed.
         session: runs it.
+        inputs: the columns of the data by the inputs of the prefix, where names differ.
+        columns: the names of the derived columns by tensor, where names differ.
+    """
+
+    prefix: Prefix
+    session: PrefixSession
+    inputs: Mapping[str, str] = attrs.field(factory=dict)
+    columns: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def takes(self) -> list[str]:
+        """The columns of the data that it reads."""
+        return [self.inputs.get(spec.name, spec.name) for spec in self.prefix.takes]
+
+    @property
+    def computed(self) -> list[str]:
+        """The derived columns."""
+        return [self.columns.get(name, name) for name in self.prefix.computed]
+
+    def __call__(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """The derived columns of some rows.
+
+        Raises:
+            DataError: the model cannot run on them, or returns another number of rows.
+        """
+        names = [spec.name for spec in self.prefix.takes]
+        inputs = dict(zip(names, (given[n] for n in self.takes), strict=True))
+        count = len(next(iter(given.values())))
+        label = self.prefix.problem.model.label
+        try:
+            found = self.session(inputs)
+        except GraphError as error:
+            fed = ", ".join(f"{n} {shape_text(array.shape)}" for n, array in inputs.items())
+            raise DataError(f"{label} cannot run on rows with {fed}: {error}") from error
+        for name, array in found.items():
+            if array.shape[:1] != (count,):
+                raise self.mixed(
+                    f"{name!r} has the shape {shape_text(array.shape)} for {count} rows"
+                )
+        return {self.columns.get(name, name): array for name, array in found.items()}
+
+    def mixed(self, how: str) -> DataError:
+        """The error about results that are not functions of a row."""
+        label = self.prefix.problem.model.label
+        if self.columns:
+            return DataError(
+                f"the teacher {label} mixes rows, so its results cannot be columns of the data: {how}; "
+                "choose another tensor of it (teacher_tensor=), or export it without operators over the "
+                "axis of rows"
+            )
+        return DataError(
+            f"the prefix of {label} mixes rows, so its results cannot be columns of the data: {how}; "
+            "pass cache=False, which computes the whole model in each step"
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Derivation:
+    """Computes columns from the columns of the data: of the rest of a model, and of teachers.
+
+    Attributes:
+        prefix: the part of the trained model that is computed here; None if the engine has all of it.
+        parts: the prefix, and the teachers.
         batch_size: the rows that are computed together, unless they are small.
         once: whether the rows of arrays are computed before the first step.
         counting: shows the progress of a number of rows, given the rows that have been computed.
@@ -57,8 +121,8 @@ class Derivation:
         peers: the processes that share the work on arrays.
     """
 
-    prefix: Prefix
-    session: PrefixSession
+    prefix: Prefix | None
+    parts: tuple[Part, ...]
     batch_size: int
     once: bool = True
     counting: Counting
@@ -69,31 +133,36 @@ class Derivation:
     @cached_property
     def dropped(self) -> frozenset[str]:
         """The inputs of the model that the rest does not read."""
+        if self.prefix is None:
+            return frozenset()
         kept = {spec.name for spec in self.prefix.columns}
         return frozenset(i.name for i in self.prefix.problem.model.inputs if i.name not in kept)
 
+    @cached_property
+    def computed(self) -> list[str]:
+        """The columns that are computed here."""
+        return [name for part in self.parts for name in part.computed]
+
+    @property
+    def reads_strings(self) -> bool:
+        """Whether the prefix of the trained model has inputs of strings, which no engine can read."""
+        return self.prefix is not None and self.prefix.reads_strings
+
+    def cut(self, problem: Problem) -> Problem:
+        """A problem of the trained model without its prefix, if that is computed here."""
+        return problem if self.prefix is None else self.prefix.cut(problem)
+
     def rows(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """The columns that the prefix computes for some rows of the inputs.
+        """The derived columns of some rows of the inputs.
 
         Raises:
-            DataError: the prefix cannot run on them, or returns another number of rows.
+            DataError: as :meth:`Part.__call__`.
         """
-        count = len(next(iter(given.values())))
-        try:
-            found = self.session(given)
-        except GraphError as error:
-            fed = ", ".join(f"{n} {shape_text(given[n].shape)}" for n in self._taken)
-            raise DataError(f"the model cannot run on rows with {fed}: {error}") from error
-        for name, array in found.items():
-            if array.shape[:1] != (count,):
-                raise self._mixed(
-                    f"{name!r} has the shape {shape_text(array.shape)} for {count} rows"
-                )
-        return found
+        return {name: array for part in self.parts for name, array in part(given).items()}
 
     @property
     def _taken(self) -> list[str]:
-        return [spec.name for spec in self.prefix.takes]
+        return list(dict.fromkeys(name for part in self.parts for name in part.takes))
 
     def of_batch(self, given: Mapping[str, Array]) -> dict[str, Array]:
         """All columns of a batch: computed, passed on, labels and sample weights."""
@@ -112,7 +181,7 @@ class Derivation:
         inputs = {name: given[name] for name in self._taken}
         count = len(next(iter(inputs.values())))
         size = self.at_once(inputs, count)
-        few = self.rows({n: a[: size if self.is_fixed else 2] for n, a in inputs.items()})
+        few = self.rows({n: a[: 2 if self.fixed is None else size] for n, a in inputs.items()})
         layout = {n: Column(a.dtype, (count, *a.shape[1:])) for n, a in few.items()}
         with contextlib.ExitStack() as stack:
             complete, out = self._room(layout, inputs, size, stack)
@@ -129,8 +198,9 @@ class Derivation:
         for name, array in part.items():
             if out[name].shape[1:] != array.shape[1:]:
                 raise self._mixed(
+                    name,
                     f"a row of {name!r} has the shape {shape_text(array.shape[1:])} from row {start} "
-                    f"on, and {shape_text(out[name].shape[1:])} in the first rows"
+                    f"on, and {shape_text(out[name].shape[1:])} in the first rows",
                 )
             out[name][start : start + len(array)] = array
 
@@ -155,8 +225,9 @@ class Derivation:
 
     def _key(self, layout: Layout, inputs: Mapping[str, Array], size: int) -> str:
         """A digest of everything that the bits of the columns depend on."""
-        session, columns = self.session.digest, {n: of_array(a) for n, a in inputs.items()}
-        facts = repr((session, sorted(columns.items()), list(layout), size))
+        sessions = [(part.session.digest, part.takes) for part in self.parts]
+        columns = {n: of_array(a) for n, a in inputs.items()}
+        facts = repr((sessions, sorted(columns.items()), list(layout), size))
         return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
     def _parts(
@@ -170,7 +241,7 @@ class Derivation:
         if self.peers is None:
             yield from ((start, compute(start)) for start in starts)
             return
-        names = self.prefix.computed
+        names = self.computed
         for first, own, present in self.peers.rounds(len(starts)):
             payload = np.zeros(0, np.uint8)
             if own is not None:
@@ -180,18 +251,18 @@ class Derivation:
             for k in range(present):
                 yield starts[first + k], dict(zip(names, unpack(parts[k]), strict=True))
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the model has a fixed batch dimension."""
-        return self.prefix.problem.model.fixed_batch is not None
+    @cached_property
+    def fixed(self) -> int | None:
+        """The fixed batch dimension of a model; None without one."""
+        found = [part.prefix.problem.model.fixed_batch for part in self.parts]
+        return next((fixed[1] for fixed in found if fixed is not None), None)
 
     def at_once(self, inputs: Mapping[str, Array], count: int) -> int:
         """The number of rows that are computed together."""
-        fixed = self.prefix.problem.model.fixed_batch
-        if fixed is not None:
-            return fixed[1]
+        if self.fixed is not None:
+            return self.fixed
         width = sum(array.nbytes for array in inputs.values()) // max(1, count)
-        width = max(1, width, self.prefix.widest)
+        width = max(1, width, *(part.prefix.widest for part in self.parts))
         return max(self.batch_size, min(_AT_ONCE, _SMALL // width))
 
     def probe(self, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -204,36 +275,33 @@ class Derivation:
         """
         inputs = {name: given[name] for name in self._taken}
         count = len(next(iter(inputs.values())))
-        fixed = self.prefix.problem.model.fixed_batch
-        count = min(count, PROBED) if fixed is None else fixed[1]
+        count = min(count, PROBED) if self.fixed is None else self.fixed
         inputs = {name: array[:count] for name, array in inputs.items()}
         whole = self.rows(inputs)
         turned = self.rows({n: np.ascontiguousarray(a[::-1]) for n, a in inputs.items()})
         others = [{name: array[::-1] for name, array in turned.items()}]
-        if fixed is None and count > 1:
+        if self.fixed is None and count > 1:
             half = count // 2
             parts = [
                 self.rows({n: a[rows] for n, a in inputs.items()})
                 for rows in (slice(half), slice(half, count))
             ]
-            if all(parts[0][n].shape[1:] == parts[1][n].shape[1:] for n in whole):
-                others.append({n: np.concatenate([p[n] for p in parts]) for n in whole})
-            else:
-                raise self._mixed("the shape of a row depends on the other rows")
+            for name in whole:
+                if parts[0][name].shape[1:] != parts[1][name].shape[1:]:
+                    raise self._mixed(name, "the shape of a row depends on the other rows")
+            others.append({n: np.concatenate([p[n] for p in parts]) for n in whole})
         for other in others:
             for name, array in whole.items():
                 if not _is_same(array, other[name]):
                     raise self._mixed(
+                        name,
                         f"rows of {name!r} differ if the rows of the data are in another order or in "
-                        "two parts"
+                        "two parts",
                     )
         return whole
 
-    def _mixed(self, how: str) -> DataError:
-        return DataError(
-            f"the prefix of {self.prefix.problem.model.label} mixes rows, so its results cannot be "
-            f"columns of the data: {how}; pass cache=False, which computes the whole model in each step"
-        )
+    def _mixed(self, name: str, how: str) -> DataError:
+        return next(part for part in self.parts if name in part.computed).mixed(how)
 
     def batches(self, source: Source) -> Source:
         """The batches of a source of the model's inputs, each with its derived columns."""
@@ -262,7 +330,7 @@ class _Late(Mapping[str, Array]):
     ) -> None:
         self._names = [
             *(n for n in batch.columns if n not in derivation.dropped),
-            *derivation.prefix.computed,
+            *derivation.computed,
         ]
         self._derivation, self._batch, self._array = derivation, batch, array
 

@@ -112,10 +112,7 @@ def _trace(problem: Problem) -> None:
     with jax.enable_x64(True):
         function = step_function(problem, sizes)
         shapes: dict[str, Any] = {}
-        for term in problem.terms:
-            for spec in (term.label, term.weight):
-                if spec is not None:
-                    shapes[spec.name] = (spec.shape, spec.numpy)
+        shapes |= {s.name: (s.shape, s.numpy) for s in problem.columns}
         shapes |= {s.name: (s.shape, s.numpy) for s in problem.model.inputs}
         columns = []
         for name in function.columns:
