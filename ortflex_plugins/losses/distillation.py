@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -64,8 +65,15 @@ class _Taught(Loss):
     def taught(self) -> TeacherTensor:
         """The tensor of the teacher."""
         return TeacherTensor(
-            model=self.teacher, tensor=self.teacher_tensor, inputs=self.teacher_inputs or {}
+            model=self.teacher,
+            tensor=self.teacher_tensor,
+            inputs=self.teacher_inputs or {},
+            check=self.check_teacher,
         )
+
+    @abc.abstractmethod
+    def check_teacher(self, predicted: TensorSpec, taught: TensorSpec) -> None:
+        """Refuse a tensor of the teacher that does not fit."""
 
 
 @attrs.frozen(kw_only=True)

@@ -119,13 +119,6 @@ def check_column(
     _call(loss, "check_column", predicted, name, values)
 
 
-def check_teacher(
-    loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], taught: TensorSpec
-) -> None:
-    """Call :meth:`Loss.check_teacher`."""
-    _call(loss, "check_teacher", predicted, taught)
-
-
 Predicted = Tensor | Mapping[str, Tensor]
 """What a loss reads: a tensor, or several by its names for them."""
 

@@ -186,7 +186,9 @@ def _with_teacher(
         return request
     raw = request.loss.scores == "raw"
     teacher = files.teacher(wanted, model, f"{spec.path}.teacher", raw=raw)
-    calls.check_teacher(request.loss, request.seen(model), teacher.tensor)
+    if wanted.check is not None:
+        with calling(request.loss, "check_teacher"):
+            wanted.check(request.seen(model), teacher.tensor)
     return attrs.evolve(request, teacher=teacher)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 
@@ -15,9 +16,25 @@ from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel import digests
 from ortflex_core.kernel.errors import ConfigError, ModelError, suggest
 from ortflex_core.kernel.files import no_file
-from ortflex_core.kernel.protocols.loss import TeacherTensor
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import TensorSpec, shape_text
+
+
+@attrs.frozen(kw_only=True)
+class TeacherTensor:
+    """A tensor of another model, the teacher, that a loss reads for the same rows as the prediction.
+
+    Attributes:
+        model: the file of the teacher.
+        tensor: the tensor; None is its only float output.
+        inputs: the inputs of the trained model by the inputs of the teacher, where names differ.
+        check: raises a DataError if the tensor does not fit the prediction; both as specifications.
+    """
+
+    model: str
+    tensor: str | None = None
+    inputs: Mapping[str, str] = attrs.field(factory=dict)
+    check: Callable[[Any, TensorSpec], None] | None = None
 
 
 @attrs.frozen(kw_only=True)

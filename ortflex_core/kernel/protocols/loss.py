@@ -16,26 +16,12 @@ if TYPE_CHECKING:
     import typing_extensions
 
     from ortflex_core.compiler.graph.ops import Ops, Tensor
+    from ortflex_core.compiler.problem.teachers import TeacherTensor
 
     P = typing_extensions.TypeVar("P", default=Tensor)
     S = typing_extensions.TypeVar("S", default=TensorSpec)
 else:
     P, S = TypeVar("P"), TypeVar("S")
-
-
-@attrs.frozen(kw_only=True)
-class TeacherTensor:
-    """A tensor of another model, the teacher, for the same rows as the prediction.
-
-    Attributes:
-        model: the file of the teacher.
-        tensor: the tensor; None is its only float output.
-        inputs: the inputs of the trained model by the inputs of the teacher, where names differ.
-    """
-
-    model: str
-    tensor: str | None = None
-    inputs: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -79,13 +65,6 @@ class Loss(Component, abc.ABC, Generic[P, S]):
     def taught(self) -> TeacherTensor | None:
         """The tensor of a teacher that the formula reads, as the last argument of ``per_sample``."""
         return None
-
-    def check_teacher(self, predicted: S, taught: TensorSpec) -> None:
-        """Refuse a tensor of a teacher that does not fit the prediction.
-
-        Raises:
-            DataError: the sizes that differ.
-        """
 
     def label(self, predicted: S, given: TensorSpec | None) -> TensorSpec:
         """Type and shape of the labels for ``predicted``.
