@@ -84,7 +84,8 @@ from ortflex_core.kernel.protocols.constraint import Constraint as Constraint
 from ortflex_core.kernel.protocols.data_source import DataSource as DataSource
 from ortflex_core.kernel.protocols.device import Device as Device, Value as Value
 from ortflex_core.kernel.protocols.edit import Edit as Edit
-from ortflex_core.kernel.protocols.loss import Loss as Loss, TeacherTensor as TeacherTensor
+from ortflex_core.kernel.protocols.loss import Loss as Loss
+from ortflex_core.compiler.problem.teachers import TeacherTensor as TeacherTensor
 from ortflex_core.kernel.protocols.metric import Metric as Metric, MetricState as MetricState
 from ortflex_core.kernel.protocols.optimizer import (
     Optimizer as Optimizer,
