@@ -150,7 +150,7 @@ class _Writer:
 
     def data(self) -> str:
         """The input as float32."""
-        x = self.node.input[0]
+        x = str(self.node.input[0])
         known = self.work.types.get(x)
         if known is not None and known.elem_type == TensorProto.FLOAT:
             return x
@@ -162,7 +162,8 @@ def _floats(given: Mapping[str, Any], name: str) -> Array:
 
 
 def _transform(given: Mapping[str, Any]) -> str:
-    return str(given.get("post_transform", b"NONE").decode())
+    text: str = given.get("post_transform", b"NONE").decode()
+    return text
 
 
 def _linear_regressor(writer: _Writer, given: Mapping[str, Any]) -> bool:

@@ -114,7 +114,7 @@ class Model:
         self.unlearned = ""
         """The reason why a run of the model did not determine missing shapes (see ``shape_probe``)."""
         self._file, self.files = model_file.load(source, self.label, files)
-        self.proto, self._stored = attribute_weights.unfold(self._file)
+        self.proto, self._in_attributes = attribute_weights.unfold(self._file)
         model_file.import_standard(self.proto, OLDEST_OPSET)
         self.opsets = opsets_of(self.proto)
         self.opset = self.opsets.get("", 0)
@@ -167,7 +167,7 @@ class Model:
         self._freed = internal
         internal = self._raised(internal)
         internal, self.decomposed = decompositions.decompose(internal, self._plugins, has_rule)
-        self.decomposed.frozen.update({s.name: s.frozen for s in self._stored if s.frozen})
+        self.decomposed.frozen.update({s.name: s.frozen for s in self._in_attributes if s.frozen})
         if self.opset < OLDEST_OPSET:
             internal = upgrade.upgrade_opset(internal, self.label, self.opset, values)
         internal, self.apart = kernels.inlined(internal)
@@ -458,7 +458,7 @@ class Model:
         out = ModelProto()
         out.CopyFrom(self._dynamic() if free_batch else self._file)
         if not free_batch:
-            attribute_weights.fold(out, self._stored, state)
+            attribute_weights.fold(out, self._in_attributes, state)
         for tensor in out.graph.initializer:
             if tensor.name in state:
                 model_file.replace(tensor, state[tensor.name])
