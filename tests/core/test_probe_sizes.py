@@ -7,6 +7,8 @@ gradients with numpy, for functions with thresholds below and above the batches 
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflex_core import Model, complete_shapes, gradient_model
 from ortflex_core.compiler.runtime.session import cpu_session
+from tests.training import make
 
 pytestmark = pytest.mark.once
 
@@ -161,3 +164,39 @@ def test_a_size_that_is_computed_from_another_axis(divisor: int) -> None:
     )
     proto.graph.initializer.append(numpy_helper.from_array(np.array([2], np.int64), "two"))
     known_sizes_hold(proto, lambda n: {"X": np.ones((n, n, 3), np.float32)})
+
+
+@pytest.mark.parametrize("split", ["hsplit", "vsplit"])
+def test_halves_that_torch_exports_with_a_free_batch(split: str) -> None:
+    """The rows of a half are N // 2 in the exported graph; they keep their order."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+
+    class Halves(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 6)
+
+        def forward(self, x: Any) -> Any:
+            first, second = getattr(torch, split)(self.linear(x), 2)
+            return torch.cat([first * torch.tanh(second), second], dim=int(split == "hsplit"))
+
+    torch.manual_seed(0)
+    network, file = Halves(), io.BytesIO()
+    free = {0: 2 * torch.export.Dim("half", min=1)}
+    options = {"input_names": ["x"], "output_names": ["y"], "dynamic_shapes": (free,)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        example = (torch.randn(8, 6),)
+        torch.onnx.export(network, example, file, dynamo=True, verbose=False, **options)
+    start = {n: p.detach().numpy().copy() for n, p in network.named_parameters()}
+    for rows in (2, 4, 10, 16):
+        x, y = np.random.default_rng(rows).standard_normal((2, rows, 6)).astype(np.float32)
+        trainer = make(file.getvalue(), batch_size=rows, epochs=1, learning_rate=0.1, shuffle=False)
+        trainer.fit(x, y)
+        network.zero_grad()
+        (network(torch.tensor(x)) - torch.tensor(y)).pow(2).mean().backward()
+        state = trainer.get_state()
+        for name, parameter in network.named_parameters():
+            expected = start[name] - 0.1 * parameter.grad.numpy()
+            np.testing.assert_allclose(state[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
