@@ -251,7 +251,9 @@ BOXES = ("average_precision",)  # in test_average_precision.py
 
 class TestMetrics(MetricKit):
     @pytest.fixture(
-        params=[p for p in ours("metrics") if p.id not in (*CLASSES, *TOKENS, *BOXES, "example_worst")]
+        params=[
+            p for p in ours("metrics") if p.id not in (*CLASSES, *TOKENS, *BOXES, "example_worst")
+        ]
     )
     def component(self, request: Any) -> Any:
         return made(request.param)
