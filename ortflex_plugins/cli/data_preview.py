@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core import ConfigError, DataError
+from ortflex_core import Columns, ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ortflex_core import Array, Model, Plugins
+    from ortflex_core import Array, Model, Parts, Plugins, TensorSpec
+
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 @attrs.frozen
@@ -27,18 +29,25 @@ class Look:
     inputs: list[str]
     labels: Array | None
     rows: int
+    shapes: dict[str, tuple[int, ...]]
+    classes: list[str] | None = None
+    """The names of the classes, if the data have them, in the order of the labels."""
 
 
-def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
+def look(path: str, target: str | None, folder: Path, plugins: Plugins, model: Model) -> Look:
     """Read a file or folder of data; the path in ``spec`` is relative to ``folder``.
+
+    A folder with a folder of images for each class has the size that the model takes.
 
     Raises:
         ConfigError: no data source reads the file, or its source has no ``target``.
         DataError: the file cannot be read, or has no such labels.
     """
-    from ortflex_core import Columns, Parts
+    from ortflex_core import Parts
 
     parts = Parts(plugins)
+    if (classes := _image_classes(path)) is not None and "image_folder" in plugins["data"]:
+        return _look_at_images(path, classes, folder, parts, model)
     table = parts.as_table("data", path)
     if target is not None:
         table["target"] = target
@@ -67,18 +76,78 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
     if spec.keys() == {"name", "path"}:
         spec = relative
     labels = next(iter(loaded.labels.values())) if len(loaded.labels) == 1 else None
-    return Look(spec, lines, list(loaded.inputs), labels, loaded.rows)
+    shapes = {name: array.shape for name, array in loaded.inputs.items()}
+    return Look(spec, lines, list(loaded.inputs), labels, loaded.rows, shapes)
 
 
-def check_inputs(model: Model, given: list[str], path: str) -> None:
-    """Check that the data have every input of a model; ``X`` is the input of a model with one.
+def _image_classes(path: str) -> list[str] | None:
+    """The folders of a folder, if the first one has an image; their names are those of classes."""
+    if not os.path.isdir(path):
+        return None
+    names = sorted(p.name for p in Path(path).iterdir() if p.is_dir() and p.name[0] != ".")
+    has_images = names and any(p.suffix.lower() in _IMAGES for p in Path(path, names[0]).rglob("*"))
+    return names if has_images else None
+
+
+def _look_at_images(
+    path: str, classes: list[str], folder: Path, parts: Parts, model: Model
+) -> Look:
+    """A folder of images, in the size and with the channels of the model's only input."""
+    import numpy as np
+
+    from ortflex_core import shape_text
+
+    [spec, *more] = model.inputs
+    shape = spec.shape or ()
+    if more or len(shape) != 4 or (isinstance(shape[1], int) and shape[1] not in (1, 3)):
+        raise ConfigError(
+            f"{path} has images, which become one input [rows, channels, height, width], but the model "
+            f"takes {', '.join(map(str, model.inputs))}"
+            + (
+                "; its channels are on the last axis, which image_folder does not write: save arrays with "
+                "numpy instead"
+                if len(shape) == 4 and shape[-1] in (1, 3)
+                else ""
+            )
+        )
+    channels = 1 if shape[1] == 1 else 3
+    size = [side if isinstance(side, int) else 224 for side in shape[2:]]
+    table: dict[str, Any] = {
+        "name": "image_folder",
+        "path": path,
+        "size": size,
+        "channels": channels,
+    }
+    if channels == 3:
+        table |= {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    else:
+        table |= {"mean": [0.5], "std": [0.5]}
+    pieces = parts.build("data", table).load()
+    rows = pieces.rows if isinstance(pieces, Columns) else sum(pieces.sizes)
+    lines = [
+        f"{rows} images of {len(classes)} classes ({', '.join(classes[:10])})",
+        f"as float32{shape_text(('rows', channels, *size))}: (v / 255 - mean) / std; change mean and std "
+        "to those with which the model was trained",
+    ]
+    table["path"] = Path(os.path.relpath(path, folder)).as_posix()
+    labels = np.arange(len(classes))
+    shapes = {"X": (rows, channels, *size)}
+    return Look(table, lines, ["X"], labels, rows, shapes, classes)
+
+
+def check_inputs(model: Model, shapes: dict[str, tuple[int, ...]], path: str) -> None:
+    """Check that the data have every input of a model, in its shape; ``X`` is that of a model with one.
 
     Raises:
-        ConfigError: an input is missing.
+        ConfigError: an input is missing, or has another shape; with the change that would fit.
     """
+    given = list(shapes)
     names = [spec.name for spec in model.inputs]
     missing = [name for name in names if name not in given]
     if not missing or (len(names) == 1 and given == ["X"]):
+        for spec in model.inputs:
+            name = spec.name if spec.name in shapes else "X"
+            _check_shape(spec, name, shapes[name], path)
         return
     or_x = " (or X, if it is the only array besides the labels)" if len(names) == 1 else ""
     raise ConfigError(
@@ -86,6 +155,31 @@ def check_inputs(model: Model, given: list[str], path: str) -> None:
         f"{_listed(missing)}. Rename arrays in the file to {_listed(names)}{or_x}, or give --data an "
         ".npz file or a folder of .npy files with these names. Nothing was written"
     )
+
+
+def _check_shape(spec: TensorSpec, name: str, shape: tuple[int, ...], path: str) -> None:
+    from ortflex_core import shape_text
+
+    def fits(sizes: tuple[int, ...]) -> bool:
+        wanted = spec.shape or ()
+        pairs = zip(sizes[1:], wanted[1:], strict=False)
+        return len(sizes) == len(wanted) and all(not isinstance(w, int) or w == n for n, w in pairs)
+
+    if spec.shape is None or fits(shape):
+        return
+    text = f"{path}: {name} has the shape {list(shape)}, but {spec.name!r} takes {shape_text(spec.shape)}"
+    if len(shape) == 4 and fits((shape[0], shape[3], shape[1], shape[2])):
+        text += f"; its channels are on the last axis: {name}.transpose(0, 3, 1, 2) fits"
+    elif len(shape) == 4 and fits((shape[0], shape[2], shape[3], shape[1])):
+        text += f"; its channels are on the first axis: {name}.transpose(0, 2, 3, 1) fits"
+    elif len(shape) == len(spec.shape) == 2 and isinstance(spec.shape[1], int):
+        text += (
+            f"; there are {shape[1]} columns of features, expected {spec.shape[1]}: name the label with "
+            "--target, and leave out columns that are no features (of a csv file: columns = […])"
+        )
+    elif len(shape) == 1 and fits((*shape, 1)):
+        text += f"; {name}.reshape(-1, 1) fits"
+    raise ConfigError(f"{text}. Nothing was written")
 
 
 def _listed(names: list[str]) -> str:

@@ -69,9 +69,12 @@ def init(
         from ortflex_plugins.cli.data_preview import check_inputs
         from ortflex_plugins.cli.data_preview import look as look_at
 
-        look = look_at(data, target, output.parent, plugins)
-        check_inputs(loaded, look.inputs, data)
-    text = template(loaded, output.parent, plugins, look, _head(classes))
+        look = look_at(data, target, output.parent, plugins, loaded)
+        check_inputs(loaded, look.shapes, data)
+    head = _head(classes)
+    if head is None and look is not None and look.classes is not None:
+        head = _own_classes(loaded, look.classes)
+    text = template(loaded, output.parent, plugins, look, head)
     write_bytes(output, text.encode())
     if look is not None:
         click.echo(f"wrote {output}; run it: ortflex train {output}")
@@ -84,6 +87,14 @@ def _head(classes: str | None) -> int | list[str] | None:
     if classes is None or classes.strip().isdigit():
         return None if classes is None else int(classes)
     return [name.strip() for name in classes.split(",")]
+
+
+def _own_classes(model: Model, classes: list[str]) -> int | None:
+    """The number of classes for a new head, if the model has another number of scores."""
+    output, _, _ = suggest_loss(model)
+    shape = model.value(output).shape or ()
+    count = shape[1] if len(shape) == 2 else None
+    return len(classes) if isinstance(count, int) and count != len(classes) else None
 
 
 def template(
@@ -113,7 +124,7 @@ def template(
     output, loss, why = suggest_loss(model)
     if head is not None and loss == "squared_error":
         loss, why = "softmax_cross_entropy", f"{output!r} has a score for each of your classes"
-    if look is not None and look.labels is not None:
+    if look is not None and look.labels is not None and head is None:
         from ortflex_plugins.cli.data_preview import loss_of_labels
 
         raw = loss == "squared_error"  # otherwise a Softmax or a Sigmoid determines the loss
@@ -136,10 +147,10 @@ def template(
     chosen: dict[str, Any] = {"optimizer": "adam"}
     if head is not None:
         chosen["head"] = head
-    if loss in _ON_CLASSES:
-        chosen["metrics"] = ["accuracy"]
     if look is None or look.rows >= _ENOUGH:
         chosen["validation"] = 0.2
+    if loss in _ON_CLASSES and "validation" in chosen:  # metrics are computed on validation data
+        chosen["metrics"] = ["accuracy"]
     if model.fixed_batch is not None:
         can_free = _can_free_batch(model, plugins)
         chosen |= {"free_batch": True} if can_free else {"batch_size": model.fixed_batch[1]}

@@ -72,8 +72,7 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
     recipe = tomllib.loads(text)
     assert (recipe["loss"], recipe["data"]) == (loss, "in/mine.npz")
     assert recipe["optimizer"] == "adam"
-    assert recipe.get("metrics") == (None if loss == "squared_error" else ["accuracy"])
-    assert "validation" not in recipe  # of 40 rows
+    assert {"metrics", "validation"}.isdisjoint(recipe)  # of 40 rows: a fifth is too few
     assert f"X: float32[40, 5], y: {labels.dtype}{list(labels.shape)}" in text
     done = ortflex("train", "new.toml", "epochs=2", "output=run")
     if labels.shape == (40, 1) and outputs > 1:  # nothing adds or drops an axis of class numbers

@@ -1,0 +1,82 @@
+"""What ``ortflex init`` knows of data: folders of images, shapes that will not fit, other classes."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflex_core import Recipe
+from ortflex_plugins.cli.main import main
+
+pytestmark = pytest.mark.per_python
+
+
+def convolution(path, shape=("n", 3, 16, 12), classes=4):
+    rng = np.random.default_rng(0)
+    weights = {"w": (5, 3, 3, 3), "v": (5, classes), "b": (classes,)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"]),
+            helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+            helper.make_node("Flatten", ["p"], ["f"]),
+            helper.make_node("Gemm", ["f", "v", "b"], ["s"]),
+            helper.make_node("Softmax", ["s"], ["y"], axis=1),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", classes])],
+        [
+            numpy_helper.from_array((rng.normal(size=s) * 0.3).astype(np.float32), n)
+            for n, s in weights.items()
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_a_folder_of_images_trains_without_a_warning(tmp_path, monkeypatch, classes):
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    convolution("m.onnx")
+    rng = np.random.default_rng(1)
+    for name in ["ant", "bee", "cat", "dog"][:classes]:
+        Path("photos", name).mkdir(parents=True)
+        for k in range(14):
+            pixels = rng.integers(0, 256, (20, 18, 3), np.uint8)
+            image.fromarray(pixels).save(f"photos/{name}/{k}.png")
+    made = run("init", "m.onnx", "--data", "photos")
+    assert made.exit_code == 0, made.output
+    recipe = Recipe.load("train.toml")
+    assert list(recipe.data["size"]) == [16, 12]
+    assert len(recipe.data["mean"]) == len(recipe.data["std"]) == 3
+    assert recipe.head == (3 if classes == 3 else None)
+    trained = run("train", "train.toml", "epochs=1", "output=run")
+    assert trained.exit_code == 0, trained.output
+    assert "warning" not in trained.output.lower()
+    outputs = onnx.load("run/trained.onnx").graph.output
+    assert outputs[0].type.tensor_type.shape.dim[1].dim_value == classes
+
+
+@pytest.mark.parametrize(
+    ("shape", "way_out"), [((8, 16, 12, 3), "transpose(0, 3, 1, 2)"), ((8, 3, 9, 9), "takes")]
+)
+def test_shapes_that_will_fail_are_refused(tmp_path, monkeypatch, shape, way_out):
+    monkeypatch.chdir(tmp_path)
+    convolution("m.onnx")
+    np.savez("d.npz", X=np.zeros(shape, np.float32), y=np.arange(8) % 4)
+    refused = run("init", "m.onnx", "--data", "d.npz")
+    assert refused.exit_code == 1
+    assert way_out in refused.output
+    assert not Path("train.toml").exists()
+    fitting = np.zeros((8, 3, 16, 12), np.float32)
+    np.savez("d.npz", X=fitting, y=np.arange(8) % 4)
+    assert run("init", "m.onnx", "--data", "d.npz").exit_code == 0
