@@ -39,15 +39,11 @@ class Loss(Component, abc.ABC, Generic[P, S]):
 
     @property
     def needs_labels(self) -> bool:
-        """Whether the formula reads labels; if not, ``expected`` is None in all its methods.
-
-        Data may then have no labels. Labels that they have are for the metrics.
-        """
+        """Whether the formula reads labels; if not, ``expected`` is None, and labels are for metrics."""
         return True
 
     tensors: ClassVar[tuple[str, ...]] = ()
-    """Names of several tensors to read: ``predicted`` is a mapping from them in all methods, and the
-    class a ``Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]]``."""
+    """Names of several tensors to read; ``predicted`` is then a mapping from them in all methods."""
 
     columns: ClassVar[tuple[str, ...]] = ()
     """Those of :attr:`tensors` that may be left out, or be a column of integers [B] next to the inputs."""
