@@ -19,6 +19,7 @@ from ortflex_core import (
     KINDS,
     BrokenPlugin,
     ConfigError,
+    GraphError,
     OrtflexError,
     PluginError,
     Plugins,
@@ -27,6 +28,7 @@ from ortflex_core import (
     internals_of,
 )
 from ortflex_core.compiler.graph import formula_calls as formulas
+from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.entries import warn_once
 from tests import children, models
 from tests.fuzz.plugins import HEAD, Broken, asking, every, on_path, trained
@@ -185,6 +187,24 @@ def test_if_no_backend_is_left_the_error_has_the_reasons_of_all(install: Install
     )
     with pytest.raises(Unsupported, match=r"first: .*from builder 1\.0\) fails in build"):
         alone.fit(*regression())
+
+
+def test_errors_of_ortflex_stay_and_a_foreign_formula_is_named() -> None:
+    """Only an ill-formed formula of others gets a name; what a component says itself is its own."""
+
+    class Foreign:
+        name = "foreign"
+
+    ours = Plugins.discover()["optimizers"].load("adam")()
+    for component, error, stays in (
+        (Foreign(), Unsupported("no such device"), True),
+        (Foreign(), GraphError("no such operator"), False),
+        (ours, GraphError("no such operator"), True),
+    ):
+        with pytest.raises(type(error)) as caught, calling(component, "update"):
+            raise error
+        assert (caught.value is error) == stays
+        assert ("Foreign fails in update" in str(caught.value)) == (not stays)
 
 
 def test_check_tells_a_broken_backend_as_a_reason(install: Install) -> None:

@@ -181,6 +181,24 @@ def test_the_recipe_overrides_the_file() -> None:
     assert np.abs(results["file"] - results["off"]).max() > 1e-3
 
 
+def test_a_computed_mode_is_followed_in_every_batch() -> None:
+    """The file decides from the data whether the node drops."""
+    states = {}
+    for label, limit in (("file", -1e9), ("off", 1e9)):
+        proto = model()
+        proto.graph.initializer.append(numpy_helper.from_array(np.float32(limit), "limit"))
+        for k, step in enumerate((("ReduceMax", ["x"], "m"), ("Greater", ["m", "limit"], "mode"))):
+            more = {"keepdims": 0} if step[0] == "ReduceMax" else {}
+            proto.graph.node.insert(k, helper.make_node(step[0], step[1], [step[2]], **more))
+        proto.graph.node[2].input[2] = "mode"
+        for name, other in (("computed", proto), ("known", model())):
+            ours = trainer(proto=other, dropout=label if name == "known" else "file")
+            ours.fit(X, Y)
+            states[label, name] = ours.get_state()["W"]
+        np.testing.assert_allclose(states[label, "computed"], states[label, "known"], rtol=1e-6)
+    assert np.abs(states["file", "known"] - states["off", "known"]).max() > 1e-3
+
+
 def test_predictions_drop_nothing() -> None:
     ours = trainer()
     ours.fit(X, Y)

@@ -168,6 +168,25 @@ def test_operators_in_subgraphs_count() -> None:
     assert "AveragePool" in why
 
 
+@pytest.mark.parametrize(
+    ("body", "opsets", "why"),
+    [
+        ("y = ReduceMax(x, a)", (18, 17), "'axes', which the older one does not have"),
+        ("y = Clip(x, , x)", (13, 12), ""),  # an input that is left out is in no place
+    ],
+)
+def test_inputs_that_the_older_operator_has_not_are_named(
+    body: str, opsets: tuple[int, int], why: str
+) -> None:
+    text = (
+        f'<ir_version: 8, opset_import: ["": {opsets[0]}]> g (float[2] x) => (float y) '
+        f"<int64[1] a = {{0}}> {{ {body} }}"
+    )
+    made, found = downgrade.lowered(onnx.parser.parse_model(text), "the model", opsets[1])
+    assert (made is None) == bool(why)
+    assert why in found
+
+
 @newer
 def test_what_cannot_be_written_older_is_refused_with_the_reason() -> None:
     body = "b = Cast<to=23>(h) e = Compress(b, k) y = Relu(h)".replace("(b, k)", "(b, m)")

@@ -77,6 +77,20 @@ def test_a_weight_is_followed_through_reshapes_and_a_shared_one_is_one() -> None
     assert trained(model) == ["W"]
 
 
+def test_what_constants_alone_are_computed_from_is_left_out() -> None:
+    """As in the formulas of scikit-learn's estimators: here a scale is the difference of two constants."""
+    nodes = [
+        node("MatMul", "X", "W", "z"),
+        node("Sub", "high", "low", "range"),
+        node("MatMul", "z", "range", "Y"),
+    ]
+    ends = np.linspace(0, 1, 6).reshape(3, 2)
+    model = net(nodes, {"W": np.ones((4, 3)), "high": ends + 0.3, "low": ends**2})
+    assert trained(model) == ["W"]
+    reasons = {c.name: c.reason for c in choose_parameters(model, ["Y"], None)}
+    assert "arithmetic of constants alone" in reasons["high"]
+
+
 def test_a_bias_of_one_channel_is_a_parameter_and_a_lone_number_is_not() -> None:
     nodes = [node("MatMul", "X", "W", "z"), node("Add", "z", "b", "a"), node("Add", "a", "c", "Y")]
     weights = {"W": np.ones((4, 1)), "b": np.ones(1), "c": np.float64(3)}

@@ -151,6 +151,8 @@ def test_params_adds_to_the_adapters() -> None:
     np.testing.assert_allclose(merged.predict(X), made.predict(X), rtol=1e-5, atol=1e-5)
     half = trainer(params="!*.lora_A")
     assert {n.rpartition(".")[2] for n in half.get_state()} == {"lora_B"}
+    with pytest.raises(ModelError, match=r"'!\*.lora_C'"):
+        trainer(params="!*.lora_C")
 
 
 @pytest.mark.parametrize(

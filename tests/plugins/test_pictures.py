@@ -353,6 +353,16 @@ def test_png(tmp_path: Path) -> None:
     assert (0xE0, 0xF2, 0xFE) in colours  # passes a gradient on
 
 
+def test_a_folded_box_does_not_show_its_inside_in_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from ortflex_plugins.pictures.figures import figure
+
+    level = draw(with_function()).level
+    for unfold in (False, True):
+        shown = figure(layout(level, unfold=unfold), [], "a function")
+        assert ("MatMul" in [text.get_text() for text in shown.axes[0].texts]) == unfold
+
+
 def test_a_suffix_that_is_no_picture(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ends with \.svg, \.html, \.png, got '\.gif'"):
         draw(models.linear()).save(tmp_path / "graph.gif")
