@@ -27,6 +27,7 @@ from ortflex_core.training.data.augmentation import AlteredBatches
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed, held_out
 from ortflex_core.training.data.iterable_position import item_of
+from ortflex_core.training.data.opening import as_found
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.data.scale import out_of_scale
 from ortflex_core.training.engines import failures
@@ -55,7 +56,10 @@ def fit(
     """Train on the data of a user (see :meth:`ortflex_core.Trainer.fit`)."""
     peers = internals.setup.problem.peers
     validation = None
-    feed = feed_of(*data, limit=steps_per_epoch, peers=peers)
+    rows, *rest = data
+    rows = as_found(rows)
+    validation_data = as_found(validation_data, rows)
+    feed = feed_of(rows, *rest, limit=steps_per_epoch, peers=peers)
     if peers is not None:
         ranks.check_source(feed.given)
     if isinstance(validation_data, float):

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import DataError, Recipe
+from ortflex_core import DataError, Recipe, Trainer
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.data.csv import Csv
 
@@ -109,6 +109,19 @@ def four_to_one(path):
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
     )
+
+
+def test_the_validation_of_a_fit_is_read_like_the_training_data(tmp_path):
+    """Another file has fewer categories and no median; those of the training count."""
+    train, other = tmp_path / "train.csv", tmp_path / "other.csv"
+    train.write_text(TABLE)
+    other.write_text("city;paid;day;size;y\nRom;no;1970-01-02;;1\n")
+    four_to_one(tmp_path / "m.onnx")
+    sources = [Csv(path=str(p), columns=KINDS, fill="median") for p in (train, other)]
+    trainer = Trainer(tmp_path / "m.onnx", loss="squared_error", epochs=1, progress=False)
+    trainer.fit(sources[0], validation_data=sources[1])
+    row, label = np.array([[1, 0, 1, 2.25]], np.float32), np.ones((1, 1), np.float32)
+    assert trainer.validation_losses_[-1] == trainer.evaluate(row, label)["loss"]
 
 
 @pytest.mark.parametrize("header", [True, False])

@@ -232,9 +232,7 @@ class Recipe(Arguments):
             OrtflexError: as :meth:`ortflex_core.Trainer.fit`.
         """
         parts = Parts(trainer.plugins)
-        known = self.found(trainer.plugins)
-        data = parts.build("data", known.data)
-        validation = parts.build("validation", known.validation)
+        data, validation = (parts.build(key, getattr(self, key)) for key in ("data", "validation"))
         history: History = trainer.fit(data, validation_data=validation)
         return history
 

@@ -24,6 +24,19 @@ _LABELS = ("y", "label", "labels", "target")
 """The names of the labels of a problem with one loss, in a mapping that has inputs and labels."""
 
 
+def as_found(data: Any, like: Any = None) -> Any:
+    """A data source with what it finds in its files, such as codes of categories; other data as they are.
+
+    Args:
+        data: the data.
+        like: the data of the training, whose findings the data of a validation use.
+    """
+    if not isinstance(data, DataSource):
+        return data
+    with calling(data, "found"):
+        return data.found(like if isinstance(like, DataSource) else None)
+
+
 def open_source(
     X: Any,
     y: Any,
