@@ -85,9 +85,12 @@ def test_step_programs_have_every_optimizer_and_loss_that_is_ours() -> None:
         for kind in ("optimizers", "losses")
     }
     assert ours["optimizers"] == set(step_programs.OPTIMIZERS)
-    several = {n for n in ours["losses"] if plugins()["losses"].load(n).tensors}
-    # Of pairs, without labels, of rows that depend on one another, with a teacher.
-    others = {"cosine_embedding", "entropy", "distillation", "feature_matching"} | several
+    # Of pairs, without labels, of several tensors or of sequences, with a teacher.
+    others = {
+        *("cosine_embedding", "entropy", "distillation", "feature_matching"),
+        *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax"),
+        *("ctc", "causal_lm", "ssd", "retinanet", "task_aligned"),
+    }
     assert ours["losses"] - set(step_programs.LOSSES) == others
     turns = zip(*step_programs.sample(17), strict=True)
     names = (step_programs.NETWORKS, step_programs.OPTIMIZERS, step_programs.LOSSES)
