@@ -273,7 +273,7 @@ def _sequence(annotation: Any) -> Callable[[Any, Any], Any]:
 def converter(*more: type, texts: bool = False) -> cattrs.Converter:
     """A converter that accepts values of the exact type only; sequences become tuples, ``more`` too.
 
-    With ``texts``, a string is a list of one where a list of strings is expected.
+    The last argument makes a string a list of one where a list of strings is expected.
     """
     import cattrs  # its import takes longer than a conversion, and many trainings need none
 

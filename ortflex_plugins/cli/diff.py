@@ -132,7 +132,7 @@ def _norm(array: Array) -> float:
 
 
 def _facts(first: Model, second: Model) -> dict[str, tuple[Any, Any]]:
-    """What differs besides the tensors; each value as (first, second), None where there is none."""
+    """What differs besides the tensors; each value as (first, second), None where it is missing."""
     values = [_described(model) for model in (first, second)]
     keys = dict.fromkeys([*values[0], *values[1]])
     pairs = {key: (values[0].get(key), values[1].get(key)) for key in keys}

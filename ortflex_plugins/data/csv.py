@@ -38,7 +38,7 @@ _LINES = 100
 _USUAL = (",", ".", "utf-8-sig", True)
 """Delimiter, decimal mark, encoding and header that are not mentioned."""
 _FEW = 20
-"""The number of different texts up to which a column counts as one of categories."""
+"""The number of different strings up to which a column counts as one of categories."""
 _DELIMITERS = "\t;|,"
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Fields that have no value, in lower case; pandas reads most of them so."""
@@ -96,7 +96,7 @@ class Csv(DataSource):
 
     The dialect is found in the first 100 lines, unless it is given: the delimiter is the tab, semicolon,
     bar or comma that gives every line the same number of fields; the first line is a header if it has
-    a text above numbers, no number, or 0, 1, 2, …; numbers have a decimal comma if the delimiter is
+    a string above numbers, no number, or 0, 1, 2, …; numbers have a decimal comma if the delimiter is
     another character and no field has a decimal point; the encoding is UTF-8, UTF-16 with a byte-order
     mark, or else cp1252. A dialect that is not the usual one is logged. ``ortflex init`` and run folders
     write it into the recipe.
@@ -577,7 +577,7 @@ class _Table:
 
 
 def _has_header(rows: Sequence[Sequence[str]], decimal: str) -> bool:
-    """Whether the first row has names: a text above numbers, 0, 1, 2, … as pandas writes, or no number."""
+    """Whether the first row has names: a string above numbers, 0, 1, 2, … as pandas writes, or no number."""
 
     def is_number(text: str) -> bool:
         return _is(float, text.replace(",", ".") if decimal == "," else text)

@@ -1,4 +1,4 @@
-"""Losses of sequences: labels without an alignment (CTC), the next token of a text."""
+"""Losses of sequences: labels without an alignment (CTC), the next token of a string."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Ctc(Loss[Tensors, Specs]):
     """
 
     name: ClassVar[str] = "ctc"
-    aliases: ClassVar[tuple[str, ...]] = ("ctc_loss", "CTCLoss")
+    aliases: ClassVar[tuple[str, ...]] = ("ctc_loss", "ctcloss")
     tensors: ClassVar[tuple[str, ...]] = ("scores", "input_lengths", "target_lengths")
     columns: ClassVar[tuple[str, ...]] = ("input_lengths", "target_lengths")
 
@@ -248,7 +248,7 @@ class CausalLm(Loss):
     """
 
     name: ClassVar[str] = "causal_lm"
-    aliases: ClassVar[tuple[str, ...]] = ("next_token", "language_model", "ForCausalLMLoss")
+    aliases: ClassVar[tuple[str, ...]] = ("next_token", "language_model", "forcausallmloss")
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
     ignore_index: int = setting(

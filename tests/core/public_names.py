@@ -28,6 +28,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ortflex_plugins.estimators": (),
         "ortflex_plugins.flower": (),
         "ortflex_plugins.layers": (),
+        "ortflex_plugins.losses.detection": ("pad_boxes",),
         "ortflex_plugins.onnxcustom": (),
         "ortflex_plugins.pictures": (),
     },

@@ -147,6 +147,8 @@ def test_numbers_of_data_sources(place: numbers.Place, tmp_path: Path) -> None:
             break  # any integer is one; other values are among those that are drawn
         if place == ("data", "npz", "most") and value == 2**31:
             continue  # bytes
+        if place == ("data", "csv", "fill"):
+            break  # any number is one
         expected = "(expected an integer|expected a list of|must be 1 )"
         with pytest.raises(OrtflexError, match=f"{place[2]}: {expected}"):
             numbers.source(place, value, tmp_path, X, Y)

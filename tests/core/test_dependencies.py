@@ -81,6 +81,7 @@ def test_declared_dependencies_are_those_that_are_imported() -> None:
 UNASKED = {
     "google",  # protobuf, which onnx brings
     "scipy",  # which scikit-learn brings
+    "typing_extensions",  # read by type checkers alone, which bring it
     "IPython",  # which the kernel of a notebook has
     "pandas",  # looked at only where a user's data are of it
 }

@@ -337,6 +337,8 @@ class TestEnds(PlantedMistakes):
             SCHEDULES,
             {"reference": lambda base, t, total: base / 2 ** (t // 3)},
         ),
-        Subject(MetricKit, Squares(), METRICS, {"reference": squares, **DATA}),
+        Subject(
+            MetricKit, Squares(), METRICS, {"reference": squares, "loss": "squared_error", **DATA}
+        ),
         Subject(DataSourceKit, Memory(), SOURCES, {"reference": {"X": X, "y": Y}}),
     )

@@ -85,7 +85,7 @@ READS_NO_NAMES = {
     "bytes and text, whose names are looked up by others": (
         *("ArrayFile(path)", "NotRegular.of(path)", "RegularFile(path)", "lines(path)"),
         *("open_regular(path)", "open_text(path)", "read_bytes(path)", "read_json(path)"),
-        "read_text(path)",
+        *("read_text(path)", "TeacherTensor(model)"),
     ),
     "rows, which have names of columns only": (
         *("Recipe(data)", "partition_rows(data)", "init --data", "predict data"),

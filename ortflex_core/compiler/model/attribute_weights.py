@@ -46,7 +46,7 @@ class Stored:
 
 
 def unfold(proto: ModelProto) -> tuple[ModelProto, tuple[Stored, ...]]:
-    """A copy with initializers in place of attributes; the model itself if there are none.
+    """A copy with initializers in place of attributes; the model itself without them.
 
     Nodes of a form that standard operators do not compute, and nodes inside others, are kept.
     """

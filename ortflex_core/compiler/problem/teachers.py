@@ -90,7 +90,7 @@ class TeacherFiles:
         if spec.dtype not in FLOATS or not spec.shape:
             raise ModelError(
                 f"{where}: {teacher.label}: a loss reads a float tensor with one row per sample, {spec} "
-                "is none; name another one"
+                "is not; name another one"
             )
         shape = tuple(f"{name}/{k}" if d is None else d for k, d in enumerate(spec.shape))
         return Teacher(

@@ -121,7 +121,7 @@ def place_metrics(
 def loss_columns(requests: Sequence[Any]) -> list[str]:
     """The columns of the losses in the History, if there are several: ``loss/kind``, ``loss/price``.
 
-    Two losses on one output have their names behind it, and equal losses their numbers.
+    Two losses on one output have their names after it, and equal losses their numbers.
     """
     if len(requests) == 1:
         return []
