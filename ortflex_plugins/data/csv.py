@@ -577,7 +577,7 @@ class _Table:
 
 
 def _has_header(rows: Sequence[Sequence[str]], decimal: str) -> bool:
-    """Whether the first row has names: a string above numbers, 0, 1, 2, … as pandas writes, or no number."""
+    """Whether the first row has names: a string above numbers, 0, 1, 2, … as of pandas, or no number."""
 
     def is_number(text: str) -> bool:
         return _is(float, text.replace(",", ".") if decimal == "," else text)

@@ -93,7 +93,7 @@ class Triplet(Loss[Tensors, Specs]):
     """
 
     name: ClassVar[str] = "triplet"
-    aliases: ClassVar[tuple[str, ...]] = ("triplet_margin", "TripletMarginLoss")
+    aliases: ClassVar[tuple[str, ...]] = ("triplet_margin", "tripletmarginloss")
     tensors: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
     one_model: ClassVar[bool] = True
 
