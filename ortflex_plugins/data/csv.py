@@ -21,10 +21,12 @@ from ortflex_core import (
     Columns,
     DataError,
     DataSource,
+    is_number,
     lines,
     open_regular,
     open_text,
     setting,
+    short_repr,
     suggest,
 )
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
@@ -67,11 +69,10 @@ def _encoding(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
 def _fill(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     values = value.values() if isinstance(value, Mapping) else [value]
     for one in values:
-        is_number = (
-            isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
-        )
-        if not (is_number or (one is None and value is None) or one == "median"):
-            raise ValueError(f"Csv.{attribute.name} must be 'median' or a number, got {one!r}")
+        if not (is_number(one) or (one is None and value is None) or one == "median"):
+            raise ValueError(
+                f"Csv.{attribute.name} must be 'median' or a number, got {short_repr(one)}"
+            )
 
 
 def _kinds(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

@@ -631,7 +631,8 @@ class TaskAligned(DetectionLoss):
         x, y, stride = (op.Cast(op.constant(c), to=dtype) for c in self.centers().T)
         left, top, right, bottom = geometry.corners(op, distances)
         boxes = (x - left * stride, y - top * stride, x + right * stride, y + bottom * stride)
-        fixed: geometry.Corners = tuple(map(op.stop_gradient, boxes))  # type: ignore[assignment]
+        x1, y1, x2, y2 = map(op.stop_gradient, boxes)
+        fixed = (x1, y1, x2, y2)
         place, target = self._assigned(op, op.stop_gradient(logits), fixed, (x, y), expected)
 
         found = target > 0.0

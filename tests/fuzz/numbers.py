@@ -161,7 +161,11 @@ def source(place: Place, value: Any, folder: Path, x: Any, y: Any) -> Any:
     (folder / "data").mkdir(exist_ok=True)
     np.save(folder / "data" / "X.npy", x)
     np.save(folder / "data" / "y.npy", y)
+    rows = np.column_stack([x, y])
+    names = ",".join([*(f"x{k}" for k in range(len(x[0]))), "y"])
+    np.savetxt(folder / "data.csv", rows, delimiter=",", header=names, comments="")
     paths = {"npz": "data.npz", "npy": "data", "parquet": "data.parquet", "arrow": "data.arrow"}
+    paths["csv"] = "data.csv"
     if name in ("parquet", "arrow"):
         arrow = pytest.importorskip("pyarrow")
         pytest.importorskip("pyarrow.parquet")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from weakref import WeakValueDictionary
 
 import attrs
 import numpy as np
@@ -78,12 +79,7 @@ class Quantized:
         """Scales or zero points in a shape that broadcasts with the weight."""
         if self.block:
             axis = self.axis % len(shape)
-            return np.repeat(values, self.block, axis)[
-                tuple(
-                    slice(None, shape[axis]) if k == axis else slice(None)
-                    for k in range(len(shape))
-                )
-            ]
+            return np.take(np.repeat(values, self.block, axis), range(shape[axis]), axis)
         if values.size == 1:
             return values.reshape(())
         return values.reshape([-1 if k == self.axis % len(shape) else 1 for k in range(len(shape))])
@@ -101,13 +97,25 @@ class MasterModel(Model):
         self.__dict__.update(base.__dict__)
         self.__dict__.pop("initializers", None)
         self.base, self.weights = base, weights
-        self._initializers, self._arrays = dict(base._initializers), dict(base._arrays)
-        for name, weight in weights.items():
-            values = weight.weight(base.initializer(name), *self._layout(weight))
-            values.setflags(write=False)
-            self._arrays[name] = values
+        self._initializers = dict(base._initializers)
+        self._arrays = {n: a for n, a in base._arrays.items() if n not in weights}
+        # Kept only while they are in use: the engine has copies.
+        self._masters: WeakValueDictionary[str, Array] = WeakValueDictionary()
+        for name in weights:
             self._initializers[name] = _without_values(self._initializers[name])
         self._build()
+
+    def initializer(self, name: str) -> Array:
+        """As of a Model; of a quantized weight, its first master weight in float32."""
+        weight = self.weights.get(name)
+        if weight is None or name in self._arrays:
+            return super().initializer(name)
+        values = self._masters.get(name)
+        if values is None:
+            values = weight.weight(self.base.initializer(name), *self._layout(weight))
+            values.setflags(write=False)
+            self._masters[name] = values
+        return values
 
     def _layout(
         self, weight: Quantized, state: Mapping[str, Array] | None = None
@@ -124,7 +132,7 @@ class MasterModel(Model):
         graph = self.internal.graph
         for tensor in graph.initializer:
             if tensor.name in self.weights:
-                tensor.CopyFrom(numpy_helper.from_array(self._arrays[tensor.name], tensor.name))
+                tensor.CopyFrom(numpy_helper.from_array(self.initializer(tensor.name), tensor.name))
         for value in graph.input:
             if value.name in self.weights:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
@@ -218,7 +226,10 @@ def with_masters(model: Model, names: Iterable[str] | None = None) -> Model:
     """
     base = without_masters(model)
     found = quantized_weights(base)
-    chosen = found if names is None else {n: w for n, w in found.items() if n in set(names)}
+    wanted = set(found if names is None else names)
+    chosen = {name: weight for name, weight in found.items() if name in wanted}
+    if isinstance(model, MasterModel) and model.weights.keys() == chosen.keys():
+        return model
     return MasterModel(base, chosen) if chosen else base
 
 

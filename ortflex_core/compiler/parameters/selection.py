@@ -87,7 +87,7 @@ def trainable_model(
     opened = model if model.attached else with_masters(model)
     choices = choose_parameters(opened, outputs, params, freeze)
     if opened is not model:
-        opened = with_masters(model, [c.name for c in choices if c.trained])
+        opened = with_masters(opened, [c.name for c in choices if c.trained])
     return opened, choices
 
 

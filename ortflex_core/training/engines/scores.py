@@ -78,21 +78,15 @@ class Scores:
         """
         terms = self.problem.terms
         wanted = list(dict.fromkeys(n for m in self.metrics for n in _tensors(terms[m.loss])))
-        for metric in self.metrics:
-            if terms[metric.loss].label is None:
-                raise DataError(
-                    f"the metric {metric.metric.name} compares predictions with labels, but these data "
-                    "have none; pass y, for validation validation_data=(X, y)"
-                )
+        labeled = [_label(metric, terms[metric.loss]) for metric in self.metrics]
         states = [_started(m.metric) for m in self.metrics]
         totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
         for batch, (sums, outputs) in self._evaluated(evaluate, wanted):
             totals += sums
             denominators += batch.denominators
             decoded: dict[int, Array] = {}
-            for metric, state in zip(self.metrics, states, strict=True):
-                term = terms[metric.loss]
-                labels = batch.array(term.label.name) if term.label else np.zeros(0)
+            for metric, label, state in zip(self.metrics, labeled, states, strict=True):
+                term, labels = terms[metric.loss], batch.array(label)
                 weight = batch.array(term.weight.name) if term.weight else None
                 if metric.loss not in decoded:
                     decoded[metric.loss] = _decoded(term, outputs, labels)
@@ -129,6 +123,20 @@ class Scores:
 def _started(metric: Metric) -> MetricState:
     with calling(metric, "start"):
         return metric.start()
+
+
+def _label(metric: OutputMetric, term: LossTerm) -> str:
+    """The column with the labels of a metric.
+
+    Raises:
+        DataError: the data have no labels.
+    """
+    if term.label is None:
+        raise DataError(
+            f"the metric {metric.name} compares predictions with labels, but these data have none; "
+            "pass y, for validation validation_data=(X, y)"
+        )
+    return term.label.name
 
 
 def _tensors(term: LossTerm) -> list[str]:
