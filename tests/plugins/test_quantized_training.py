@@ -16,7 +16,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from ortflex import Trainer
-from ortflex_core import check_model, require_runtime
+from ortflex_core import apply_state, check_model, require_runtime
 from tests import models
 
 RNG = np.random.default_rng(3)
@@ -186,6 +186,17 @@ def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
     assert resumed.export() == trainer.export()
     for name, array in trainer.get_state().items():
         assert resumed.get_state()[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("layout", ["columns", "uint8"])
+def test_the_state_of_a_portable_step_is_applied_in_integers(layout: str, tmp_path: Path) -> None:
+    """A runner outside Python trains the master weights; the model gets codes."""
+    model = linear(LAYOUTS[layout])
+    trainer = trained(model, batch_size=8)
+    trainer.export_step(tmp_path / "step")
+    applied = apply_state(model, tmp_path / "step")
+    assert applied == trainer.export()
+    assert not np.array_equal(codes_of(applied), codes_of(model))
 
 
 def test_a_file_of_the_runtimes_quantizer_trains(tmp_path: Path) -> None:
