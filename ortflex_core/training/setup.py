@@ -74,22 +74,26 @@ class Setup:
     auto: bool = False
     """Whether the backends of other distributions are tried if none of ``backends`` supports a problem."""
 
+    # Read in every step.
+    teachers: tuple[Teacher, ...] = attrs.field(init=False)
+    """The tensors of teachers that losses read, each once."""
+    needs_labels: bool = attrs.field(init=False)
+    """Whether a loss reads labels."""
+
+    @teachers.default
+    def _(self) -> tuple[Teacher, ...]:
+        found = {r.teacher.key: r.teacher for r in self.requests if r.teacher is not None}
+        return tuple(found.values())
+
+    @needs_labels.default
+    def _(self) -> bool:
+        return any(request.loss.needs_labels for request in self.requests)
+
     @property
     def loss_tensors(self) -> tuple[str, ...]:
         """The tensors of the model that losses and metrics read."""
         names = [name for r in self.requests for name in (*r.reads, r.output)]
         return tuple(dict.fromkeys(names))
-
-    @property
-    def teachers(self) -> tuple[Teacher, ...]:
-        """The tensors of teachers that losses read, each once."""
-        found = {r.teacher.key: r.teacher for r in self.requests if r.teacher is not None}
-        return tuple(found.values())
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether a loss reads labels."""
-        return any(request.loss.needs_labels for request in self.requests)
 
     def build_engine(
         self, candidate: Problem, backends: Sequence[Backend] | None = None

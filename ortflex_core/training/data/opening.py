@@ -59,14 +59,13 @@ def open_source(
             "these data are read in pieces and do not fit into the shuffle buffer, but all rows "
             "are needed at once here; pass arrays, or fewer rows"
         )
-    given_names = X.inputs if isinstance(X, Columns) else X if isinstance(X, Mapping) else ()
-    inputs = [
-        i.name
-        for i in model.inputs
-        if not predicting or i.name not in model.loss_inputs or i.name in given_names
-    ]
+    inputs = [i.name for i in model.inputs]
+    if predicting and model.loss_inputs:
+        names = X.inputs if isinstance(X, Columns) else X if isinstance(X, Mapping) else ()
+        inputs = [name for name in inputs if name not in model.loss_inputs or name in names]
+    every = list(dict.fromkeys(r.label for r in requests))
     needed = list(dict.fromkeys(r.label for r in requests if r.loss.needs_labels))
-    labels = needed or list(dict.fromkeys(r.label for r in requests))
+    labels = needed or every
     if isinstance(X, Columns):
         X = attrs.evolve(X, labels=_as_labels(X.labels, requests))
         return _rename_columns(X, inputs, labels)
@@ -78,10 +77,7 @@ def open_source(
     if isinstance(y, Mapping):
         y = _as_labels(y, requests)
         # Labels that only metrics read may be missing.
-        labels = [
-            *needed,
-            *(n for n in dict.fromkeys(r.label for r in requests) if n in y and n not in needed),
-        ]
+        labels = [*needed, *(name for name in every if name in y and name not in needed)]
     strings = [i.name for i in model.inputs if i.dtype == TensorProto.STRING]
     given = data.as_columns(X, y, sample_weight, inputs=inputs, labels=labels, strings=strings)
     if len(inputs) > 1 and set(inputs) <= set(
