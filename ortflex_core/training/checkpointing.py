@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import attrs
 
 from ortflex_core.compiler.adapters.adapted_model import frozen_values, with_values
-from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.errors import (
     CheckpointError,
@@ -71,7 +70,7 @@ def save(trainer: Settings, inner: Internals, folder: Path) -> Path:
         "adapter": frozen_values(inner.setup.model),
     }
     # The model as it was read, without edits and merged adapters.
-    export = partial(Model.export, inner.setup.model.as_read, {})
+    export = partial(inner.setup.model.as_read.export, {})
     standing.written = checkpoint.write(
         folder, record, parts, saved, export, before=standing.written
     )

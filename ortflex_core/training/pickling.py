@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import attrs
 
 from ortflex_core.compiler.adapters.adapted_model import frozen_values, with_values
-from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel import class_paths
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array
@@ -51,7 +50,7 @@ def reduced(trainer: T, inner: Internals) -> tuple[Callable[..., T], tuple[Any, 
     now = standing.manual if inner.loop is None else inner.loop.progress
     call_hook(trainer, "checkpoint_saving", progress=now, saved=saved)
     packed = Packed(
-        model=Model.export(inner.setup.model.as_read, {}).SerializeToString(),
+        model=inner.setup.model.as_read.export({}).SerializeToString(),
         arguments=inner.arguments,
         weights={**live.state(), **frozen_values(inner.setup.model)},
         standing=attrs.evolve(

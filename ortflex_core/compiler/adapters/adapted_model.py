@@ -8,9 +8,8 @@ rules and backends do not depend on adapters, and the user's file is not changed
 from __future__ import annotations
 
 import logging
-import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -321,21 +320,16 @@ class AdaptedModel(Model):
             else:
                 yield node
 
-    def export(
-        self,
-        state: Mapping[str, Array],
-        path: str | os.PathLike[str] | None = None,
-        *,
-        free_batch: bool = False,
-        inferring: bool = False,
-        edit: Callable[[ModelProto], None] | None = None,
-    ) -> ModelProto:
-        """The user's file with the adapters merged into its weights.
+    @property
+    def as_read(self) -> Model:
+        """The model of the file: without adapters and edits."""
+        return self.base.as_read
+
+    def file_values(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The weights of the file, with the adapters merged into them.
 
         Raises:
             Unsupported: a weight with an adapter is quantized, computed, or read elsewhere, too.
-            ModelError, OutputError: as for a model without adapters.
         """
         weights = {n: a for n, a in state.items() if n not in self.attached}
-        weights |= self.merged(state)
-        return super().export(weights, path, free_batch=free_batch, inferring=inferring, edit=edit)
+        return weights | self.merged(state)

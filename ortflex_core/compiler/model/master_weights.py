@@ -11,8 +11,7 @@ Integer-Arithmetic-Only Inference" (arXiv:1712.05877), section 3.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from weakref import WeakValueDictionary
 
 import attrs
@@ -188,28 +187,14 @@ class MasterModel(Model):
         )
         return "; ".join(filter(None, (super().stamp, note)))
 
-    def export(
-        self,
-        state: Mapping[str, Array],
-        path: str | os.PathLike[str] | None = None,
-        *,
-        free_batch: bool = False,
-        inferring: bool = False,
-        edit: Callable[[ModelProto], None] | None = None,
-    ) -> ModelProto:
-        """The user's file, with trained weights in the integers that the file has.
-
-        Raises:
-            ModelError, OutputError: as for a model without quantized weights.
-        """
+    def file_values(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The state, with trained weights in the integers that the file has."""
         codes = {
             name: weight.codes(state[name], *self._layout(weight, state))
             for name, weight in self.weights.items()
             if name in state
         }
-        return super().export(
-            {**state, **codes}, path, free_batch=free_batch, inferring=inferring, edit=edit
-        )
+        return {**state, **codes}
 
 
 def without_masters(model: Model) -> Model:

@@ -455,21 +455,26 @@ class Model:
                 a file with its tensors was changed in place since it was read.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
+        values = self.file_values(state)
         out = ModelProto()
         out.CopyFrom(self._dynamic() if free_batch else self._file)
         if not free_batch:
-            attribute_weights.fold(out, self._in_attributes, state)
+            attribute_weights.fold(out, self._in_attributes, values)
         for tensor in out.graph.initializer:
-            if tensor.name in state:
-                model_file.replace(tensor, state[tensor.name])
-        model_file.own_values(out, state)
+            if tensor.name in values:
+                model_file.replace(tensor, values[tensor.name])
+        model_file.own_values(out, values)
         if inferring:
             inference_mode.switch_to_inference(out)
         if edit is not None:
             edit(out)
         if path is None:
-            return displayed_briefly(export.inline_tensors(out, self.files, state))
-        return displayed_briefly(export.write(out, Path(path), self.files, state))
+            return displayed_briefly(export.inline_tensors(out, self.files, values))
+        return displayed_briefly(export.write(out, Path(path), self.files, values))
+
+    def file_values(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The values of the file's initializers in a state of the training: the state itself."""
+        return state
 
     def _dynamic(self) -> ModelProto:
         if not self.free_batch:
