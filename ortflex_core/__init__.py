@@ -61,7 +61,7 @@ PUBLIC = {
         "LINE lines NotRegular open_regular open_text read_bytes read_json read_text reason "
         "RegularFile TABLE TEXT file_size"
     ),
-    "kernel.synonyms": "translate_key",
+    "kernel.synonyms": "names_elsewhere translate_key",
     "kernel.tracebacks": "short_traceback short_tracebacks",
     "kernel.types": (
         "Array array_at dtype_name numpy_dtype onnx_dtype Progress same_shape Shape shape_text "

@@ -127,7 +127,10 @@ from ortflex_core.kernel.regular_files import (
     TEXT as TEXT,
     file_size as file_size,
 )
-from ortflex_core.kernel.synonyms import translate_key as translate_key
+from ortflex_core.kernel.synonyms import (
+    names_elsewhere as names_elsewhere,
+    translate_key as translate_key,
+)
 from ortflex_core.kernel.tracebacks import (
     short_traceback as short_traceback,
     short_tracebacks as short_tracebacks,

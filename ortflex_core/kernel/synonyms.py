@@ -21,7 +21,7 @@ class Word(NamedTuple):
 
 
 @functools.cache
-def words() -> Mapping[str, Word]:
+def names_elsewhere() -> Mapping[str, Word]:
     """The table in words.toml, by the names in lower case."""
     text = resources.files(__package__).joinpath("words.toml").read_text("utf-8")
     return {
@@ -37,7 +37,7 @@ def translate_key(name: str) -> str:
     >>> translate_key("lr"), translate_key("epochs")
     ('learning_rate', 'epochs')
     """
-    return words().get(name.lower(), Word(name)).meaning
+    return names_elsewhere().get(name.lower(), Word(name)).meaning
 
 
 def suggest_argument(
@@ -54,7 +54,7 @@ def suggest_argument(
     >>> suggest_argument("epochs", {"alpha": 0, "max_iter": 0})
     "did you mean 'max_iter'? Known: alpha, max_iter"
     """
-    meant, hint = words().get(name.lower(), Word(name))
+    meant, hint = names_elsewhere().get(name.lower(), Word(name))
     if owner is not None:
         for own in (name, meant):
             if own in inspect.signature(owner).parameters:

@@ -30,6 +30,8 @@ from ortflex_core import (
     to_plain,
     to_toml,
 )
+from ortflex_plugins.cli.command_reference import command_blocks
+from ortflex_plugins.cli.elsewhere import elsewhere_blocks
 from ortflex_plugins.cli.markdown import join_blocks, paragraph, table
 from ortflex_plugins.cli.operators import first_line, operator_blocks
 
@@ -70,6 +72,8 @@ def pages(
         content["packages.md"] = _packages(packages)
         content["configuration.md"] = _configuration()
         content["operators.md"] = operator_blocks(plugins, figures)
+        content["command-line.md"] = command_blocks()
+        content["names-elsewhere.md"] = elsewhere_blocks(plugins, own)
     return {name: join_blocks(blocks) for name, blocks in content.items()}
 
 

@@ -19,9 +19,9 @@ from ortflex_core import (
     Recipe,
     Trainer,
     component_schema,
+    names_elsewhere,
 )
 from ortflex_core.kernel.errors import ArgumentError
-from ortflex_core.kernel.synonyms import words
 from ortflex_plugins.cli.plugin_details import kind_of
 from ortflex_plugins.data.csv import Csv
 from tests import models
@@ -47,20 +47,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_synonyms_are_no_keys_and_mean_keys() -> None:
     keys = {f.name for f in attrs.fields(Recipe)}
-    assert {word.meaning for word in words().values()} <= keys
-    assert not set(words()) & keys
+    assert {word.meaning for word in names_elsewhere().values()} <= keys
+    assert not set(names_elsewhere()) & keys
     assert {f.name for f in attrs.fields(Arguments)} <= keys
 
 
 def test_keys_of_other_libraries_are_translated() -> None:
     """Each is one error that names the key, and none lists all keys."""
-    every = {"model": "m", "data": "d", "loss": "squared_error", **dict.fromkeys(words(), 1)}
+    every = {
+        "model": "m",
+        "data": "d",
+        "loss": "squared_error",
+        **dict.fromkeys(names_elsewhere(), 1),
+    }
     with pytest.raises(ConfigError) as caught:
         Recipe.from_mapping(every, plugins())
     lines = [line.partition(": unknown key; ") for line in str(caught.value).splitlines()]
     said = {name: text for name, _, text in lines if text}
-    assert said.keys() == words().keys()
-    for name, (meaning, _) in words().items():
+    assert said.keys() == names_elsewhere().keys()
+    for name, (meaning, _) in names_elsewhere().items():
         assert said[name].startswith(f"did you mean '{meaning}'?"), name
         assert "Known:" not in said[name]
 
@@ -68,10 +73,10 @@ def test_keys_of_other_libraries_are_translated() -> None:
 def test_arguments_of_other_libraries_are_translated() -> None:
     """Those of the Trainer; what belongs to fit or to a recipe is said as such."""
     with pytest.raises(ArgumentError) as caught:
-        Trainer(models.mlp(), "squared_error", **dict.fromkeys(words(), 1))
+        Trainer(models.mlp(), "squared_error", **dict.fromkeys(names_elsewhere(), 1))
     lines = [line.partition("; ") for line in str(caught.value).splitlines()]
     said = {start.removeprefix("Trainer has no argument "): text for start, _, text in lines}
-    for name, (meaning, _) in words().items():
+    for name, (meaning, _) in names_elsewhere().items():
         assert meaning in said[repr(name)], name
         assert "Known:" not in said[repr(name)]
 
