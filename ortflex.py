@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         PluginError,
         Plugins,
         Progress,
+        RateSweep,
         Recipe,
         RuntimeUnavailable,
         Summary,
@@ -62,6 +63,7 @@ __all__ = [
     "PluginError",
     "Plugins",
     "Progress",
+    "RateSweep",
     "Recipe",
     "RuntimeUnavailable",
     "Summary",
@@ -82,9 +84,9 @@ __all__ = [
 _MODULES = {
     "ortflex_core": (
         "Batches CheckpointError Comparison ConfigError DataError History ModelError "
-        "OrtflexError Pieces PluginError Plugins Progress Recipe RuntimeUnavailable "
-        "Summary Trainer TrainingDiverged Unsupported check_model compare gradient_model "
-        "hook"
+        "OrtflexError Pieces PluginError Plugins Progress RateSweep Recipe "
+        "RuntimeUnavailable Summary Trainer TrainingDiverged Unsupported check_model compare "
+        "gradient_model hook"
     ),
     "ortflex_plugins.estimators": "OrtClassifier OrtRegressor pipeline_to_onnx",
     "ortflex_plugins.layers": "OnnxFunction OrtLayer",

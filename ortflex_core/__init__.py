@@ -148,6 +148,7 @@ PUBLIC = {
     "training.trainer": "Trainer",
     "training.views.history": "History",
     "training.views.progress": "epoch_summary",
+    "training.views.rate_sweep": "RateSweep",
     "training.views.summary": "Summary",
     "training.views.tables": "text_table",
     "tools.check": "check_model",

@@ -390,6 +390,7 @@ from ortflex_core.training.process_groups.peers import (
 from ortflex_core.training.trainer import Trainer as Trainer
 from ortflex_core.training.views.history import History as History
 from ortflex_core.training.views.progress import epoch_summary as epoch_summary
+from ortflex_core.training.views.rate_sweep import RateSweep as RateSweep
 from ortflex_core.training.views.summary import Summary as Summary
 from ortflex_core.training.views.tables import text_table as text_table
 from ortflex_core.tools.check import check_model as check_model

@@ -66,29 +66,13 @@ def fit(
         feed, validation = feed.split(validation_data, settings.seed)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
-    opened: list[Source] = []
-
-    def open_once(preparing: Preparation) -> Source:
-        if not opened:
-            source = feed.source(
-                preparing,
-                settings.batch_size,
-                shuffle=settings.shuffle,
-                peers=peers,
-                limit=steps_per_epoch,
-                drop_last=internals.arguments["drop_last"],
-            )
-            opened.append(source)
-        return opened[0]
-
-    derivation = internals.live.derivation_for(feed, _changing(internals, settings, feed))
-    preparing = internals.live.build(feed.first, feed.size, open_once, derivation)
+    preparing, open_once = prepare(internals, settings, feed, steps_per_epoch)
     announce(internals, settings.progress)
     if not internals.live.standing.fits and internals.live.standing.position is None:
         for line in out_of_scale(internals.setup.model, feed.first):
             _log.warning("%s", line)
     source = open_once(preparing)
-    alter = partial(_add_batch_hooks, internals, settings, preparing)
+    alter = partial(add_batch_hooks, internals, settings, preparing)
     validate = None if validation is None else internals.live.scorer(validation, peers, keep=True)
     if peers is not None and validation is not None:
         peers.agree("validation", agreement.validation_facts(validation.first))
@@ -97,6 +81,29 @@ def fit(
         return train(internals, settings, source, validate, alter)
     finally:
         internals.feed = None
+
+
+def prepare(
+    internals: Internals, settings: Settings, feed: Feed, steps_per_epoch: int | None
+) -> tuple[Preparation, Callable[[Preparation], Source]]:
+    """Compile for the data of a training; returns their preparation, and what opens them, once."""
+    opened: list[Source] = []
+
+    def open_once(preparing: Preparation) -> Source:
+        if not opened:
+            source = feed.source(
+                preparing,
+                settings.batch_size,
+                shuffle=settings.shuffle,
+                peers=internals.setup.problem.peers,
+                limit=steps_per_epoch,
+                drop_last=internals.arguments["drop_last"],
+            )
+            opened.append(source)
+        return opened[0]
+
+    derivation = internals.live.derivation_for(feed, _changing(internals, settings, feed))
+    return internals.live.build(feed.first, feed.size, open_once, derivation), open_once
 
 
 @attrs.define(eq=False)
@@ -139,7 +146,7 @@ def _changing(internals: Internals, owner: Settings, feed: Feed) -> str:
     return "the data are not arrays, but are read in each epoch"
 
 
-def _add_batch_hooks(
+def add_batch_hooks(
     internals: Internals,
     owner: Settings,
     preparing: Preparation,

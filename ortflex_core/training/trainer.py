@@ -37,6 +37,7 @@ from ortflex_core.training.sharing import SharesModels
 from ortflex_core.training.state import Live
 from ortflex_core.training.views.history import History
 from ortflex_core.training.views.progress import say
+from ortflex_core.training.views.rate_sweep import RateSweep
 from ortflex_core.training.views.summary import Summary
 
 if TYPE_CHECKING:
@@ -381,6 +382,64 @@ class Trainer(SharesModels):
         """
         with self._internals.sharing_errors():
             return fit.step(self._internals, self, batch)
+
+    def find_rate(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        start: float = 1e-7,
+        end: float = 10.0,
+        steps: int = 100,
+        smoothing: float = 0.98,
+        stop: float | None = 4.0,
+        steps_per_epoch: int | None = None,
+    ) -> RateSweep:
+        """Train steps whose learning rate rises exponentially, for the choice of ``learning_rate``.
+
+        Step k has the rate ``start · (end / start)^(k / (steps − 1))``, whatever the schedule is; a
+        group has its factor of it. Afterwards weights, optimizer state, running statistics, random
+        numbers and History are as before, to the bit; of the callbacks only ``batch_drawn`` is
+        called. An iterator that can be read only once is read.
+
+        Args:
+            X: the rows of the training, as for :meth:`fit`.
+            y: their labels.
+            sample_weight: their weights.
+            start: the rate of the first step.
+            end: the rate of the last step.
+            steps: the number of steps; the rows are read again after an epoch.
+            smoothing: β of the exponential means of the losses, in [0, 1); 0 does not smooth.
+            stop: the sweep ends early when the smoothed loss is this factor times the lowest one;
+                None: only when the loss is no longer finite.
+            steps_per_epoch: as for :meth:`fit`.
+
+        Returns:
+            Rates and losses, with ``suggestion``, ``plot()`` and ``to_csv()``.
+
+        Raises:
+            ConfigError: a setting is wrong.
+            DataError: the data do not fit the model or the loss.
+            TrainingDiverged: the loss is not finite in the first two steps.
+
+        Example:
+            >>> sweep = trainer.find_rate(X, y)             # doctest: +SKIP
+            >>> trainer.learning_rate = sweep.suggestion    # doctest: +SKIP
+
+        Source: L. N. Smith, "Cyclical learning rates for training neural networks", 2015, arXiv
+        1506.01186; defaults, smoothing and the rule for the end as in fastai and Lightning. Their
+        suggestions, the steepest point and the longest valley, follow the noise of small batches;
+        ours is a level of the curve.
+        """
+        from ortflex_core.training import rate_finder
+
+        sweep = rate_finder.Sweep(start=start, end=end, steps=steps, smoothing=smoothing, stop=stop)
+        with self._internals.sharing_errors():
+            data = (X, y, sample_weight)
+            return rate_finder.find_rate(
+                self._internals, self, self._feed, data, steps_per_epoch, sweep
+            )
 
     @property
     def train_losses_(self) -> list[float]:

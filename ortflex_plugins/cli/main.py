@@ -15,6 +15,7 @@ from ortflex_core import __version__
 COMMANDS: Mapping[str, str] = {
     "train": "Train a model with the settings of a TOML file.",
     "init": "Write a commented TOML file for a model.",
+    "find-rate": "Suggest a learning rate for a recipe.",
     "predict": "Write the predictions of a trained model for data.",
     "evaluate": "Print loss and metrics of a trained model on data.",
     "check": "Show which nodes of MODEL can be trained, and by which backends.",

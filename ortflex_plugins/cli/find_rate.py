@@ -1,0 +1,113 @@
+"""``ortflex find-rate``: a sweep over learning rates, with a suggestion."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
+from ortflex_plugins.cli.terminal import new_table, right
+
+if TYPE_CHECKING:
+    from ortflex_core import RateSweep
+
+_SHOWN = 20
+"""The number of lines of the table."""
+_BAR = 40
+_PICTURES = (".svg", ".png", ".pdf")
+
+
+@click.command(cls=RecipeCommand)
+@click.option("--start", type=float, default=1e-7, show_default=True, help="The first rate.")
+@click.option("--end", type=float, default=10.0, show_default=True, help="The last rate.")
+@click.option("--steps", type=int, default=100, show_default=True, help="The number of steps.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file for all steps: .csv, or with matplotlib a picture (.svg, .png, .pdf).",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@trusting_code
+def find_rate(
+    recipe: Path,
+    overrides: Sequence[str],
+    start: float,
+    end: float,
+    steps: int,
+    output: Path | None,
+    force: bool,
+    trust_code: bool,
+) -> None:
+    """Suggest a learning rate for a recipe.
+
+    Trains a few steps with learning rates that rise exponentially, and prints the losses and the rate
+    at which the loss has made a quarter of its fall. Nothing is stored: the recipe, the model and
+    earlier runs stay as they are. RECIPE and KEY=VALUE are those of `ortflex train`.
+    """
+    from ortflex_core import ConfigError, OutputError, Parts, Plugins, Recipe, Trainer
+
+    if output is not None and output.suffix not in (".csv", *_PICTURES):
+        endings = ", ".join((".csv", *_PICTURES))
+        raise ConfigError(f"{output}: expected a file that ends with {endings}")
+    if output is not None and output.exists() and not force:
+        raise OutputError(f"{output} exists; --force overwrites it")
+    plugins = Plugins.discover()
+    loaded = Recipe.load(recipe, overrides, plugins, trust_code=trust_code or None)
+    trainer = Trainer.from_recipe(loaded, plugins)
+    data = Parts(trainer.plugins).build("data", loaded.data)
+    sweep = trainer.find_rate(data, start=start, end=end, steps=steps)
+    if trainer.rank:
+        return
+    _show(sweep)
+    if sweep.suggestion is None:
+        wider = f"--end {end * 100:g}" if not sweep.diverged else f"--start {start / 100:g}"
+        click.echo(
+            f"no suggestion: the loss does not fall at these rates; try {wider}, or --steps {2 * steps}"
+        )
+    else:
+        click.echo(f"suggestion: ortflex train {recipe} learning_rate={sweep.suggestion:.2g}")
+    if output is not None:
+        _write(sweep, output)
+        click.echo(f"wrote {output}")
+
+
+def _show(sweep: RateSweep) -> None:
+    """A table of some of the steps; the bars are the smoothed losses."""
+    from rich.console import Console
+
+    smoothed, count = sweep.smoothed, len(sweep)
+    chosen = sorted({round(k * (count - 1) / (_SHOWN - 1)) for k in range(_SHOWN)})
+    lowest, highest = sweep.span
+    room = highest - lowest or 1.0
+    table = new_table(*right("rate", "loss"), "")
+    for k in chosen:
+        part = min(1.0, max(0.0, (smoothed[k] - lowest) / room))
+        table.add_row(f"{sweep.rates[k]:.2e}", f"{smoothed[k]:.5g}", "█" * round(_BAR * part))
+    Console(highlight=False).print(table)
+    if sweep.diverged:
+        click.echo(f"the loss diverged after {count} steps, at {sweep.rates[-1]:.3g}")
+
+
+def _write(sweep: RateSweep, path: Path) -> None:
+    """Write all steps as a table, or draw them."""
+    from ortflex_core import ConfigError, write_bytes
+
+    if path.suffix == ".csv":
+        sweep.to_csv(path)
+        return
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            f'{path}: a picture needs matplotlib: pip install "ortflex[plot]"; .csv needs nothing'
+        ) from error
+    figure = Figure(layout="constrained")
+    sweep.plot(figure.subplots())
+    out = io.BytesIO()
+    figure.savefig(out, format=path.suffix[1:])
+    write_bytes(path, out.getvalue())

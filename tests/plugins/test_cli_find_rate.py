@@ -1,0 +1,55 @@
+"""``ortflex find-rate``: a table, a suggestion and a file; nothing else is written."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ortflex_core import Recipe, Trainer
+from tests.plugins.commands import ortflex, prepare
+
+pytestmark = pytest.mark.per_python
+RECIPE = """
+model = "model.onnx"
+data = "data.npz"
+loss = "squared_error"
+batch_size = 8
+progress = false
+"""
+
+
+def test_the_suggestion_of_the_command_is_that_of_the_trainer(tmp_path: Path) -> None:
+    recipe = str(prepare(tmp_path, RECIPE) / "train.toml")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    table = tmp_path / "rates.csv"
+    result = ortflex("find-rate", recipe, "optimizer=adam", "--steps", "200", "-o", str(table))
+    assert result.exit_code == 0, result.output
+    loaded = Recipe.load(recipe, ["optimizer=adam"])
+    with np.load(tmp_path / "data.npz") as data:
+        sweep = Trainer.from_recipe(loaded).find_rate(data["X"], data["y"], steps=200)
+    assert f"learning_rate={sweep.suggestion:.2g}" in result.output
+    lines = re.findall(r"^ *\d\.\d\de[+-]\d\d +\S+", result.output, re.MULTILINE)
+    assert len(lines) == 20
+    assert len(table.read_text().splitlines()) == len(sweep) + 1
+    table.unlink()
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_pictures_and_files_that_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    recipe = str(prepare(tmp_path, RECIPE) / "train.toml")
+    picture = tmp_path / "rates.svg"
+    result = ortflex("find-rate", recipe, "--end", "1e-6", "-o", str(picture))
+    assert result.exit_code == 0, result.output
+    assert "no suggestion" in result.output
+    assert b"<svg" in picture.read_bytes()
+    for arguments, key in (
+        (["-o", str(picture)], "--force"),
+        (["-o", "rates.txt"], ".csv"),
+        (["--steps", "1"], "steps"),
+        (["--start", "-1"], "start"),
+    ):
+        result = ortflex("find-rate", recipe, *arguments)
+        assert result.exit_code == 1
+        assert key in result.output
