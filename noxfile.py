@@ -479,7 +479,15 @@ def docs(session: nox.Session) -> None:
     session.run("python", "-m", "ortflex_plugins.cli.reference", "docs/reference")
     session.run("python", "docs/draw_architecture.py")
     session.run(
-        *("python", "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"),
+        # Read again, all pages: of those that did not change, the search index loses its entries.
+        *("python", "-m", "sphinx", "-E", "-W", "--keep-going", "-q", "-b", "html"),
         *("docs", "docs/_build/html"),
         env={"OMP_NUM_THREADS": "1"},
     )
+    # The site's own search, in the language that it is written in.
+    if node := shutil.which("node"):
+        session.run(
+            node,
+            *("docs/search_queries.mjs", "docs/_build/html", "docs/search_queries.json"),
+            external=True,
+        )
