@@ -4,7 +4,7 @@ Forward, loss, backward, penalty and update are one graph, which runs once per s
 optimizer state exist in two versions; the graph reads one and writes the other, and two prepared
 sets of bindings alternate, so that nothing is bound or copied between steps. If a step is so short
 that the start of a run matters, a graph has several steps. Long updates of large parameters are
-computed by numpy, in place, from gradients that the graph gives.
+computed in place, by numpy or compiled C, from gradients that the graph gives.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
 from ortflex_plugins.backends.fused_plan import BoundStep
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns, check_steps
+from ortflex_plugins.c.updates import compile_update
 
 # The cost of starting a run in nodes of a graph, the length of a run in multiples of that cost, and
 # the largest number of nodes of unrolled steps; measured with small networks on one thread.
@@ -78,8 +79,10 @@ class FusedBackend(Backend):
     gradient rule (``ortflex.gradients``). ``steps_per_run`` is how many steps one graph holds;
     ``"auto"`` chooses by the size of a step (never by a clock). All values give the same bits.
 
-    Parameters of 2¹⁸ elements and more are updated by numpy, in place, if the optimizer is elementwise
-    and longer than SGD (momentum, Adam and its relatives): their gradients are outputs of the graph.
+    Parameters of 2¹⁸ elements and more are updated in place if the optimizer is elementwise and longer
+    than SGD (momentum, Adam and its relatives): their gradients are outputs of the graph. Where there is
+    a C compiler, the update is compiled and reads and writes memory once; elsewhere, numpy computes the
+    same bits.
 
     ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, where the device can: short
     steps are bound by the launches of their kernels otherwise. If a step cannot be recorded (it has
@@ -211,7 +214,7 @@ class FusedEngine(TwinEngine):
         """The gradients from which numpy updates parameters."""
         self.host_updates: HostUpdates | None = None
         if formulas:
-            self.host_updates = HostUpdates(problem, formulas, self._views())
+            self.host_updates = HostUpdates(problem, formulas, self._views(), compile_update)
         self._kept_step = 0
         self.columns = problem.columns
         self.resident = Resident(device, self.columns)

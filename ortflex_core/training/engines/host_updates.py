@@ -1,16 +1,19 @@
-"""Updates of large parameters by numpy, in place and block by block, instead of in the graph of a step.
+"""Updates of large parameters in place, block by block, instead of in the graph of a step.
 
 onnxruntime's elementwise kernels write every intermediate result of a large update to memory, and
 the graph needs a second version of weights and slots. Here the blocks stay in the cache, and only
-one version exists.
+one version exists. numpy computes them, or a kernel that is compiled from the formula and reads and
+writes memory once. Both have the same bits, so a kernel may replace numpy in any step: it is
+compiled while the first steps run.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -55,6 +58,31 @@ _Place = Port | int | np.ndarray[Any, Any]
 _Call = tuple[np.ufunc, tuple[_Place, ...], Port | int]
 """A function of numpy, its operands, and where its result is."""
 _BoundCall = tuple[np.ufunc, tuple[Array, ...], Array]
+_Run = Callable[[], None]
+"""Updates a part of a parameter."""
+_SHARE = 2**19
+"""Elements of a compiled update for which one more thread is worth its start."""
+
+
+class UpdateKernel(Protocol):
+    """A compiled formula: one pass over memory, with the bits of numpy's functions.
+
+    It returns without the lock of the interpreter held meanwhile, so that several run at a time.
+    """
+
+    def bind(
+        self, tensors: Mapping[Port, Array], scalars: Mapping[Host, Array]
+    ) -> Callable[[], None]:
+        """A call that updates tensors in place.
+
+        Args:
+            tensors: parameter, gradient and slots by their ports: contiguous, of one length and type.
+            scalars: the host scalars of the formula, as arrays of rank 0 that are filled before a call.
+        """
+
+
+KernelCompiler = Callable[[Formula, "np.dtype[Any]"], UpdateKernel | None]
+"""Compiles a formula for a type of numbers; None if it cannot. It is called from a thread."""
 
 
 def host_formulas(problem: Problem) -> dict[str, Formula]:
@@ -121,45 +149,93 @@ class HostUpdates:
         problem: what is trained.
         formulas: the updates by parameter, as :func:`host_formulas` returns them.
         views: the memory of every parameter, of its gradient and of its slots, by their ports.
+        compiler: compiles formulas; without one, or until its kernels are there, numpy computes.
     """
 
     def __init__(
-        self, problem: Problem, formulas: Mapping[str, Formula], views: Mapping[Port, Array]
+        self,
+        problem: Problem,
+        formulas: Mapping[str, Formula],
+        views: Mapping[Port, Array],
+        compiler: KernelCompiler | None = None,
     ) -> None:
         self._values: dict[str, float] = dict(problem.constants())
         self._scalars: dict[tuple[Host, Any], Array] = {}
-        blocks = []
+        self._threads = problem.threads
+        self._updates: list[tuple[Formula, dict[Port, Array]]] = []
         for name, formula in formulas.items():
             of_parameter = {
                 attrs.evolve(port, of=None): view.reshape(-1)
                 for port, view in views.items()
                 if port.of == name
             }
-            calls = self._calls(formula, of_parameter[PARAMETER].dtype)
-            for start in range(0, of_parameter[PARAMETER].size, _BLOCK):
-                block = {p: v[start : start + _BLOCK] for p, v in of_parameter.items()}
-                blocks.append((calls, block))
-        threads = min(problem.threads, len(blocks))
-        # Every thread has its own blocks, and its own memory for intermediate results.
-        self._parts = [_bind(blocks[k::threads]) for k in range(threads)]
+            self._updates.append((formula, of_parameter))
+        self._parts = self._by_numpy(self._updates)
         self._hosts = HostProgram([expression for expression, _ in self._scalars])
+        self.compiled = 0
+        """The number of parameters that kernels update."""
+        self._kernels: Future[list[UpdateKernel | None]] | None = None
+        if compiler is not None:
+            wanted = [(formula, tensors[PARAMETER].dtype) for formula, tensors in self._updates]
+            pool = ThreadPoolExecutor(1)
+            self._kernels = pool.submit(_compile, compiler, wanted)
+            pool.shutdown(wait=False)  # the thread ends with its only task
+
+    def wait(self) -> None:
+        """Wait until kernels are compiled; the next step uses them."""
+        if self._kernels is not None:
+            self._kernels.result()
 
     def run(self, rate: float, step: int) -> None:
         """Update all parameters from their gradients; ``step`` is counted from 1."""
+        if self._kernels is not None and self._kernels.done():
+            self._use(self._kernels.result())
         self._values[_RATE], self._values[_COUNTER] = rate, step
         numbers = self._hosts(self._values)
         for scalar, number in zip(self._scalars.values(), numbers, strict=True):
             scalar.fill(number)
         first, *others = self._parts
         if not others:
-            _run(first)
+            _run_all(first)
             return
         # New threads in every step: a child after a fork would wait for those of its parent.
         with ThreadPoolExecutor(len(others)) as pool:
-            pending = [pool.submit(_run, part) for part in others]
-            _run(first)
+            pending = [pool.submit(_run_all, part) for part in others]
+            _run_all(first)
         for future in pending:
             future.result()
+
+    def _by_numpy(self, updates: Sequence[tuple[Formula, dict[Port, Array]]]) -> list[list[_Run]]:
+        """The updates by numpy, in parts for threads."""
+        blocks = []
+        for formula, tensors in updates:
+            calls = self._calls(formula, tensors[PARAMETER].dtype)
+            for start in range(0, tensors[PARAMETER].size, _BLOCK):
+                block = {p: v[start : start + _BLOCK] for p, v in tensors.items()}
+                blocks.append((calls, block))
+        threads = min(self._threads, len(blocks))
+        # Every thread has its own blocks, and its own memory for intermediate results.
+        bound = [_bind(blocks[k::threads]) for k in range(threads)]
+        return [[functools.partial(_run, calls)] for calls in bound]
+
+    def _use(self, kernels: Sequence[UpdateKernel | None]) -> None:
+        """Replace numpy by kernels where there are some."""
+        self._kernels = None
+        both = list(zip(self._updates, kernels, strict=True))
+        parts = self._by_numpy([update for update, kernel in both if kernel is None])
+        compiled = [(tensors, kernel) for (_, tensors), kernel in both if kernel is not None]
+        total = sum(tensors[PARAMETER].size for tensors, _ in compiled)
+        threads = max(1, min(self._threads, total // _SHARE))
+        parts += [[] for _ in range(threads - len(parts))]
+        for tensors, kernel in compiled:
+            dtype = tensors[PARAMETER].dtype
+            scalars = {
+                host: array for (host, kind), array in self._scalars.items() if kind == dtype
+            }
+            for k, (start, end) in enumerate(_shares(tensors[PARAMETER].size, threads)):
+                share = {port: view[start:end] for port, view in tensors.items()}
+                parts[k].append(kernel.bind(share, scalars))
+        self._parts, self.compiled = parts, len(compiled)
 
     def _calls(self, formula: Formula, dtype: Any) -> list[_Call]:
         """The calls for a block, with as few intermediate results at a time as possible."""
@@ -215,6 +291,30 @@ def _bind(blocks: Sequence[tuple[Sequence[_Call], Mapping[Port, Array]]]) -> lis
         for calls, block in blocks
         for function, operands, result in calls
     ]
+
+
+def _compile(
+    compiler: KernelCompiler, wanted: Sequence[tuple[Formula, np.dtype[Any]]]
+) -> list[UpdateKernel | None]:
+    """The kernels of formulas; equal layers share one."""
+    found: dict[tuple[int, np.dtype[Any]], UpdateKernel | None] = {}
+    for formula, dtype in wanted:
+        key = (id(formula), dtype)
+        if key not in found:
+            found[key] = compiler(formula, dtype)
+    return [found[id(formula), dtype] for formula, dtype in wanted]
+
+
+def _shares(size: int, count: int) -> Iterator[tuple[int, int]]:
+    """The ranges of almost equal parts, which begin at whole lines of the cache."""
+    step = max(-(-size // count // 16) * 16, 1)
+    for start in range(0, size, step):
+        yield start, min(start + step, size)
+
+
+def _run_all(part: Sequence[_Run]) -> None:
+    for run in part:
+        run()
 
 
 def _run(calls: Sequence[_BoundCall]) -> None:
