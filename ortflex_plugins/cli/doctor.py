@@ -22,6 +22,7 @@ from ortflex_core import (
     find_distributions,
     require_runtime,
 )
+from ortflex_plugins.c.compiler import find_compiler, obstacle
 from ortflex_plugins.cli.terminal import new_table
 
 _PACKAGES = ("ortflex", "numpy", "onnx", "torch", "scikit-learn", "skl2onnx")
@@ -32,7 +33,8 @@ class Report(TypedDict):
 
     ``backends`` and ``devices`` have the reasons why each one does not work, and an empty list if it
     works. If the installation is broken, both are empty, and ``fault`` says how to repair it.
-    ``telemetry`` says whether onnxruntime may report how it is used to its authors.
+    ``telemetry`` says whether onnxruntime may report how it is used to its authors. ``compiler`` is the
+    C compiler, or the reason why none is used.
     """
 
     python: str
@@ -42,6 +44,7 @@ class Report(TypedDict):
     fault: str | None
     runtime: dict[str, Any] | None
     telemetry: bool
+    compiler: str
     backends: dict[str, list[str]]
     devices: dict[str, list[str]]
 
@@ -67,6 +70,7 @@ def examine() -> Report:
         fault=fault,
         runtime=None if runtime is None else attrs.asdict(runtime),
         telemetry=runtime is not None and _reports_usage(runtime),
+        compiler=obstacle() or str(find_compiler()),
         backends={} if runtime is None else _reasons("backends", runtime),
         devices={} if runtime is None else _reasons("devices", runtime),
     )
@@ -79,6 +83,7 @@ def show(report: Report, console: Console) -> None:
     for name, version in report["packages"].items():
         if version is not None:
             facts.add_row(name, version)
+    facts.add_row("C compiler", escape(report["compiler"]))
     facts.add_row("onnxruntime", ", ".join(report["distributions"]) or "none")
     if (runtime := report["runtime"]) is not None:
         facts.add_row("  providers", ", ".join(runtime["providers"]))

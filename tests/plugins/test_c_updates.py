@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(compiler.obstacle() is not None, reason=str(comp
 X, Y = regression(features=6, rows=37)
 OPTIMIZERS = sorted(Plugins.discover()["optimizers"].names())
 IN_GRAPH = {"adafactor", "lamb", "lars", "nadam", "prodigy", "sgd"}
-"""Optimizers with norms, with slots that are no tensors of the weight, or with fewer than four operators."""
+"""Optimizers with norms, with slots of other shapes than the weight, or with few operators."""
 
 
 @attrs.frozen(kw_only=True)
