@@ -195,7 +195,7 @@ def packages() -> Level:
 
 def pictures() -> dict[str, str]:
     """Every picture by the name of its file."""
-    # The legend of the colours would speak of operators: these pictures have their text on the page.
+    # The legend of the colors would speak of operators: these pictures have their text on the page.
     return {
         "packages.svg": svg(layout(packages()), (), "Packages: the imported ones are above"),
         "data.svg": svg(layout(data()), (), "The way of the data"),

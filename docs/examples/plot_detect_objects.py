@@ -4,7 +4,7 @@ Detect objects: a network without anchors
 
 A network of four convolutions learns to find drawn squares and discs. For each cell of a grid it returns
 the scores of the two classes, and the distributions of the distances from the center of the cell to the
-four sides of a box. The loss ``task_aligned`` assigns the labelled boxes to cells, in the training graph.
+four sides of a box. The loss ``task_aligned`` assigns the labeled boxes to cells, in the training graph.
 """
 
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@ Pictures of the graphs that training uses
 =========================================
 
 This page draws a model, its gradient, and the graph of a complete training step, in which forward, loss,
-backward and update have different colours. ``ortflex graph model.onnx -o graph.svg`` draws the same on the
+backward and update have different colors. ``ortflex graph model.onnx -o graph.svg`` draws the same on the
 command line.
 """
 

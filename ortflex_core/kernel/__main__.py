@@ -58,12 +58,12 @@ class Line:
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
-        """The sum of the squared errors and the predictions of a labelled batch."""
+        """The sum of the squared errors and the predictions of a labeled batch."""
         line = self.predict(batch, outputs)
         return [float(np.sum((line["line"] - batch.array("y")) ** 2))], line
 
     def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        """The predictions of an unlabelled batch."""
+        """The predictions of an unlabeled batch."""
         return {"line": self._weights["a"] * batch.array("x") + self._weights["b"]}
 
     def state(self) -> dict[str, Array]:

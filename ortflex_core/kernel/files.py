@@ -45,12 +45,12 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     place = Path(path)
     text = f"the file {label or os.fspath(path)!r} does not exist"
     try:
-        neighbours = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
+        neighbors = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
     except OSError:
-        neighbours = []
+        neighbors = []
     return (
-        f"{text}; {suggest(place.name, neighbours)} (in {str(place.parent)!r})"
-        if neighbours
+        f"{text}; {suggest(place.name, neighbors)} (in {str(place.parent)!r})"
+        if neighbors
         else text
     )
 

@@ -145,30 +145,30 @@ def _nodes(
     weights = set(trained)
     # The parameters that each tensor depends on.
     sources: dict[str, frozenset[str]] = {name: frozenset([name]) for name in trained}
-    judgements: list[_Judgement] = []
+    judgments: list[_Judgment] = []
     for node in model.internal.graph.node:
         read = dict.fromkeys(reads(node))
         parameters = frozenset().union(*(sources.get(n, frozenset()) for n in read))
         if id(node) not in leading:
             reason = "it does not affect the tensors of the loss"
-            judgements.append(_Judgement("frozen", reason))
+            judgments.append(_Judgment("frozen", reason))
         elif not parameters:
             is_quantized = any(quantized.is_weight(model, name) for name in node.input)
             reason = (
                 "its weight is quantized" if is_quantized else "no trained parameter is before it"
             )
-            judgements.append(_Judgement("frozen", reason))
+            judgments.append(_Judgment("frozen", reason))
         else:
             sources.update((output, parameters) for output in node.output if output)
-            judgement = _judge(model, node, [n for n in read if n in sources], rules)
-            if judgement.status == "passes" and weights & set(read):
-                judgement = attrs.evolve(judgement, status="trainable")
-            judgements.append(judgement)
-    judged = list(zip(model.internal.graph.node, judgements, strict=True))
+            judgment = _judge(model, node, [n for n in read if n in sources], rules)
+            if judgment.status == "passes" and weights & set(read):
+                judgment = attrs.evolve(judgment, status="trainable")
+            judgments.append(judgment)
+    judged = list(zip(model.internal.graph.node, judgments, strict=True))
     reached = set(outputs)
-    for node, judgement in reversed(judged):
+    for node, judgment in reversed(judged):
         if reached & set(node.output):
-            reached |= judgement.passing
+            reached |= judgment.passing
     reports = [(node, _report(node, j, sources, weights, reached)) for node, j in judged]
     return [attrs.evolve(report, index=k) for k, report in enumerate(_merged(model, reports))]
 
@@ -208,31 +208,31 @@ def _merged(model: Model, reports: Sequence[tuple[NodeProto, NodeReport]]) -> li
 
 def _report(
     node: NodeProto,
-    judgement: _Judgement,
+    judgment: _Judgment,
     sources: Mapping[str, frozenset[str]],
     weights: set[str],
     reached: set[str],
 ) -> NodeReport:
     parameters = sorted(set().union(*(sources.get(n, frozenset()) for n in reads(node))))
     blocks: list[str] = []
-    if judgement.status == "no rule":
+    if judgment.status == "no rule":
         blocks = parameters
-    elif judgement.status == "not differentiable":
+    elif judgment.status == "not differentiable":
         blocks = [name for name in parameters if name not in reached]
     return NodeReport(
         index=0,
         name=node.name,
         operator=node.op_type,
         domain=node.domain or "ai.onnx",
-        status=judgement.status,
-        reason=judgement.reason,
+        status=judgment.status,
+        reason=judgment.reason,
         parameters=tuple(n for n in dict.fromkeys(reads(node)) if n in weights),
         blocks=tuple(blocks),
     )
 
 
 @attrs.frozen
-class _Judgement:
+class _Judgment:
     """The status of a node, the reason, and the inputs to which it passes a gradient."""
 
     status: Status
@@ -240,7 +240,7 @@ class _Judgement:
     passing: set[str] = attrs.field(factory=set)
 
 
-def _judge(model: Model, node: NodeProto, live: Sequence[str], rules: RuleTable) -> _Judgement:
+def _judge(model: Model, node: NodeProto, live: Sequence[str], rules: RuleTable) -> _Judgment:
     """Judge a node, some of whose inputs, ``live``, depend on parameters.
 
     The node is differentiated by itself: an operator may have a rule, but not for this form of it.
@@ -250,34 +250,34 @@ def _judge(model: Model, node: NodeProto, live: Sequence[str], rules: RuleTable)
     try:
         known, rule = rules.lookup(domain, node.op_type, model.opsets.get(domain, 1))
     except PluginError as error:
-        return _Judgement("no rule", str(error))
+        return _Judgment("no rule", str(error))
     if not domain and node.op_type in sequences.SEQUENCE_OPERATORS:
-        return _Judgement("passes", "sequences are resolved while the graph is traced", set(live))
+        return _Judgment("passes", "sequences are resolved while the graph is traced", set(live))
     if (refused := model.decomposed.refused.get(node.output[0])) is not None and not known:
-        return _Judgement("no rule", refused)
+        return _Judgment("no rule", refused)
     if not known and (domain or not function_bodies.has_body(node.op_type)):
-        return _Judgement("no rule", f"no gradient rule for {label} is installed")
+        return _Judgment("no rule", f"no gradient rule for {label} is installed")
     if known and rule is None:
-        return _Judgement("not differentiable", f"no gradient passes through {node.op_type}")
+        return _Judgment("not differentiable", f"no gradient passes through {node.op_type}")
     passing: set[str] = set()
     by_body = False
     for name in live:
         try:
             by_body |= _differentiate(model, node, live, name, rules)
         except NoGradientRule as error:
-            return _Judgement("no rule", str(error).split(f" of {domain or 'ai.onnx'} opset")[0])
+            return _Judgment("no rule", str(error).split(f" of {domain or 'ai.onnx'} opset")[0])
         except (NotDifferentiable, GraphError):
             continue
         passing.add(name)
     if not passing:
         reason = "no gradient passes to an input that depends on parameters"
-        return _Judgement("not differentiable", reason)
+        return _Judgment("not differentiable", reason)
     if by_body:
         reason = f"by the function body that the standard has for {node.op_type}"
-        return _Judgement("passes", reason, passing)
+        return _Judgment("passes", reason, passing)
     family = rules.family(domain, node.op_type)
     how = "straight-through, " if rules.rounds(domain, node.op_type) else ""
-    return _Judgement("passes", f"{how}by the family {family!r} of gradient rules", passing)
+    return _Judgment("passes", f"{how}by the family {family!r} of gradient rules", passing)
 
 
 def _real(model: Model, name: str, rules: RuleTable) -> tuple[str, ...]:

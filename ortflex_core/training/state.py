@@ -213,7 +213,7 @@ class Live:
         if not own and not taught:
             return None
         derivation = self._deriving(once=cache is not False and not changing, own=own)
-        # Rows at equal distances: neighbours may be equal, which would hide that rows are mixed.
+        # Rows at equal distances: neighbors may be equal, which would hide that rows are mixed.
         few = PROBED if self.model.fixed_batch is None else self.model.fixed_batch[1]
         rows = np.linspace(0, feed.first.rows - 1, few).astype(np.int64)
         first = feed.first.take(rows)
@@ -358,7 +358,7 @@ class Live:
         if self._threads == "auto":
             problem = attrs.evolve(problem, threads=cost.threads(problem))
             if problem.peers is not None:  # the processes on this machine share its processors
-                own = max(1, problem.threads // problem.peers.neighbours)
+                own = max(1, problem.threads // problem.peers.neighbors)
                 problem = attrs.evolve(problem, threads=own)
         return problem
 
@@ -572,7 +572,7 @@ class Live:
     def scorer(
         self, feed: Feed, peers: Peers | None = None, *, keep: bool = False
     ) -> Callable[[], dict[str, float]]:
-        """A function that scores labelled data with the weights at the time of its call.
+        """A function that scores labeled data with the weights at the time of its call.
 
         It never rebuilds the engine, which may be training: if the labels or sample weights have
         other types than in the engine, a separate evaluator scores them. With ``peers`` each
@@ -580,7 +580,7 @@ class Live:
         derived columns are kept, for several calls.
         """
         problem = self.inference(self.terms(feed.first))
-        batches = feed.labelled(self.preparing(problem), keep=keep)
+        batches = feed.labeled(self.preparing(problem), keep=keep)
         scores = Scores(problem, self.setup.metrics, batches, peers)
         evaluator = Evaluator(self._cut(problem), self.device)
 

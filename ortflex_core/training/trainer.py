@@ -69,7 +69,7 @@ class Trainer(SharesModels):
 
     Args:
         model: a path, the file's bytes, or a ModelProto; the training starts with its weights.
-        loss: one loss to minimise, ``{tensor: loss}``, or a list of tables with the optional keys
+        loss: one loss to minimize, ``{tensor: loss}``, or a list of tables with the optional keys
             ``predicted``, ``expected``, ``weight`` and ``factor``; by default it is computed from
             the only float output.
         head: a new last layer for other classes: the number of classes, their labels, or a table
@@ -368,7 +368,7 @@ class Trainer(SharesModels):
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
         self.model.files.verify()
         setup = self._internals.setup
-        options = {"labelled": setup.needs_labels, **options}
+        options = {"labeled": setup.needs_labels, **options}
         convert = partial(setup.open, predicting=options.pop("predicting", False))
         return Feed.of(X, y, sample_weight, convert, batch_size=self.batch_size, **options)
 
@@ -463,12 +463,12 @@ class Trainer(SharesModels):
             if not wanted:
                 raise ConfigError("outputs: expected at least one name, got none")
         predictions = self._internals.live.predictions(
-            self._feed(X, labelled=False, predicting=True), wanted
+            self._feed(X, labeled=False, predicting=True), wanted
         )
         return predictions[wanted[0]] if len(wanted) == 1 else predictions
 
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
-        """Loss and metrics on labelled data, with the current weights, in inference mode.
+        """Loss and metrics on labeled data, with the current weights, in inference mode.
 
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
@@ -522,7 +522,7 @@ class Trainer(SharesModels):
         Source: ``torch.optim.swa_utils.update_bn``.
         """
         self._internals.refuse_in_observers("update_bn: statistics")
-        feed = self._feed(X, labelled=False)
+        feed = self._feed(X, labeled=False)
         drop_last = self._internals.arguments["drop_last"]
         self._internals.live.update_statistics(feed, self.batch_size, drop_last)
 

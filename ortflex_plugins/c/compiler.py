@@ -7,7 +7,7 @@ because what it holds is executed.
 
 The flags leave the bits of a result to the source: no contraction to a fused multiply-add, no other
 order of sums. ``-march=native`` then only decides how many numbers an instruction has. ``sqrt`` would
-not be vectorised if it had to set ``errno``, nor a choice between two results if it could trap.
+not be vectorized if it had to set ``errno``, nor a choice between two results if it could trap.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The functions of a system's ``libm`` differ between libraries, and between CPUs of one library. These
 use additions, products, quotients, ``sqrt`` and roundings only, which IEEE 754 defines to the last
-bit. They have no branch and no table, so compilers vectorise the loops that call them. Compile them
+bit. They have no branch and no table, so compilers vectorize the loops that call them. Compile them
 without contraction (``-ffp-contract=off``).
 
 Errors in units in the last place: in float32 exp, log, tanh, erf, log1p, softplus, sin, cos and pow at

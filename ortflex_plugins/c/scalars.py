@@ -1,6 +1,6 @@
 """Elementwise operators of ONNX as expressions of C.
 
-An expression is computed from one number of each operand. It has no branch, so compilers vectorise
+An expression is computed from one number of each operand. It has no branch, so compilers vectorize
 the loop around it, and no operation that C leaves undefined: integers wrap, a division by zero is 0,
 a cast of a number that is out of range is the smallest integer, as on x86.
 """

@@ -47,7 +47,7 @@ def graph(
 ) -> None:
     """Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.
 
-    Colours show what can be trained, what is frozen and what has no gradient. With --training, and for
+    Colors show what can be trained, what is frozen and what has no gradient. With --training, and for
     graphs that training uses, they show the parts: forward, loss, backward and update.
     """
     from ortflex_core import Plugins, Recipe, Trainer, printable

@@ -103,7 +103,7 @@ def folded(text: str) -> str:
 
 
 def folded_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    r"""The lines that :func:`show_table` prints for strings that are no markup, without colours.
+    r"""The lines that :func:`show_table` prints for strings that are no markup, without colors.
 
     >>> folded_table(["name", "what it is"], [["l1", "a sum"]])
     'name  what it is\nl1    a sum'

@@ -38,7 +38,7 @@ def _size(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 def _channels(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value not in (1, 3):
         raise ValueError(
-            f"ImageFolder.channels must be 1 (gray) or 3 (colours), got {short_repr(value)}"
+            f"ImageFolder.channels must be 1 (gray) or 3 (colors), got {short_repr(value)}"
         )
 
 
@@ -79,7 +79,7 @@ class ImageFolder(DataSource):
     resize: Literal["crop", "stretch"] = setting(
         default="crop",
         validator=attrs.validators.in_(("crop", "stretch")),
-        help="crop: scale, then cut out the centre; stretch: scale to the size",
+        help="crop: scale, then cut out the center; stretch: scale to the size",
     )
     channels: int = setting(default=3, validator=_channels, help="3: red, green, blue; 1: gray")
     mean: Sequence[float] = setting(

@@ -205,8 +205,8 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
             linear = _linear(self._model, scores.shape[1])
             raise ModelError(
                 f"the model's {self._seen!r} sums to 1, but these probabilities do not come from "
-                "a Softmax or Sigmoid, whose input would be the raw scores; name the tensor of "
-                f"raw scores: loss={{{linear!r}: 'log_loss'}}"
+                "a Softmax or Sigmoid, whose input would be the logits; name the tensor of "
+                f"logits: loss={{{linear!r}: 'log_loss'}}"
             )
 
     def _held_out_score(self, X: Array, y: Array) -> float:
@@ -254,7 +254,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
 
 
 def _linear(model: Model, width: int) -> str:
-    """The first tensor of the graph that looks like raw scores."""
+    """The first tensor of the graph that looks like logits."""
     for node in model.internal.graph.node:
         makers = [model.producers[i].op_type for i in node.input if i in model.producers]
         shape = model.value(node.output[0]).shape or ()

@@ -96,7 +96,7 @@ def _taps(
     shaped: Callable[..., Tensor],
     places: Sequence[Tensor],
 ) -> list[list[Tap]]:
-    """The neighbours, along each axis, of every place that the kernel reads."""
+    """The neighbors, along each axis, of every place that the kernel reads."""
     n = len(kernel)
     strides, dilations = node.strides or [1] * n, node.dilations or [1] * n
     pads = node.pads or [0] * (2 * n)

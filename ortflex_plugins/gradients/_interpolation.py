@@ -1,6 +1,6 @@
 """Interpolation of an image between its points, and its adjoint.
 
-The value at a point is a weighted sum over its neighbours, the taps. Each neighbour gets the cotangent
+The value at a point is a weighted sum over its neighbors, the taps. Each neighbor gets the cotangent
 times the same weight; ScatterElements adds them.
 """
 
@@ -23,7 +23,7 @@ T = TypeVar("T", Tensor, Tensor | float)
 
 @attrs.frozen
 class Tap:
-    """A neighbour along one axis: its place, its weight, and the slope of the weight (None means 0)."""
+    """A neighbor along one axis: its place, its weight, and the slope of the weight (None means 0)."""
 
     place: Tensor
     weight: Tensor | float
@@ -34,7 +34,7 @@ class Tap:
 class Samples:
     """L points in each of M images, which are [M, C, places].
 
-    ``taps`` are the neighbours along each spatial axis, ``sizes`` the sizes of these axes.
+    ``taps`` are the neighbors along each spatial axis, ``sizes`` the sizes of these axes.
     """
 
     image: Tensor
@@ -43,14 +43,14 @@ class Samples:
 
     @property
     def read(self) -> list[tuple[Tap, ...]]:
-        """The combinations of neighbours along the axes; each is read once."""
+        """The combinations of neighbors along the axes; each is read once."""
         return list(product(*self.taps))
 
     def places(self, op: Ops) -> Tensor:
         """The indices of the combinations in the flattened image: [M, combinations · L]."""
         return joined(op, [_flat_place(op, taps, self.sizes) for taps in self.read])
 
-    def neighbours(self, op: Ops) -> Tensor:
+    def neighbors(self, op: Ops) -> Tensor:
         """The values of the image at the combinations, [M, C, combinations · L]."""
         one = op.constant([1])
         channels = op.Concat(one, size_vector(op, self.image, 1), one, axis=0)
@@ -61,7 +61,7 @@ class Samples:
         """The samples, [M, C, L]."""
         weights = joined(op, [times(t.weight for t in taps) for taps in self.read])
         shares = op.Unsqueeze(weights, axes=[1])
-        terms = op.Reshape(self.neighbours(op) * shares, [0, 0, len(self.read), -1])
+        terms = op.Reshape(self.neighbors(op) * shares, [0, 0, len(self.read), -1])
         return op.ReduceSum(terms, axes=[2], keepdims=0)
 
     def to_image(self, op: Ops, g: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Samples:
     def to_points(self, op: Ops, g: Tensor) -> list[Tensor]:
         """For each axis the cotangent [M, L] of the positions of the samples."""
         every = op.Concat(*[g] * len(self.read), axis=2)
-        pull = op.ReduceSum(self.neighbours(op) * every, axes=[1], keepdims=0)
+        pull = op.ReduceSum(self.neighbors(op) * every, axes=[1], keepdims=0)
         out = []
         for axis in range(len(self.taps)):
             slopes = [
@@ -87,7 +87,7 @@ class Samples:
 
 
 def linear_taps(op: Ops, point: Tensor) -> list[Tap]:
-    """The two neighbours of a point, which may be outside of the image."""
+    """The two neighbors of a point, which may be outside of the image."""
     first, distance = below(op, point)
     one = op.constant(1.0, point.dtype)
     return [Tap(first, 1 - distance, -one), Tap(first + 1, distance, one)]

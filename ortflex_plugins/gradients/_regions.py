@@ -58,7 +58,7 @@ def roi_align(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _samples(op: Ops, node: NodeView, regions: Tensor, axis: int, size: Tensor) -> list[Tap]:
-    """The two neighbours of every sample along one axis: [R, bins, samples]."""
+    """The two neighbors of every sample along one axis: [R, bins, samples]."""
     count = (node.output_height, node.output_width)[axis]
     # A region is (x1, y1, x2, y2); the first axis of an image is y. Before opset 16 there is one mode.
     half = node.coordinate_transformation_mode == "half_pixel"

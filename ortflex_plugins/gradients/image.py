@@ -44,7 +44,7 @@ _REPEATS = {
         for rounded in ("round_prefer_floor", "round_prefer_ceil")
     ),
 }
-"""With these modes and an integer scale, nearest neighbours repeat each element."""
+"""With these modes and an integer scale, nearest neighbors repeat each element."""
 
 
 @RULES.rule(
@@ -59,7 +59,7 @@ def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Along each axis, Resize is a product with a matrix, which is the Resize of the identity.
 
     Regions and scales have no gradient rule: they change the weights of the interpolation. With nearest
-    neighbours, their gradient is 0.
+    neighbors, their gradient is 0.
     """
     x, y = node.inputs[0], node.outputs[0]
     for index, name in ((1, "roi"), (2, "scales")):

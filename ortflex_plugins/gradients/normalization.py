@@ -254,9 +254,9 @@ def _lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("LRN")
 def _lrn(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """For y = x s^−β with s = k + α/n Σ x² over n neighbouring channels.
+    """For y = x s^−β with s = k + α/n Σ x² over n neighboring channels.
 
-    dx = g s^−β − 2αβ/n · x Σ g y / s, where the last sum is over the channels whose neighbour x is.
+    dx = g s^−β − 2αβ/n · x Σ g y / s, where the last sum is over the channels whose neighbor x is.
     """
     x, y = node.inputs[0], node.outputs[0]
     rank, size = _rank(x), node.size
@@ -268,7 +268,7 @@ def _lrn(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _window(op: Ops, x: Tensor, rank: int, before: int, after: int) -> Tensor:
-    """For each channel the sum over its neighbours."""
+    """For each channel the sum over its neighbors."""
     last = before + after
     if last == 0:
         return x

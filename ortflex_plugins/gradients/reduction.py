@@ -1,4 +1,4 @@
-"""Gradient rules of reductions, and of the operators that normalise or accumulate along an axis.
+"""Gradient rules of reductions, and of the operators that normalize or accumulate along an axis.
 
 A reduction's rule restores the reduced axes of the cotangent with size 1, so that it broadcasts, and
 does not expand it.

@@ -94,8 +94,8 @@ class Dice(Loss):
             expected = op.Cast(is_class(op, predicted, expected), to=predicted.dtype)
         rank = predicted.rank or 2  # label() refuses scores of unknown rank
         axes = list(range(min(2, rank - 1), rank))
-        overlap, found, labelled = (
+        overlap, found, labeled = (
             op.ReduceSum(region, axes=axes, keepdims=0)
             for region in (probability * expected, probability, expected)
         )
-        return 1 - (2 * overlap + self.smooth) / (found + labelled + self.smooth)
+        return 1 - (2 * overlap + self.smooth) / (found + labeled + self.smooth)

@@ -78,7 +78,7 @@ class _Taught(Loss):
 
 @attrs.frozen(kw_only=True)
 class Distillation(_Taught):
-    """Distillation: ``l = α·T²·KL(t ‖ s) + (1 − α)·cross-entropy``, from raw scores [B, C, …].
+    """Distillation: ``l = α·T²·KL(t ‖ s) + (1 − α)·cross-entropy``, from logits [B, C, …].
 
     ``t = softmax(teacher / T)`` and ``s = softmax(student / T)`` along ``axis`` (1, or -1 for scores
     [B, …, C]), ``KL(t ‖ s) = Σ_c t_c·(log t_c − log s_c)``. The cross-entropy is that of

@@ -12,7 +12,7 @@ from ortflex_plugins.losses._classes import class_labels
 
 @attrs.frozen(kw_only=True)
 class Entropy(Loss):
-    """Entropy of the softmax of raw scores ``s`` of shape [B, C, …]: ``l = −Σ_c p_c · log p_c``.
+    """Entropy of the softmax of logits ``s`` of shape [B, C, …]: ``l = −Σ_c p_c · log p_c``.
 
     ``p = softmax(s)`` along ``axis`` (1, or -1 for scores [B, …, C]). The loss needs no labels: it moves
     the boundaries between classes away from the rows, as in semi-supervised training together with

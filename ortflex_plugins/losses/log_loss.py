@@ -29,7 +29,7 @@ from ortflex_plugins.losses._classes import class_weight_field
 class LogLoss(Loss):
     """Binary cross-entropy, stable at any score.
 
-    ``on="scores"``: raw scores ``s`` of shape [B], [B, 1] or [B, k] (k labels per row), and labels
+    ``on="scores"``: logits ``s`` of shape [B], [B, 1] or [B, k] (k labels per row), and labels
     ``y ∈ [0, 1]`` and values of the same shape: ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
 
     ``on="probabilities"``: two columns ``p`` of shape [B, 2], class numbers ``y ∈ {0, 1}`` and values of

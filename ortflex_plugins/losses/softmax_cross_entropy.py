@@ -32,7 +32,7 @@ from ortflex_plugins.losses._classes import (
 
 @attrs.frozen(kw_only=True)
 class SoftmaxCrossEntropy(Loss):
-    """Cross-entropy of the softmax of raw scores ``s`` of shape [B, C, …], classes in axis 1.
+    """Cross-entropy of the softmax of logits ``s`` of shape [B, C, …], classes in axis 1.
 
     ``axis=-1`` is for scores [B, …, C], as language models return them; the shapes below change
     accordingly.

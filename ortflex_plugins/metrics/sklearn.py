@@ -165,7 +165,7 @@ def _several(labels: Array) -> bool:
 
 
 def _two_columns(scores: Array) -> Array:
-    """The probabilities of class 1, or the differences of the raw scores of the two classes."""
+    """The probabilities of class 1, or the differences of the logits of the two classes."""
     are_probabilities = np.allclose(scores.sum(axis=1), 1, atol=1e-4) and scores.min(initial=0) >= 0
     return np.asarray(
         scores[:, 1] if are_probabilities else scores[:, 1].astype(float) - scores[:, 0]

@@ -1,6 +1,6 @@
 """Pictures of graphs and reports of runs: SVG, HTML and PNG, drawn in plain Python.
 
-- ``reading`` makes boxes of the operators in a file, with the colours of ``check_model`` or, for graphs
+- ``reading`` makes boxes of the operators in a file, with the colors of ``check_model`` or, for graphs
   that training uses, of ``step_parts``.
 - ``building`` puts the boxes into levels and folds the repeated blocks that ``repeats`` finds: operators
   that are equal and connected in the same way. It tries the order of the file and the order in which

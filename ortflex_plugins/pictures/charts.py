@@ -18,7 +18,7 @@ Numbers = Sequence[float | None]
 def lines(series: Mapping[str, Numbers], *, log: bool | None = None, legend: bool = True) -> str:
     """Lines over the epochs 1, 2, …, with gaps where there is no number.
 
-    A line that would hide an earlier one is dashed, so that both colours are visible.
+    A line that would hide an earlier one is dashed, so that both colors are visible.
 
     Args:
         series: the values of each line; None and values that are not finite are left out.
@@ -170,7 +170,7 @@ def legend(names: Sequence[str]) -> str:
 
 
 def _style(k: int) -> dict[str, str]:
-    """The colour of a line; lines with the colour of an earlier line are dashed."""
+    """The color of a line; lines with the color of an earlier line are dashed."""
     dashed = {"stroke-dasharray": _DASHES[k // len(_COLORS) % len(_DASHES)]}
     return {"stroke": _COLORS[k % len(_COLORS)]} | (dashed if k >= len(_COLORS) else {})
 

@@ -1,7 +1,7 @@
 """The positions of boxes, in layers from top to bottom (Sugiyama, Tagawa and Toda 1981).
 
 Longest paths give the layers, barycenters the order in a layer, and isotonic regression the
-coordinates: the positions nearest to the mean of the neighbours that keep the order and the distances.
+coordinates: the positions nearest to the mean of the neighbors that keep the order and the distances.
 ``page.js`` repeats only the last part, because unfolding a box changes nothing but sizes.
 """
 
@@ -105,7 +105,7 @@ def layout(level: Level, *, unfold: bool = False) -> Drawing:
             way.append(Box(None, k, w=6))
             layers[k].append(way[-1])
         edges.append([*way, boxes[b]])
-    above, below = _neighbours(edges)
+    above, below = _neighbors(edges)
     _order(layers, above, below)
     islands = _islands(boxes, edges)
     for layer in layers:
@@ -160,12 +160,12 @@ def _measure(box: Box, unfold: bool) -> None:
         box.w, box.h = max(box.w, box.inner.w + 2 * PAD), box.inner.h + 2 * PAD + LINE + 4
 
 
-Neighbours = dict[int, list[Box]]
+Neighbors = dict[int, list[Box]]
 
 
-def _neighbours(edges: Sequence[Sequence[Box]]) -> tuple[Neighbours, Neighbours]:
-    above: Neighbours = {}
-    below: Neighbours = {}
+def _neighbors(edges: Sequence[Sequence[Box]]) -> tuple[Neighbors, Neighbors]:
+    above: Neighbors = {}
+    below: Neighbors = {}
     for way in edges:
         for a, b in pairwise(way):
             below.setdefault(id(a), []).append(b)
@@ -173,8 +173,8 @@ def _neighbours(edges: Sequence[Sequence[Box]]) -> tuple[Neighbours, Neighbours]
     return above, below
 
 
-def _order(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
-    """Sort each layer by the mean place of its neighbours, down and up in turn, to avoid crossings."""
+def _order(layers: list[list[Box]], above: Neighbors, below: Neighbors) -> None:
+    """Sort each layer by the mean place of its neighbors, down and up in turn, to avoid crossings."""
     place = {id(box): float(k) for layer in layers for k, box in enumerate(layer)}
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
@@ -190,10 +190,10 @@ def _order(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> Non
             place.update((id(box), float(k)) for k, box in enumerate(layer))
 
 
-def _place_across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
+def _place_across(layers: list[list[Box]], above: Neighbors, below: Neighbors) -> None:
     for layer in layers:
         spread(layer, [0.0] * len(layer))
-    # The neighbours of one side make lines straight; those of both sides keep long chains in place.
+    # The neighbors of one side make lines straight; those of both sides keep long chains in place.
     long = len(layers) > _LONG
     for sweep in range(2 * _SWEEPS):
         down = sweep % 2 == 0
@@ -245,7 +245,7 @@ def _move_together(layers: Sequence[Sequence[Box]], islands: dict[int, int]) -> 
 
 
 def spread(layer: Sequence[Box], goals: Sequence[float]) -> None:
-    """Move the centres as near to the goals as the order and the widths allow, in least squares.
+    """Move the centers as near to the goals as the order and the widths allow, in least squares.
 
     This minimizes Σ (x_k − goal_k)² with x_{k+1} − x_k ≥ (w_k + w_{k+1}) / 2 + gap. It is an isotonic
     regression, computed by pooling adjacent violators. Points of long edges have a larger weight, which

@@ -1,5 +1,5 @@
 // Folding and unfolding: boxes keep their layer and their order, only sizes change.
-// The placement is that of layout.py: in each layer the centres nearest to where they were that keep
+// The placement is that of layout.py: in each layer the centers nearest to where they were that keep
 // order and distances (isotonic regression by pooling adjacent violators).
 "use strict";
 for (const graph of document.querySelectorAll(".graph")) {

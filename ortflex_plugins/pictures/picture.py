@@ -115,9 +115,9 @@ def draw(
 ) -> Picture:
     """Draw a model, or a graph that training uses.
 
-    The colours of a model's operators are those of :func:`ortflex_core.check_model`. In a graph
+    The colors of a model's operators are those of :func:`ortflex_core.check_model`. In a graph
     from ``Trainer.save_onnx_graph``, forward, loss, backward, penalty, transforms and update have
-    different colours.
+    different colors.
 
     Args:
         model: a path, bytes, a ModelProto, a Model, or a Program.
@@ -154,7 +154,7 @@ def draw(
         except OrtflexError as error:
             if loss is not None or params is not None:
                 raise
-            note = f"without the colours of trained operators: {clean(str(error))}"
+            note = f"without the colors of trained operators: {clean(str(error))}"
             marks = Marks()
     return Picture(title=heading, level=reading.read(proto, marks, fold), unfold=unfold, note=note)
 

@@ -233,7 +233,7 @@ def measure(case: Case, runners: dict[str, Epochs], rounds: int, epochs: int) ->
         runner(epochs)
     found: dict[str, Any] = {name: [] for name in runners}
     for turn in range(rounds):
-        # Another order each time: nobody always comes after the same neighbour.
+        # Another order each time: nobody always comes after the same neighbor.
         names = list(runners)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             found[name].append(runners[name](epochs) / (epochs * case.steps) * 1e6)

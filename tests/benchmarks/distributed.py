@@ -1,7 +1,7 @@
 """Two processes with one thread each, next to one process with accumulate=2 and to torch's own.
 
 ``python -m tests.benchmarks distributed`` prints the time of an epoch of each, alternating in one run, and
-what the messages cost. Ratios below 1 are in favour of two processes.
+what the messages cost. Ratios below 1 are in favor of two processes.
 """
 
 from __future__ import annotations

@@ -145,12 +145,12 @@ def draw(steps: Mapping[str, Step], networks: Mapping[str, Network]) -> None:
     ranks = np.unique(np.geomspace(2, 1024, 60).astype(int))
     for column, (label, network) in enumerate(networks.items()):
         axes = figure.add_subplot(1, len(networks), column + 1)
-        for colour, (name, step) in zip(("C0", "C1", "C2", "C3"), steps.items(), strict=True):
+        for color, (name, step) in zip(("C0", "C1", "C2", "C3"), steps.items(), strict=True):
             own = step.gradient + step.update
             for (way, seconds), line in zip(WAYS.items(), ("-", "--", ":"), strict=True):
                 shares = [own / (own + seconds(network, int(n), step.size)) for n in ranks]
                 text = f"{name}, {way}" if column == 0 else None
-                axes.semilogx(ranks, shares, line, color=colour, label=text, base=2)
+                axes.semilogx(ranks, shares, line, color=color, label=text, base=2)
         axes.set(xlabel="processes", title=label, ylim=(0, 1))
         if not column:
             axes.set_ylabel("computation in a step")

@@ -268,7 +268,7 @@ def main() -> None:
 @pytest.mark.parametrize(
     "entrance", [ENTRANCES[0], *(pytest.param(e, marks=pytest.mark.slow) for e in ENTRANCES[1:])]
 )
-def test_bombs_are_refused_before_they_are_analysed(entrance: str, tmp_path: Path) -> None:
+def test_bombs_are_refused_before_they_are_analyzed(entrance: str, tmp_path: Path) -> None:
     chosen = list(BOMBS.items())[:: 1 if entrance == "Trainer" else 5]
     for name, bomb in chosen:
         raw = bomb().SerializeToString()

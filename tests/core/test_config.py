@@ -131,7 +131,7 @@ def test_what_is_missing(folder: Path) -> None:
     assert problems(folder, base="") == [
         "model: is missing; the .onnx file; the training starts with its weights",
         "data: is missing; the training data",
-        "loss: is missing; one loss to minimise, {tensor: loss}, or a list of tables with the optional "
+        "loss: is missing; one loss to minimize, {tensor: loss}, or a list of tables with the optional "
         "keys predicted, expected, weight and factor; by default it is computed from the only float "
         "output",
     ]

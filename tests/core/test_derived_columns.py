@@ -353,7 +353,7 @@ def test_recipes_have_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_mixed_rows_are_found_where_neighbours_are_equal(batch_size: int) -> None:
+def test_mixed_rows_are_found_where_neighbors_are_equal(batch_size: int) -> None:
     x = np.repeat(np.random.default_rng(1).standard_normal((4, 4)), 20, axis=0).astype(np.float32)
     run = make(mixing(), params="head", backend="fused", cache="memory", batch_size=batch_size)
     with pytest.raises(DataError, match="cache=False"):

@@ -1,7 +1,7 @@
 """The float64 twin of a model is well typed, and computes what the model does.
 
 The class: an operator gives float32 by default (a default type, a fixed one), or reads it, and
-its neighbours are float64 by then.
+its neighbors are float64 by then.
 """
 
 from __future__ import annotations

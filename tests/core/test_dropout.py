@@ -89,7 +89,7 @@ def test_steps_nodes_and_seeds_are_independent() -> None:
     assert all(correlation(base, np.roll(o, 1, axis=0)) < 4 for o in others)
 
 
-def test_neighbours_are_independent() -> None:
+def test_neighbors_are_independent() -> None:
     mask = drawn(300, 200, ratio=0.5)["mask"].astype(float) - 0.5
     for rows, columns in ((1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (7, 5)):
         assert correlation(mask, np.roll(mask, (rows, columns), axis=(0, 1))) < 4

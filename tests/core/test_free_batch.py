@@ -125,7 +125,7 @@ def mixing_rows() -> ModelProto:
     model = models.mlp()
     model.graph.node[-1].output[0] = "rows"
     model.graph.node.append(node("ReduceMean", ["rows"], ["mean"], axes=[0], keepdims=1))
-    model.graph.node.append(node("Sub", ["rows", "mean"], ["Y"], name="centred"))
+    model.graph.node.append(node("Sub", ["rows", "mean"], ["Y"], name="centered"))
     return fixed(model, 4)
 
 

@@ -239,7 +239,7 @@ def test_a_card_that_was_edited_stays(api: Any) -> None:
     assert card.read_text("utf-8") == "my own words"
 
 
-def test_a_file_that_does_not_exist_names_its_neighbours(api: Any) -> None:
+def test_a_file_that_does_not_exist_names_its_neighbors(api: Any) -> None:
     make(models.linear()).push_to_hub(REPOSITORY, "model.onnx", api=api)
     with pytest.raises(ModelError, match=r"there is no such file; did you mean 'model.onnx'"):
         from_hub("modle.onnx", api=api)

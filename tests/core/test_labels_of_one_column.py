@@ -128,7 +128,7 @@ def test_a_loss_that_declares_its_labels_and_refuses_none() -> None:
 
 
 def test_only_the_axis_of_one_that_is_missing_is_added() -> None:
-    """Neighbouring mistakes: a broadcast to other sizes, to an unknown size, or of another rank."""
+    """Neighboring mistakes: a broadcast to other sizes, to an unknown size, or of another rank."""
     for outputs, y in ((3, FLAT), (1, Y[:, None]), (1, FLAT[None, :]), (1, np.hstack([Y, Y]))):
         made = make(models.linear(outputs=outputs), epochs=1)
         with pytest.raises(DataError):

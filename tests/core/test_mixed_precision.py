@@ -19,7 +19,7 @@ from tests.training import make, plugins, regression, same, usable
 FP16, BF16 = "fp16_mixed", "bf16_mixed"
 STATIC = {"name": FP16, "dynamic": False, "loss_scale": 256.0}
 STEP = {FP16: 2.0**-11, BF16: 2.0**-8}
-"""Half the distance of neighbouring numbers at 1."""
+"""Half the distance of neighboring numbers at 1."""
 SCALE, COUNT, SKIPPED = (f"precision/{n}" for n in ("loss_scale", "finite_steps", "skipped_steps"))
 
 

@@ -40,8 +40,8 @@ def node(op_type: str, *names: str, **attributes: Any) -> Any:
 def test_matrices_and_biases_are_parameters_and_constants_are_not() -> None:
     model = net(
         [
-            node("Sub", "X", "mean", "centred"),
-            node("Div", "centred", "spread", "scaled"),
+            node("Sub", "X", "mean", "centered"),
+            node("Div", "centered", "spread", "scaled"),
             node("MatMul", "scaled", "W", "z"),
             node("Add", "z", "b", "zb"),
             node("Mul", "zb", "half", "h"),

@@ -102,7 +102,7 @@ class Averaged(Good):
         return op.ReduceMean(values, axes=[0], keepdims=1)
 
 
-class Centred(Good):
+class Centered(Good):
     def error(self, op: Any, predicted: Any, expected: Any) -> Any:
         error = Good.error(self, op, predicted, expected)
         return error - op.ReduceMean(error, axes=[0], keepdims=1)
@@ -212,7 +212,7 @@ PLANTED = [
         "test_scores_of_0_and_100", Cornered(), "gradient at a score of 0", {"reference": None}
     ),
     Planted("test_dynamic_batch", Averaged(), "at least one value per sample"),
-    Planted("test_dynamic_batch", Centred(), "the value of a row depends on other rows"),
+    Planted("test_dynamic_batch", Centered(), "the value of a row depends on other rows"),
     Planted("test_float64", Rounded(), "accuracy of float32"),
     Planted("test_counts", Halved(), "counts, by which the loss is divided"),
     Planted("test_backends", OtherInFloat32(), "the loss on"),

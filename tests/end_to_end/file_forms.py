@@ -1,4 +1,4 @@
-"""What becomes of a network's file: exported, optimised, converted, quantized, as its users do it."""
+"""What becomes of a network's file: exported, optimized, converted, quantized, as its users do it."""
 
 from __future__ import annotations
 

@@ -316,7 +316,7 @@ class UNet(nn.Module):
 
 
 class Yolo(nn.Module):
-    """A backbone with SiLU, a pyramid by nearest neighbours, and two heads in one output."""
+    """A backbone with SiLU, a pyramid by nearest neighbors, and two heads in one output."""
 
     def __init__(self) -> None:
         super().__init__()

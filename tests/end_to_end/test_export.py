@@ -47,7 +47,7 @@ def decorated(model: ModelProto) -> ModelProto:
     """With everything a file can carry next to its graph."""
     model.producer_name, model.producer_version = "another tool", "7.1"
     model.domain, model.model_version, model.doc_string = "org.example", 42, "what it is for"
-    helper.set_model_props(model, {"author": "somebody", "licence": "CC0"})
+    helper.set_model_props(model, {"author": "somebody", "license": "CC0"})
     model.graph.doc_string = "the graph"
     model.graph.node[0].doc_string = "the first node"
     model.graph.value_info.append(models.floats(model.graph.node[0].output[0], "N", None))

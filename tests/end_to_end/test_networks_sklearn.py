@@ -177,7 +177,7 @@ def test_logistic_regression_of_two_classes() -> None:
     p = model.predict_proba(X)[np.arange(30), y]
     assert trainer.step((X, y)) == pytest.approx(-np.log(p).mean(), rel=1e-5)
     with pytest.raises(
-        ModelError, match="expects raw scores, but 'probabilities' has normalized scores"
+        ModelError, match="expects logits, but 'probabilities' has normalized scores"
     ):
         make(proto, loss={"probabilities": "softmax_cross_entropy"}, backend="fused")
 

@@ -1,4 +1,4 @@
-"""Cases of the operators that normalise; the oracles are their definitions in numpy."""
+"""Cases of the operators that normalize; the oracles are their definitions in numpy."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.plugins.gradient_cases import Case, case
 F32 = (np.float32,)
 
 
-def neighbours(place: float, size: int) -> list[tuple[int, float]]:
+def neighbors(place: float, size: int) -> list[tuple[int, float]]:
     """(place, weight) of the two points around one that is held inside of the image."""
     held = min(max(place, 0), size - 1)
     low = int(held)
@@ -40,7 +40,7 @@ def roi_aligned(x: Array, regions: Array, batch: Array, **options: Any) -> Array
                 rows = zip(first, length, (i, j), sample, per, counts, strict=True)
                 v, u = (a + n * (k + (s + 0.5) / p) / c for a, n, k, s, p, c in rows)
                 outside = not (-1 <= v <= x.shape[2] and -1 <= u <= x.shape[3])
-                pairs = itertools.product(neighbours(v, x.shape[2]), neighbours(u, x.shape[3]))
+                pairs = itertools.product(neighbors(v, x.shape[2]), neighbors(u, x.shape[3]))
                 found += [x[b, :, e, f] * (0 if outside else p * q) for (e, p), (f, q) in pairs]
             if found:
                 out[r, :, i, j] = np.max(found, axis=0) if largest else np.sum(found, axis=0)

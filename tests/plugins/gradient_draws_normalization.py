@@ -1,4 +1,4 @@
-"""Draws of the operators that normalise."""
+"""Draws of the operators that normalize."""
 
 from __future__ import annotations
 

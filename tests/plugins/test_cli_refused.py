@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         arrays = dict(data)
     np.savez(tmp_path / "nan.npz", **{n: np.full_like(a, np.nan) for n, a in arrays.items()})
     np.savez(tmp_path / "short.npz", **{n: a[:, :1] for n, a in arrays.items()})
-    np.savez(tmp_path / "unlabelled.npz", X=arrays["X"])
+    np.savez(tmp_path / "unlabeled.npz", X=arrays["X"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -45,7 +45,7 @@ REFUSED = {
     "a file that does not exist": ["data=no.npz"],
     "values that are not finite": ["data=nan.npz"],
     "a wrong shape": ["data=short.npz"],
-    "no labels": ["data=unlabelled.npz"],
+    "no labels": ["data=unlabeled.npz"],
     "a loss that does not fit": ["loss=softmax_cross_entropy"],
     "a device that is not here": ["device=cuda"],
     "a transform that cannot be": ["recompute=no_such_tensor"],

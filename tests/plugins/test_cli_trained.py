@@ -67,14 +67,14 @@ def test_predictions_are_those_of_the_trained_file(folder: Path, ending: str) ->
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv"])
-@pytest.mark.parametrize("labelled", [True, False])
-def test_other_data_with_labels_or_without(folder: Path, kind: str, labelled: bool) -> None:
+@pytest.mark.parametrize("labeled", [True, False])
+def test_other_data_with_labels_or_without(folder: Path, kind: str, labeled: bool) -> None:
     x, y = X[:7] + 1, Y[:7]
     if kind == "npz":
-        np.savez("other.npz", X=x, **({"y": y} if labelled else {}))
+        np.savez("other.npz", X=x, **({"y": y} if labeled else {}))
     else:
-        table = np.hstack([x, y]) if labelled else x
-        head = ",".join([*(f"x{k}" for k in range(5)), *(["y"] if labelled else [])])
+        table = np.hstack([x, y]) if labeled else x
+        head = ",".join([*(f"x{k}" for k in range(5)), *(["y"] if labeled else [])])
         np.savetxt("other.csv", table, delimiter=",", header=head, comments="", fmt="%.9g")
     result = ortflex("predict", "run", f"other.{kind}", "-o", "out.npy")
     assert result.exit_code == 0, result.output

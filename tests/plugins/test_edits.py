@@ -91,7 +91,7 @@ TAILS: dict[str, tuple[onnx.ModelProto, Any]] = {
         ),
         lambda s: s,
     ),
-    "centred": (
+    "centered": (
         tail(node("ReduceMean", ["s"], ["m"], axes=[1]), node("Sub", ["s", "m"], ["Y"])),
         lambda s: s - s.mean(axis=1, keepdims=True),
     ),

@@ -28,7 +28,7 @@ def softmax(scores: Any) -> Any:
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def labelled(classes: int, rows: int = 60) -> tuple[Any, Any, Any]:
+def labeled(classes: int, rows: int = 60) -> tuple[Any, Any, Any]:
     """Scores, labels that they say something about, and weights."""
     rng = np.random.default_rng(classes)
     scores = rng.normal(size=(rows, classes)).astype(np.float32)
@@ -42,7 +42,7 @@ def labelled(classes: int, rows: int = 60) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
 def test_top_k_is_scikit_learn_s(k: int, weighted: bool, batch: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
-    scores, labels, weight = labelled(4)
+    scores, labels, weight = labeled(4)
     scores[5] = scores[5, 0]  # equal ones
     scores[7, 1:3] = scores[7, 3]
     weight = weight if weighted else None
@@ -73,7 +73,7 @@ def test_top_k_counts_every_position() -> None:
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
 def test_f1_is_scikit_learn_s(average: Any, weighted: bool, batch: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
-    scores, labels, weight = labelled(5)
+    scores, labels, weight = labeled(5)
     scores[:, 4] = -9  # a class that is never predicted
     labels[labels == 3] = 2  # and one that has no label
     found, weight = scores.argmax(axis=1), weight if weighted else None
@@ -88,7 +88,7 @@ def test_f1_is_scikit_learn_s(average: Any, weighted: bool, batch: int) -> None:
 @pytest.mark.parametrize("shape", [(60,), (60, 1)])
 def test_f1_of_two_classes_is_scikit_learn_s(shape: Any, batch: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
-    scores, labels, weight = labelled(2)
+    scores, labels, weight = labeled(2)
     raw, y = (scores[:, 1] - scores[:, 0]).reshape(shape), labels.reshape(shape)
     for positive in (0, 1):
         wanted = metrics.f1_score(labels, raw.ravel() > 0, pos_label=positive, sample_weight=weight)
@@ -112,7 +112,7 @@ def test_f1_of_many_classes_needs_an_average() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_roc_auc_is_scikit_learn_s(weighted: bool, batch: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
-    scores, labels, weight = labelled(2)
+    scores, labels, weight = labeled(2)
     raw = np.round(scores[:, 1] - scores[:, 0], 1)  # some are equal
     weight = weight if weighted else None
     wanted = metrics.roc_auc_score(labels, raw, sample_weight=weight)
@@ -132,7 +132,7 @@ def test_roc_auc_is_scikit_learn_s(weighted: bool, batch: int) -> None:
 @pytest.mark.parametrize("average", ["macro", "weighted"])
 def test_roc_auc_of_several_classes_is_scikit_learn_s(average: Any) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
-    scores, labels, weight = labelled(4)
+    scores, labels, weight = labeled(4)
     shares = softmax(scores.astype(float))
     wanted = metrics.roc_auc_score(labels, shares, multi_class="ovr", average=average)
     for expected in (labels, np.eye(4)[labels]):
@@ -214,7 +214,7 @@ def test_every_score_of_scikit_learn_can_be_named() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
     positive, predicted = rng.uniform(1, 2, 60), rng.uniform(1, 2, 60)
-    scores, labels, weight = labelled(3)
+    scores, labels, weight = labeled(3)
     shares = softmax(scores.astype(float))
     several = (rng.random((60, 3)) < 0.5) * 1.0
     every = {n: getattr(getattr(metrics, n), "__module__", "") for n in metrics.__all__}
@@ -251,7 +251,7 @@ def test_every_score_of_scikit_learn_can_be_named() -> None:
     assert got == pytest.approx(metrics.roc_auc_score(labels, shares, **arguments))
     got = streamed(SklearnMetric(score="label_ranking_loss"), several, shares, None)
     assert got == pytest.approx(metrics.label_ranking_loss(several, shares))
-    two, y, _ = labelled(2)
+    two, y, _ = labeled(2)
     raw = (two[:, 1].astype(float) - two[:, 0]).reshape(-1, 1)
     wanted = metrics.average_precision_score(y, raw.ravel())
     for expected, seen in ((y, two), (y, softmax(two)), (y.reshape(-1, 1), raw)):

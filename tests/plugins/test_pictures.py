@@ -80,7 +80,7 @@ def test_boxes_and_edges_are_those_of_the_graph() -> None:
     assert [c.text for c in named(level, "Conv").chips] == ["kernel 3×1×3×3", "bias 3"]
 
 
-def test_colours_say_what_check_says() -> None:
+def test_colors_say_what_check_says() -> None:
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[N, 2] x) => (float[N, 1] y)
@@ -128,7 +128,7 @@ def test_the_parts_of_a_training_step() -> None:
     assert {f"new/{n}" for n in internals_of(trainer).problem.parameters} <= outputs
 
 
-def test_graphs_in_use_have_the_colours_of_their_parts() -> None:
+def test_graphs_in_use_have_the_colors_of_their_parts() -> None:
     trainer = make(models.mlp(), backend="fused", epochs=1, optimizer="adam")
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 6)).astype(np.float32)
@@ -221,7 +221,7 @@ def test_small_graphs_stay_as_they_are_unless_told() -> None:
     assert all(i.inner is None for i in draw(blocks(12), fold=False).level.items)
 
 
-def test_functions_are_folded_and_their_insides_have_colours() -> None:
+def test_functions_are_folded_and_their_insides_have_colors() -> None:
     level = draw(with_function()).level
     dense = named(level, "Dense")
     assert dense.kind == "trainable"
@@ -348,9 +348,9 @@ def test_png(tmp_path: Path) -> None:
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     assert min(pixels.shape[:2]) > 300
-    colours = {tuple(c) for c in pixels.reshape(-1, 3)[::7].tolist()}
-    assert (0xD1, 0xFA, 0xE5) in colours  # trainable
-    assert (0xE0, 0xF2, 0xFE) in colours  # passes a gradient on
+    colors = {tuple(c) for c in pixels.reshape(-1, 3)[::7].tolist()}
+    assert (0xD1, 0xFA, 0xE5) in colors  # trainable
+    assert (0xE0, 0xF2, 0xFE) in colors  # passes a gradient on
 
 
 def test_a_folded_box_does_not_show_its_inside_in_a_png(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_a_graph_that_cannot_be_checked_is_drawn_plain() -> None:
         g (int64[N] x) => (int64[N] y) { y = Neg(x) }"""
     )
     picture = draw(model)
-    assert "without the colours" in picture.note
+    assert "without the colors" in picture.note
     assert named(picture.level, "Neg").kind == "plain"
 
 
@@ -400,7 +400,7 @@ def test_attributes_that_are_types_are_drawn(check: bool) -> None:
     if not check:  # drawn plain, as no model that could be trained
         model.opset_import[0].version = 3
     picture = draw(model)
-    assert ("without the colours" in picture.note) is not check
+    assert ("without the colors" in picture.note) is not check
     tips = [item.tip for item in picture.level.items if item.title == "Optional"]
     assert len(tips) == 3
     assert all("type=TypeProto" in str(tip) for tip in tips)

@@ -350,8 +350,8 @@ def test_noise_is_normal_and_independent_of_steps_names_and_seeds() -> None:
         assert stats.kstest(draw, "norm").pvalue > 1e-3
     correlations = np.corrcoef(draws) - np.eye(len(draws))
     assert np.abs(correlations).max() < 0.03
-    neighbours = np.corrcoef(draws[0][:-1], draws[0][1:])[0, 1]
-    assert abs(neighbours) < 0.03
+    neighbors = np.corrcoef(draws[0][:-1], draws[0][1:])[0, 1]
+    assert abs(neighbors) < 0.03
 
 
 def test_noise_is_the_same_however_many_steps_a_run_has() -> None:

@@ -1,6 +1,6 @@
 """The model of a user's file: its tensors, modes and shapes, and the graphs built from it.
 
-Owns: the analysed model, its training mode and its inference mode, the shapes that the file does
+Owns: the analyzed model, its training mode and its inference mode, the shapes that the file does
 not define, the tensors that losses read.
 
 Add here: a mode of BatchNormalization or Dropout

@@ -1,4 +1,4 @@
-"""The tensor of the graph that a loss reads, and the raw scores before a Softmax or Sigmoid."""
+"""The tensor of the graph that a loss reads, and the logits before a Softmax or Sigmoid."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_tensor(model: Model, name: str) -> str:
 def raw_scores(model: Model, name: str) -> tuple[str, str | None]:
     """The scores from which a Softmax or Sigmoid computes ``name``, and that operator.
 
-    ``(name, None)`` without such an operator: the tensor is assumed to have raw scores. The two
+    ``(name, None)`` without such an operator: the tensor is assumed to have logits. The two
     columns [1 - p, p] at the end of scikit-learn's binary classifiers are traced back to p.
     """
     tensor = name

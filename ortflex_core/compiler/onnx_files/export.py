@@ -239,9 +239,9 @@ def _left_over(path: Path, known: set[Path]) -> set[Path]:
 
 def _mentioned(data: Path, path: Path) -> bool:
     """Whether a file that may be a model contains the name of a data file."""
-    neighbours = [p for p in path.parent.iterdir() if not p.name.endswith(_NO_MODELS)]
+    neighbors = [p for p in path.parent.iterdir() if not p.name.endswith(_NO_MODELS)]
     above = [p for p in path.parent.parent.glob("*.onnx") if path.parent != p.parent]
-    return any(_has(p, data.name.encode()) for p in (*neighbours, *above))
+    return any(_has(p, data.name.encode()) for p in (*neighbors, *above))
 
 
 def _has(path: Path, text: bytes) -> bool:

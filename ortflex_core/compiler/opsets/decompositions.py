@@ -1,6 +1,6 @@
 """Decompositions of installed plugins: operators outside the standard, computed by standard ones.
 
-The nodes are replaced in the internal graph before it is analysed, so shapes, parameters, gradient
+The nodes are replaced in the internal graph before it is analyzed, so shapes, parameters, gradient
 rules and backends only see standard operators. The exported file keeps the nodes.
 """
 

@@ -1,7 +1,7 @@
 """Conversion of models with a newer opset than the runtime reads to the newest that it reads.
 
 Most operators of a new opset keep their meaning: the opset adds types, or an attribute whose default
-is the old behaviour. If all nodes have the same meaning in both opsets, the internal graph gets the
+is the old behavior. If all nodes have the same meaning in both opsets, the internal graph gets the
 older opset. An operator that is new, or that a node uses in a new way, is replaced by its function
 body if the standard has one. The file and its export are not changed.
 """

@@ -13,7 +13,7 @@ _NETWORK = (
 _LINEAR = frozenset({"LinearClassifier", "LinearRegressor"})
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 _VECTORS = frozenset({"SVMClassifier", "SVMRegressor"})
-_NEIGHBOURS = frozenset({"Scan", "TopK", "CDist"})
+_NeighborS = frozenset({"Scan", "TopK", "CDist"})
 
 
 def ways_out(nodes: Sequence[NodeProto]) -> str:
@@ -42,9 +42,9 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
             f"the support vectors of {', '.join(vectors)} are attributes, which cannot be trained: "
             f"{_NETWORK}"
         )
-    if "TopK" in operators and (neighbours := sorted(_NEIGHBOURS & set(operators))):
+    if "TopK" in operators and (neighbors := sorted(_NeighborS & set(operators))):
         return (
-            f"the graph looks up the nearest rows ({', '.join(neighbours)}), which cannot be trained: "
+            f"the graph looks up the nearest rows ({', '.join(neighbors)}), which cannot be trained: "
             f"{_NETWORK}"
         )
     return ""

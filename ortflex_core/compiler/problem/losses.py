@@ -248,7 +248,7 @@ def _loss_request(
         seen, operator = where, None
     elif loss.scores == "raw" and operator is None and targets.has_normalized_scores(model, where):
         raise ModelError(
-            f"{spec.path}: {loss.name} expects raw scores, but {where!r} has normalized scores, x / Σ "
+            f"{spec.path}: {loss.name} expects logits, but {where!r} has normalized scores, x / Σ "
             "x. For two classes use a loss with on='probabilities'; for more, attach the loss to "
             "the tensor of the scores"
         )

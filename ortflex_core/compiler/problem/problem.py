@@ -56,7 +56,7 @@ class LossTerm(Term):
     """One loss on one tensor of the graph, or on several.
 
     ``output`` is the tensor that the user named, ``predicted`` the one that the loss reads (for
-    example its raw scores). ``label`` and ``weight`` are columns of the batches, with unique names;
+    example its logits). ``label`` and ``weight`` are columns of the batches, with unique names;
     for users their names are ``label_key`` and ``weight_key``. ``label`` is None for data without
     labels. ``weight`` has a shape that broadcasts to the per-sample values, of shape ``samples``, or
     [batch] if several losses share it. ``taught`` is the column of a teacher's tensor, if it reads one.

@@ -72,13 +72,13 @@ class TeacherFiles:
         self._models: dict[tuple[str, bool], tuple[Model, str]] = {}
 
     def teacher(self, wanted: TeacherTensor, model: Model, where: str, *, raw: bool) -> Teacher:
-        """The teacher of a loss on ``model``, with the raw scores before a Softmax for ``raw``.
+        """The teacher of a loss on ``model``, with the logits before a Softmax for ``raw``.
 
         Args:
             wanted: what the loss asks for.
             model: the model that is trained.
             where: the argument, for messages.
-            raw: whether the loss reads raw scores.
+            raw: whether the loss reads logits.
 
         Raises:
             ConfigError: there is no such file, tensor or input.
@@ -135,7 +135,7 @@ class TeacherFiles:
         if targets.has_normalized_scores(teacher, name):
             raise ModelError(
                 f"{where}: {teacher.label}: {name!r} has normalized scores, x / Σ x, but the loss reads "
-                "raw scores; name the tensor of the scores: teacher_tensor='…'"
+                "logits; name the tensor of the scores: teacher_tensor='…'"
             )
         return targets.raw_scores(teacher, name)[0]
 

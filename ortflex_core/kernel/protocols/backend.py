@@ -39,10 +39,10 @@ class Engine(Protocol):
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
-        """Σ w·l per loss term and outputs of one labelled batch in inference mode."""
+        """Σ w·l per loss term and outputs of one labeled batch in inference mode."""
 
     def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        """Outputs of one unlabelled batch in inference mode."""
+        """Outputs of one unlabeled batch in inference mode."""
 
     def state(self) -> dict[str, Array]:
         """Copies of the trained tensors, by initializer name."""

@@ -46,7 +46,7 @@ class Device(Component, abc.ABC):
 
     @abc.abstractmethod
     def empty(self, shape: Sequence[int], dtype: Any) -> Value:
-        """New, uninitialised memory on the device."""
+        """New, uninitialized memory on the device."""
 
     @abc.abstractmethod
     def put(self, array: Array) -> Value:

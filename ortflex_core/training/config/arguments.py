@@ -93,7 +93,7 @@ class Arguments:
     """
 
     loss: Any = argument(
-        "one loss to minimise, ``{tensor: loss}``, or a list of tables with the optional keys "
+        "one loss to minimize, ``{tensor: loss}``, or a list of tables with the optional keys "
         "``predicted``, ``expected``, ``weight`` and ``factor``; by default it is computed from the only "
         "float output",
         kind=COMPONENT + ", {tensor = loss}, or a list of tables",

@@ -66,12 +66,12 @@ class Feed:
         *,
         batch_size: int,
         limit: int | None = None,
-        labelled: bool = True,
+        labeled: bool = True,
         peers: Peers | None = None,
     ) -> Feed:
         """Open the data of a user.
 
-        ``limit`` is the number of batches in an epoch of an endless iterable; without ``labelled``,
+        ``limit`` is the number of batches in an epoch of an endless iterable; without ``labeled``,
         an iterable may yield X alone. With ``peers``, an iterable yields the batches of this
         process, and ``limit`` counts the batches of all processes.
 
@@ -97,12 +97,12 @@ class Feed:
             first = convert(head(X, rows), None, None)
             return cls(X, first, Size(rows=rows, epoch_steps=rows_of(X) // rows), convert)
         # A list may be meant as rows or as batches.
-        if gives_batches(X, y) and (labelled or not isinstance(X, Sequence)):
+        if gives_batches(X, y) and (labeled or not isinstance(X, Sequence)):
             own = X if isinstance(X, Batches) else Batches(X, prefetch=0)
             ranks = (0, 1) if peers is None else (peers.rank, peers.size)
             if limit is not None:
                 limit = len(range(ranks[0], limit, ranks[1]))
-            given = IterableBatches(own, convert, limit, batch_size, labelled, ranks)
+            given = IterableBatches(own, convert, limit, batch_size, labeled, ranks)
             buffered = Size(rows=batch_size, epoch_steps=limit)
             rows = given.first.rows
             if peers is not None and not own.buffer:
@@ -204,7 +204,7 @@ class Feed:
         single_rows.check_source(preparing.problem, source, batch_size)
         return source
 
-    def labelled(
+    def labeled(
         self, preparing: Preparation, *, keep: bool = False
     ) -> Callable[[], Iterable[Batch]]:
         """A function that yields consecutive batches with their labels; every call starts at the first.
@@ -302,8 +302,8 @@ def _fixed_batch(model: Model, problem: str) -> str:
     )
 
 
-def held_out(given: Any, labelled: bool = True) -> tuple[Any, Any, Any]:
-    """``validation_data`` as X, y and sample_weight; without ``labelled``, also X alone.
+def held_out(given: Any, labeled: bool = True) -> tuple[Any, Any, Any]:
+    """``validation_data`` as X, y and sample_weight; without ``labeled``, also X alone.
 
     Raises:
         DataError: it has another form.
@@ -314,7 +314,7 @@ def held_out(given: Any, labelled: bool = True) -> tuple[Any, Any, Any]:
     if isinstance(given, DataSource | Columns | Pieces | Mapping) or (
         gives_rows(given)
         or gives_batches(given, None)
-        or (not labelled and hasattr(given, "__array__"))
+        or (not labeled and hasattr(given, "__array__"))
     ):
         return given, None, None
     raise DataError(

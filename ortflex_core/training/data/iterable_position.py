@@ -36,20 +36,20 @@ class Spot:
         return attrs.evolve(self, offset=self.offset + rows)
 
 
-def item_of(given: Any, number: int, labelled: bool = True) -> Item:
+def item_of(given: Any, number: int, labeled: bool = True) -> Item:
     """X, y and sample_weight of a batch.
 
-    Without ``labelled`` a batch may also be X alone.
+    Without ``labeled`` a batch may also be X alone.
 
     Raises:
         DataError: the batch is neither (X, y), nor (X, y, sample_weight), nor such a mapping.
     """
     if isinstance(given, Mapping) and "X" in given:
         return given["X"], given.get("y"), given.get("sample_weight")
-    if isinstance(given, tuple | list) and len(given) in ((2, 3) if labelled else (1, 2, 3)):
+    if isinstance(given, tuple | list) and len(given) in ((2, 3) if labeled else (1, 2, 3)):
         X, y, sample_weight = (*given, None, None)[:3]
         return X, y, sample_weight
-    if not labelled:
+    if not labeled:
         return given, None, None
     raise DataError(
         f"batch {number} is a {type(given).__name__}; expected (X, y), (X, y, sample_weight) or a "
@@ -68,12 +68,12 @@ class Items:
     def __init__(
         self,
         source: Iterable[Any] | Callable[..., Iterable[Any]],
-        labelled: bool = True,
+        labeled: bool = True,
         ranks: tuple[int, int] = (0, 1),
     ) -> None:
         self._ranks = ranks
         self._source: Any = source
-        self._labelled = labelled
+        self._labeled = labeled
         self._turn = self._item = 0
         self._iterator: Iterator[Any] | None = None
         self._peeked: tuple[Item, Any] | None = None
@@ -106,7 +106,7 @@ class Items:
         given = next(self._iterator, self)
         if given is self:
             return None
-        item = item_of(given, self._item, self._labelled)
+        item = item_of(given, self._item, self._labeled)
         self._item += 1
         self._state = self._ask()
         return item

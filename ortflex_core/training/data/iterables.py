@@ -103,7 +103,7 @@ class IterableBatches:
         convert: Callable[[Any, Any, Any], Columns],
         limit: int | None,
         batch_size: int,
-        labelled: bool = True,
+        labeled: bool = True,
         ranks: tuple[int, int] = (0, 1),
     ) -> None:
         self.drop_last = False
@@ -111,7 +111,7 @@ class IterableBatches:
         self._convert = convert
         self._limit = limit
         self._size = batch_size
-        self._items = Items(given.source, labelled, ranks)
+        self._items = Items(given.source, labeled, ranks)
         self._left: Part | None = None
         self._conversion: Conversion | None = None
         self._resumed: Mapping[str, Any] | None = None

@@ -23,7 +23,7 @@ def encode_labels(
 
     Args:
         columns: the user's data.
-        requests: the losses; those on raw scores accept class labels.
+        requests: the losses; those on logits accept class labels.
         classes: the labels in the order of the scores, or None if labels are already indices from
             0.
 

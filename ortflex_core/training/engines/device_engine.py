@@ -34,11 +34,11 @@ class DeviceEngine(abc.ABC):
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
-        """Σ w·l per loss term and outputs of one labelled batch in inference mode."""
+        """Σ w·l per loss term and outputs of one labeled batch in inference mode."""
         return self.evaluator.evaluate(self._now, batch, outputs)
 
     def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        """Outputs of one unlabelled batch in inference mode."""
+        """Outputs of one unlabeled batch in inference mode."""
         return self.evaluator.predict(self._now, batch, outputs)
 
     def buffers(self) -> dict[str, Array]:

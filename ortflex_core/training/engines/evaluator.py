@@ -61,7 +61,7 @@ class Evaluator:
     def evaluate(
         self, weights: Mapping[str, Value], batch: Batch, outputs: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
-        """Σ w·l per loss term, and tensors of the graph, for one labelled batch."""
+        """Σ w·l per loss term, and tensors of the graph, for one labeled batch."""
         program = self._program("evaluation", outputs)
         results = self._run(program, weights, batch)
         totals = [float(results[t.total_port]) for t in self._problem.terms]

@@ -61,7 +61,7 @@ def slices(
 
 @attrs.frozen
 class Scores:
-    """Loss and metrics of labelled data, ``batches()``; called with a function that evaluates a batch.
+    """Loss and metrics of labeled data, ``batches()``; called with a function that evaluates a batch.
 
     With ``peers`` each process evaluates the batches of its rank, and all combine all of them in order.
     """
@@ -152,7 +152,7 @@ def _decoded(term: LossTerm, outputs: Mapping[str, Array], labels: Array) -> Arr
 
 
 def _beside_labels(term: LossTerm, output: Array, labels: Array) -> Array:
-    """The user's output in the form of the labels; metrics read it, not raw scores.
+    """The user's output in the form of the labels; metrics read it, not logits.
 
     Labels have the form of the scores that the loss reads; the output after a Sigmoid may have
     another shape, or the two columns [1 - p, p].

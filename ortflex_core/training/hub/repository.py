@@ -199,13 +199,13 @@ def _explained(
         elif "LocalEntryNotFoundError" in names or _unreachable(error):
             text = f"the Hub cannot be reached, and the local cache does not have it ({error})"
         elif "EntryNotFoundError" in names and filename is not None:
-            text = "there is no such file" + _neighbours(hub, repo_id, revision, filename)
+            text = "there is no such file" + _neighbors(hub, repo_id, revision, filename)
         else:
             text = f"the Hub responded with {type(error).__name__}: {error}"
         raise ModelError(f"{what}: {text}") from error
 
 
-def _neighbours(hub: Any, repo_id: str, revision: str | None, filename: str) -> str:
+def _neighbors(hub: Any, repo_id: str, revision: str | None, filename: str) -> str:
     try:
         return f"; {suggest(filename, _files(hub, repo_id, revision))}"
     except Exception:  # it is an addition to another error

@@ -54,14 +54,14 @@ class Peers:
         self.interrupted = False
         self._ended = False
         self._before = ""
-        self._neighbours: int | None = None
+        self._neighbors: int | None = None
 
     @property
-    def neighbours(self) -> int:
+    def neighbors(self) -> int:
         """The processes on this machine, this one included."""
-        if self._neighbours is None:
-            self._neighbours = self.values("machines", platform.node()).count(platform.node())
-        return self._neighbours
+        if self._neighbors is None:
+            self._neighbors = self.values("machines", platform.node()).count(platform.node())
+        return self._neighbors
 
     def gather(self, place: str, payload: Array) -> list[Array]:
         """The bytes (uint8, one axis) of each process, by rank; sizes may differ.
