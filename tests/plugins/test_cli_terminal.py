@@ -90,9 +90,7 @@ def test_keys_given_as_options(command: str) -> None:
     assert "No such option" in result.output
 
 
-def test_missing_files_and_their_neighbors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_files_and_their_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.toml").write_text('model = "mdel.onnx"\n', "utf-8")
     Path("model.onnx").touch()
