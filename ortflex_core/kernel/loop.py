@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import attrs
@@ -57,9 +58,7 @@ class Loop:
         self.engine = plan.engine
         self._progress = beginning(plan.source, plan.accumulate, plan.epochs)
         self._at: Callable[..., Progress] = Progress
-        self._moved: tuple[int, int] | None = (
-            None  # steps and rows that are not in the progress yet
-        )
+        self._moved: tuple[int, int] | None = None  # steps and rows that progress has not yet
         self.records: list[dict[str, float]] = []
         self.interrupted = False
         self._good = Good()
@@ -123,7 +122,7 @@ class Loop:
             rows=now.rows,
             history=tuple(self.records),
         )
-        self._sums = Sums(start.steps, start.rows, start.loss, start.penalty)
+        self._sums = Sums(start.steps, start.rows, start.loss, start.penalty, start.losses)
         self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
         # A new engine may start at the beginning of an epoch.
         if start.at_once != self._at_once and (start.steps or self.plan.engine_for_epoch is None):
@@ -144,6 +143,7 @@ class Loop:
             rows=sums.rows,
             loss=sums.loss,
             penalty=sums.penalty,
+            losses=sums.losses,
             seconds=self._seconds() if sums.steps else 0.0,
             rate=self._rate,
             records=tuple(dict(record) for record in self.records[: self.progress.epoch]),
@@ -216,10 +216,8 @@ class Loop:
     def _call_settled(self, within: bool = False) -> None:
         """Call the hooks that save; after a hook that fails, training can be resumed from here."""
         self.settled = True
-        if within:  # called within an epoch, after a run of steps
-            self._call_observer("settled")
-        else:
-            self._call("settled")
+        # Within an epoch, it comes after a run of steps.
+        (self._call_observer if within else self._call)("settled")
         self.settled = False
 
     def _check(self, bad: str | None) -> None:
@@ -307,6 +305,8 @@ class Loop:
             "rows": sums.rows,
             "seconds": self._seconds(),
         }
+        for (name, factor), loss in zip(self.plan.losses.items(), sums.losses, strict=False):
+            record[name] = factor * loss / rows
         self.records.append(record)
         return record
 
@@ -332,7 +332,7 @@ class Loop:
                 unread += len(sizes)
                 self._moved = (step, rows)
                 if observed:
-                    losses, penalties = zip(*self._drain(), strict=True)
+                    losses, penalties, *_ = zip(*self._drain(), strict=True)
                     self._call_observer(
                         "steps_end", losses=losses, penalties=penalties, rates=rates
                     )
@@ -393,21 +393,18 @@ class Loop:
         answers = self._call("step_end", loss=loss, penalty=penalty, rate=self._rate)
         self._halted = self._any_process(self._halted or any(answers or ()))
 
-    def _drain(self) -> list[tuple[float, float]]:
+    def _drain(self) -> list[tuple[float, ...]]:
         """Read the pending losses; a non-finite one ends training."""
         if not (pending := self._pending):
             return []
-        costs: list[tuple[float, float]] = []
-        sizes: list[int] = []
-        for losses, of_steps in pending:
-            costs.extend(losses.read())
-            sizes.extend(of_steps)
+        costs = [cost for losses, _ in pending for cost in losses.read()]
+        sizes = [size for _, of_steps in pending for size in of_steps]
         pending.clear()
         if self.first_loss is None:
             # The loss of a few rows is not representative.
-            self.first_loss = sum(costs[0]) if sizes[0] >= _REPRESENTATIVE_ROWS else math.inf
+            self.first_loss = sum(costs[0][:2]) if sizes[0] >= _REPRESENTATIVE_ROWS else math.inf
         # Loops over lists: a run has too few steps for the functions of numpy to be faster.
-        totals = [loss + penalty for loss, penalty in costs]
+        totals = [cost[0] + cost[1] for cost in costs]
         if not all(map(math.isfinite, totals)):
             last = next(k for k, total in enumerate(totals) if not math.isfinite(total))
             self._recent.extend(totals[:last])
@@ -427,24 +424,27 @@ def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
     return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)
 
 
+@attrs.define
 class Sums:
-    """Loss and penalty of an epoch, weighted by rows."""
+    """Loss and penalty of an epoch, and each of several losses, weighted by rows."""
 
-    __slots__ = ("last", "loss", "penalty", "rows", "steps")
+    steps: int = 0
+    rows: int = 0
+    loss: float = 0.0
+    penalty: float = 0.0
+    losses: tuple[float, ...] = ()
+    last: tuple[float, float] = (math.nan, math.nan)
 
-    def __init__(
-        self, steps: int = 0, rows: int = 0, loss: float = 0.0, penalty: float = 0.0
-    ) -> None:
-        self.steps, self.rows, self.loss, self.penalty = steps, rows, loss, penalty
-        self.last = (math.nan, math.nan)
-
-    def add(self, rows: Sequence[int], costs: Sequence[tuple[float, float]]) -> None:
-        """Add steps: the rows of each, and its loss and penalty."""
+    def add(self, rows: Sequence[int], costs: Sequence[tuple[float, ...]]) -> None:
+        """Add steps: the rows of each, and its costs."""
         # One by one, so that the sums do not depend on the number of steps per call.
         losses, penalties = self.loss, self.penalty
-        for count, (loss, penalty) in zip(rows, costs, strict=True):
-            losses += count * float(loss)
-            penalties += count * float(penalty)
+        for count, cost in zip(rows, costs, strict=True):
+            losses += count * float(cost[0])
+            penalties += count * float(cost[1])
+            if len(cost) > 2:
+                pairs = zip(self.losses or repeat(0.0), cost[2:], strict=False)
+                self.losses = tuple(before + count * float(part) for before, part in pairs)
         self.loss, self.penalty = losses, penalties
         self.last = (float(costs[-1][0]), float(costs[-1][1]))
         self.rows += sum(rows)

@@ -80,8 +80,8 @@ class TrainingPlan:
     returns scores of the validation data. ``engine_for_epoch`` is called at the start of every
     epoch and returns another engine if other parameters are trained from there on. ``start`` is the
     position where an earlier run of the same plan stopped. ``broken`` names the weight that is not
-    finite at the start, if any. ``peers`` are the processes of a distributed training, and
-    ``sync_every`` is the number of their separate steps.
+    finite at the start, if any. ``losses`` has factors of several losses, by their columns. ``peers``
+    are the processes of a distributed training, and ``sync_every`` the number of their separate steps.
     """
 
     engine: Engine
@@ -98,5 +98,6 @@ class TrainingPlan:
     engine_for_epoch: Callable[[int], Engine | None] | None = None
     start: Position | None = None
     broken: Callable[[], str] = lambda: ""
+    losses: Mapping[str, float] = attrs.field(factory=dict)
     peers: Processes | None = None
     sync_every: int | None = None

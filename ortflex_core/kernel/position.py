@@ -27,6 +27,7 @@ class Position:
     rows: int = 0
     loss: float = 0.0
     penalty: float = 0.0
+    losses: tuple[float, ...] = ()
     seconds: float = 0.0
     rate: float = math.nan
     records: tuple[Mapping[str, float], ...] = ()

@@ -115,7 +115,7 @@ class _Runner:
             for n, a in start.weights.items()
         }
         _load(self.engine, start)
-        [(loss, penalty)] = self.engine.run(batches, [rate]).read()
+        [(loss, penalty, *_)] = self.engine.run(batches, [rate]).read()
         after = Step(self.engine.state(), self.engine.slots(), self.engine.buffers())
         return Found(loss + penalty, gradients, after)
 

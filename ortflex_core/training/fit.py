@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,6 +32,7 @@ from ortflex_core.training.data.opening import as_found
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.data.scale import out_of_scale
 from ortflex_core.training.engines import failures
+from ortflex_core.training.engines.output_metrics import loss_columns
 from ortflex_core.training.internals import Internals, Settings, internals_of
 from ortflex_core.training.views.history import History, risen
 from ortflex_core.training.views.progress import Display
@@ -298,6 +300,11 @@ def _plan(
         engine_for_epoch=None if setup.problem.phase(0) is setup.problem else live.enter,
         start=start,
         broken=lambda: failures.broken_weight(live.problem, live.state()),
+        # A cost has the factor of its loss, the column has not.
+        losses={
+            column: 1 / term.factor if term.factor else math.nan
+            for column, term in zip(loss_columns(problem.terms), problem.terms, strict=False)
+        },
         peers=problem.peers,
         sync_every=None if problem.peers is None else setup.sync_every,
     )
@@ -326,7 +333,7 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     now = live.standing.manual
     rate = checked_rate(live.bound(settings.schedule), settings.learning_rate, now)
     try:
-        [(loss, penalty)] = internals.engine.run(batches, [rate]).read()
+        [(loss, penalty, *_)] = internals.engine.run(batches, [rate]).read()
     except GraphError as error:
         raise failures.explained(error, live.problem, internals.engine, prepared) from error
     moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + sum(b.size for b in batches))

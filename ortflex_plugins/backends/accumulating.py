@@ -182,14 +182,16 @@ class Accumulator:
         plans = (b for p in self._plans for b in p.binders())
         return [*self._movers.values(), *self._sum.binders.values(), *plans]
 
-    def run(self, batches: Sequence[Batch], rate: float, step: int) -> tuple[float, float]:
-        """One step, its number counted from 1; returns loss and penalty."""
+    def run(self, batches: Sequence[Batch], rate: float, step: int) -> tuple[float, ...]:
+        """One step, its number counted from 1; returns loss, penalty, and each of several losses."""
         factors = self._problem.scales(total_denominators(batches))
         first = (step - 1) * self._problem.updating.accumulate + 1
-        loss = 0.0
+        loss, each = 0.0, [0.0] * len(factors)
         gather = self._gather if self._exchange is None else self._gather_from_all
         for totals in gather(batches, factors, first):
-            loss += sum(t * f for t, f in zip(totals, factors.values(), strict=True))
+            parts = [t * f for t, f in zip(totals, factors.values(), strict=True)]
+            loss += sum(parts)
+            each = [before + part for before, part in zip(each, parts, strict=True)]
         old, at = self._states[0].current, self._sum.twins.current
         if (old, at) not in self._movers:
             self._movers[old, at] = self._mover(old, at)
@@ -197,7 +199,8 @@ class Accumulator:
         self._movers[old, at].run()
         for twins in self._states:
             twins.current = 1 - old
-        return loss, 0.0 if self._penalty is None else self._penalty.read()
+        penalty = 0.0 if self._penalty is None else self._penalty.read()
+        return (loss, penalty, *each) if len(each) > 1 else (loss, penalty)
 
     def _gather(
         self, batches: Sequence[Batch], factors: Mapping[str, float], first: int

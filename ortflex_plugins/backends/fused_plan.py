@@ -176,7 +176,7 @@ class LateLosses(RunLosses):
         super().__init__(plan, _NOTHING)
         self._page, self._row = page, page.used - 1
 
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
+    def read(self) -> list[tuple[float, ...]]:
+        """The costs of each step."""
         self._costs = self._page.row(self._row)
         return super().read()

@@ -172,8 +172,8 @@ class RunLosses:
         self._costs = costs
         self._factors = plan.factors
 
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
+    def read(self) -> list[tuple[float, ...]]:
+        """(loss, penalty) per step, then each of several losses."""
         plan, costs = self._plan, self._costs
         if plan.only is not None:
             return [(costs.item(plan.only) * self._factors.item(), 0.0)]
@@ -182,13 +182,16 @@ class RunLosses:
             parts = [costs.item(k) * factor for k, factor in pairs]
             count = len(parts) // plan.parts
             loss = sum(sum(parts[k : k + count]) for k in range(0, len(parts), count))
-            return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0)]
+            each = [sum(parts[k::count]) for k in range(count)] if count > 1 else ()
+            return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0, *each)]
         # The terms of a batch are added first, in order, as if every batch had a graph of its own.
         products = (costs[plan.totals] * self._factors).reshape(plan.steps, plan.parts, -1)
         losses = products.cumsum(axis=2)[..., -1].cumsum(axis=1)[:, -1].tolist()
-        if not plan.penalties:
-            return [(loss, 0.0) for loss in losses]
-        return list(zip(losses, costs[plan.penalties].tolist(), strict=True))
+        penalties = costs[plan.penalties].tolist() if plan.penalties else [0.0] * plan.steps
+        if products.shape[2] == 1:
+            return list(zip(losses, penalties, strict=True))
+        each = products.cumsum(axis=1)[:, -1].T.tolist()
+        return list(zip(losses, penalties, *each, strict=True))
 
 
 class SeveralRuns:
@@ -199,6 +202,6 @@ class SeveralRuns:
     def __init__(self, parts: list[RunLosses]) -> None:
         self._parts = parts
 
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
-        return [pair for part in self._parts for pair in part.read()]
+    def read(self) -> list[tuple[float, ...]]:
+        """The costs of each step."""
+        return [costs for part in self._parts for costs in part.read()]

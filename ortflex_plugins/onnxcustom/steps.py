@@ -113,7 +113,7 @@ class Steps:
 
     def run(self, data: Mapping[str, Array], rate: float) -> float:
         """Run one step, and return the loss before it."""
-        [(loss, _)] = self.engine.run([_batch(data)], [rate]).read()
+        [(loss, *_)] = self.engine.run([_batch(data)], [rate]).read()
         return loss
 
     def evaluate(self, data: Mapping[str, Array], output: str | None = None) -> Array:

@@ -7,7 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import ConfigError, DataError, ModelError, Recipe, Trainer
+from ortflex_core import ConfigError, DataError, ModelError, Recipe, Trainer, hook, run_ranks
+from tests.training import Recorder, every_backend, make
 
 LOSSES = {"kind": "softmax_cross_entropy", "price": "squared_error"}
 
@@ -153,3 +154,71 @@ def test_a_recipe_and_a_checkpoint_keep_the_outputs_of_metrics(tmp_path):
     assert kept == 1 + int(np.argmax(history["validation_accuracy/kind"]))
     resumed = Trainer.resume(tmp_path / "c" / "best")
     assert set(resumed.evaluate(X, y)) == set(trainer.evaluate(X, y))
+
+
+WAYS = {
+    "plain": {},
+    "penalty and several batches": {"accumulate": 2, "penalty": {"name": "l2", "l2": 0.1}},
+    "penalty": {"penalty": {"name": "l2", "l2": 0.1}},
+    "one step a run": {"callbacks": [Recorder]},
+    "later": {"groups": [{"params": "wp", "start_epoch": 1}]},
+}
+
+
+def columns(history, epoch=-1):
+    return {n: history[epoch][n] for n in history.columns if n.startswith("loss")}
+
+
+@every_backend
+@pytest.mark.parametrize("way", WAYS)
+def test_the_history_has_the_loss_of_each_output(backend, way):
+    """With a rate near 0 the loss of an epoch is that of the evaluation."""
+    X, y = rows(61)
+    options = {**WAYS[way], "backend": backend, "epochs": 2, "batch_size": 8}
+    options["callbacks"] = [one() for one in options.get("callbacks", [])]
+    losses = {**LOSSES, "price": {"name": "squared_error", "factor": 0.25}}
+    trainer = make(two_outputs(), loss=losses, learning_rate=1e-12, **options)
+    history = trainer.fit(X, y)
+    if backend in ("training_agent", "training_session"):
+        pytest.skip("they compute the sum of the losses only")
+    wanted = {n: v for n, v in trainer.evaluate(X, y).items() if n.startswith("loss")}
+    for epoch in (0, 1):
+        assert columns(history, epoch) == pytest.approx(wanted, rel=1e-5)
+    assert list(history.columns)[-2:] == ["loss/kind", "loss/price"]
+    trainer.step((X[:8], {n: a[:8] for n, a in y.items()}))
+    one = make(two_outputs(), loss={"price": "squared_error"}, backend=backend, epochs=1)
+    assert "loss/price" not in one.fit(X, y["price"]).columns
+
+
+@pytest.mark.parametrize("sync_every", [None, 2])
+def test_processes_have_the_loss_of_each_output(sync_every):
+    X, y = rows(64)
+
+    def train(group):
+        options = {"batch_size": 8, "epochs": 1, "learning_rate": 1e-12, "backend": "fused"}
+        trainer = make(
+            two_outputs(), loss=LOSSES, distributed=group, sync_every=sync_every, **options
+        )
+        return columns(trainer.fit(X, y)), trainer.evaluate(X, y)
+
+    for found in run_ranks(2, train):
+        if isinstance(found, BaseException):
+            raise found
+        assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_a_resumed_epoch_has_the_losses_of_all_its_steps(tmp_path):
+    X, y = rows(64)
+
+    class Halt:
+        @hook
+        def step_end(self, trainer, progress):
+            if progress.step == 5:
+                trainer.save(tmp_path / "c")
+                return True
+            return False
+
+    options = {"batch_size": 8, "epochs": 1, "backend": {"name": "fused", "steps_per_run": 1}}
+    make(two_outputs(), loss=LOSSES, callbacks=[Halt()], **options).fit(X, y)
+    again = Trainer.resume(tmp_path / "c", callbacks=[]).fit(X, y)
+    assert columns(again) == columns(make(two_outputs(), loss=LOSSES, **options).fit(X, y))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Losses(Protocol):
     """The costs of one run's steps, possibly still on the device."""
 
-    def read(self) -> Sequence[tuple[float, float]]:
-        """(loss, penalty) per step, after the reduction."""
+    def read(self) -> Sequence[tuple[float, ...]]:
+        """(loss, penalty) per step, after the reduction, then each of several losses if it is known."""
 
 
 class Engine(Protocol):

@@ -205,7 +205,9 @@ def _problems(record: Record) -> Iterator[str]:
         unknown = name == "rate" and math.isnan(value)  # before the first step
         if not unknown and not (math.isfinite(value) and value >= 0):
             yield f"position.{name} is {_shown(value)}, expected a finite number >= 0"
-    for name, cost in (("loss", position.loss), ("penalty", position.penalty)):
+    costs = {"loss": position.loss, "penalty": position.penalty}
+    costs |= {f"losses[{k}]": cost for k, cost in enumerate(position.losses)}
+    for name, cost in costs.items():
         if not math.isfinite(cost):
             yield f"position.{name} is {_shown(cost)}, expected a finite number"
     if not position.seed or any(s < 0 for s in position.seed):

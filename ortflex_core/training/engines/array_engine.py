@@ -82,20 +82,22 @@ class HostEngine:
             [self._one(batches[k * size : (k + 1) * size], r) for k, r in enumerate(rates)]
         )
 
-    def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, float]:
+    def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, ...]:
         problem = self.problem
         denominators = [sum(of) for of in zip(*(b.denominators for b in batches), strict=True)]
         scales, constants = problem.scales(denominators), problem.constants()
         weights = _ports("parameter", self._weights)
-        loss = 0.0
+        loss, each = 0.0, [0.0] * len(scales)
         slots = {port: self._slots[n] for n, port in problem.slot_ports.items()}
         total: dict[Key, Array] = {}
         for k, batch in enumerate(batches, self._step * problem.updating.accumulate + 1):
             given = self._columns(batch) | weights | slots | _ports("buffer", self._buffers)
             graph = self.gradient_graph(batch.size)
             results = self._run(graph, given, constants | scales | {_DRAW: k})
-            costs = [float(results[t.total_port]) for t in problem.terms]
-            loss += sum(c * s for c, s in zip(costs, scales.values(), strict=True))
+            totals = [float(results[t.total_port]) for t in problem.terms]
+            parts = [t * s for t, s in zip(totals, scales.values(), strict=True)]
+            loss += sum(parts)
+            each = [before + part for before, part in zip(each, parts, strict=True)]
             gradients = {port: results[port] for port in _ports("gradient", self._weights)}
             total = {p: total[p] + g for p, g in gradients.items()} if total else gradients
             self._buffers = {
@@ -107,7 +109,8 @@ class HostEngine:
         new = self._run(self._update, weights | slots | total, values)
         self._weights = {n: new[port] for n, port in ports_of("parameter", self._weights).items()}
         self._slots = {n: new[port] for n, port in problem.slot_ports.items()}
-        return loss, float(new.get(stages.PENALTY, 0.0))
+        penalty = float(new.get(stages.PENALTY, 0.0))
+        return (loss, penalty, *each) if len(each) > 1 else (loss, penalty)
 
     def gradient_graph(self, rows: int) -> Program:
         """The graph of a batch's gradient; override it for a runtime that needs the number of rows."""

@@ -157,14 +157,14 @@ def check_state(state: Mapping[str, Array], shapes: Mapping[str, Sequence[int]],
 class ReadLosses:
     """Losses that are already on the host."""
 
-    __slots__ = ("_pairs",)
+    __slots__ = ("_costs",)
 
-    def __init__(self, pairs: list[tuple[float, float]]) -> None:
-        self._pairs = pairs
+    def __init__(self, pairs: Sequence[tuple[float, ...]]) -> None:
+        self._costs = pairs
 
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
-        return self._pairs
+    def read(self) -> Sequence[tuple[float, ...]]:
+        """(loss, penalty) per step, then each of several losses."""
+        return self._costs
 
 
 class Scalar:

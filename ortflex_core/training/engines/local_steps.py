@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class LocalSteps:
     def __init__(self, engine: Engine, problem: Problem, peers: Peers) -> None:
         self._engine, self._peers = engine, peers
         self._together = problem.updating.accumulate
+        self._width = 2 + (len(problem.terms) if len(problem.terms) > 1 else 0)
 
     def __getattr__(self, name: str) -> Any:
         # Except for the steps, nothing depends on other processes: the state is the same in all of
@@ -61,14 +63,15 @@ class LocalSteps:
         steps = [batches[k * size : (k + 1) * size] for k in range(len(rates))]
         own = [step[self._peers.rank :: self._peers.size] for step in steps]
         count = sum(1 for parts in own if parts)  # the last step of an epoch may have none here
-        costs = []
+        costs: list[tuple[float, ...]] = []
         if count:
             mine = [batch for parts in own for batch in parts]
             costs = list(self._engine.run(mine, rates[:count]).read())
-        costs += [(0.0, 0.0)] * (len(rates) - count)
+            costs = [(*cost, *[math.nan] * (self._width - len(cost))) for cost in costs]
+        costs += [(0.0,) * self._width] * (len(rates) - count)
         return ReadLosses(self._joined(steps, self._synchronize(costs)))
 
-    def _synchronize(self, costs: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    def _synchronize(self, costs: Sequence[tuple[float, ...]]) -> list[list[tuple[float, ...]]]:
         """Replace the state by its mean; returns the costs of all processes."""
         engine = self._engine
         parts = engine.state(), engine.slots(), engine.buffers()
@@ -84,15 +87,14 @@ class LocalSteps:
         return all_costs
 
     def _joined(
-        self, steps: Sequence[Sequence[Batch]], costs: Sequence[Sequence[tuple[float, float]]]
-    ) -> list[tuple[float, float]]:
+        self, steps: Sequence[Sequence[Batch]], costs: Sequence[Sequence[tuple[float, ...]]]
+    ) -> list[tuple[float, ...]]:
         """The costs of every step, from the costs of each process."""
         size = self._peers.size
         out = []
         for k, step in enumerate(steps):
             rows = [sum(batch.size for batch in step[rank::size]) for rank in range(size)]
-            pairs = [(n, *of_rank[k]) for n, of_rank in zip(rows, costs, strict=True) if n]
-            loss = sum(n * loss for n, loss, _ in pairs) / sum(rows)
-            penalty = sum(n * penalty for n, _, penalty in pairs) / sum(rows)
-            out.append((loss, penalty))
+            present = [(n, of_rank[k]) for n, of_rank in zip(rows, costs, strict=True) if n]
+            sums = (sum(n * cost[j] for n, cost in present) for j in range(self._width))
+            out.append(tuple(total / sum(rows) for total in sums))
         return out

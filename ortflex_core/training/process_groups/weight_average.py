@@ -12,8 +12,8 @@ from ortflex_core.training.process_groups.peers import Peers
 
 
 def average_state(
-    peers: Peers, state: Mapping[str, Array], costs: Sequence[tuple[float, float]]
-) -> tuple[dict[str, Array], list[list[tuple[float, float]]]]:
+    peers: Peers, state: Mapping[str, Array], costs: Sequence[tuple[float, ...]]
+) -> tuple[dict[str, Array], list[list[tuple[float, ...]]]]:
     """Means of arrays over the processes, with equal bits in all of them; and the costs of each process.
 
     The mean of a tensor is ((a₀ + a₁) + a₂) … / N over the N processes in the order of their ranks,
@@ -23,19 +23,19 @@ def average_state(
     Args:
         peers: the processes.
         state: the arrays of this process; names, shapes and types are the same in all processes.
-        costs: pairs of numbers that are sent along; the same number of pairs in all processes.
+        costs: rows of numbers that are sent along; as many rows and columns in all processes.
     """
-    table = np.asarray(costs, np.float64).reshape(-1, 2)
+    table = np.asarray(costs, np.float64)
     places, end = places_of(state, table.nbytes)
     packet = np.zeros(end, np.uint8)
     packet[: table.nbytes].view(np.float64)[:] = table.ravel()
     for name, array in arrays_in(packet, places).items():
         np.copyto(array, state[name])
     parts = peers.gather("average", packet)
-    tables = [part[: table.nbytes].view(np.float64).reshape(-1, 2) for part in parts]
+    tables = [part[: table.nbytes].view(np.float64).reshape(table.shape) for part in parts]
     states = [arrays_in(part, places) for part in parts]
     means = {name: _mean([arrays[name] for arrays in states]) for name in state}
-    return means, [[(loss, penalty) for loss, penalty in t.tolist()] for t in tables]
+    return means, [[tuple(map(float, row)) for row in of_rank] for of_rank in tables]
 
 
 def _mean(arrays: Sequence[Array]) -> Array:

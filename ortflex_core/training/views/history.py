@@ -32,7 +32,8 @@ class History:
 
     Columns: ``epoch`` (from 1), ``loss``, ``penalty``, ``rate``, ``rows``, ``seconds`` and, if
     there are validation data, ``validation_loss`` and one column ``validation_<metric>`` per
-    metric. ``seconds`` is the wall time of the epoch, validation, callbacks and checkpoints included;
+    metric. With several losses there is a column ``loss/<output>`` for each, before its factor.
+    ``seconds`` is the wall time of the epoch, validation, callbacks and checkpoints included;
     hooks at the end of an epoch see the time until then.
 
     >>> history = History(({"epoch": 1, "loss": 0.5, "penalty": 0.0},

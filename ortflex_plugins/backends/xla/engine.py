@@ -136,7 +136,7 @@ class XlaEngine(DeviceEngine):
         self._step += len(rates)
         self._runs += 1
         self._values = None
-        return Cost(costs, factors)
+        return Cost(costs, factors, len(self.problem.terms))
 
     def _function(self, sizes: tuple[int, ...]) -> StepFunction:
         if sizes not in self._used:

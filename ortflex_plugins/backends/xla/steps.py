@@ -344,15 +344,18 @@ class Cost:
     costs: Any
     factors: Array
     """Of every batch and term, [steps, batches · terms]."""
+    terms: int
+    """The number of losses."""
 
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
+    def read(self) -> list[tuple[float, ...]]:
+        """(loss, penalty) per step, then each of several losses."""
         costs = np.asarray(self.costs, np.float64)
-        count = self.factors.shape[1]
-        losses = (costs[:, :count] * self.factors).sum(axis=1).tolist()
-        if costs.shape[1] == count:
-            return [(loss, 0.0) for loss in losses]
-        return list(zip(losses, costs[:, count].tolist(), strict=True))
+        steps, count = self.factors.shape
+        products = costs[:, :count] * self.factors
+        penalties = [0.0] * steps if costs.shape[1] == count else costs[:, count].tolist()
+        each = products.reshape(steps, -1, self.terms).sum(axis=1).T.tolist()
+        further = each if self.terms > 1 else []
+        return list(zip(products.sum(axis=1).tolist(), penalties, *further, strict=True))
 
 
 @attrs.frozen
@@ -361,6 +364,6 @@ class Costs:
 
     parts: Sequence[Cost]
 
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
-        return [pair for part in self.parts for pair in part.read()]
+    def read(self) -> list[tuple[float, ...]]:
+        """The costs of each step."""
+        return [costs for part in self.parts for costs in part.read()]
