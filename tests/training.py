@@ -32,8 +32,9 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def make(model: Any, **options: Any) -> Trainer:
-    """A quiet Trainer with the squared error, by default."""
-    options = {"loss": "squared_error", "progress": False, "plugins": plugins()} | options
+    """A quiet Trainer with the squared error and plain descent, by default."""
+    given = {"loss": "squared_error", "optimizer": "sgd", "progress": False, "plugins": plugins()}
+    options = given | options
     if isinstance(options.get("backend"), str) and options["backend"] in BACKENDS:
         usable(options["backend"])
     else:

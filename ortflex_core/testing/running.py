@@ -18,6 +18,7 @@ from ortflex_core.kernel.errors import MissingKernel, Unsupported
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array
+from ortflex_core.training.config.arguments import PLAIN_DESCENT
 from ortflex_core.training.trainer import Trainer
 
 OPSET = 17
@@ -221,9 +222,10 @@ def working_backends() -> tuple[str, ...]:
 
 
 def trainer(model: Any, **options: Any) -> Trainer:
-    """A quiet Trainer of the squared error, one batch a step in order by default."""
+    """A quiet Trainer of the squared error and plain descent, one batch a step in order by default."""
     given: dict[str, Any] = {
         "loss": "squared_error",
+        "optimizer": PLAIN_DESCENT,
         "progress": False,
         "plugins": plugins(),
         "shuffle": False,

@@ -30,7 +30,7 @@ from ortflex_core.tools import divergence, export_check
 from ortflex_core.tools.candidates import named_backends, some_columns
 from ortflex_core.tools.divergence import Difference, Found, Step
 from ortflex_core.tools.double_step import Double
-from ortflex_core.training.config.arguments import default
+from ortflex_core.training.config.arguments import PLAIN_DESCENT
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.engines.backend_choice import Setting
 from ortflex_core.training.internals import internals_of
@@ -200,7 +200,7 @@ def compare(
         epoch_steps=columns.rows // rows,
     )
     source = Feed.of_columns(columns, rows).source(inner.live.preparing(problem), rows)
-    descent = trainer.plugins.component("optimizers", default("optimizer"))
+    descent = trainer.plugins.component("optimizers", PLAIN_DESCENT)
     # Transforms of gradients show in the weights; these engines apply none.
     plainly = Updating(accumulate=together)
     named = trainer.plugins["optimizers"].known_as(descent)

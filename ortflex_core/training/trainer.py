@@ -178,7 +178,7 @@ class Trainer(SharesModels):
         freeze: str | Iterable[str] = (),
         adapters: str | Adapter | Mapping[str, Any] | Sequence[Any] = (),
         penalty: str | Penalty | Mapping[str, Any] | None = None,
-        optimizer: str | Optimizer | Mapping[str, Any] = "sgd",
+        optimizer: str | Optimizer | Mapping[str, Any] = "adam",
         learning_rate: float | None = None,
         schedule: str | Schedule | Mapping[str, Any] = "constant",
         groups: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),

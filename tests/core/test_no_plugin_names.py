@@ -12,7 +12,7 @@ import pytest
 
 from ortflex_core import KINDS, Arguments, ConfigError, Plugins
 from ortflex_core.compiler.problem.losses import penalty_terms, read_penalties
-from ortflex_core.training.config.arguments import ASSUMED_LOSS, default, short_forms
+from ortflex_core.training.config.arguments import ASSUMED_LOSS, PLAIN_DESCENT, short_forms
 from tests.training import plugins
 
 pytestmark = pytest.mark.once
@@ -88,7 +88,7 @@ def test_the_list_names_its_defaults_alone() -> None:
         field.default for field in Arguments.__attrs_attrs__ if isinstance(field.default, str)
     }
     short = {plugin for kind in KINDS for plugin in short_forms(kind).values()}
-    for place, more in ((DATA, {ASSUMED_LOSS, *short}), (SIGNATURE, set[str]())):
+    for place, more in ((DATA, {ASSUMED_LOSS, PLAIN_DESCENT, *short}), (SIGNATURE, set[str]())):
         assert named(MODULES[place].read_text("utf-8")) <= defaults | more, place
 
 
@@ -128,9 +128,9 @@ def test_where_no_penalty_says_so_the_name_is_missing(monkeypatch: pytest.Monkey
         read_penalties({"coef": {"l2": 0.5}}, plugins())
 
 
-def test_comparisons_see_gradients_for_the_default_optimizer_is_plain_descent() -> None:
-    """w − rate · gradient, without state: what a comparison's probe takes the default for."""
-    made = plugins().component("optimizers", default("optimizer"))
+def test_comparisons_see_gradients_in_the_steps_of_plain_descent() -> None:
+    """w − rate · gradient, without state: what a comparison's probe takes it for."""
+    made = plugins().component("optimizers", PLAIN_DESCENT)
     assert made.slots == ()
     assert made.elementwise
     assert made.update(None, 3.0, 2.0, 0.5, {}, 1) == (2.0, {})

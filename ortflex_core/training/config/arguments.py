@@ -145,9 +145,8 @@ class Arguments:
         kind=COMPONENT + ", or {glob of parameters = penalty}",
         of="penalties",
     )
-    # Plain gradient descent: comparisons compute the gradients from its changes of the weights.
     optimizer: Any = argument(
-        "the rule that updates the weights", "sgd", kind=COMPONENT, of="optimizers"
+        "the rule that updates the weights", "adam", kind=COMPONENT, of="optimizers"
     )
     learning_rate: float | None = argument(
         "the base learning rate; by default the optimizer's default",
@@ -406,6 +405,8 @@ def short_form(name: str) -> tuple[str, str] | None:
 
 ASSUMED_LOSS = "squared_error"
 """The loss with which a model is examined if none is given."""
+PLAIN_DESCENT = "sgd"
+"""The optimizer whose changes of the weights are the gradients: comparisons compute them so."""
 
 
 def default(name: str) -> Any:

@@ -57,7 +57,7 @@ class Recipe(Arguments):
 
     >>> recipe = Recipe(model="model.onnx", data="data.npz", loss="squared_error")
     >>> recipe.optimizer, recipe.epochs
-    ('sgd', 10)
+    ('adam', 10)
     """
 
     model: str = argument("the .onnx file; the training starts with its weights", kind="a path")
