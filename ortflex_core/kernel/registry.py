@@ -109,7 +109,7 @@ class Registry:
             text = name_errors.ambiguous(entries)
         elif self.data is not None and class_paths.is_class_path(name):
             key = _ARGUMENT.split(where, maxsplit=1)[0] or "…"
-            text = self.data.refusal(f"the class {name!r}", key)
+            text = self.data.refusal(f"{name!r}", key)
         else:
             text = name_errors.unknown(self, name)
         raise PluginError(f"{where}: {text}" if where else text)

@@ -43,6 +43,7 @@ from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_traceback
 from ortflex_core.tools.report import ModelReport, NodeReport, Status
 from ortflex_core.training.config.arguments import ASSUMED_LOSS, default
+from ortflex_core.training.config.components import Parts
 from ortflex_core.training.engines import backend_choice
 
 _STRONGEST: Sequence[Status] = ("no rule", "trainable", "passes", "not differentiable", "frozen")
@@ -94,7 +95,8 @@ def check_model(
     if loss is None:
         floats = [o.name for o in source.outputs if o.dtype in FLOATS]
         spec = dict.fromkeys(floats, ASSUMED_LOSS) if len(floats) > 1 else ASSUMED_LOSS
-    source, requests = losses.loss_requests(source, spec, plugins)
+    read = Parts(plugins).build("loss", spec)
+    source, requests = losses.loss_requests(source, read, plugins)
     outputs = tuple(losses.tensors_of(requests))
     source, chosen = parameters.trainable_model(source, outputs, params)
     choices = tuple(chosen)

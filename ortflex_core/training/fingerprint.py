@@ -13,9 +13,11 @@ from ortflex_core.kernel import digests
 from ortflex_core.kernel.component import Component
 from ortflex_core.kernel.entries import Entry
 from ortflex_core.kernel.errors import CheckpointError, OrtflexError
+from ortflex_core.kernel.path_entries import path_entry
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.training.checkpoints.record import to_json
 from ortflex_core.training.config.components import Parts, to_plain
+from ortflex_core.training.config.functions import OfFunction
 from ortflex_core.training.setup import Setup
 
 if TYPE_CHECKING:
@@ -141,8 +143,10 @@ def components(setup: Setup) -> Iterator[tuple[str, Any]]:
 def _entries(setup: Setup) -> Iterator[Entry]:
     plugins = setup.plugins
     for kind, component in components(setup):
-        entry = plugins[kind].entry_of(component)
-        if entry is not None:
+        path = component.path if isinstance(component, OfFunction) else None
+        if path is not None and path.rpartition(":")[0].endswith(".py"):
+            yield path_entry(kind, path)
+        elif (entry := plugins[kind].entry_of(component)) is not None:
             yield entry
     yield from plugins["gradients"]
 

@@ -13,13 +13,15 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ortflex_core import (
+    TABLE,
     FolderLock,
     History,
     OutputError,
@@ -222,6 +224,22 @@ def checkpoint(given: Path) -> Path:
     """The folder of checkpoints in a run folder; for any other folder, the folder itself."""
     inside = given / _CHECKPOINTS
     return inside if list_checkpoints(inside) else given
+
+
+def plain_descent(recipe: Path, overrides: Sequence[str], given: Path) -> list[str]:
+    """``optimizer=sgd`` for a run that began with it, if neither a recipe nor overrides name one.
+
+    It was the default of 0.2; a training continues with the optimizer that it had.
+    """
+    try:
+        named = "optimizer" in tomllib.loads(recipe.read_text("utf-8"))
+        folder = checkpoint(given)
+        newest = [folder, *list_checkpoints(folder)][-1]
+        was = read_json(newest / "checkpoint.json", TABLE)["arguments"]["optimizer"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # whoever reads them says what is wrong
+    keys = [text.partition("=")[0].partition(".")[0].strip() for text in overrides]
+    return ["optimizer=sgd"] if was == "sgd" and not named and "optimizer" not in keys else []
 
 
 class Curves:

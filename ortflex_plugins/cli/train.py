@@ -63,7 +63,9 @@ def train(
     from ortflex_plugins.pictures.measure import Measures
 
     plugins = Plugins.discover()
-    loaded = Recipe.load(recipe, overrides, plugins, trust_code=trust_code or None)
+    before = [] if resume is None else run_folder.plain_descent(recipe, overrides, resume)
+    given = [*overrides, *before]
+    loaded = Recipe.load(recipe, given, plugins, trust_code=trust_code or None)
     with _messages() as messages:
         measures = Measures()
         watching = [measures, run_folder.Curves()]

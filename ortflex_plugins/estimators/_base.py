@@ -401,7 +401,6 @@ SHARED = tuple(
 """The arguments of the Trainer that are parameters of the estimators."""
 OWN_DEFAULTS: Mapping[str, Any] = {
     "loss": None,  # None: the loss that fits the targets
-    "optimizer": "adam",
     "batch_size": "auto",
     "precision": "auto",  # the type of a built model, which is trained as it is
 }

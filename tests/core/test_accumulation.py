@@ -30,6 +30,7 @@ WEIGHT = rng.uniform(0.1, 3, len(X)).astype(np.float32)
 def trainer(**options: Any) -> Trainer:
     settings: dict[str, Any] = {
         "loss": "squared_error",
+        "optimizer": "sgd",
         "learning_rate": float(RATE),
         "batch_size": SIZE,
         "epochs": 1,

@@ -75,7 +75,8 @@ def data() -> tuple[Any, Any]:
 
 
 def trainer(*callbacks: Any, **options: Any) -> Trainer:
-    settings = {"learning_rate": RATE, "batch_size": SIZE, "epochs": 2, "progress": False}
+    settings: dict[str, Any] = {"optimizer": "sgd", "learning_rate": RATE, "batch_size": SIZE}
+    settings |= {"epochs": 2, "progress": False}
     return Trainer(linear(), loss="squared_error", callbacks=callbacks, **{**settings, **options})
 
 

@@ -110,7 +110,8 @@ def folder(tmp_path: Path, data: tuple[Any, Any]) -> Path:
 def recipe(folder: Path, lines: str, name: str = "train.toml") -> Path:
     path = folder / name
     path.write_text(
-        f'model = "model.onnx"\ndata = "data.npz"\nepochs = 1\nlearning_rate = {RATE}\n{lines}\n'
+        f'model = "model.onnx"\ndata = "data.npz"\nepochs = 1\nlearning_rate = {RATE}\n'
+        f'optimizer = "sgd"\n{lines}\n'
     )
     return path
 
@@ -171,11 +172,13 @@ def test_a_mapping_in_python_takes_a_path(data: tuple[Any, Any]) -> None:
     trainer = Trainer(
         linear(),
         loss="squared_error",
+        optimizer="sgd",
         penalty={"coef": {"target": f"{__name__}:Signed", "factor": 3.0}},
         learning_rate=RATE,
         epochs=1,
     )
-    plain = Trainer(linear(), loss="squared_error", learning_rate=RATE, epochs=1)
+    options: dict[str, Any] = {"optimizer": "sgd", "learning_rate": RATE, "epochs": 1}
+    plain = Trainer(linear(), loss="squared_error", **options)
     trainer.fit(*data)
     plain.fit(*data)
     moved = plain.get_state()["coef"] - trainer.get_state()["coef"]

@@ -125,6 +125,7 @@ def test_an_operator_of_a_library_is_trained_or_refused(
         onnx.parser.parse_model(MODEL),
         loss="squared_error",
         backend=backend,
+        optimizer="sgd",
         learning_rate=0.1,
         progress=False,
         plugins=with_family(family),

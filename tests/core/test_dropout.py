@@ -138,7 +138,7 @@ Y = _rng.normal(size=(40, 1)).astype(np.float32)
 
 
 def trainer(steps: int = 1, proto: onnx.ModelProto | None = None, **options: Any) -> Trainer:
-    settings = {"batch_size": 10, "epochs": 2, "learning_rate": 0.01, **options}
+    settings = {"batch_size": 10, "epochs": 2, "optimizer": "sgd", "learning_rate": 0.01, **options}
     backend = FusedBackend(steps_per_run=steps)
     return Trainer(proto or model(), loss="squared_error", backend=backend, **settings)
 

@@ -243,9 +243,22 @@ def test_an_interrupted_training_is_resumed_in_its_run_folder(
             assert whole == again
         else:
             assert len(whole.splitlines()) == len(again.splitlines()) == 4
-    result = ortflex("train", "train.toml", "output=whole", "--resume", "whole", "optimizer=adam")
+    result = ortflex("train", "train.toml", "output=whole", "--resume", "whole", "optimizer=sgd")
     assert result.exit_code == 1
-    assert "optimizer: was 'sgd', is 'adam'" in result.output
+    assert "optimizer: was 'adam', is 'sgd'" in result.output
+
+
+def test_a_run_of_another_default_continues_with_its_optimizer(folder: Path) -> None:
+    """The recipe names no optimizer, as one for version 0.2, whose default was sgd."""
+    (folder / "train.toml").write_text(BASE + 'callbacks = ["checkpoint"]\n')
+    runs = (("whole", "epochs=3"), ("run", "epochs=2"))
+    for output, epochs in runs:
+        args = ("train", "train.toml", f"output={output}", epochs, "optimizer=sgd")
+        assert ortflex(*args).exit_code == 0
+    again = ortflex("train", "train.toml", "--resume", "run")
+    assert again.exit_code == 0, again.output
+    whole, run = ((folder / name / "trained.onnx").read_bytes() for name in ("whole", "run"))
+    assert whole == run
 
 
 def test_a_diverged_training_keeps_the_last_good_weights(folder: Path) -> None:

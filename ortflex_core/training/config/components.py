@@ -13,6 +13,7 @@ from ortflex_core.compiler.problem import groups, losses
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.component import Component
+from ortflex_core.kernel.entries import singular
 from ortflex_core.kernel.errors import ConfigError, suggest
 from ortflex_core.kernel.files import no_file
 from ortflex_core.kernel.hooks import HookManager
@@ -24,6 +25,11 @@ from ortflex_core.training.config.arguments import (
     short_form,
     takes_several,
     wrong,
+)
+from ortflex_core.training.config.functions import (
+    FunctionCallback,
+    OfFunction,
+    with_components,
 )
 from ortflex_core.training.engines import backend_choice
 from ortflex_core.training.engines.output_metrics import MetricSpec, read_metrics
@@ -95,9 +101,11 @@ class Parts:
         Raises:
             OrtflexError: unknown names and parameters, each with its path.
         """
+        if (value is None or isinstance(value, str)) and value in _UNCHANGED.get(name, ()):
+            return value
+        if name in _KINDS:
+            value = with_components(_KINDS[name], value, self.plugins, name)
         if name in _SINGLE:
-            if (value is None or isinstance(value, str)) and value in _UNCHANGED.get(name, ()):
-                return value
             return self.plugins.component(_KINDS[name], self._device(name, value), name)
         if name == "metrics":
             return read_metrics(value, self.plugins)
@@ -130,6 +138,8 @@ class Parts:
         Raises:
             OrtflexError: as :meth:`build`, and objects that cannot be written to a file.
         """
+        if name in _KINDS:
+            value = with_components(_KINDS[name], value, self.plugins, name)
         component = self.build(name, value)
         if name == "head" and isinstance(value, Component):
             return to_plain(self.plugins.described("edits", value))
@@ -181,6 +191,11 @@ class Parts:
 
     def _spell(self, name: str, made: Any, given: Any) -> Any:
         kind = _KINDS.get(name, name)
+        if isinstance(made, OfFunction | FunctionCallback):
+            try:
+                return to_plain(made.describe())
+            except ConfigError as error:
+                raise ConfigError(f"{singular(kind)}: {error}") from error
         if not isinstance(made, Component):
             if isinstance(given, str | Mapping):  # a callback
                 path = self.plugins[kind].name_of(made)
