@@ -14,16 +14,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
-from ortflex_core.kernel.errors import (
-    ConfigError,
-)
-
-if TYPE_CHECKING:
-    pass
+from ortflex_core.kernel.errors import ConfigError
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*|[^\0]*\.py")

@@ -27,6 +27,7 @@ from ortflex_core.kernel.types import Progress
 from ortflex_core.training import differences, fingerprint
 from ortflex_core.training.checkpoints import checkpoint
 from ortflex_core.training.checkpoints.checkpoint import Checkpoint, Record, Saved
+from ortflex_core.training.counted_losses import take_counts
 from ortflex_core.training.engines.buffers import check_state
 from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import Internals, Settings, call_hook, internals_of
@@ -178,6 +179,8 @@ def _take(
     """Load a checkpoint's state; ``chosen`` are the arguments that the user changed."""
     record = found.record
     label = str(found.folder)
+    if chosen is None:
+        take_counts(inner, record.arguments.get("loss"))
     identity = inner.live.standing.identity or Identity.of(inner.setup, inner.arguments)
     frozen = _compare(inner, found, identity, strict, chosen)
     state = found.part("parameter")

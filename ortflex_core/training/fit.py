@@ -22,6 +22,7 @@ from ortflex_core.kernel.types import Size
 from ortflex_core.training import agreement
 from ortflex_core.training.announcement import announce, announce_skipped
 from ortflex_core.training.checkpointing import go_on
+from ortflex_core.training.counted_losses import count_labels
 from ortflex_core.training.data import rank_checks as ranks
 from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.augmentation import AlteredBatches
@@ -68,6 +69,7 @@ def fit(
         feed, validation = feed.split(validation_data, settings.seed)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
+    count_labels(internals, feed)
     preparing, open_once = prepare(internals, settings, feed, steps_per_epoch)
     announce(internals, settings.progress)
     if not internals.live.standing.fits and internals.live.standing.position is None:

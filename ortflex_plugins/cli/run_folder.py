@@ -237,7 +237,7 @@ def plain_descent(recipe: Path, overrides: Sequence[str], given: Path) -> list[s
         newest = [folder, *list_checkpoints(folder)][-1]
         was = read_json(newest / "checkpoint.json", TABLE)["arguments"]["optimizer"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # whoever reads them says what is wrong
+        return []  # the checkpoint is refused when it is read
     keys = [text.partition("=")[0].partition(".")[0].strip() for text in overrides]
     return ["optimizer=sgd"] if was == "sgd" and not named and "optimizer" not in keys else []
 

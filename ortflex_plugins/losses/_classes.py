@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -25,18 +25,57 @@ from ortflex_core import (
     shapes_compatible,
 )
 
+BALANCED: Literal["balanced"] = "balanced"
+"""The class weights n / (C · n_c) of n labels, n_c of them of class c, as in scikit-learn."""
+
+ClassWeight = tuple[float, ...] | Literal["balanced"] | None
+
 
 def class_weight_field() -> Any:
-    """The field ``class_weight``: one number >= 0 per class, or None."""
+    """The field ``class_weight``: one number >= 0 per class, ``"balanced"`` or None."""
     return setting(
         default=None,
         converter=attrs.converters.optional(_numbers),
         validator=attrs.validators.optional(_check_weights),
-        help="the weight of each class; not set: equal weights",
+        help="the weight of each class; ``balanced`` counts the labels of the training; not set: equal",
     )
 
 
-def _numbers(values: Iterable[Any]) -> tuple[Any, ...]:
+def balanced(loss: str, counts: Array) -> tuple[float, ...]:
+    """The weights n / (C · n_c) of classes with n_c labels each.
+
+    >>> balanced("log_loss", np.array([3, 1]))
+    (0.6666666666666666, 2.0)
+
+    Raises:
+        DataError: a class has no label.
+    """
+    if missing := np.flatnonzero(counts == 0).tolist():
+        raise DataError(
+            f"{loss}: class_weight='balanced' divides by the number of labels of each class, but the "
+            f"training has no label of {'class' if len(missing) == 1 else 'the classes'} "
+            f"{', '.join(map(str, missing[:10]))}; give one number per class instead"
+        )
+    return tuple((counts.sum() / (len(counts) * counts)).tolist())
+
+
+def known_weights(loss: str, given: ClassWeight) -> tuple[float, ...] | None:
+    """The class weights as numbers.
+
+    Raises:
+        DataError: they are to be counted, and no training has begun.
+    """
+    if isinstance(given, str):
+        raise DataError(
+            f"{loss}: class_weight={given!r} counts the labels of the training, so fit has to come first; "
+            "or give one number per class"
+        )
+    return given
+
+
+def _numbers(values: Iterable[Any]) -> Any:
+    if isinstance(values, str):
+        return values
     if isinstance(values, Mapping):  # its keys would be taken as the weights
         raise TypeError(
             "class_weight must be numbers, one per class in the order of the scores, got the "
@@ -46,6 +85,8 @@ def _numbers(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _check_weights(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value == BALANCED:
+        return
     good = len(value) > 1 and all(
         isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) and v >= 0
         for v in value
@@ -53,7 +94,7 @@ def _check_weights(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
     if not good or not any(value):
         raise ValueError(
             f"{type(instance).__name__}.{attribute.name} must be numbers >= 0, one per class and "
-            f"not all 0, got {tuple(value)!r}"
+            f"not all 0, or {BALANCED!r}, got {value!r}"
         )
 
 
@@ -95,16 +136,15 @@ def class_labels(
     return float_labels(loss, predicted, given)
 
 
-def check_count(
-    loss: str, predicted: TensorSpec, weights: tuple[float, ...] | None, axis: int = 1
-) -> None:
+def check_count(loss: str, predicted: TensorSpec, weights: ClassWeight, axis: int = 1) -> None:
     """Refuse class weights if the number of classes is known and differs from theirs.
 
     Raises:
         DataError: names both numbers.
     """
     count = predicted.shape[axis] if predicted.shape is not None else None
-    if weights is not None and isinstance(count, int) and len(weights) != count:
+    known = weights is not None and weights != BALANCED
+    if weights and known and isinstance(count, int) and len(weights) != count:
         raise DataError(
             f"{loss}: class_weight has {len(weights)} numbers, but the scores {predicted} have "
             f"{count} classes; pass one number per class, in the order of the scores"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import attrs
+import numpy as np
 from onnx import TensorProto
 
 from ortflex_core import (
@@ -22,7 +23,12 @@ from ortflex_core import (
     require_range,
     setting,
 )
-from ortflex_plugins.losses._classes import class_weight_field
+from ortflex_plugins.losses._classes import (
+    BALANCED,
+    balanced,
+    class_weight_field,
+    known_weights,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +45,8 @@ class LogLoss(Loss):
     With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁), ``l = −q₁·log p₁ − q₀·log p₀`` with
     ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean a label then
     counts ``w₁·y + w₀·(1 − y)``. This equals softmax_cross_entropy of the scores (0, s).
+
+    ``class_weight="balanced"`` is n / (2 · n_c) for the n labels of the training, n_c of them of class c.
 
     Raises:
         ValueError: ``on`` has another value, ``eps`` is not in (0, ½), ``label_smoothing`` is not
@@ -75,11 +83,12 @@ class LogLoss(Loss):
         validator=number(ge=0, le=1),
         help="the fraction of a label that is divided equally between both classes",
     )
-    class_weight: tuple[float, ...] | None = class_weight_field()
+    class_weight: tuple[float, ...] | Literal["balanced"] | None = class_weight_field()
+    counted: ClassVar[tuple[str, ...]] = ("class_weight",)
 
     @class_weight.validator
     def _check_two(self, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value is not None and len(value) != 2:
+        if value is not None and value != BALANCED and len(value) != 2:
             raise ValueError(
                 "LogLoss.class_weight must be two numbers, for the classes 0 and 1, got "
                 f"{tuple(value)!r}"
@@ -116,6 +125,14 @@ class LogLoss(Loss):
         hint = "Other class numbers or names are encoded by classes=[negative, positive]."
         require_range(self.name, labels, 0, 1, hint=hint)
 
+    def fitted(self, predicted: TensorSpec, labels: Array) -> LogLoss:
+        """With ``class_weight="balanced"``, the weights n / (2 · n_c) of the labels 0 and 1."""
+        if self.class_weight != BALANCED:
+            return self
+        positive = labels.sum(dtype=np.float64)
+        counts = np.asarray([labels.size - positive, positive])
+        return attrs.evolve(self, class_weight=balanced(self.name, counts))
+
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula, in which exp gets no positive number."""
         if self.on == "scores":
@@ -138,7 +155,7 @@ class LogLoss(Loss):
         """The weight of the label's class."""
         if self.class_weight is None:
             return None
-        zero, one = self.class_weight
+        zero, one = known_weights(self.name, self.class_weight) or (1.0, 1.0)
         weight: Tensor = zero + (one - zero) * op.Cast(expected, to=TensorProto.DOUBLE)
         return weight
 
@@ -159,6 +176,6 @@ class LogLoss(Loss):
 
     def _fractions(self, expected: Tensor) -> tuple[Tensor, Tensor]:
         """q₀ and q₁ of the formula."""
-        zero, one = self.class_weight or (1.0, 1.0)
+        zero, one = known_weights(self.name, self.class_weight) or (1.0, 1.0)
         smooth = (1 - self.label_smoothing) * expected + 0.5 * self.label_smoothing
         return zero * (1 - smooth), one * smooth

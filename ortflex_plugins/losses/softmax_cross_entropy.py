@@ -21,11 +21,14 @@ from ortflex_core import (
     short_repr,
 )
 from ortflex_plugins.losses._classes import (
+    BALANCED,
     along_classes,
+    balanced,
     check_count,
     class_labels,
     class_weight_field,
     is_class,
+    known_weights,
     with_class_axis,
 )
 
@@ -44,7 +47,8 @@ class SoftmaxCrossEntropy(Loss):
 
     With ``label_smoothing`` ε and ``class_weight`` w the fractions are ``w_c·((1 − ε)·q_c + ε/C)``, where
     q is 1 at the class number and 0 elsewhere. In the mean a class number then counts ``w_y``, as in
-    torch; fractions count 1.
+    torch; fractions count 1. ``class_weight="balanced"`` is ``n / (C·n_c)`` for the n labels of the
+    training, n_c of them of class c, as in scikit-learn.
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
@@ -75,7 +79,8 @@ class SoftmaxCrossEntropy(Loss):
         validator=number(ge=0, le=1),
         help="the fraction of a label that is divided equally among all classes",
     )
-    class_weight: tuple[float, ...] | None = class_weight_field()
+    class_weight: tuple[float, ...] | Literal["balanced"] | None = class_weight_field()
+    counted: ClassVar[tuple[str, ...]] = ("class_weight",)
 
     @ignore_index.validator
     def _check_ignore_index(self, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -114,6 +119,20 @@ class SoftmaxCrossEntropy(Loss):
         hint += "needs a new last layer: head=…"
         require_range(self.name, labels, 0, last, allowed=np.asarray(ignored), hint=hint)
 
+    def fitted(self, predicted: TensorSpec, labels: Array) -> SoftmaxCrossEntropy:
+        """With ``class_weight="balanced"``, n / (C·n_c) of the labels that are not ignored."""
+        if self.class_weight != BALANCED:
+            return self
+        shape = predicted.shape
+        if shape is not None and labels.ndim == len(shape):
+            others = tuple(k for k in range(labels.ndim) if k != self.axis % labels.ndim)
+            counts = labels.sum(axis=others, dtype=np.float64)
+        else:
+            kept = labels[labels != self.ignore_index] if self.ignore_index is not None else labels
+            count = shape[self.axis] if shape is not None else None
+            counts = np.bincount(kept.ravel(), minlength=count if isinstance(count, int) else 0)
+        return attrs.evolve(self, class_weight=balanced(self.name, counts))
+
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``−Σ_c q_c · log softmax(s)_c``; an ignored number matches no class, so its loss is 0."""
         logs = op.LogSoftmax(predicted, axis=self.axis)
@@ -138,7 +157,8 @@ class SoftmaxCrossEntropy(Loss):
             return kept
         if kept is not None:
             expected = op.Where(kept, expected, 0)  # an ignored number is not a valid index
-        weights = op.Gather(op.constant(np.asarray(self.class_weight, np.float64)), expected)
+        numbers = known_weights(self.name, self.class_weight)
+        weights = op.Gather(op.constant(np.asarray(numbers, np.float64)), expected)
         return weights if kept is None else op.Where(kept, weights, 0.0)
 
     def gradient(
@@ -182,9 +202,9 @@ class SoftmaxCrossEntropy(Loss):
             kept = self.mask(op, expected)
             if kept is not None:
                 fractions = op.Where(op.Unsqueeze(kept, axes=[self.axis]), fractions, 0.0)
-        if self.class_weight is not None:
+        if (numbers := known_weights(self.name, self.class_weight)) is not None:
             dtype = numpy_dtype(predicted.dtype)
-            weights = along_classes(self.class_weight, predicted.rank, dtype, self.axis)
+            weights = along_classes(numbers, predicted.rank, dtype, self.axis)
             fractions = fractions * weights
         return fractions
 

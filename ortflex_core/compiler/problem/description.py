@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -15,6 +16,8 @@ from ortflex_core.compiler.problem.problem import Problem
 
 # The number of parameters that a warning names.
 _FEW = 3
+# The numbers of a loss that are listed.
+_MOST = 10
 _PLURALS = {
     "constant": "constants",
     "mask": "masks",
@@ -86,7 +89,22 @@ def _readings(problem: Problem, requests: Sequence[LossRequest]) -> str:
         if r.traced_back
     )
     seen += "".join(f"; {r.loss.name} reads {r.teacher}" for r in requests if r.teacher)
+    for request in requests:
+        fields = {name: getattr(request.loss, name) for name in request.loss.counted}
+        seen += "".join(
+            f"; {request.loss.name} has {name} {_shown(value)}"
+            for name, value in fields.items()
+            if value is not None
+        )
     return seen + (f"; {problem.model.stamp}" if problem.model.stamp else "")
+
+
+def _shown(value: Any) -> str:
+    """Numbers, or the rule that computes them when the training begins."""
+    if isinstance(value, str):
+        return f"{value!r}, which counts the labels when fit begins"
+    more = f", … ({len(value)} numbers)" if len(value) > _MOST else ""
+    return ", ".join(f"{number:.4g}" for number in value[:_MOST]) + more
 
 
 def shared_parameters(problem: Problem, requests: Sequence[LossRequest]) -> str:

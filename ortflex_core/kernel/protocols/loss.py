@@ -83,6 +83,13 @@ class Loss(Component, abc.ABC, Generic[P, S]):
             DataError: the allowed range, the first bad row and its value.
         """
 
+    counted: ClassVar[tuple[str, ...]] = ()
+    """Fields that may be the name of a rule, which :meth:`fitted` replaces before the training."""
+
+    def fitted(self, predicted: S, labels: Array) -> Loss:
+        """The loss with what its rules give for all ``labels`` of the training."""
+        return self
+
     def check_column(self, predicted: S, name: str, values: Array) -> None:
         """Refuse values of one of :attr:`columns`, as :meth:`check_labels` does."""
 
