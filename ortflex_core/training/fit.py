@@ -13,7 +13,7 @@ import attrs
 from ortflex_core.compiler.problem.description import shared_parameters
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.calling import checked_rate
-from ortflex_core.kernel.errors import GraphError, Unsupported
+from ortflex_core.kernel.errors import ConfigError, GraphError, Unsupported, short_repr
 from ortflex_core.kernel.hooks import Callback, declares, hook
 from ortflex_core.kernel.loop import Loop, beginning
 from ortflex_core.kernel.plan import TrainingPlan
@@ -55,6 +55,8 @@ def fit(
     data: Any,
     validation_data: Any,
     steps_per_epoch: int | None,
+    *,
+    stratify: bool = False,
 ) -> History:
     """Train on the data of a user (see :meth:`ortflex_core.Trainer.fit`)."""
     peers = internals.setup.problem.peers
@@ -65,8 +67,13 @@ def fit(
     feed = feed_of(rows, *rest, limit=steps_per_epoch, peers=peers)
     if peers is not None:
         ranks.check_source(feed.given)
+    if stratify and not isinstance(validation_data, float):
+        raise ConfigError(
+            "stratify: it holds out the same fraction of each class, so validation_data (validation in a "
+            f"recipe) has to be a fraction, got {short_repr(validation_data)}"
+        )
     if isinstance(validation_data, float):
-        feed, validation = feed.split(validation_data, settings.seed)
+        feed, validation = feed.split(validation_data, settings.seed, stratify=stratify)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
     count_labels(internals, feed)

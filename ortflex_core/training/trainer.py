@@ -334,6 +334,7 @@ class Trainer(SharesModels):
         sample_weight: Any = None,
         *,
         validation_data: Any = None,
+        stratify: bool = False,
         steps_per_epoch: int | None = None,
     ) -> History:
         """Train on arrays, mappings of arrays, a data source, or an iterable of batches.
@@ -351,6 +352,7 @@ class Trainer(SharesModels):
                 loss.
             validation_data: ``(X, y)`` or ``(X, y, sample_weight)``, a DataSource, an iterable of
                 batches, or a fraction of the rows, which are then held out.
+            stratify: hold out that fraction of the rows of each class.
             steps_per_epoch: the length of an epoch of an endless iterable.
 
         Raises:
@@ -361,7 +363,13 @@ class Trainer(SharesModels):
         with self._internals.sharing_errors():
             data = (X, y, sample_weight)
             self.history_ = fit.fit(
-                self._internals, self, self._feed, data, validation_data, steps_per_epoch
+                self._internals,
+                self,
+                self._feed,
+                data,
+                validation_data,
+                steps_per_epoch,
+                stratify=stratify,
             )
         return self.history_
 

@@ -190,7 +190,7 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
 
     parts = Parts(trainer.plugins)
     if path is None and isinstance(recipe.validation, float):
-        return _held_out(parts.build("data", recipe.data), recipe.validation, trainer.seed)
+        return _held_out(parts.build("data", recipe.data), recipe, trainer.seed)
     if path is None:
         key = "data" if isinstance(recipe.validation, float | int | None) else "validation"
         data = parts.build(key, getattr(recipe, key))
@@ -227,11 +227,11 @@ def _single(path: str, model: Model) -> Columns:
     return Columns(inputs={names[0]: array})
 
 
-def _held_out(data: DataSource, fraction: float, seed: int) -> tuple[str, Columns]:
+def _held_out(data: DataSource, recipe: Recipe, seed: int) -> tuple[str, Columns]:
     """The rows that a training holds out of its data."""
     from ortflex_core import Columns, Pieces, read_if_small, split
 
-    where = getattr(data, "path", data.name)
+    where, fraction = getattr(data, "path", data.name), recipe.validation
     loaded = data.load()
     rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
     if not isinstance(rows, Columns):
@@ -239,7 +239,7 @@ def _held_out(data: DataSource, fraction: float, seed: int) -> tuple[str, Column
             f"validation = {fraction} of data that are not all in memory ({where}) holds out no rows; give "
             "the data to use"
         )
-    held = split(rows, fraction, seed)[1]
+    held = split(rows, fraction, seed, stratify=recipe.stratify)[1]
     text = f"the {held.rows} of {rows.rows} rows of the recipe's data ({where}) that training holds out"
     return f"{text} (validation = {fraction}, seed = {seed})", held
 

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from click.testing import CliRunner
 
-from ortflex_core import DataError, Trainer, internals_of
+from ortflex_core import Columns, ConfigError, DataError, Trainer, internals_of, split
+from ortflex_plugins.cli.main import main
 from tests.models import linear
 from tests.training import make
 
@@ -112,3 +115,65 @@ def test_without_all_labels_it_is_refused() -> None:
         trainer.fit(X[Y < 2], Y[Y < 2])
     trainer.fit(X, Y)
     assert trainer.evaluate(X, Y)["loss"] > 0
+
+
+# ---------------------------------------------------------------------- stratified validation
+
+
+def shares(columns: Any) -> np.ndarray:
+    return np.bincount(columns.labels["label"], minlength=3)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.25, 0.5, 0.9])
+def test_each_class_is_held_out_in_its_share(fraction: float) -> None:
+    columns = Columns(inputs={"X": X}, labels={"label": Y})
+    for seed in range(5):
+        kept, held = split(columns, fraction, seed, stratify=True)
+        assert kept.rows + held.rows == 60
+        assert held.rows == round(60 * fraction)
+        assert np.abs(shares(held) - np.asarray([36, 18, 6]) * fraction).max() < 1.01
+        assert shares(kept).min() >= 1
+        rows = np.concatenate([kept.inputs["X"], held.inputs["X"]])
+        assert len(np.unique(rows, axis=0)) == 60
+    names = Columns(inputs={"X": X}, labels={"label": np.array(["z", "b", "a"])[Y]})
+    again = split(names, fraction, 4, stratify=True)[1]
+    np.testing.assert_array_equal(again.inputs["X"], held.inputs["X"])
+
+
+def test_the_proportions_are_those_of_scikit_learn() -> None:
+    selection = pytest.importorskip("sklearn.model_selection")
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        y = rng.integers(0, 4, 97)
+        columns = Columns(inputs={"X": y[:, None]}, labels={"label": y})
+        ours = shares(split(columns, 0.3, 1, stratify=True)[1])
+        theirs = selection.train_test_split(y, test_size=29, stratify=y, random_state=0)[1]
+        assert np.abs(ours - np.bincount(theirs, minlength=4)).max() <= 1
+
+
+def test_single_rows_and_other_labels() -> None:
+    rare = np.r_[np.zeros(10, int), 1]
+    columns = Columns(inputs={"X": rare[:, None]}, labels={"label": rare})
+    assert shares(split(columns, 0.3, 0, stratify=True)[1])[1] == 0
+    for labels in (np.arange(10.0), np.zeros((10, 3, 3))):
+        columns = Columns(inputs={"X": np.arange(10)}, labels={"label": labels})
+        with pytest.raises(DataError, match="stratify"):
+            split(columns, 0.3, 0, stratify=True)
+    trainer = make(linear(5, 3), loss="softmax_cross_entropy", backend="fused")
+    with pytest.raises(ConfigError, match="stratify"):
+        trainer.fit(X, Y, validation_data=(X, Y), stratify=True)
+
+
+def test_a_recipe_stratifies_and_evaluate_has_the_same_rows(tmp_path: Path) -> None:
+    onnx.save(linear(5, 3), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", X=X, y=np.array(["z", "b", "a"])[Y])
+    text = 'model = "m.onnx"\ndata = "d.npz"\nloss = "softmax_cross_entropy"\nvalidation = 0.25\n'
+    text += 'stratify = true\nepochs = 2\nclasses = ["z", "b", "a"]\noutput = "run"\n'
+    (tmp_path / "train.toml").write_text(text)
+    done = CliRunner().invoke(main, ["train", str(tmp_path / "train.toml")])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(main, ["evaluate", str(tmp_path / "run"), "--json"])
+    assert done.exit_code == 0, done.output
+    history = (tmp_path / "run" / "history.csv").read_text().splitlines()
+    last = dict(zip(history[0].split(","), history[-1].split(","), strict=True))
+    assert json.loads(done.stdout)["loss"] == pytest.approx(float(last["validation_loss"]))

@@ -193,7 +193,7 @@ class Parts:
         kind = _KINDS.get(name, name)
         if isinstance(made, OfFunction | FunctionCallback):
             try:
-                return to_plain(made.describe())
+                return to_plain(made.in_file())
             except ConfigError as error:
                 raise ConfigError(f"{singular(kind)}: {error}") from error
         if not isinstance(made, Component):

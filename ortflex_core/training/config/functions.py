@@ -73,6 +73,10 @@ class OfFunction(Component):
         return component_of, (self._kind(), self.function, dict(self.arguments))
 
     def describe(self) -> dict[str, Any]:
+        """The path of the function, or its name if it has none, and its arguments."""
+        return {"name": self.path or self.name, **self.arguments}
+
+    def in_file(self) -> dict[str, Any]:
         """The path of the function and its arguments.
 
         Raises:
@@ -195,7 +199,7 @@ class FunctionCallback:
         )
         setattr(self, _hook_of(function), hook(marked))
 
-    def describe(self) -> str:
+    def in_file(self) -> str:
         """The path of the function.
 
         Raises:

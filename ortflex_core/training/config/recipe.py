@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 _SOURCE = "a path, whose ending is the name of its data source, or a table with the key name and parameters"
 _ALL_KEYS = "`ortflex init` writes a file that has all keys"
-_TYPED = ("model", "plugins", "output")
+_TYPED = ("model", "stratify", "plugins", "output")
 """The keys that are no arguments and have a type; a check or the registry judges the others."""
-_FIRST = ("model", "data", "loss", "validation", "output")
+_FIRST = ("model", "data", "loss", "validation", "stratify", "output")
 
 
 def _in_order(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
@@ -66,6 +66,9 @@ class Recipe(Arguments):
         "the data for the evaluation after each epoch; a fraction holds out that part of the rows",
         None,
         kind="a fraction, or " + _SOURCE,
+    )
+    stratify: bool = argument(
+        "with a fraction as ``validation``: holds out that part of the rows of each class", False
     )
     plugins: str | None = argument(
         "a folder of Python files, which are executed; this recipe can use their components by "
@@ -233,7 +236,7 @@ class Recipe(Arguments):
         """
         parts = Parts(trainer.plugins)
         data, validation = (parts.build(key, getattr(self, key)) for key in ("data", "validation"))
-        history: History = trainer.fit(data, validation_data=validation)
+        history: History = trainer.fit(data, validation_data=validation, stratify=self.stratify)
         return history
 
 

@@ -273,11 +273,16 @@ def spec_of(name: str, array: Array) -> TensorSpec:
     )
 
 
-def split(columns: Columns, fraction: float, seed: int) -> tuple[Columns, Columns]:
+def split(
+    columns: Columns, fraction: float, seed: int, *, stratify: bool = False
+) -> tuple[Columns, Columns]:
     """Training and validation rows, drawn at random with a seed.
 
+    With ``stratify``, both have the classes in the same proportions, up to a row of each class; of a class
+    with two rows or more, at least one is in the training, and the single row of a class is.
+
     Raises:
-        DataError: the fraction leaves one of the two empty.
+        DataError: the fraction leaves one of the two empty, or the rows have no classes.
     """
     rows = columns.rows
     held = round(rows * fraction) if 0 < fraction < 1 else 0  # also true for nan
@@ -287,4 +292,56 @@ def split(columns: Columns, fraction: float, seed: int) -> tuple[Columns, Column
             f"{fraction!r} of {rows} rows is {held}"
         )
     order = np.random.default_rng([seed, 0x5A11D]).permutation(rows)
+    if stratify:
+        order = _held_first(order, _strata(columns), held)
     return columns.take(np.sort(order[held:])), columns.take(np.sort(order[:held]))
+
+
+def _strata(columns: Columns) -> Array:
+    """The number of the class of each row, in the order of first appearance, which names do not change.
+
+    Raises:
+        DataError: there are no labels, or nearly every row has another one.
+    """
+    keys = []
+    for name, labels in columns.labels.items():
+        if labels.ndim > 2:
+            raise DataError(
+                f"stratify: the labels {name!r} have the shape {list(labels.shape)}, expected one class "
+                "for each row"
+            )
+        keys += [
+            np.unique(part, return_inverse=True)[1] for part in labels.reshape(len(labels), -1).T
+        ]
+    if not keys:
+        raise DataError("stratify: the data have no labels")
+    found, first, places = np.unique(
+        np.stack(keys, axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    if len(found) > columns.rows / 2:
+        raise DataError(
+            f"stratify: the labels have {len(found)} different values in {columns.rows} rows, which are no "
+            "classes; leave it out"
+        )
+    numbers = np.empty(len(found), np.int64)
+    numbers[np.argsort(first)] = np.arange(len(found))
+    return numbers[places.reshape(-1)]
+
+
+def _held_first(order: Array, strata: Array, held: int) -> Array:
+    """The same rows with those to hold out first: of each class its share, by the largest remainders."""
+    counts = np.bincount(strata)
+    shares = counts * (held / len(order))
+    taken = np.minimum(np.floor(shares).astype(np.int64), counts - 1)
+    rest = np.argsort(-(shares - taken), kind="stable")
+    while (missing := held - taken.sum()) > 0:
+        free = [k for k in rest if taken[k] < counts[k] - 1]
+        if not free:
+            raise DataError(
+                f"stratify: {held} of {len(order)} rows cannot be held out, because each of the "
+                f"{len(counts)} classes needs a row in the training"
+            )
+        taken[free[:missing]] += 1
+    places = [order[strata[order] == k] for k in range(len(counts))]
+    first = np.concatenate([rows[:n] for rows, n in zip(places, taken, strict=True)])
+    return np.concatenate([first, np.setdiff1d(order, first)])

@@ -132,11 +132,12 @@ class Feed:
             return self._convert_columns(head(self.given, rows))
         return self.first
 
-    def split(self, fraction: float, seed: int) -> tuple[Feed, Feed]:
-        """Training rows and validation rows.
+    def split(self, fraction: float, seed: int, *, stratify: bool = False) -> tuple[Feed, Feed]:
+        """Training rows and validation rows, with ``stratify`` of the same classes.
 
         Raises:
-            DataError: the data are not all in memory, or one of the two would be empty.
+            DataError: the data are not all in memory, one of the two would be empty, or the rows have no
+                classes.
         """
         if not isinstance(self.given, Columns):
             iterable = isinstance(self.given, IterableBatches)
@@ -145,7 +146,7 @@ class Feed:
                 f"{what} cannot be split into training and validation rows; pass "
                 "validation_data=(X, y) or a separate source"
             )
-        train, held = split(self.given, fraction, seed)
+        train, held = split(self.given, fraction, seed, stratify=stratify)
         rows = self.size.rows
         return Feed.of_columns(train, rows), Feed.of_columns(held, rows)
 
