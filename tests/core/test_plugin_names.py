@@ -300,7 +300,7 @@ def test_disabling_ortflex_itself_gives_an_error_that_says_so(
 ) -> None:
     monkeypatch.setenv("ORTFLEX_DISABLE_PLUGINS", "ortflex")
     text = (
-        r"unknown optimizer 'sgd': it is a plugin of ortflex .*, which ORTFLEX_DISABLE_PLUGINS switches "
+        r"unknown optimizer 'adam': it is a plugin of ortflex .*, which ORTFLEX_DISABLE_PLUGINS switches "
         "off together with all built-in plugins; remove ortflex from ORTFLEX_DISABLE_PLUGINS"
     )
     with pytest.raises(OrtflexError, match=text):

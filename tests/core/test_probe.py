@@ -236,7 +236,8 @@ def test_a_pipeline_of_scikit_learn_is_fine_tuned_behind_its_scaler() -> None:
     network = MLPClassifier(hidden_layer_sizes=(5,), solver="lbfgs", max_iter=20, random_state=0)
     pipeline = make_pipeline(StandardScaler(), network).fit(x, y)
     onx = to_onnx(pipeline, x[:1], target_opset=17, options={"zipmap": False})
-    trainer = Trainer(onx, loss="log_loss", epochs=3, learning_rate=0.1, metrics=["accuracy"])
+    options: Any = {"optimizer": "sgd", "learning_rate": 0.1, "metrics": ["accuracy"]}
+    trainer = Trainer(onx, loss="log_loss", epochs=3, **options)
     assert len(internals_of(trainer).problem.parameters) == 4
     before = trainer.evaluate(x, y[:, None])
     trainer.fit(x, y[:, None])

@@ -186,6 +186,7 @@ def planned(path: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> liveness.P
         trainer = Trainer(
             str(path),
             loss="squared_error",
+            optimizer="sgd",
             backend=ONE,
             batch_size=512,
             recompute=way,
