@@ -68,7 +68,7 @@ def test_the_trainers_docstring_has_the_help_of_every_argument() -> None:
 
 def test_a_recipe_has_every_argument_and_begins_with_the_files() -> None:
     own = {f.name: f for f in attrs.fields(Recipe)}
-    first = ["model", "data", "loss", "validation", "output"]
+    first = ["model", "data", "loss", "validation", "stratify", "output"]
     assert list(own) == [*first, *(name for name in FIELDS if name != "loss"), "plugins"]
     for name, field in FIELDS.items():
         assert (own[name].default, own[name].metadata) == (field.default, field.metadata), name
