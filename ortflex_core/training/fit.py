@@ -76,7 +76,6 @@ def fit(
         feed, validation = feed.split(validation_data, settings.seed, stratify=stratify)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
-    count_labels(internals, feed)
     preparing, open_once = prepare(internals, settings, feed, steps_per_epoch)
     announce(internals, settings.progress)
     if not internals.live.standing.fits and internals.live.standing.position is None:
@@ -98,6 +97,7 @@ def prepare(
     internals: Internals, settings: Settings, feed: Feed, steps_per_epoch: int | None
 ) -> tuple[Preparation, Callable[[Preparation], Source]]:
     """Compile for the data of a training; returns their preparation, and what opens them, once."""
+    count_labels(internals, feed)
     opened: list[Source] = []
 
     def open_once(preparing: Preparation) -> Source:

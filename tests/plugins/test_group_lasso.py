@@ -79,6 +79,7 @@ def test_a_training_is_that_of_torch(backend: str) -> None:
         loss="squared_error",
         penalty={name: GroupLasso(factor=0.05) for name in kernels},
         backend=backend,
+        optimizer="sgd",
         learning_rate=0.1,
         batch_size=5,
         epochs=1,

@@ -198,7 +198,7 @@ def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one() -> No
     )
     imports = [helper.make_opsetid("", 17)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
-    trainer = Trainer(model, loss="squared_error", params=["s"], learning_rate=0.1)
+    trainer = Trainer(model, loss="squared_error", params=["s"], optimizer="sgd", learning_rate=0.1)
     predicted = trainer.predict(x)
     trainer.step((x, y))
     s = torch.tensor(scale, requires_grad=True, dtype=torch.float64)
