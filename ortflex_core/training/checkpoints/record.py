@@ -178,7 +178,7 @@ def _missing(table: Mapping[str, Any]) -> Iterator[str]:
     if position is not None:
         parts.append(("position", position, Position))
         parts.append(("position.progress", position["progress"], Progress))
-    later = ("apart", *(("files", "frozen") if table["format"] == 1 else ()))
+    later = ("apart", "losses", *(("files", "frozen") if table["format"] == 1 else ()))
     for place, part, cls in parts:
         names = [field.name for field in attrs.fields(cls) if field.name not in later]
         yield from (f"{place}: {name} is missing" for name in names if name not in part)
