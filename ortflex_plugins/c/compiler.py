@@ -56,6 +56,7 @@ _MACHINES = {
     "aarch64": "__aarch64__",
     "arm64": "__aarch64__",
 }
+_ABILITIES = frozenset({"__AVX__", "__AVX512F__", "__FMA__", "__aarch64__"})
 _PROBE = "#include <math.h>\n#include <stdint.h>\n"
 _MOST_BYTES = 256 << 20
 """The bytes of all libraries together; the ones that were not used for the longest time are removed."""
@@ -80,12 +81,14 @@ class Compiler:
         version: as it describes itself, for messages.
         target: the flags that choose the CPU of this machine.
         identity: a digest of everything that the compiler declares about itself and that CPU.
+        abilities: those of the CPU that decide how products are written, as macros.
     """
 
     command: tuple[str, ...]
     version: str
     target: tuple[str, ...]
     identity: str
+    abilities: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{shlex.join(self.command)} ({self.version})"
@@ -242,7 +245,7 @@ def _described(
     version = defined.get("__VERSION__", "").strip('"')
     version = version if "__clang__" in defined else f"gcc {version}"
     digest = hashlib.sha256("\n".join(sorted(macros.splitlines())).encode()).hexdigest()
-    return Compiler(command, version, target, digest)
+    return Compiler(command, version, target, digest, frozenset(defined) & _ABILITIES)
 
 
 def _prepare(folder: Path) -> None:

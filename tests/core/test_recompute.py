@@ -259,7 +259,7 @@ def test_a_tensor_inside_a_fused_operator_is_named() -> None:
         trainer.step((x, x[:, :1]))
 
 
-@pytest.mark.parametrize("backend", ["training_agent", "training_session", "openvino"])
+@pytest.mark.parametrize("backend", ["training_agent", "training_session", "c", "openvino"])
 def test_other_backends_refuse(backend: str) -> None:
     x, y = regression(rows=8, features=6)
     trainer = Trainer(

@@ -106,10 +106,10 @@ def test_relus_of_step_programs_get_exact_zeros() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fused", "xla", "openvino"])
+@pytest.mark.parametrize("name", ["fused", "c", "xla", "openvino"])
 @pytest.mark.parametrize("program", [*step_programs.every()][::11], ids="-".join)
 def test_every_kind_of_step_program(name: str, program: tuple[str, str, str]) -> None:
-    if name != "fused":
+    if name not in ("fused", "c"):
         pytest.importorskip({"xla": "jax"}.get(name, name))
     try:
         check_program(plugins().component("backends", name), *program)

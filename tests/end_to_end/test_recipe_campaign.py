@@ -22,7 +22,7 @@ EXPECTED = Path(__file__).parents[1] / "fixtures" / "recipes.npz"
 """``python -m tests.end_to_end.recipe_campaign --seed 1 --count 8 --write tests/fixtures/recipes.npz``."""
 
 
-@pytest.mark.parametrize("backend", ["fused", "xla", "openvino"])
+@pytest.mark.parametrize("backend", ["fused", "c", "xla", "openvino"])
 @pytest.mark.parametrize("number", range(COUNT))
 def test_a_recipe_gives_what_torch_gives(number: int, backend: str) -> None:
     recipe = draw(SEED, number)

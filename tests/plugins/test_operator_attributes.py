@@ -20,9 +20,9 @@ from onnx.reference import ReferenceEvaluator
 
 from ortflex_core import NodeView, NoGradientRule, Trace, build, gradients
 from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
-from ortflex_plugins.backends.xla.calls import NotTranslatable
-from ortflex_plugins.backends.xla.namespaces import NumpyForms
-from ortflex_plugins.backends.xla.translation import DECLARED, OPERATORS, ModelFunction
+from ortflex_plugins.operators.calls import NotTranslatable
+from ortflex_plugins.operators.numpy_forms import NumpyForms
+from ortflex_plugins.operators.translation import DECLARED, OPERATORS, ModelFunction
 from tests.gradcheck import FAMILIES, RULES, traced
 from tests.plugins.test_gradient_rules import CASES, OLDEST, rules_with_a_gradient
 

@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_plugins.backends.xla.calls import NotTranslatable
-from ortflex_plugins.backends.xla.namespaces import JaxForms, NumpyForms
-from ortflex_plugins.backends.xla.translation import OPERATORS, ModelFunction
+from ortflex_plugins.backends.xla.namespaces import JaxForms
+from ortflex_plugins.operators.calls import NotTranslatable
+from ortflex_plugins.operators.numpy_forms import NumpyForms
+from ortflex_plugins.operators.translation import OPERATORS, ModelFunction
 from tests.node_cases import modules
 
 pytestmark = pytest.mark.once

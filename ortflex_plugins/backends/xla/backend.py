@@ -19,7 +19,7 @@ from ortflex_core import (
     numpy_dtype,
 )
 from ortflex_plugins.backends.step_plan import check_steps
-from ortflex_plugins.backends.xla.calls import NotTranslatable
+from ortflex_plugins.operators.calls import NotTranslatable
 
 _REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
 

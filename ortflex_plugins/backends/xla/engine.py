@@ -11,7 +11,6 @@ from ortflex_core import (
     Array,
     Batch,
     Block,
-    DataError,
     Device,
     DeviceEngine,
     Lasting,
@@ -23,37 +22,22 @@ from ortflex_core import (
     buffer_value,
     check_state,
 )
-from ortflex_plugins.backends.xla.steps import (
-    COUNTER,
-    DRAW,
-    RATE,
+from ortflex_plugins.backends.epoch_runs import (
     Cost,
     Costs,
+    gathered,
+    joined,
+    step_values,
+    steps_per_run,
+)
+from ortflex_plugins.backends.xla.steps import (
     StepFunction,
     state_ports,
     step_function,
 )
 
-_MOST_STEPS = 4096
-_MOST_WORK = 2e10
-"""The largest number of operations per run: Ctrl-C takes effect within about a second."""
-_UNKNOWN = 32
-"""Steps per run if the length of an epoch is unknown."""
 _ROOM = 4 * 2**30
 """Up to this number of bytes, training data are copied to JAX; of larger data, each run gets its rows."""
-
-
-def steps_per_run(problem: Problem) -> int:
-    """The number of steps per run: an epoch, or as many as fit into a bounded amount of work."""
-    weights = sum(int(np.prod(problem.shape_of(n))) for n in problem.parameters)
-    together = problem.updating.accumulate
-    work = 6.0 * max(1, weights) * problem.batch_size * together
-    most = max(1, min(_MOST_STEPS, int(_MOST_WORK / work)))
-    if problem.epoch_steps is None:
-        return min(most, _UNKNOWN)
-    whole = problem.epoch_steps // together
-    # An epoch is whole // k runs of k steps, and whole % k of one.
-    return min(range(1, min(most, max(1, whole)) + 1), key=lambda k: (whole // k + whole % k, k))
 
 
 class XlaEngine(DeviceEngine):
@@ -110,8 +94,8 @@ class XlaEngine(DeviceEngine):
             for k, rate in enumerate(rates):
                 own = [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))]
                 sizes = tuple(b.size for b in own)
-                joined = own[0] if len(own) == 1 else _joined(own)
-                parts.append(self._run(joined, sizes, [b.denominators for b in own], [rate]))
+                whole = own[0] if len(own) == 1 else joined(own, "xla")
+                parts.append(self._run(whole, sizes, [b.denominators for b in own], [rate]))
         return parts[0] if len(parts) == 1 else Costs(parts)
 
     def _run(
@@ -160,7 +144,7 @@ class XlaEngine(DeviceEngine):
                     columns = tuple(self._resident[n] for n in function.columns)
                     self._whole[function.sizes] = columns
                 return columns, batches.rows.astype(np.int32).reshape(steps, -1)
-        gathered = tuple(_gathered(batches, n) for n in function.columns)
+        gathered = tuple(gathered(batches, n) for n in function.columns)
         rows = sum(function.sizes) * steps
         return gathered, np.arange(rows, dtype=np.int32).reshape(steps, -1)
 
@@ -179,24 +163,10 @@ class XlaEngine(DeviceEngine):
                 return known[2], known[3]
             if self.problem.reduction == "sum" and known[4] and np.array(denominators).all():
                 return known[2], known[3]
-        below = np.array(denominators, np.float64).reshape(steps, size, -1)
-        # One after the other, as Python adds them.
-        sums = np.cumsum(below, axis=1)[:, -1]
-        terms = self.problem.terms
-        factors = np.array([t.factor for t in terms])
-        divisors = 1.0 if self.problem.reduction == "sum" else np.where(sums == 0, 1.0, sums)
-        scales = np.where(sums == 0, 0.0, factors / divisors)
-        count = np.arange(self._step, self._step + steps, dtype=np.float64)
-        values: dict[str, Any] = self._constants | {
-            RATE: np.array(rates, np.float64),
-            COUNTER: count + 1,
-        }
-        values |= {t.scale_symbol: scales[:, k] for k, t in enumerate(terms)}
-        first = count * self.problem.updating.accumulate + 1
-        hosts = function.numbers([{**values, DRAW: first + j} for j in range(size)], steps)
-        every = bool((sums != 0).all())
+        own = step_values(self.problem, self._constants, self._step, size, denominators, rates)
+        hosts = function.numbers(own.values, steps)
         given = tuple(map(self._put, function.typed(hosts)))
-        found = (rates, denominators, given, np.tile(scales, size), every)
+        found = (rates, denominators, given, own.factors, own.weighted)
         self._hosts[function.sizes, steps] = found
         return given, found[3]
 
@@ -308,31 +278,3 @@ class XlaEngine(DeviceEngine):
     def close(self) -> None:
         self._used.clear()
         self._resident, self._columns, self._whole, self._compiled = {}, None, {}, {}
-
-
-def _gathered(batches: Batch | Block, name: str) -> Array:
-    """A column's rows of all batches."""
-    if isinstance(batches, Batch):
-        own = batches.array(name)
-        # JAX may release an array some calls after its last use, so the user's array is copied.
-        return own.copy() if batches.rows is None else np.asarray(own)
-    return np.take(batches.columns[name], batches.rows, axis=0)
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    """Several batches as one."""
-    first = batches[0]
-    size = sum(b.size for b in batches)
-    if all(b.columns is first.columns and b.rows is not None for b in batches):
-        rows = np.concatenate([b.rows for b in batches if b.rows is not None])
-        return Batch(first.columns, rows, size, [])
-    for name in first.columns:
-        shapes = list(dict.fromkeys(b.array(name).shape[1:] for b in batches))
-        if len(shapes) > 1:
-            raise DataError(
-                f"xla: the batches of one step (accumulate={len(batches)}) have rows of different "
-                f"shapes in {name!r}: {shapes[0]} and {shapes[1]}; pad them to one shape, or use "
-                "backend='fused'"
-            )
-    columns = {n: np.concatenate([b.array(n) for b in batches]) for n in first.columns}
-    return Batch(columns, None, size, [])

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
 import numpy as np
 
 from ortflex_core import (
     COLUMNS,
     Array,
     GraphError,
-    Host,
-    HostProgram,
     Key,
     NoGradientRule,
     NotDifferentiable,
@@ -27,11 +24,10 @@ from ortflex_core import (
     step_program,
     update_program,
 )
+from ortflex_plugins.backends.epoch_runs import PENALTY, HostNumbers
 from ortflex_plugins.backends.xla.namespaces import JaxForms
-from ortflex_plugins.backends.xla.translation import Translation
+from ortflex_plugins.operators.translation import Translation
 
-PENALTY = Port("penalty")
-RATE, COUNTER, DRAW = (Port(role).label for role in ("rate", "counter", "draw"))
 Arrays = tuple[Any, ...]
 
 
@@ -50,33 +46,8 @@ class Part:
     def __init__(self, program: Program, forms: JaxForms) -> None:
         self.program = program
         self._translation = Translation(program, forms)
-        expressions = [h.expression for h in program.hosts]
-        self._hosts = HostProgram(expressions)
-        self.types = [(h.spec.name, h.spec.numpy) for h in program.hosts]
-        self._plain = all(map(_plain, expressions))
-        self.counts = not self._hosts.symbols.isdisjoint({COUNTER, DRAW})
-
-    def numbers(self, values: Mapping[str, Any], steps: int) -> Array:
-        """The host scalars of several steps, in float64, [steps, scalars].
-
-        Values are numbers, or arrays with one for each step.
-        """
-        if not self.types:
-            return np.zeros((steps, 0))
-        if self._plain:
-            # Python's arithmetic on arrays: the same bits, without a loop over the steps.
-            with np.errstate(all="ignore"):
-                found = self._hosts(values)
-            out = np.stack([np.broadcast_to(np.asarray(v, np.float64), steps) for v in found], 1)
-            if np.isfinite(out).all():
-                return out
-        names = [n for n in values if n in self._hosts.symbols]
-        columns = [np.broadcast_to(values[n], steps).tolist() for n in names]
-        rows = (
-            dict(zip(names, row, strict=True))
-            for _, *row in zip(range(steps), *columns, strict=True)
-        )
-        return np.array([self._hosts(row) for row in rows], np.float64)
+        self.numbers = HostNumbers(program)
+        self.types, self.counts = self.numbers.types, self.numbers.counts
 
     def __call__(self, given: Mapping[Key, Any], hosts: Any) -> dict[Key, Any]:
         """The outputs by port; ``hosts`` has one number for each host scalar."""
@@ -85,15 +56,6 @@ class Part:
             feeds[name] = hosts[k].astype(dtype)
         results = self._translation(feeds)
         return {key: results[spec.name] for key, spec in self.program.gives.items()}
-
-
-_ARITHMETIC = frozenset({"symbol", "Add", "Sub", "Mul", "Div", "Neg", "Identity", "Abs"})
-
-
-def _plain(expression: Host) -> bool:
-    """Whether an expression is the same in Python and in numpy, to the last bit."""
-    parts = [a for a in expression.args if isinstance(a, Host)]
-    return expression.op in _ARITHMETIC and all(map(_plain, parts))
 
 
 class StepFunction:
@@ -335,35 +297,3 @@ def step_function(problem: Problem, sizes: tuple[int, ...]) -> StepFunction:
     key = ("xla step", problem_key(problem), sizes, problem.batch_size)
     function: StepFunction = get_program(key, lambda: StepFunction(problem, sizes))
     return function
-
-
-@attrs.frozen
-class Cost:
-    """Costs of several steps, on the device until they are read."""
-
-    costs: Any
-    factors: Array
-    """Of every batch and term, [steps, batches · terms]."""
-    terms: int
-    """The number of losses."""
-
-    def read(self) -> list[tuple[float, ...]]:
-        """(loss, penalty) per step, then each of several losses."""
-        costs = np.asarray(self.costs, np.float64)
-        steps, count = self.factors.shape
-        products = costs[:, :count] * self.factors
-        penalties = [0.0] * steps if costs.shape[1] == count else costs[:, count].tolist()
-        each = products.reshape(steps, -1, self.terms).sum(axis=1).T.tolist()
-        further = each if self.terms > 1 else []
-        return list(zip(products.sum(axis=1).tolist(), penalties, *further, strict=True))
-
-
-@attrs.frozen
-class Costs:
-    """Costs of several runs."""
-
-    parts: Sequence[Cost]
-
-    def read(self) -> list[tuple[float, ...]]:
-        """The costs of each step."""
-        return [costs for part in self.parts for costs in part.read()]

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_plugins.backends.xla.calls import Call, NotTranslatable, Table, Value
+from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value
 
 TABLE = Table()
 

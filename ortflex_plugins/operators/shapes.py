@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ortflex_core import numpy_dtype
-from ortflex_plugins.backends.xla.calls import Call, NotTranslatable, Table, Value, axis_of
+from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value, axis_of
 
 TABLE = Table()
 

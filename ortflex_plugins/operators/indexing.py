@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_plugins.backends.xla.calls import Call, Table, Value, axis_of
+from ortflex_plugins.operators.calls import Call, Table, Value, axis_of
 
 TABLE = Table()
 

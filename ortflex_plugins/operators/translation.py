@@ -19,7 +19,7 @@ from ortflex_core import (
     onnx_dtype,
     repeat_forward,
 )
-from ortflex_plugins.backends.xla import (
+from ortflex_plugins.operators import (
     control,
     elementwise,
     indexing,
@@ -27,8 +27,8 @@ from ortflex_plugins.backends.xla import (
     reductions,
     shapes,
 )
-from ortflex_plugins.backends.xla.calls import Call, NotTranslatable, Operator, Value
-from ortflex_plugins.backends.xla.namespaces import Forms, NumpyForms
+from ortflex_plugins.operators.calls import Call, NotTranslatable, Operator, Value
+from ortflex_plugins.operators.numpy_forms import NumpyForms
 
 _FAMILIES = (elementwise, shapes, reductions, products, indexing, control)
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
@@ -43,7 +43,7 @@ _KNOWN = NumpyForms()
 
 
 class Translation:
-    """A program as a function of arrays, on numpy or JAX.
+    """A program as a function of arrays, on numpy, JAX, or the arrays of C.
 
     >>> import numpy as np
     >>> from ortflex_core import Trace, build
@@ -54,7 +54,7 @@ class Translation:
     array([1., 2., 3.], dtype=float32)
     """
 
-    def __init__(self, program: Program, forms: Forms) -> None:
+    def __init__(self, program: Program, forms: Any) -> None:
         self.program = program
         self._model = _Model(repeat_forward(program), forms)
         self._names = [spec.name for spec in program.outputs]
@@ -72,7 +72,7 @@ class Translation:
 class ModelFunction:
     """An ONNX model as a function of its inputs by position, for the tests of the table."""
 
-    def __init__(self, model: onnx.ModelProto, forms: Forms) -> None:
+    def __init__(self, model: onnx.ModelProto, forms: Any) -> None:
         self._model = _Model(model, forms)
 
     def __call__(self, inputs: Sequence[Value]) -> list[Value]:
@@ -85,7 +85,7 @@ class ModelFunction:
 class _Model:
     """The nodes of a model, read once."""
 
-    def __init__(self, proto: onnx.ModelProto, forms: Forms) -> None:
+    def __init__(self, proto: onnx.ModelProto, forms: Any) -> None:
         self.proto, self.forms = proto, forms
         self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
         self._attributes: dict[int, dict[str, Any]] = {}

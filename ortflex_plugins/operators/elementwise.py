@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core import numpy_dtype
-from ortflex_plugins.backends.xla.calls import Call, NotTranslatable, Table, Value, is_float
+from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value, is_float
 
 TABLE = Table()
 

@@ -1,0 +1,283 @@
+"""The engine of the backend ``c``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ortflex_core import (
+    Array,
+    Batch,
+    Block,
+    DataError,
+    Device,
+    DeviceEngine,
+    Key,
+    Lasting,
+    Losses,
+    Port,
+    Problem,
+    Program,
+    Value,
+    buffer_value,
+    check_state,
+    first_not_finite,
+)
+from ortflex_plugins.backends.c.steps import (
+    Compiled,
+    aligned,
+    first_state,
+    layout_of,
+    part_of,
+    views,
+)
+from ortflex_plugins.backends.epoch_runs import Cost, Costs, step_values, steps_per_run
+
+_COLUMNS_KEPT = 8
+"""Arrays of columns whose addresses are kept."""
+
+
+class CEngine(DeviceEngine):
+    """A compiled problem (see :class:`ortflex_core.Engine`)."""
+
+    def __init__(self, problem: Problem, device: Device, steps: int | None = None) -> None:
+        super().__init__(problem, device)
+        self.steps_per_run = steps_per_run(problem) if steps is None else steps
+        self._layout = layout_of(problem)
+        self._block = aligned(self._layout.size)
+        self._arrays: dict[Key, Array] = dict(views(self._layout, self._block))
+        for port, array in first_state(problem).items():
+            self._arrays[port][...] = array
+        self._parameters = {n: Port("parameter", of=n) for n in problem.parameters}
+        self._statistics = {n: Port("buffer", of=n) for n in problem.buffers}
+        self._gradients = [
+            a for p, a in self._arrays.items() if getattr(p, "role", "") == "gradient"
+        ]
+        self._kept: Array | None = None
+        self._kept_step = 0
+        self._constants = problem.constants()
+        self._compiled: dict[tuple[str, int | None], Compiled] = {}
+        self._data: dict[int, tuple[Any, tuple[Array, ...]]] = {}
+        self._frozen: dict[Key, Array] = {}
+        self._hosts: dict[Any, tuple[Any, ...]] = {}
+        self._values: dict[str, Value] | None = None
+        self._runs = 0
+        alone = problem.updating.accumulate == 1
+        self._function("step" if alone else "gradient", problem.batch_size)
+
+    # Training ----------------------------------------------------------------------------------
+
+    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
+        size = self.problem.updating.accumulate
+        self._values = None
+        if size == 1:
+            if isinstance(batches, Block) and len(batches) == len(rates) > 1:
+                return self._run(batches, batches.denominators, rates)
+            parts = [
+                self._run(batch, [batch.denominators], [rate])
+                for batch, rate in zip(batches, rates, strict=True)
+            ]
+        else:
+            parts = [
+                self._several(
+                    [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))], r
+                )
+                for k, r in enumerate(rates)
+            ]
+        return parts[0] if len(parts) == 1 else Costs(parts)
+
+    def _run(
+        self,
+        batches: Batch | Block,
+        denominators: Sequence[Sequence[float]],
+        rates: Sequence[float],
+    ) -> Cost:
+        steps = len(rates)
+        compiled = self._function("step", batches.size)
+        numbers, factors = self._numbers(compiled, batches.size, denominators, rates)
+        costs = self._call(compiled, batches, steps, numbers)
+        self._step += steps
+        self._runs += 1
+        return Cost(costs, factors, len(self.problem.terms))
+
+    def _several(self, batches: Sequence[Batch], rate: float) -> Cost:
+        """A step of several batches: their gradients are added one after the other."""
+        below = [b.denominators for b in batches]
+        own = step_values(self.problem, self._constants, self._step, len(batches), below, [rate])
+        costs, sums = [], []
+        for k, batch in enumerate(batches):
+            compiled = self._function("gradient", batch.size)
+            numbers = compiled.part.numbers(own.values[k], 1)
+            costs.append(self._call(compiled, batch, 1, numbers))
+            for at, gradient in enumerate(self._gradients):
+                if k == 0:
+                    sums.append(gradient.copy())
+                else:
+                    sums[at] += gradient
+        for gradient, total in zip(self._gradients, sums, strict=True):
+            gradient[...] = total
+        update = self._function("update", None)
+        numbers = update.part.numbers(own.values[0], 1)
+        last, _ = update(self._frozen_of(update), np.zeros(1, np.int64), 1, numbers)
+        self._step += 1
+        self._runs += 1
+        costs = [*costs, last]
+        return Cost(np.concatenate(costs, axis=1), own.factors, len(self.problem.terms))
+
+    def _call(
+        self, compiled: Compiled, batches: Batch | Block, steps: int, numbers: Array
+    ) -> Array:
+        data, rows = self._columns(compiled, batches, steps)
+        costs, in_range = compiled(data, rows, steps, numbers)
+        if not in_range:
+            raise DataError(
+                "an index that the data give is outside of the tensor that it indexes: a label that is not "
+                "a class of the model, or a token beyond its embedding; the state is unusable now. "
+                "backend='fused' names the operator"
+            )
+        return costs
+
+    def _function(self, kind: str, rows: int | None) -> Compiled:
+        key = (kind, rows)
+        if key not in self._compiled:
+            part = part_of(self.problem, kind, rows)
+            self._compiled[key] = Compiled(part, self._block.ctypes.data)
+        return self._compiled[key]
+
+    def _columns(
+        self, compiled: Compiled, batches: Batch | Block, steps: int
+    ) -> tuple[tuple[Array, ...], Array]:
+        """The columns and frozen tensors, and the rows of all batches."""
+        program = compiled.part.program
+        columns = batches.columns
+        known = self._data.get(id(compiled))
+        if known is None or known[0] is not columns or not isinstance(columns, Lasting):
+            arrays = []
+            names: dict[Key, str] = {p: n for n, p in self.problem.column_ports.items()}
+            for key in compiled.part.generated.columns:
+                spec = program.takes[key]
+                array = np.asarray(columns[names[key]])
+                wanted = tuple(spec.shape or ())[1:]
+                if array.shape[1:] != wanted or array.dtype != spec.numpy:
+                    raise DataError(
+                        f"the column {names[key]!r} has rows of shape {list(array.shape[1:])} and type "
+                        f"{array.dtype}, expected {list(wanted)} and {spec.numpy}: the backend c compiles "
+                        "a step for one shape; use backend='fused'"
+                    )
+                arrays.append(np.ascontiguousarray(array))
+            known = (columns, (*arrays, *self._frozen_of(compiled)))
+            self._data[id(compiled)] = known
+        if batches.rows is None:
+            return known[1], np.arange(batches.size * steps, dtype=np.int64)
+        return known[1], np.ascontiguousarray(batches.rows, np.int64)
+
+    def _frozen_of(self, compiled: Compiled) -> tuple[Array, ...]:
+        """Tensors of the model that are not trained, and statistics with their values of the file."""
+        for key in compiled.part.generated.frozen:
+            if key not in self._frozen:
+                assert isinstance(key, Port)
+                value = buffer_value(self.problem, str(key.of))
+                self._frozen[key] = np.ascontiguousarray(value)
+        return tuple(self._frozen[key] for key in compiled.part.generated.frozen)
+
+    def _numbers(
+        self,
+        compiled: Compiled,
+        size: int,
+        denominators: Sequence[Sequence[float]],
+        rates: Sequence[float],
+    ) -> tuple[Array, Array]:
+        """The host scalars of all steps, in float64, and the factors of the costs."""
+        key = (size, len(rates))
+        known = self._hosts.get(key)
+        if known is not None and not compiled.part.numbers.counts and known[0] == rates:
+            # Whole batches of unweighted data share their denominators.
+            if known[1] == denominators:
+                return known[2], known[3]
+            if self.problem.reduction == "sum" and known[4] and np.array(denominators).all():
+                return known[2], known[3]
+        own = step_values(self.problem, self._constants, self._step, 1, denominators, rates)
+        numbers = np.ascontiguousarray(compiled.part.numbers(own.values[0], len(rates)))
+        self._hosts[key] = (rates, denominators, numbers, own.factors, own.weighted)
+        return numbers, own.factors
+
+    # Inference ---------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> dict[str, Value]:
+        """The weights of predictions, in memory that onnxruntime reads."""
+        if self._values is None:
+            slots = {n: p for n, p in self.problem.slot_ports.items() if p.role == "average"}
+            weights = self.problem.averaged(
+                self._read(self._parameters), {n: self._arrays[p].copy() for n, p in slots.items()}
+            )
+            values = {**weights, **self._read(self._statistics)}
+            self._values = {n: self.device.put(a) for n, a in values.items()}
+        return self._values
+
+    # State -------------------------------------------------------------------------------------
+
+    def _read(self, ports: Mapping[str, Port]) -> dict[str, Array]:
+        return {name: self._arrays[port].copy() for name, port in ports.items()}
+
+    def _write(self, given: Mapping[str, Array], ports: Mapping[str, Port], what: str) -> None:
+        check_state(given, {n: self._arrays[p].shape for n, p in ports.items()}, what)
+        for name, array in given.items():
+            self._arrays[ports[name]][...] = array
+        self._values = None
+
+    def state(self) -> dict[str, Array]:
+        return self._read(self._parameters)
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        self._write(state, self._parameters, "parameter")
+        keys = self.problem.average_keys if self.problem.updating.average is not None else {}
+        own = {keys[n]: array for n, array in state.items() if n in keys}
+        self._write(own, self.problem.slot_ports, "average")
+
+    def buffers(self) -> dict[str, Array]:
+        return self._read(self._statistics)
+
+    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
+        self._write(buffers, self._statistics, "buffer")
+
+    def slots(self) -> dict[str, Array]:
+        return {**self._read(self.problem.slot_ports), "step": np.asarray(self._step)}
+
+    def load_slots(self, slots: Mapping[str, Array]) -> None:
+        own = {n: a for n, a in slots.items() if n != "step"}
+        self._write(own, self.problem.slot_ports, "optimizer slot")
+        self._step = int(slots.get("step", self._step))
+
+    def not_finite(self) -> str | None:
+        return first_not_finite({n: self._arrays[p] for n, p in self._parameters.items()})
+
+    def keep(self) -> None:
+        if self._kept is None:
+            self._kept = np.empty_like(self._block)
+        np.copyto(self._kept, self._block)
+        self._kept_step = self._step
+
+    def back(self) -> None:
+        assert self._kept is not None
+        np.copyto(self._block, self._kept)
+        self._step, self._values = self._kept_step, None
+
+    # What it has -------------------------------------------------------------------------------
+
+    def programs(self) -> dict[str, Program | bytes]:
+        graphs: dict[str, Program | bytes] = {}
+        for (kind, rows), compiled in self._compiled.items():
+            whole = rows is None or rows == self.problem.batch_size
+            graphs[kind if whole else f"{kind}-{rows}-rows"] = compiled.part.program
+        return graphs | {p.name: p for p in self.evaluator.programs.values()}
+
+    def counters(self) -> dict[str, int]:
+        return {"steps": self._step, "runs": self._runs, "compiled": len(self._compiled)}
+
+    def close(self) -> None:
+        self._compiled.clear()
+        self._data.clear()
+        self._hosts.clear()

@@ -1,0 +1,192 @@
+"""Runs of many steps that gather their rows themselves: how many, their host scalars, and their costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core import Array, Batch, Block, DataError, Host, HostProgram, Port, Problem, Program
+
+PENALTY = Port("penalty")
+RATE, COUNTER, DRAW = (Port(role).label for role in ("rate", "counter", "draw"))
+_MOST_STEPS = 4096
+_MOST_WORK = 2e10
+"""The largest number of operations per run: Ctrl-C takes effect within about a second."""
+_UNKNOWN = 32
+"""Steps per run if the length of an epoch is unknown."""
+
+
+def steps_per_run(problem: Problem) -> int:
+    """The number of steps per run: an epoch, or as many as fit into a bounded amount of work."""
+    weights = sum(int(np.prod(problem.shape_of(n))) for n in problem.parameters)
+    together = problem.updating.accumulate
+    work = 6.0 * max(1, weights) * problem.batch_size * together
+    most = max(1, min(_MOST_STEPS, int(_MOST_WORK / work)))
+    if problem.epoch_steps is None:
+        return min(most, _UNKNOWN)
+    whole = problem.epoch_steps // together
+    # An epoch is whole // k runs of k steps, and whole % k of one.
+    return min(range(1, min(most, max(1, whole)) + 1), key=lambda k: (whole // k + whole % k, k))
+
+
+# Host scalars --------------------------------------------------------------------------------------
+
+
+class HostNumbers:
+    """The host scalars of a program for several steps at once.
+
+    Attributes:
+        types: name and type of each.
+        counts: whether they depend on the number of the step.
+    """
+
+    def __init__(self, program: Program) -> None:
+        expressions = [h.expression for h in program.hosts]
+        self._hosts = HostProgram(expressions)
+        self.types = [(h.spec.name, h.spec.numpy) for h in program.hosts]
+        self._plain = all(map(_plain, expressions))
+        self.counts = not self._hosts.symbols.isdisjoint({COUNTER, DRAW})
+
+    def __call__(self, values: Mapping[str, Any], steps: int) -> Array:
+        """The numbers in float64, [steps, scalars].
+
+        Values are numbers, or arrays with one for each step.
+        """
+        if not self.types:
+            return np.zeros((steps, 0))
+        if self._plain:
+            # Python's arithmetic on arrays: the same bits, without a loop over the steps.
+            with np.errstate(all="ignore"):
+                found = self._hosts(values)
+            out = np.stack([np.broadcast_to(np.asarray(v, np.float64), steps) for v in found], 1)
+            if np.isfinite(out).all():
+                return out
+        names = [n for n in values if n in self._hosts.symbols]
+        columns = [np.broadcast_to(values[n], steps).tolist() for n in names]
+        rows = (
+            dict(zip(names, row, strict=True))
+            for _, *row in zip(range(steps), *columns, strict=True)
+        )
+        return np.array([self._hosts(row) for row in rows], np.float64)
+
+
+_ARITHMETIC = frozenset({"symbol", "Add", "Sub", "Mul", "Div", "Neg", "Identity", "Abs"})
+
+
+def _plain(expression: Host) -> bool:
+    """Whether an expression is the same in Python and in numpy, to the last bit."""
+    parts = [a for a in expression.args if isinstance(a, Host)]
+    return expression.op in _ARITHMETIC and all(map(_plain, parts))
+
+
+@attrs.frozen
+class StepValues:
+    """The values of the host symbols of several steps.
+
+    Attributes:
+        values: for each batch of a step, numbers or arrays with one for each step.
+        factors: of every batch and term, [steps, batches · terms]: what multiplies Σ w·l.
+        weighted: whether no step has a denominator of 0.
+    """
+
+    values: tuple[Mapping[str, Any], ...]
+    factors: Array
+    weighted: bool
+
+
+def step_values(
+    problem: Problem,
+    constants: Mapping[str, float],
+    done: int,
+    batches: int,
+    denominators: Sequence[Sequence[float]],
+    rates: Sequence[float],
+) -> StepValues:
+    """The host symbols of the steps after ``done`` steps, each of a number of batches."""
+    steps = len(rates)
+    below = np.array(denominators, np.float64).reshape(steps, batches, -1)
+    # One after the other, as Python adds them.
+    sums = np.cumsum(below, axis=1)[:, -1]
+    terms = problem.terms
+    factors = np.array([t.factor for t in terms])
+    divisors = 1.0 if problem.reduction == "sum" else np.where(sums == 0, 1.0, sums)
+    scales = np.where(sums == 0, 0.0, factors / divisors)
+    count = np.arange(done, done + steps, dtype=np.float64)
+    values: dict[str, Any] = {
+        **constants,
+        RATE: np.array(rates, np.float64),
+        COUNTER: count + 1,
+        **{t.scale_symbol: scales[:, k] for k, t in enumerate(terms)},
+    }
+    first = count * problem.updating.accumulate + 1
+    own = tuple({**values, DRAW: first + j} for j in range(batches))
+    return StepValues(own, np.tile(scales, batches), bool((sums != 0).all()))
+
+
+# Costs ---------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Cost:
+    """Costs of several steps, where they were computed until they are read."""
+
+    costs: Any
+    factors: Array
+    """Of every batch and term, [steps, batches · terms]."""
+    terms: int
+    """The number of losses."""
+
+    def read(self) -> list[tuple[float, ...]]:
+        """(loss, penalty) per step, then each of several losses."""
+        costs = np.asarray(self.costs, np.float64)
+        steps, count = self.factors.shape
+        products = costs[:, :count] * self.factors
+        penalties = [0.0] * steps if costs.shape[1] == count else costs[:, count].tolist()
+        each = products.reshape(steps, -1, self.terms).sum(axis=1).T.tolist()
+        further = each if self.terms > 1 else []
+        return list(zip(products.sum(axis=1).tolist(), penalties, *further, strict=True))
+
+
+@attrs.frozen
+class Costs:
+    """Costs of several runs."""
+
+    parts: Sequence[Cost]
+
+    def read(self) -> list[tuple[float, ...]]:
+        """The costs of each step."""
+        return [costs for part in self.parts for costs in part.read()]
+
+
+# Batches -------------------------------------------------------------------------------------------
+
+
+def gathered(batches: Batch | Block, name: str) -> Array:
+    """A column's rows of all batches."""
+    if isinstance(batches, Batch):
+        own = batches.array(name)
+        # The engine may read it after the call, so the user's array is copied.
+        return own.copy() if batches.rows is None else np.asarray(own)
+    return np.take(batches.columns[name], batches.rows, axis=0)
+
+
+def joined(batches: Sequence[Batch], backend: str) -> Batch:
+    """Several batches as one; ``backend`` is for the error."""
+    first = batches[0]
+    size = sum(b.size for b in batches)
+    if all(b.columns is first.columns and b.rows is not None for b in batches):
+        rows = np.concatenate([b.rows for b in batches if b.rows is not None])
+        return Batch(first.columns, rows, size, [])
+    for name in first.columns:
+        shapes = list(dict.fromkeys(b.array(name).shape[1:] for b in batches))
+        if len(shapes) > 1:
+            raise DataError(
+                f"{backend}: the batches of one step (accumulate={len(batches)}) have rows of different "
+                f"shapes in {name!r}: {shapes[0]} and {shapes[1]}; pad them to one shape, or use "
+                "backend='fused'"
+            )
+    columns = {n: np.concatenate([b.array(n) for b in batches]) for n in first.columns}
+    return Batch(columns, None, size, [])

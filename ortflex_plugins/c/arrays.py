@@ -1,0 +1,768 @@
+"""Arrays of a program that becomes C: what an operator computes is a node, of one of a few kinds.
+
+The table of operators (:mod:`ortflex_plugins.operators`) runs on these arrays as it runs on numpy and on
+JAX. Equal nodes are one node. The kinds are
+
+========== ==========================================================================================
+input      memory that the caller has: state, a column of the data, a frozen tensor, a host scalar
+constant   numbers that are known
+view       elements of another node, by an offset and a stride for each axis
+map        a function of the elements at one position
+gather     elements at positions that are data
+reduce     a sum, a product, an extreme or the position of an extreme along some axes
+dot        a matrix product
+assemble   parts side by side, on a background
+scatter    a tensor with some elements replaced or combined
+cumulate   running sums or products along an axis
+convolve   a convolution
+========== ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ortflex_core import Array
+from ortflex_plugins.operators.calls import NotTranslatable
+
+Index = Any
+_MOST_NODES = 20_000
+"""The nodes of a program: the compiler needs about a millisecond for each."""
+
+C_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "bool": "uint8_t",
+    "int8": "int8_t",
+    "uint8": "uint8_t",
+    "int16": "int16_t",
+    "uint16": "uint16_t",
+    "int32": "int32_t",
+    "uint32": "uint32_t",
+    "int64": "int64_t",
+    "uint64": "uint64_t",
+}
+"""The types of elements, and their names in C."""
+
+
+class Tensor:
+    """A value of the program: a node with its shape and type, used like an array of numpy."""
+
+    __slots__ = ("data", "dtype", "inputs", "number", "op", "shape", "trace")
+    __array_ufunc__ = None  # so that numpy leaves mixed operations to this class
+
+    def __init__(
+        self,
+        trace: Tracing,
+        op: str,
+        inputs: tuple[Tensor, ...],
+        data: Any,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        number: int,
+    ) -> None:
+        self.trace, self.op, self.inputs, self.data = trace, op, inputs, data
+        self.shape, self.dtype, self.number = shape, dtype, number
+
+    def __repr__(self) -> str:
+        return f"{self.op}{self.number}[{', '.join(map(str, self.shape))}] of {self.dtype}"
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802
+        """The axes in reverse order."""
+        return self.trace.view(self, np.transpose)
+
+    def astype(self, dtype: Any) -> Tensor:
+        """The elements in another type."""
+        dtype = np.dtype(dtype)
+        return self if dtype == self.dtype else self.trace.map("Cast", self, dtype=dtype)
+
+    def reshape(self, *sizes: Any) -> Tensor:
+        """The same elements, row by row, in another shape."""
+        shape = (
+            sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int | np.integer) else sizes
+        )
+        return self.trace.reshape(self, tuple(int(n) for n in shape))
+
+    def transpose(self, *order: Any) -> Tensor:
+        """The axes in another order."""
+        axes = order[0] if len(order) == 1 and not isinstance(order[0], int) else order
+        return self.trace.view(self, lambda a: np.transpose(a, axes or None))
+
+    def __getitem__(self, index: Index) -> Tensor:
+        return self.trace.item(self, index)
+
+    def strided(self) -> tuple[Tensor, int, tuple[int, ...]]:
+        """The node whose memory has the elements, an offset, and a stride for each axis."""
+        if self.op == "view":
+            return (self.inputs[0], *self.data)
+        return self, 0, row_major(self.shape)
+
+    def __neg__(self) -> Tensor:
+        return self.trace.map("Neg", self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return self.trace.map("Pow", self, other)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+def _operator(name: str, turned: bool) -> Callable[[Tensor, Any], Tensor]:
+    def apply(self: Tensor, other: Any) -> Tensor:
+        return self.trace.map(name, *((other, self) if turned else (self, other)))
+
+    return apply
+
+
+for _method, _name in {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "truediv": "Div",
+    "and": "And",
+    "or": "Or",
+    "xor": "Xor",
+    "lt": "Less",
+    "le": "LessOrEqual",
+    "gt": "Greater",
+    "ge": "GreaterOrEqual",
+    "eq": "Equal",
+}.items():
+    setattr(Tensor, f"__{_method}__", _operator(_name, False))
+    setattr(Tensor, f"__r{_method}__", _operator(_name, True))
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of elements that lie row by row."""
+    out, stride = [], 1
+    for n in reversed(shape):
+        out.append(stride)
+        stride *= n
+    return tuple(reversed(out))
+
+
+_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsFinite")
+_LOGICAL = {"And": "BitwiseAnd", "Or": "BitwiseOr", "Xor": "BitwiseXor"}
+
+
+class Tracing:
+    """All nodes of a program."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Tensor] = []
+        self._known: dict[Hashable, Tensor] = {}
+        self.xp = Namespace(self)
+
+    # Nodes -------------------------------------------------------------------------------------
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[Tensor],
+        data: Hashable,
+        shape: Sequence[int],
+        dtype: Any,
+    ) -> Tensor:
+        """A node; the same one for the same arguments."""
+        dtype, shape = np.dtype(dtype), tuple(int(n) for n in shape)
+        if dtype.name not in C_TYPES:
+            raise NotTranslatable(f"tensors of {dtype.name}")
+        if 0 in shape:
+            raise NotTranslatable("a tensor without elements")
+        key = (op, tuple(t.number for t in inputs), data, shape, dtype.str)
+        if key not in self._known:
+            if len(self.nodes) >= _MOST_NODES:
+                raise NotTranslatable(f"a program of more than {_MOST_NODES} operations")
+            made = Tensor(self, op, tuple(inputs), data, shape, dtype, len(self.nodes))
+            self.nodes.append(made)
+            self._known[key] = made
+        return self._known[key]
+
+    def input(self, kind: str, number: int, shape: Sequence[int], dtype: Any) -> Tensor:
+        """Memory of the caller."""
+        return self.node("input", (), (kind, number), shape, dtype)
+
+    def constant(self, value: Any, dtype: Any = None) -> Tensor:
+        """Known numbers; equal ones are a single number."""
+        array = np.asarray(value, dtype)
+        if array.size > 1 and array.tobytes() == array.ravel()[:1].tobytes() * array.size:
+            return self.broadcast(self.constant(array.ravel()[0]), array.shape)
+        array = np.array(array, order="C")
+        return self.node("constant", (), (array.tobytes(),), array.shape, array.dtype)
+
+    def lift(self, value: Any, dtype: Any = None) -> Tensor:
+        """A value as a node; ``dtype`` is that of a Python number."""
+        if isinstance(value, Tensor):
+            return value
+        return self.constant(value, dtype if isinstance(value, bool | int | float) else None)
+
+    def map(self, name: str, *values: Any, dtype: Any = None, data: Any = None) -> Tensor:
+        """A function of the elements of one type; of known numbers numpy computes it."""
+        given = values[1:] if name == "Where" else values
+        common = np.result_type(*(v if _is_number(v) else v.dtype for v in given))
+        tensors = [self.lift(v, common) for v in values]
+        if name == "Where":
+            tensors[1:] = [t.astype(common) for t in tensors[1:]]
+        elif name not in ("Cast", "BitShiftLeft", "BitShiftRight"):
+            tensors = [t.astype(common) for t in tensors]
+        shape = np.broadcast_shapes(*(t.shape for t in tensors))
+        tensors = [self.broadcast(t, shape) for t in tensors]
+        if name in _LOGICAL and common.kind != "b":
+            name = _LOGICAL[name]
+        out = common if dtype is None else np.dtype(dtype)
+        out = np.dtype(bool) if name in _COMPARISONS else out
+        return self.node("map", tensors, (name, data), shape, out)
+
+    # Views -------------------------------------------------------------------------------------
+
+    def view(self, x: Tensor, change: Callable[[Array], Array]) -> Tensor:
+        """The elements that a change of a numpy array, which copies nothing, would show."""
+        base, offset, strides = x.strided()
+        shown = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), x.shape, strides)
+        seen = change(shown)
+        if 0 in seen.shape:
+            raise NotTranslatable("a tensor without elements")
+        moved = _address(seen) - _address(shown)
+        return self._view(base, offset + moved, seen.shape, seen.strides)
+
+    def _view(
+        self, base: Tensor, offset: int, shape: Sequence[int], strides: Sequence[int]
+    ) -> Tensor:
+        # The stride of an axis with one element has no meaning.
+        plain = tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+        natural = [
+            0 if n == 1 else s for n, s in zip(base.shape, row_major(base.shape), strict=True)
+        ]
+        if offset == 0 and tuple(shape) == base.shape and plain == tuple(natural):
+            return base
+        return self.node("view", (base,), (offset, plain), shape, base.dtype)
+
+    def broadcast(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """The elements repeated along new axes and axes of one element."""
+        shape = tuple(int(n) for n in shape)
+        return x if x.shape == shape else self.view(x, lambda a: np.broadcast_to(a, shape))
+
+    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """The same elements in another shape; a copy if they do not lie row by row."""
+        if -1 in shape:
+            others = math.prod(n for n in shape if n != -1)
+            shape = [x.size // others if n == -1 else n for n in shape]
+        if tuple(shape) == x.shape:
+            return x
+        _, _, strides = x.strided()
+        shown = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), x.shape, strides)
+        try:
+            shown = shown.view()
+            shown.shape = tuple(shape)
+        except AttributeError:
+            return self.reshape(self.copy(x), shape)
+        base, offset, _ = x.strided()
+        return self._view(base, offset, shown.shape, shown.strides)
+
+    def copy(self, x: Tensor) -> Tensor:
+        """The elements row by row in memory of their own, unless they lie so already."""
+        if x.op in ("view", "constant") or not x.shape:
+            return self.node("map", (x,), ("Identity", None), x.shape, x.dtype)
+        return x
+
+    def item(self, x: Tensor, index: Index) -> Tensor:
+        """Indexing: slices are views, arrays of positions are gathered."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        if not any(isinstance(p, Tensor | np.ndarray) for p in parts):
+            whole = tuple(parts)
+            return self.view(x, lambda a: _kept(a[whole]))
+        if Ellipsis in [p for p in parts if not isinstance(p, Tensor | np.ndarray)]:
+            raise NotTranslatable("an index of arrays and an ellipsis")
+        arrays = [p for p in parts if isinstance(p, Tensor | np.ndarray)]
+        if len(arrays) == 1 and isinstance(arrays[0], np.ndarray):
+            at = next(k for k, p in enumerate(parts) if p is arrays[0])
+            run = _progression(arrays[0])
+            if run is not None:
+                return self.item(x, tuple(run if k == at else p for k, p in enumerate(parts)))
+        if len(arrays) < len(parts):
+            raise NotTranslatable("an index of arrays and slices")
+        return self.gather(x, [self.lift(a) for a in arrays], 0)
+
+    def gather(self, x: Tensor, places: Sequence[Tensor], axis: int) -> Tensor:
+        """Elements whose positions along the axes from ``axis`` on are given, broadcast to one shape."""
+        shape = np.broadcast_shapes(*(p.shape for p in places))
+        out = (*x.shape[:axis], *shape, *x.shape[axis + len(places) :])
+        after = len(out) - axis - len(shape)
+        own = [
+            self.broadcast(
+                self.broadcast(p, shape).reshape(*shape, *(1,) * after),
+                (*x.shape[:axis], *shape, *x.shape[axis + len(places) :]),
+            )
+            for p in places
+        ]
+        axes = [
+            *range(axis),
+            *(-1 - k for k in range(len(places))),
+            *range(axis + len(shape), len(out)),
+        ]
+        return self.node("gather", (x, *own), tuple(axes), out, x.dtype)
+
+    # Larger operations ---------------------------------------------------------------------------
+
+    def reduce(self, name: str, x: Tensor, axis: Any, keepdims: bool) -> Tensor:
+        """One number for all elements along some axes."""
+        axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+        reduced = sorted({a % x.ndim for a in axes}) if x.ndim else []
+        shape = [n for k, n in enumerate(x.shape) if k not in reduced]
+        dtype: Any = np.int64 if name in ("argmax", "argmin") else x.dtype
+        if name in ("any", "all"):
+            name = "max" if name == "any" else "min"
+        out = x
+        if any(x.shape[a] > 1 for a in reduced) or name in ("argmax", "argmin"):
+            out = self.node("reduce", (x,), (name, tuple(reduced)), shape, dtype)
+        else:
+            out = out.reshape(shape)
+        wide = [1 if k in reduced else n for k, n in enumerate(x.shape)]
+        return out.reshape(wide) if keepdims else out
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of the last two axes; those before are broadcast."""
+        front = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a = self.broadcast(a, (*front, *a.shape[-2:]))
+        b = self.broadcast(b, (*front, *b.shape[-2:]))
+        if a.shape[-1] != b.shape[-2]:
+            raise NotTranslatable(f"a product of {list(a.shape)} and {list(b.shape)}")
+        if a.dtype != b.dtype or a.dtype.kind != "f":
+            raise NotTranslatable(f"a product of {a.dtype} and {b.dtype}")
+        if a.shape[-1] == 1:
+            return self.map("Mul", a, b)
+        a, b = self._ready(a, b)
+        return self.node("dot", (a, b), None, (*front, a.shape[-2], b.shape[-1]), a.dtype)
+
+    def _ready(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors as :mod:`.products` reads them: one with its columns side by side, or two rows."""
+        rows, columns = a.shape[-2], b.shape[-1]
+        (_, _, of_a), (_, _, of_b) = a.strided(), b.strided()
+        if columns > 1 and rows > 1:
+            return a, b if of_b[-1] == 1 else self.copy(b)
+        if columns == 1:
+            if (of_a[-2] == 1 and rows > 1) or (of_a[-1] == 1 and of_b[-2] == 1):
+                return a, b
+            if of_a[-1] == 1:
+                return a, self._own(b)
+            return self._own(a), b if of_b[-2] == 1 else self._own(b)
+        if of_b[-1] == 1 or (of_b[-2] == 1 and of_a[-1] == 1):
+            return a, b
+        return (a if of_a[-1] == 1 else self._own(a)), (b if of_b[-2] == 1 else self.copy(b))
+
+    def _own(self, x: Tensor) -> Tensor:
+        """The elements side by side along the longer of the last two axes."""
+        return self.copy(x)
+
+    def assemble(
+        self,
+        shape: Sequence[int],
+        fill: Any,
+        parts: Sequence[tuple[Tensor, int, tuple[int, ...]]],
+        dtype: Any,
+    ) -> Tensor:
+        """Parts, each at an offset and with strides, on a background of one number."""
+        data = (None if fill is None else float(fill), tuple((o, s) for _, o, s in parts))
+        return self.node("assemble", [t for t, _, _ in parts], data, shape, dtype)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _kept(seen: Any) -> Array:
+    """A single element as an array of rank 0, which numpy gives as a number."""
+    return seen if isinstance(seen, np.ndarray) else np.empty((), np.int8)
+
+
+def _progression(index: Array) -> slice | None:
+    """Known positions as a slice."""
+    if index.dtype == bool or index.ndim != 1 or not len(index):
+        return None
+    first, last = int(index[0]), int(index[-1])
+    step = int(index[1]) - first if len(index) > 1 else 1
+    if step == 0 or min(first, last) < 0 or not (np.diff(index) == step).all():
+        return None
+    end = last + (1 if step > 0 else -1)
+    return slice(first, None if end < 0 else end, step)
+
+
+_UNARY = {
+    "abs": "Abs",
+    "negative": "Neg",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "rint": "Round",
+    "sign": "Sign",
+    "tanh": "Tanh",
+    "sin": "Sin",
+    "cos": "Cos",
+    "isnan": "IsNaN",
+    "isfinite": "IsFinite",
+    "logical_not": "Not",
+    "invert": "BitwiseNot",
+}
+_BINARY = {
+    "add": "Add",
+    "subtract": "Sub",
+    "multiply": "Mul",
+    "divide": "Div",
+    "power": "Pow",
+    "maximum": "Max",
+    "minimum": "Min",
+    "logical_and": "And",
+    "logical_or": "Or",
+    "logical_xor": "Xor",
+    "bitwise_and": "BitwiseAnd",
+    "bitwise_or": "BitwiseOr",
+    "bitwise_xor": "BitwiseXor",
+    "left_shift": "BitShiftLeft",
+    "right_shift": "BitShiftRight",
+    "equal": "Equal",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+}
+
+
+class Namespace:
+    """The functions of numpy on :class:`Tensor`; of values that are all known, numpy's own."""
+
+    def __init__(self, trace: Tracing) -> None:
+        self._trace = trace
+
+    def __getattr__(self, name: str) -> Any:
+        trace = self._trace
+        if name in _UNARY or name in _BINARY:
+            function = (_UNARY | _BINARY)[name]
+
+            def apply(*values: Any) -> Any:
+                if not any(isinstance(v, Tensor) for v in values):
+                    return getattr(np, name)(*values)
+                return trace.map(function, *values)
+
+            return apply
+        if name in _VIEWS:
+            change = getattr(np, name)
+
+            def show(x: Any, *arguments: Any, **options: Any) -> Any:
+                if not isinstance(x, Tensor):
+                    return change(x, *arguments, **options)
+                return trace.view(x, lambda a: change(a, *arguments, **options))
+
+            return show
+        if name in _REDUCTIONS:
+
+            def reduce(
+                x: Any, axis: Any = None, keepdims: bool = False, initial: Any = None
+            ) -> Any:
+                if not isinstance(x, Tensor):
+                    more = {} if initial is None else {"initial": initial}
+                    return np.asarray(getattr(np, name)(x, axis=axis, keepdims=keepdims, **more))
+                return trace.reduce(name, x, axis, keepdims)
+
+            return reduce
+        raise NotTranslatable(f"the function {name}")
+
+    # Making ------------------------------------------------------------------------------------
+
+    def asarray(self, value: Any, dtype: Any = None) -> Any:
+        """A value as an array."""
+        if isinstance(value, Tensor):
+            return value if dtype is None else value.astype(dtype)
+        return np.asarray(value, dtype)
+
+    def zeros(self, shape: Any, dtype: Any = float) -> Array:
+        """Known zeros."""
+        return np.zeros(shape, dtype)
+
+    def ones(self, shape: Any, dtype: Any = float) -> Array:
+        """Known ones."""
+        return np.ones(shape, dtype)
+
+    def zeros_like(self, x: Any) -> Array:
+        """Known zeros."""
+        return np.zeros(x.shape, x.dtype)
+
+    def full_like(self, x: Any, value: Any) -> Array:
+        """A known number."""
+        return np.full(x.shape, value, x.dtype)
+
+    def arange(self, *bounds: Any) -> Array:
+        """Known numbers."""
+        return np.arange(*bounds)
+
+    # Elements ----------------------------------------------------------------------------------
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        """One of two values."""
+        if not any(isinstance(v, Tensor) for v in (condition, yes, no)):
+            return np.where(condition, yes, no)
+        if (
+            isinstance(condition, np.ndarray)
+            and condition.size
+            and (condition.all() or not condition.any())
+        ):
+            shapes = [np.shape(condition), *(np.shape(v) for v in (yes, no))]
+            chosen = self._trace.lift(yes if condition.all() else no)
+            return self._trace.broadcast(chosen, np.broadcast_shapes(*shapes))
+        return self._trace.map("Where", condition, yes, no)
+
+    def clip(self, x: Any, low: Any, high: Any) -> Any:
+        """Bounded values."""
+        return self.minimum(self.maximum(x, low), high)
+
+    def expm1(self, x: Any) -> Any:
+        """eˣ − 1, also near 0 (Kahan)."""
+        e = self.exp(x)
+        less = e - 1
+        near = less * x / self.log(e)
+        return self.where(self.equal(e, 1), x, self.where(self.equal(less, -1), less, near))
+
+    def log1p(self, x: Any) -> Any:
+        """log(1 + x), also near 0 (Kahan)."""
+        u = 1 + x
+        exact = self.where(self.equal(u, np.inf), u, self.log(u) * x / (u - 1))
+        return self.where(self.equal(u, 1), x, exact)
+
+    def logaddexp(self, a: Any, b: Any) -> Any:
+        """log(eᵃ + eᵇ)."""
+        return self.maximum(a, b) + self.log1p(self.exp(-self.abs(self.subtract(a, b))))
+
+    def fmod(self, a: Any, b: Any) -> Any:
+        """The remainder of a division towards zero."""
+        return self._trace.map("Fmod", a, b)
+
+    def mod(self, a: Any, b: Any) -> Any:
+        """The remainder of a division downwards, of integers."""
+        return self._trace.map("Mod", a, b)
+
+    # Axes --------------------------------------------------------------------------------------
+
+    def mean(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        """The mean along axes."""
+        total = self.sum(x, axis=axis, keepdims=keepdims)
+        return total / np.asarray(x.size // max(1, total.size), x.dtype)
+
+    def split(self, x: Any, parts: int, axis: int = 0) -> list[Any]:
+        """Equal parts."""
+        if not isinstance(x, Tensor):
+            return np.split(x, parts, axis)
+        size = x.shape[axis] // parts
+        front = (slice(None),) * (axis % x.ndim)
+        return [x[(*front, slice(k * size, (k + 1) * size))] for k in range(parts)]
+
+    def stack(self, values: Sequence[Any], axis: int = 0) -> Any:
+        """Along a new axis."""
+        return self.concatenate([self.expand_dims(v, axis) for v in values], axis=axis)
+
+    def concatenate(self, values: Sequence[Any], axis: int = 0) -> Any:
+        """Along an axis."""
+        if not any(isinstance(v, Tensor) for v in values):
+            return np.concatenate(values, axis=axis)
+        tensors = [self._trace.lift(v) for v in values if np.size(v) or isinstance(v, Tensor)]
+        if len(tensors) == 1:
+            return tensors[0]
+        first = tensors[0]
+        axis %= first.ndim
+        sizes = [t.shape[axis] for t in tensors]
+        shape = [*first.shape[:axis], sum(sizes), *first.shape[axis + 1 :]]
+        strides = row_major(shape)
+        starts = np.cumsum([0, *sizes[:-1]]).tolist()
+        parts = [(t, s * strides[axis], strides) for t, s in zip(tensors, starts, strict=True)]
+        return self._trace.assemble(shape, None, parts, first.dtype)
+
+    def tile(self, x: Any, repeats: Sequence[int]) -> Any:
+        """Repeated along axes."""
+        if not isinstance(x, Tensor):
+            return np.tile(x, repeats)
+        wide = x.reshape([n for size in x.shape for n in (1, size)])
+        shape = [n for size, many in zip(x.shape, repeats, strict=True) for n in (many, size)]
+        out = [size * many for size, many in zip(x.shape, repeats, strict=True)]
+        return self._trace.broadcast(wide, shape).reshape(out)
+
+    def pad(self, x: Any, widths: Any, mode: Any = "constant") -> Any:
+        """Padding that repeats elements: by their positions."""
+        if not isinstance(x, Tensor):
+            return np.pad(x, widths, mode)
+        for axis, width in enumerate(widths):
+            if any(width):
+                places = np.pad(np.arange(x.shape[axis]), width, mode=mode)
+                x = self._trace.gather(x, [self._trace.lift(places)], axis)
+        return x
+
+    def take_along_axis(self, x: Any, index: Any, axis: int) -> Any:
+        """An element for each position of an index."""
+        if not isinstance(x, Tensor) and not isinstance(index, Tensor):
+            return np.take_along_axis(x, index, axis)
+        x, index = self._trace.lift(x), self._trace.lift(index)
+        places = [
+            np.arange(n).reshape([-1 if j == k else 1 for j in range(x.ndim)])
+            for k, n in enumerate(index.shape)
+        ]
+        own = [index if k == axis % x.ndim else self._trace.lift(p) for k, p in enumerate(places)]
+        return self._trace.gather(x, own, 0)
+
+    def cumsum(self, x: Any, axis: int) -> Any:
+        """Running sums."""
+        if not isinstance(x, Tensor):
+            return np.cumsum(x, axis)
+        return self._trace.node("cumulate", (x,), ("Add", axis), x.shape, x.dtype)
+
+    def cumprod(self, x: Any, axis: int) -> Any:
+        """Running products."""
+        if not isinstance(x, Tensor):
+            return np.cumprod(x, axis)
+        return self._trace.node("cumulate", (x,), ("Mul", axis), x.shape, x.dtype)
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """The matrix product."""
+        return CForms.of(self._trace).matmul(a, b)
+
+
+_VIEWS = (*("transpose", "flip", "moveaxis", "swapaxes", "squeeze", "expand_dims", "broadcast_to"),)
+_REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+
+
+class CForms:
+    """The functions that differ between namespaces (:mod:`ortflex_plugins.operators.numpy_forms`)."""
+
+    def __init__(self, trace: Tracing) -> None:
+        self._trace = trace
+        self.xp = trace.xp
+
+    @classmethod
+    def of(cls, trace: Tracing) -> CForms:
+        """The forms of a program."""
+        return cls(trace)
+
+    def erf(self, x: Any) -> Any:
+        """The error function."""
+        return self._trace.map("Erf", x)
+
+    def dot(self, a: Any, b: Any, transposed: tuple[bool, bool]) -> Any:
+        """The product of two matrices, of which each may be given transposed."""
+        a, b = self._trace.lift(a), self._trace.lift(b)
+        return self._trace.dot(a.T if transposed[0] else a, b.T if transposed[1] else b)
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """The product of the last two axes."""
+        a, b = self._trace.lift(a), self._trace.lift(b)
+        left = a.reshape(1, *a.shape) if a.ndim == 1 else a
+        right = b.reshape(*b.shape, 1) if b.ndim == 1 else b
+        out = self._trace.dot(left, right)
+        if a.ndim == 1:
+            out = out.reshape(*out.shape[:-2], out.shape[-1])
+        return out.reshape(out.shape[:-1]) if b.ndim == 1 else out
+
+    def pad(self, x: Any, value: float, pads: Sequence[tuple[int, int, int]]) -> Any:
+        """Pad, dilate and cut."""
+        x = self._trace.lift(x)
+        sizes = [n + max(0, n - 1) * p[2] for n, p in zip(x.shape, pads, strict=True)]
+        shape = [n + low + high for n, (low, high, _) in zip(sizes, pads, strict=True)]
+        if any(low < 0 or high < 0 for low, high, _ in pads):
+            cut = [(max(0, low), max(0, high), inner) for low, high, inner in pads]
+            wide = self.pad(x, value, cut)
+            keep = [
+                slice(max(0, -low), size - max(0, -high))
+                for size, (low, high, _) in zip(wide.shape, pads, strict=True)
+            ]
+            return wide[tuple(keep)]
+        if tuple(shape) == x.shape:
+            return x
+        strides = row_major(shape)
+        offset = sum(s * low for s, (low, _, _) in zip(strides, pads, strict=True))
+        apart = tuple(s * (inner + 1) for s, (_, _, inner) in zip(strides, pads, strict=True))
+        return self._trace.assemble(shape, value, [(x, offset, apart)], x.dtype)
+
+    def scatter(self, x: Any, index: tuple[Any, ...], updates: Any, how: str) -> Any:
+        """``x`` with elements replaced (``how`` "none") or combined."""
+        x, updates = self._trace.lift(x), self._trace.lift(updates)
+        places = [self._trace.lift(p) for p in index]
+        shape = np.broadcast_shapes(*(p.shape for p in places))
+        whole = (*shape, *x.shape[len(places) :])
+        after = len(whole) - len(shape)
+        own = [
+            self._trace.broadcast(
+                self._trace.broadcast(p, shape).reshape(*shape, *(1,) * after), whole
+            )
+            for p in places
+        ]
+        updates = self._trace.broadcast(updates, whole)
+        return self._trace.node("scatter", (x, updates, *own), how, x.shape, x.dtype)
+
+    def take(self, x: Any, index: Any, axis: int) -> Any:
+        """Elements along an axis."""
+        x = self._trace.lift(x)
+        if isinstance(index, np.ndarray) and index.ndim == 0:
+            return x[(*(slice(None),) * axis, int(index))]
+        if isinstance(index, np.ndarray) and (run := _progression(index)) is not None:
+            return x[(*(slice(None),) * axis, run)]
+        return self._trace.gather(x, [self._trace.lift(index)], axis)
+
+    def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """One of two branches: both are computed."""
+        pairs = list(zip(yes(), no(), strict=True))
+        if any(np.shape(a) != np.shape(b) for a, b in pairs):
+            raise TypeError("the branches have different shapes")
+        return tuple(self.xp.where(condition.reshape(()), a, b) for a, b in pairs)
+
+    def while_loop(self, test: Any, body: Any, state: Any) -> Any:
+        """Refused: the number of repetitions is unknown.
+
+        Raises:
+            NotTranslatable: always.
+        """
+        raise NotTranslatable("a Loop that ends by a condition of the data")
+
+    def scan(self, body: Any, state: Any, rows: Any, length: int) -> Any:
+        """The repetitions one after the other."""
+        parts = []
+        for k in range(length):
+            state, out = body(tuple(state), tuple(r[k] for r in rows))
+            parts.append(out)
+        return tuple(state), tuple(self.xp.stack(each) for each in zip(*parts, strict=True))
+
+    def convert(self, x: Any, dtype: Any) -> Any:
+        """Cast."""
+        return x.astype(dtype)
+
+    def after(self, x: Any, gate: Any) -> Any:
+        """``x``: nothing is computed a second time."""
+        return x
+
+    def convolve(
+        self,
+        x: Any,
+        weight: Any,
+        strides: Sequence[int],
+        pads: Sequence[tuple[int, int]],
+        dilations: Sequence[int],
+        groups: int,
+        spread: Sequence[int] | None = None,
+    ) -> Any:
+        """None: a convolution is the product of its windows."""
+        return None

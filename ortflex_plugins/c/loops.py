@@ -1,0 +1,579 @@
+"""Loops of C over the elements of a tensor: expressions, sums, gathered and scattered elements.
+
+A kernel is one function of C. Its text has no name and no number of the model but sizes, so kernels
+with equal texts are one function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core import onnx_dtype
+from ortflex_plugins.c.arrays import C_TYPES, Tensor, row_major
+from ortflex_plugins.c.scalars import expression, literal
+from ortflex_plugins.operators.calls import NotTranslatable
+
+PARTS = 16
+"""The number of partial sums along an axis whose elements lie side by side."""
+
+
+def c_type(x: Tensor) -> str:
+    """The type of an element in C."""
+    return C_TYPES[x.dtype.name]
+
+
+@attrs.define(eq=False)
+class Leaf:
+    """A tensor in memory that a kernel reads: a pointer, and how far apart the elements are."""
+
+    base: Tensor
+    offset: int
+    strides: tuple[int, ...]
+    name: str = ""
+    terms: tuple[tuple[str, int], ...] = ()
+    """Positions that are data: expressions, and how far apart these elements are."""
+
+
+@attrs.define(eq=False)
+class Kernel:
+    """One function of C, and the memory of its arguments.
+
+    Attributes:
+        out: the tensor that it computes.
+        arguments: the memory of its pointers after the first, with offsets in elements.
+        flags: whether it reports positions that are out of range.
+        text: parameters and body; ``{}`` is the name of the function.
+        identity: the tensors that are read only at the position that is written.
+        calls: the functions of :mod:`.functions` that it calls.
+    """
+
+    out: Tensor
+    arguments: list[tuple[Tensor, int]] = attrs.field(factory=list)
+    flags: bool = False
+    text: str = ""
+    identity: set[int] = attrs.field(factory=set)
+    calls: set[str] = attrs.field(factory=set)
+
+    @property
+    def reads(self) -> list[Tensor]:
+        """The tensors that it reads."""
+        return [t for t, _ in self.arguments]
+
+
+class Body:
+    """The expressions of a kernel: lines that compute, for one position, what a node is.
+
+    Args:
+        kernel: what the body belongs to.
+        inlined: nodes whose elements are computed where they are needed.
+        given: expressions of nodes that the kernel has already computed.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        inlined: set[int],
+        given: Mapping[int, str] | None = None,
+    ) -> None:
+        self.kernel, self._inlined = kernel, inlined
+        self._given = dict(given or {})
+        self.leaves: list[Leaf] = []
+        self._steps: list[tuple[str, Leaf | str]] = []
+        self._done: dict[int, str] = {}
+        self._count = 0
+
+    # Collecting --------------------------------------------------------------------------------
+
+    def place(self, x: Tensor) -> str:
+        """An expression for an element of ``x``, whose shape is that of the loops."""
+        if x.number in self._given:
+            return self._given[x.number]
+        base, offset, strides = x.strided()
+        if base.op == "constant" and not any(strides):
+            value = np.frombuffer(base.data[0], base.dtype)[offset]
+            return literal(value, onnx_dtype(base.dtype))
+        if base.op == "input" and base.data[0] == "host":
+            return self._argument_value(base)
+        if x.number in self._inlined:
+            return self._inline(x)
+        return self._load(Leaf(base, offset, strides), c_type(base))
+
+    def _argument_value(self, x: Tensor) -> str:
+        return self._load(Leaf(x, 0, ()), c_type(x))
+
+    def _load(self, leaf: Leaf, kind: str) -> str:
+        for known in self.leaves:
+            same = known.base is leaf.base and known.offset == leaf.offset
+            if same and known.strides == leaf.strides and known.terms == leaf.terms:
+                leaf = known
+                break
+        else:
+            self.leaves.append(leaf)
+        key = -1 - self.leaves.index(leaf)
+        if key not in self._done:
+            self._done[key] = self._line(kind, leaf)
+        return self._done[key]
+
+    def _line(self, kind: str, value: Leaf | str) -> str:
+        name = f"v{self._count}"
+        self._count += 1
+        self._steps.append((f"const {kind} {name} = ", value))
+        return name
+
+    def _inline(self, x: Tensor) -> str:
+        if x.number in self._done:
+            return self._done[x.number]
+        if x.op == "gather":
+            text = self._gathered(x)
+        else:
+            arguments = [self.place(v) for v in x.inputs]
+            made = element(x, arguments, self.kernel.calls)
+            text = self._line(c_type(x), made)
+        self._done[x.number] = text
+        return text
+
+    def _gathered(self, x: Tensor) -> str:
+        base, offset, strides = x.inputs[0].strided()
+        terms, own = [], [0] * x.ndim
+        self.kernel.flags = True
+        for axis, source in enumerate(x.data):
+            if source >= 0:
+                own[source] = strides[axis]
+                continue
+            index = self.place(x.inputs[-source])
+            size = x.inputs[0].shape[axis]
+            out = f"{index} < 0 || {index} >= {size}"
+            self._steps.append(("", f"wrong |= {out}"))
+            place = self._line("int64_t", f"{out} ? 0 : (int64_t){index}")
+            terms.append((place, strides[axis]))
+        return self._load(Leaf(base, offset, tuple(own), terms=tuple(terms)), c_type(base))
+
+    # Writing -----------------------------------------------------------------------------------
+
+    def lines(self, address: Callable[[Leaf], str]) -> list[str]:
+        """The statements, with the position of each leaf by ``address``."""
+        out = []
+        for head, value in self._steps:
+            text = value if isinstance(value, str) else address(value)
+            out.append(f"{head}{text};")
+        return out
+
+
+def element(x: Tensor, arguments: list[str], calls: set[str]) -> str:
+    """The expression of a map node.
+
+    Raises:
+        NotTranslatable: the operator has no expression for the type.
+    """
+    name = x.data[0]
+    dtype = x.inputs[-1].dtype
+    attributes = {}
+    if name in ("BitShiftLeft", "BitShiftRight"):
+        attributes, name = {"direction": name[8:].upper()}, "BitShift"
+        dtype = x.inputs[0].dtype
+    elif name == "Fmod":
+        attributes, name = {"fmod": 1}, "Mod"
+    elif name == "IsFinite":
+        return f"({arguments[0]} - {arguments[0]} == 0)"
+    elif name in ("Expm1", "Log1p"):
+        called = f"f32_{name.lower()}"
+        calls.add(called)
+        return f"{called}({arguments[0]})"
+    made = expression(name, onnx_dtype(dtype), arguments, attributes, onnx_dtype(x.dtype))
+    if made is None:
+        raise NotTranslatable(f"the operator {name} of {dtype}")
+    calls.update(made.calls)
+    return made.text
+
+
+# Loops ---------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Axis:
+    """A loop: its length, and whether its elements are joined to one number."""
+
+    size: int
+    reduced: bool
+    strides: tuple[int, ...]
+    """How far apart the elements of each tensor are."""
+
+
+def merge(
+    shape: Sequence[int], tensors: Sequence[Sequence[int]], reduced: Sequence[int]
+) -> list[Axis]:
+    """Loops over a shape; neighbors whose elements continue one another in all tensors are one."""
+    axes: list[Axis] = []
+    for k, size in enumerate(shape):
+        if size == 1:
+            continue
+        own = Axis(size, k in reduced, tuple(t[k] for t in tensors))
+        if axes and axes[-1].reduced == own.reduced:
+            last = axes[-1]
+            joined = all(a == b * size for a, b in zip(last.strides, own.strides, strict=True))
+            if joined:
+                axes[-1] = Axis(last.size * size, own.reduced, own.strides)
+                continue
+        axes.append(own)
+    return axes
+
+
+def address(name: str, strides: Sequence[int], variables: Sequence[str]) -> str:
+    """An element of an array."""
+    terms = [
+        v if s == 1 else f"{v} * {s}" for v, s in zip(variables, strides, strict=True) if s != 0
+    ]
+    return f"{name}[{' + '.join(terms) or '0'}]"
+
+
+def indented(lines: Sequence[str], depth: int) -> list[str]:
+    """Lines inside of blocks."""
+    return ["    " * depth + line for line in lines]
+
+
+def nest(axes: Sequence[tuple[str, int]], inner: Sequence[str]) -> list[str]:
+    """Loops around lines."""
+    out: list[str] = []
+    for depth, (name, size) in enumerate(axes):
+        out += indented([f"for (int {name} = 0; {name} < {size}; {name}++) {{"], depth)
+    out += indented(inner, len(axes))
+    for depth in reversed(range(len(axes))):
+        out += indented(["}"], depth)
+    return out
+
+
+def finish(kernel: Kernel, body: Body, lines: list[str], out: str = "o") -> None:
+    """The parameters of a kernel: what it writes, then what it reads."""
+    parameters = [f"{c_type(kernel.out)} *restrict {out}"]
+    seen: set[str] = set()
+    for leaf in body.leaves:
+        if leaf.name == out or leaf.name in seen:
+            continue
+        seen.add(leaf.name)
+        kernel.arguments.append((leaf.base, leaf.offset))
+        parameters.append(f"const {c_type(leaf.base)} *restrict {leaf.name}")
+    if kernel.flags:
+        parameters.append("int *restrict e")
+        lines = ["int wrong = 0;", *lines, "*e |= wrong;"]
+    kernel.text = "\n".join(
+        [
+            f"static void {{}}({', '.join(parameters)}) {{{{",
+            *(brace(x) for x in indented(lines, 1)),
+            "}}",
+        ]
+    )
+
+
+def brace(line: str) -> str:
+    """A line for :meth:`str.format`."""
+    return line.replace("{", "{{").replace("}", "}}")
+
+
+def name_leaves(body: Body, inplace: Tensor | None = None) -> None:
+    """Names of the pointers; the memory that is written has the name of the output."""
+    for k, leaf in enumerate(body.leaves):
+        leaf.name = "o" if inplace is not None and leaf.base is inplace else f"p{k}"
+
+
+def map_kernel(x: Tensor, inlined: set[int], inplace: Tensor | None = None) -> Kernel:
+    """The elements of a map or gather node."""
+    kernel = Kernel(x)
+    body = Body(kernel, inlined | {x.number})
+    result = body.place(x)
+    natural = plain_strides(x.shape)
+    name_leaves(body, inplace)
+    tensors = [natural, *(leaf.strides or (0,) * x.ndim for leaf in body.leaves)]
+    axes = merge(x.shape, tensors, ())
+    variables = [f"i{k}" for k in range(len(axes))]
+
+    def at(leaf: Leaf) -> str:
+        k = 1 + body.leaves.index(leaf)
+        return dynamic_address(leaf, [a.strides[k] for a in axes], variables)
+
+    lines = body.lines(at)
+    lines.append(f"{address('o', [a.strides[0] for a in axes], variables)} = {result};")
+    whole = nest([(v, a.size) for v, a in zip(variables, axes, strict=True)], lines)
+    note_identity(kernel, body, natural)
+    finish(kernel, body, whole)
+    return kernel
+
+
+def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row by row; 0 for axes with one element, as views have them."""
+    return tuple(0 if n == 1 else s for n, s in zip(shape, row_major(shape), strict=True))
+
+
+def note_identity(kernel: Kernel, body: Body, natural: Sequence[int]) -> None:
+    """Find the tensors that are read only where their position is written."""
+    by_base: dict[int, bool] = {}
+    for leaf in body.leaves:
+        own = [0 if n == 1 else s for n, s in zip(kernel.out.shape, leaf.strides, strict=False)]
+        same = leaf.offset == 0 and not leaf.terms and tuple(own) == tuple(natural)
+        same = same and leaf.base.size == kernel.out.size
+        by_base[leaf.base.number] = by_base.get(leaf.base.number, True) and same
+    kernel.identity = {number for number, same in by_base.items() if same}
+
+
+def dynamic_address(leaf: Leaf, strides: Sequence[int], variables: Sequence[str]) -> str:
+    """The element of a leaf, at positions that may be data."""
+    text = address(leaf.name, strides, variables)
+    if leaf.terms:
+        more = " + ".join(f"{place} * {stride}" for place, stride in leaf.terms)
+        return text[:-1] + f" + {more}]"
+    return text
+
+
+# Reductions ----------------------------------------------------------------------------------------
+
+_JOIN: dict[str, Callable[[str, str], str]] = {
+    "sum": lambda a, b: f"{a} + {b}",
+    "prod": lambda a, b: f"{a} * {b}",
+    "max": lambda a, b: f"({a} < {b} || {b} != {b}) ? {b} : {a}",
+    "min": lambda a, b: f"({a} > {b} || {b} != {b}) ? {b} : {a}",
+}
+
+
+def _start(name: str, x: Tensor) -> str:
+    dtype = onnx_dtype(x.dtype)
+    if name in ("sum", "prod"):
+        return literal(0 if name == "sum" else 1, dtype)
+    if x.dtype.kind == "f":
+        return literal(-math.inf if name == "max" else math.inf, dtype)
+    if x.dtype == bool:
+        return "0" if name == "max" else "1"
+    bounds = np.iinfo(x.dtype)
+    return literal(bounds.min if name == "max" else bounds.max, dtype)
+
+
+def reduce_kernel(x: Tensor, inlined: set[int]) -> Kernel:
+    """Sums and extremes: along neighbors by 16 partial results and a tree, otherwise in order."""
+    name, reduced = x.data
+    source = x.inputs[0]
+    kernel = Kernel(x)
+    body = Body(kernel, inlined)
+    value = body.place(source)
+    name_leaves(body)
+    kept = iter(plain_strides(x.shape))
+    out = [0 if k in reduced else next(kept) for k in range(source.ndim)]
+    tensors = [out, *(leaf.strides or (0,) * source.ndim for leaf in body.leaves)]
+    axes = merge(source.shape, tensors, reduced)
+    variables = [f"i{k}" for k in range(len(axes))]
+    of_out = address("o", [a.strides[0] for a in axes], variables)
+
+    def lines_at(names: Sequence[str]) -> list[str]:
+        def at(leaf: Leaf) -> str:
+            k = 1 + body.leaves.index(leaf)
+            return dynamic_address(leaf, [a.strides[k] for a in axes], names)
+
+        return body.lines(at)
+
+    outer = [(v, a.size) for v, a in zip(variables, axes, strict=True) if not a.reduced]
+    inner = [(v, a.size) for v, a in zip(variables, axes, strict=True) if a.reduced]
+    kind = c_type(source)
+    if name in ("argmax", "argmin"):
+        lines = _positions(name, source, lines_at(variables), value, outer, inner, of_out)
+    elif axes[-1].reduced:
+        lines = _along(name, source, kind, lines_at, variables, value, outer, inner, of_out)
+    else:
+        last = outer.pop()
+        join = _JOIN[name](of_out, value)
+        first = nest([last], [f"{of_out} = {_start(name, source)};"])
+        whole = nest([*inner, last], [*lines_at(variables), f"{of_out} = {join};"])
+        lines = nest(outer, [*first, *whole])
+    finish(kernel, body, lines)
+    return kernel
+
+
+def _along(
+    name: str,
+    source: Tensor,
+    kind: str,
+    lines_at: Callable[[Sequence[str]], list[str]],
+    variables: list[str],
+    value: str,
+    outer: list[tuple[str, int]],
+    inner: list[tuple[str, int]],
+    of_out: str,
+) -> list[str]:
+    """Along the last axis."""
+    last, size = inner[-1]
+    start = _start(name, source)
+    if size < PARTS:
+        lines = nest(inner, [*lines_at(variables), f"s = {_JOIN[name]('s', value)};"])
+        return nest(outer, [f"{kind} s = {start};", *lines, f"{of_out} = s;"])
+    whole, rest = size // PARTS * PARTS, size % PARTS
+    names = [f"({v} + j)" if v == last else v for v in variables]
+    step = [*lines_at(names), f"s[j] = {_JOIN[name]('s[j]', value)};"]
+    run = [f"for (int {last} = 0; {last} < {whole}; {last} += {PARTS}) {{"]
+    run += indented(nest([("j", PARTS)], step), 1)
+    run += ["}"]
+    if rest:
+        run += [
+            "{",
+            f"    const int {last} = {whole};",
+            *indented(nest([("j", rest)], step), 1),
+            "}",
+        ]
+    lines = [f"{kind} s[{PARTS}];", *nest([("j", PARTS)], [f"s[j] = {start};"])]
+    lines += nest(inner[:-1], run)
+    lines += tree("s", _JOIN[name])
+    return nest(outer, [*lines, f"{of_out} = s[0];"])
+
+
+def tree(name: str, join: Callable[[str, str], str]) -> list[str]:
+    """Join partial results in pairs."""
+    lines, half = [], PARTS // 2
+    while half:
+        a, b = f"{name}[j]", f"{name}[j + {half}]"
+        lines.append(f"for (int j = 0; j < {half}; j++) {a} = {join(a, b)};")
+        half //= 2
+    return lines
+
+
+def _positions(
+    name: str,
+    source: Tensor,
+    lines: list[str],
+    value: str,
+    outer: list[tuple[str, int]],
+    inner: list[tuple[str, int]],
+    of_out: str,
+) -> list[str]:
+    sign = ">" if name == "argmax" else "<"
+    if not inner:
+        return nest(outer, [f"{of_out} = 0;"])
+    ((variable, _),) = inner
+    better = f"{variable} == 0 || {value} {sign} best"
+    step = [*lines, f"if ({better}) {{ best = {value}; where = {variable}; }}"]
+    head = [f"{c_type(source)} best = 0;", "int64_t where = 0;"]
+    return nest(outer, [*head, *nest(inner, step), f"{of_out} = where;"])
+
+
+# Moves ---------------------------------------------------------------------------------------------
+
+
+def assemble_kernel(x: Tensor, inlined: set[int]) -> Kernel:
+    """Parts on a background."""
+    fill, places = x.data
+    kernel = Kernel(x)
+    lines: list[str] = []
+    leaves: list[Leaf] = []
+    if fill is not None:
+        text = literal(fill, onnx_dtype(x.dtype))
+        lines += nest([("i", x.size)], [f"o[i] = {text};"])
+    shared = None
+    for source, (offset, strides) in zip(x.inputs, places, strict=True):
+        body = Body(kernel, inlined)
+        value = body.place(source)
+        for k, leaf in enumerate(body.leaves):
+            leaf.name = f"p{len(leaves) + k}"
+        tensors = [strides, *(leaf.strides or (0,) * source.ndim for leaf in body.leaves)]
+        axes = merge(source.shape, tensors, ())
+        variables = [f"i{k}" for k in range(len(axes))]
+
+        def at(leaf: Leaf, body: Body = body, axes: Any = axes, names: Any = variables) -> str:
+            k = 1 + body.leaves.index(leaf)
+            return dynamic_address(leaf, [a.strides[k] for a in axes], names)
+
+        target = address(f"(o + {offset})", [a.strides[0] for a in axes], variables)
+        inner = [*body.lines(at), f"{target} = {value};"]
+        lines += nest([(v, a.size) for v, a in zip(variables, axes, strict=True)], inner)
+        leaves += body.leaves
+        shared = body
+    assert shared is not None
+    shared.leaves = leaves
+    finish(kernel, shared, lines)
+    return kernel
+
+
+def _second(_: str, b: str) -> str:
+    return b
+
+
+_COMBINE: dict[str, Callable[[str, str], str]] = {
+    "none": _second,
+    "add": lambda a, b: f"{a} + {b}",
+    "mul": lambda a, b: f"{a} * {b}",
+    "max": _JOIN["max"],
+    "min": _JOIN["min"],
+}
+
+
+def scatter_kernel(x: Tensor, inlined: set[int]) -> Kernel:
+    """A copy with elements replaced or combined, in the order of the updates."""
+    kernel = Kernel(x, flags=True)
+    first = Body(kernel, inlined)
+    value = first.place(x.inputs[0])
+    for k, leaf in enumerate(first.leaves):
+        leaf.name = f"p{k}"
+    natural = plain_strides(x.shape)
+    axes = merge(x.shape, [natural, *(leaf.strides or (0,) * x.ndim for leaf in first.leaves)], ())
+    variables = [f"i{k}" for k in range(len(axes))]
+
+    def at(leaf: Leaf) -> str:
+        k = 1 + first.leaves.index(leaf)
+        return dynamic_address(leaf, [a.strides[k] for a in axes], variables)
+
+    target = address("o", [a.strides[0] for a in axes], variables)
+    lines = nest(
+        [(v, a.size) for v, a in zip(variables, axes, strict=True)],
+        [*first.lines(at), f"{target} = {value};"],
+    )
+    updates, places = x.inputs[1], x.inputs[2:]
+    body = Body(kernel, inlined)
+    update = body.place(updates)
+    index = [body.place(p) for p in places]
+    for k, leaf in enumerate(body.leaves):
+        leaf.name = f"p{len(first.leaves) + k}"
+    strides = row_major(x.shape)
+    rest = (*(0,) * (updates.ndim - (x.ndim - len(places))), *strides[len(places) :])
+    inner_axes = merge(
+        updates.shape, [rest, *(leaf.strides or (0,) * updates.ndim for leaf in body.leaves)], ()
+    )
+    names = [f"i{k}" for k in range(len(inner_axes))]
+
+    def inside(leaf: Leaf) -> str:
+        k = 1 + body.leaves.index(leaf)
+        return dynamic_address(leaf, [a.strides[k] for a in inner_axes], names)
+
+    checks = " || ".join(f"{i} < 0 || {i} >= {n}" for i, n in zip(index, x.shape, strict=False))
+    at_index = " + ".join(f"(int64_t){i} * {s}" for i, s in zip(index, strides, strict=False))
+    target = address("o", [a.strides[0] for a in inner_axes], names)[:-1] + f" + {at_index}]"
+    step = [
+        *body.lines(inside),
+        f"if ({checks}) {{ wrong = 1; continue; }}",
+        f"{target} = {_COMBINE[x.data](target, update)};",
+    ]
+    loops = [(v, a.size) for v, a in zip(names, inner_axes, strict=True)] or [("i0", 1)]
+    lines += nest(loops, step)
+    body.leaves = [*first.leaves, *body.leaves]
+    finish(kernel, body, lines)
+    return kernel
+
+
+def cumulate_kernel(x: Tensor, inlined: set[int]) -> Kernel:
+    """Running sums or products along an axis."""
+    name, axis = x.data
+    kernel = Kernel(x)
+    body = Body(kernel, inlined)
+    value = body.place(x.inputs[0])
+    name_leaves(body)
+    axis %= x.ndim
+    variables = [f"i{k}" for k in range(x.ndim)]
+    natural = row_major(x.shape)
+
+    def at(leaf: Leaf) -> str:
+        return dynamic_address(leaf, leaf.strides or (0,) * x.ndim, variables)
+
+    target = address("o", natural, variables)
+    symbol = "+" if name == "Add" else "*"
+    before = f"{target[:-1]} - {natural[axis]}]"
+    step = [*body.lines(at), f"{target} = i{axis} == 0 ? {value} : {before} {symbol} {value};"]
+    order = [axis, *(k for k in range(x.ndim) if k != axis)]
+    finish(kernel, body, nest([(variables[k], x.shape[k]) for k in order], step))
+    return kernel

@@ -1,0 +1,352 @@
+"""Matrix products in C: tiles of registers, vectors along the columns, every sum in the order of k.
+
+So the bits depend neither on the width of a vector nor on the compiler. Only a product with a single
+column whose rows lie side by side has 16 partial sums, which are joined in pairs. A vector type wider
+than the machine's registers is split by the compiler; without vector types (``lanes=1``) a tile has
+named scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from ortflex_plugins.c.arrays import Tensor
+from ortflex_plugins.c.loops import (
+    PARTS,
+    Body,
+    Kernel,
+    Leaf,
+    address,
+    c_type,
+    dynamic_address,
+    finish,
+    indented,
+    name_leaves,
+    nest,
+    note_identity,
+    plain_strides,
+    tree,
+)
+
+_MOST_ROWS = 8
+Element = Callable[[str, str, str], list[str]]
+"""The statements that write an element, from its row, its column and the value of the sum."""
+
+
+@attrs.frozen
+class Machine:
+    """What the products are written for.
+
+    Attributes:
+        lanes: the numbers of float32 in a register; 1 for C without vector types.
+        registers: the vector registers.
+        fma: whether a product and a sum are rounded once. This changes bits: without an instruction
+            for it, it is a call of the library.
+    """
+
+    lanes: int = 1
+    registers: int = 16
+    fma: bool = False
+
+
+def vector(kind: str, width: int) -> str:
+    """The name of a type of a number of elements."""
+    short = "f32" if kind == "float" else "f64"
+    return kind if width == 1 else f"{short}x{width}"
+
+
+def definitions(used: Sequence[tuple[str, int]], machine: Machine) -> str:
+    """The vector types of a file, and their multiply-add functions."""
+    lines = []
+    for kind, width in sorted(set(used)):
+        name, size = vector(kind, width), width * (4 if kind == "float" else 8)
+        function = "fmaf" if kind == "float" else "fma"
+        one = "{f}(a, b, c)" if machine.fma else "a * b + c"
+        if width == 1:
+            text = one.format(f=function)
+            lines.append(
+                f"static inline {kind} {kind}_add({kind} a, {kind} b, {kind} c) {{ return {text}; }}"
+            )
+            continue
+        alignment = 4 if kind == "float" else 8
+        lines.append(
+            f"typedef {kind} {name} __attribute__((vector_size({size}), aligned({alignment}), "
+            "may_alias));"
+        )
+        for suffix, left, right in (("_scale", kind, "a"), ("_add", name, "a[j]")):
+            text = f"{function}({right}, b[j], c[j])" if machine.fma else f"{right} * b[j] + c[j]"
+            lines.append(
+                f"static inline {name} {name}{suffix}({left} a, {name} b, {name} c) {{ {name} r; "
+                f"for (int j = 0; j < {width}; j++) r[j] = {text}; return r; }}"
+            )
+    return "\n".join(lines)
+
+
+KEEP = """\
+/* Without this gcc loads a row of the right factor again for each row of a tile. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#define KEEP(x) __asm__("" : "+v"(x))
+#else
+#define KEEP(x) (void)0
+#endif"""
+
+
+@attrs.frozen
+class Factor:
+    """A pointer, and how far apart its rows, columns and matrices are."""
+
+    name: str
+    row: int
+    column: int
+
+
+def product_kernel(
+    x: Tensor,
+    root: Tensor,
+    inlined: set[int],
+    machine: Machine,
+    widths: set[tuple[str, int]],
+    inplace: Tensor | None = None,
+) -> Kernel:
+    """A product ``x``, and the function of its elements ``root`` (``x`` itself without one)."""
+    kernel = Kernel(root)
+    kind = c_type(x)
+    a, b = x.inputs
+    (base_a, offset_a, of_a), (base_b, offset_b, of_b) = a.strided(), b.strided()
+    rows, depth, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+    front = x.shape[:-2]
+    body = Body(kernel, inlined | ({root.number} if root is not x else set()), {x.number: "t"})
+    result = body.place(root)
+    natural = plain_strides(root.shape)
+    name_leaves(body, inplace)
+    batch = [f"g{k}" for k in range(len(front))]
+    left, right = Factor("a", of_a[-2], of_a[-1]), Factor("b", of_b[-2], of_b[-1])
+    turned = False
+    partial = False
+    if columns == 1 and not (left.row == 1 and rows > 1):
+        partial = True
+    elif columns == 1 or (rows == 1 and right.column != 1):
+        # The transposed product: its columns are the rows.
+        turned = True
+        partial = rows == 1 and columns > 1
+        left, right = Factor("b", right.column, right.row), Factor("a", left.column, left.row)
+        rows, columns = columns, rows
+    assert partial or right.column == 1, x
+
+    def element(row: str, column: str, value: str) -> list[str]:
+        """The statements that write an element of the result."""
+        names = [*batch, *((column, row) if turned else (row, column))]
+
+        def at(leaf: Leaf) -> str:
+            return dynamic_address(leaf, leaf.strides or (0,) * root.ndim, names)
+
+        lines = body.lines(at)
+        target = address("o", natural, names)
+        if root is x:
+            return [*lines, f"{target} = {value};"]
+        return [f"const {kind} t = {value};", *lines, f"{target} = {result};"]
+
+    if partial:
+        lines = _rows(kind, left, right, rows, depth, machine, widths, element)
+    else:
+        plain = root is x and natural[-1 if not turned else -2] == 1
+        stride = natural[-2 if not turned else -1]
+        lines = _tiles(
+            kind,
+            left,
+            right,
+            (rows, depth, columns),
+            machine,
+            widths,
+            element,
+            stride if plain and not front else None,
+        )
+    if front:
+        shift = [
+            f"const {kind} *const a = a0 + {_sum(batch, of_a)};",
+            f"const {kind} *const b = b0 + {_sum(batch, of_b)};",
+        ]
+        lines = nest(list(zip(batch, front, strict=True)), [*shift, *lines])
+    names = ("a0", "b0") if front else ("a", "b")
+    of_factors = [
+        Leaf(base_a, offset_a, (), names[0]),
+        Leaf(base_b, offset_b, (), names[1]),
+    ]
+    note_identity(kernel, body, natural)
+    kernel.identity -= {base_a.number, base_b.number}
+    body.leaves = [*of_factors, *body.leaves]
+    finish(kernel, body, lines)
+    return kernel
+
+
+def _sum(names: Sequence[str], strides: Sequence[int]) -> str:
+    return " + ".join(f"{n} * {s}" for n, s in zip(names, strides, strict=False)) or "0"
+
+
+def _split(columns: int, lanes: int) -> list[tuple[int, int]]:
+    """Columns as vectors: (first column, width)."""
+    out, at = [], 0
+    width = lanes
+    while at < columns:
+        while width > columns - at:
+            width //= 2
+        out.append((at, width))
+        at += width
+    return out
+
+
+def _blocks(rows: int, most: int) -> tuple[int, int, int]:
+    """Rows in blocks of nearly equal size: (rows of a block, rows in whole blocks, rows left)."""
+    count = -(-rows // most)
+    size = -(-rows // count)
+    whole = rows // size * size
+    return size, whole, rows - whole
+
+
+def _tiles(
+    kind: str,
+    left: Factor,
+    right: Factor,
+    sizes: tuple[int, int, int],
+    machine: Machine,
+    widths: set[tuple[str, int]],
+    element: Element,
+    plain: int | None,
+) -> list[str]:
+    """Blocks of rows by blocks of columns, each sum in a register."""
+    rows, depth, columns = sizes
+    lanes = machine.lanes if kind == "float" else max(1, machine.lanes // 2)
+    vectors = _split(columns, lanes)
+    most = 4 if machine.registers >= 32 else 3
+    room = machine.registers - 8 if machine.registers >= 32 else machine.registers - 4
+    lines: list[str] = []
+    chunks = [vectors[k : k + most] for k in range(0, len(vectors), most)]
+    if rows == 1:
+        chunks = [vectors[k : k + room] for k in range(0, len(vectors), room)]
+    if machine.lanes == 1:
+        chunks, room = [vectors[k : k + 4] for k in range(0, len(vectors), 4)], 8
+    for chunk in chunks:
+        size, whole, rest = _blocks(rows, max(1, min(_MOST_ROWS, room // len(chunk))))
+        widths.update((kind, w) for _, w in chunk)
+        if whole:
+            tile = _tile(kind, left, right, depth, size, chunk, "i", element, plain)
+            lines += [f"for (int i = 0; i < {whole}; i += {size}) {{", *indented(tile, 1), "}"]
+        if rest:
+            tile = _tile(kind, left, right, depth, rest, chunk, "i", element, plain)
+            lines += ["{", f"    const int i = {whole};", *indented(tile, 1), "}"]
+    return lines
+
+
+def _tile(
+    kind: str,
+    left: Factor,
+    right: Factor,
+    depth: int,
+    rows: int,
+    chunk: Sequence[tuple[int, int]],
+    row: str,
+    element: Element,
+    plain: int | None,
+) -> list[str]:
+    first = chunk[0][0]
+    wide = sum(w for _, w in chunk)
+    lines = []
+    for r in range(rows):
+        for c, (_, w) in enumerate(chunk):
+            zero = "0" if w == 1 else "{0}"
+            lines.append(f"{vector(kind, w)} s{r}_{c} = {zero};")
+    run = []
+    for c, (at, w) in enumerate(chunk):
+        name = vector(kind, w)
+        source = f"{right.name} + k * {right.row} + {at}"
+        if w == 1:
+            run.append(f"const {kind} b{c} = *({source});")
+        else:
+            run += [f"{name} b{c} = *(const {name} *)({source});", f"KEEP(b{c});"]
+    for r in range(rows):
+        spot = f"({row} + {r}) * {left.row} + k * {left.column}"
+        run.append(f"const {kind} a{r} = {left.name}[{spot}];")
+        for c, (_, w) in enumerate(chunk):
+            function = f"{kind}_add" if w == 1 else f"{vector(kind, w)}_scale"
+            run.append(f"s{r}_{c} = {function}(a{r}, b{c}, s{r}_{c});")
+    lines += nest([("k", depth)], run)
+    if plain is not None:
+        for r in range(rows):
+            for c, (at, w) in enumerate(chunk):
+                spot = f"o + ({row} + {r}) * {plain} + {at}"
+                lines.append(f"*({vector(kind, w)} *)({spot}) = s{r}_{c};")
+        return lines
+    lines.append(f"{kind} s[{rows * wide}];")
+    for r in range(rows):
+        for c, (at, w) in enumerate(chunk):
+            spot = f"s + {r * wide + at - first}"
+            lines.append(f"*({vector(kind, w)} *)({spot}) = s{r}_{c};")
+    column = f"({first} + j)" if first else "j"
+    inner = element(f"({row} + r)", column, f"s[r * {wide} + j]")
+    return lines + nest([("r", rows), ("j", wide)], inner)
+
+
+def _rows(
+    kind: str,
+    left: Factor,
+    right: Factor,
+    rows: int,
+    depth: int,
+    machine: Machine,
+    widths: set[tuple[str, int]],
+    element: Element,
+) -> list[str]:
+    """Products of rows with one column; both lie side by side."""
+    if depth < PARTS or left.column != 1 or right.row != 1:
+        widths.add((kind, 1))
+        spot = f"{left.name}[i * {left.row} + k * {left.column}]"
+        step = f"s = {kind}_add({spot}, {right.name}[k * {right.row}], s);"
+        whole_sum = [f"{kind} s = 0;", *nest([("k", depth)], [step])]
+        return nest([("i", rows)], [*whole_sum, *element("i", "0", "s")])
+    lanes = min(PARTS, machine.lanes if kind == "float" else max(1, machine.lanes // 2))
+    size, whole, rest = _blocks(rows, 4 if lanes * 4 >= PARTS else 2)
+    widths |= {(kind, lanes), (kind, 1)}
+    lines: list[str] = []
+    for count, head in ((size, whole), (rest, 0)):
+        if not count:
+            continue
+        block = _row_block(kind, left, right, count, depth, lanes)
+        inner = element("(i + r)", "0", f"s[r * {PARTS}]")
+        block += nest([("r", count)], inner)
+        if head:
+            lines += [f"for (int i = 0; i < {whole}; i += {size}) {{", *indented(block, 1), "}"]
+        else:
+            lines += ["{", f"    const int i = {whole};", *indented(block, 1), "}"]
+    return lines
+
+
+def _row_block(
+    kind: str, left: Factor, right: Factor, rows: int, depth: int, lanes: int
+) -> list[str]:
+    name, parts = vector(kind, lanes), PARTS // lanes
+    whole, rest = depth // PARTS * PARTS, depth % PARTS
+    zero = "0" if lanes == 1 else "{0}"
+    lines = [f"{name} s{r}_{c} = {zero};" for r in range(rows) for c in range(parts)]
+    run = [
+        f"const {name} b{c} = *(const {name} *)({right.name} + k + {c * lanes});"
+        for c in range(parts)
+    ]
+    for r in range(rows):
+        for c in range(parts):
+            spot = f"{left.name} + (i + {r}) * {left.row} + k + {c * lanes}"
+            value = f"*(const {name} *)({spot})"
+            run.append(f"s{r}_{c} = {name}_add({value}, b{c}, s{r}_{c});")
+    lines += [f"for (int k = 0; k < {whole}; k += {PARTS}) {{", *indented(run, 1), "}"]
+    lines.append(f"{kind} s[{rows * PARTS}];")
+    for r in range(rows):
+        for c in range(parts):
+            lines.append(f"*({name} *)(s + {r * PARTS + c * lanes}) = s{r}_{c};")
+    each = []
+    if rest:
+        spot = f"{left.name}[(i + r) * {left.row} + {whole} + j]"
+        value = f"{kind}_add({spot}, {right.name}[{whole} + j], q[j])"
+        each += nest([("j", rest)], [f"q[j] = {value};"])
+    each += tree("q", lambda a, b: f"{a} + {b}")
+    return lines + nest([("r", rows)], [f"{kind} *const q = s + r * {PARTS};", *each])

@@ -1,0 +1,115 @@
+"""The backend c next to fused: the same losses, weights and state, with what a Trainer does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import DataError, Trainer, Unsupported
+from ortflex_plugins.c import compiler
+from tests.benchmarks.onnx_network import network
+from tests.benchmarks.workloads import WORKLOADS, data
+from tests.plugins.fitted_workloads import fitted
+
+pytestmark = pytest.mark.skipif(compiler.obstacle() is not None, reason=str(compiler.obstacle()))
+
+
+def agree(one: Trainer, other: Trainer, tolerance: float = 1e-4) -> None:
+    np.testing.assert_allclose(one.train_losses_, other.train_losses_, rtol=tolerance)
+    state = other.get_state(buffers=True)
+    for name, array in one.get_state(buffers=True).items():
+        scale = np.abs(state[name]).max() or 1.0
+        assert np.abs(array - state[name]).max() <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("name", ["W1", "W3", "W6"])
+def test_c_trains_a_workload_as_fused_does(name: str) -> None:
+    agree(fitted(name, "c"), fitted(name, "fused"))
+
+
+def test_c_runs_the_steps_of_an_epoch_at_once() -> None:
+    trainer = fitted("W5", "c", epochs=3, steps=9)
+    # Eight whole batches and the shorter one, three times.
+    assert trainer.engine.steps_per_run == 8
+    assert trainer.engine.counters() == {"steps": 27, "runs": 6, "compiled": 2}
+
+
+def test_steps_at_once_and_one_by_one_give_the_same_bits() -> None:
+    states = [
+        fitted("W1", {"name": "c", "steps_per_run": count}, epochs=2, steps=5).get_state()
+        for count in (1, 5)
+    ]
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(array, states[1][name])
+
+
+def test_large_products_are_left_to_fused() -> None:
+    with pytest.raises(Unsupported, match="million operations"):
+        fitted("W4", "c", epochs=1, steps=1)
+
+
+def test_two_engines_in_one_process_have_states_of_their_own() -> None:
+    one, two = (fitted("W5", "c", epochs=1, steps=4) for _ in range(2))
+    before = two.get_state()
+    x, y, _ = data(WORKLOADS["W5"])
+    one.step((x[:15], y[:15]))
+    for name, array in two.get_state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def embedding() -> Any:
+    """Y = mean of rows of a table by the tokens X."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    table = np.random.default_rng(0).standard_normal((5, 2)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "X"], ["rows"]),
+            helper.make_node("ReduceMean", ["rows"], ["Y"], axes=[1], keepdims=0),
+        ],
+        "embedding",
+        [helper.make_tensor_value_info("X", TensorProto.INT64, ["N", 3])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 2])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_an_index_out_of_range_is_an_error_and_not_another_address() -> None:
+    options: dict[str, Any] = {"loss": "squared_error", "batch_size": 4, "progress": False}
+    trainer = Trainer(embedding(), backend="c", params=["table"], **options)
+    x = np.array([[0, 1, 2], [3, 4, -5], [1, 1, 1], [-1, -2, 0]])
+    y = np.ones((4, 2), np.float32)
+    trainer.fit(x, y)
+    other = Trainer(embedding(), backend="fused", params=["table"], **options)
+    other.fit(x, y)
+    agree(trainer, other)
+    for wrong in (5, -6, 2**40):
+        with pytest.raises(DataError, match="outside"):
+            trainer.fit(np.where(x == 4, wrong, x), y)
+
+
+def test_names_of_the_model_are_not_in_the_file() -> None:
+    """A model's names are data: in C they are numbers."""
+    from ortflex_plugins.backends.c.steps import part_of
+
+    model = network(WORKLOADS["W5"])
+    hostile = '*/ }; int main(void) { system("x"); } /* \\\n#include "y"'
+    for holder in (model.graph.node[0].input, model.graph.node[0].output):
+        for k, name in enumerate(holder):
+            holder[k] = f"{hostile} {name}"
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        value.name = f"{hostile} {value.name}"
+    x, y, _ = data(WORKLOADS["W5"])
+    sources = []
+    for proto in (model, network(WORKLOADS["W5"])):
+        options: dict[str, Any] = {"loss": "squared_error", "batch_size": 15, "progress": False}
+        trainer = Trainer(proto, backend="c", **options)
+        trainer.fit(x[:30], y[:30])
+        engine: Any = trainer.engine
+        sources.append(part_of(engine.problem, "step", 15).generated.source)
+    assert "system" not in sources[0]
+    assert 'include "y' not in sources[0]
+    assert sources[0] == sources[1]
