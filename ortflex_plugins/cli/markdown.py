@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -19,13 +20,23 @@ def paragraph(text: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     r"""A table; a cell is one line, and a ``|`` in it is escaped.
 
-    >>> print(table(["name", "what it is"], [["abs", "|x|"]]))
+    >>> print(table(["name", "what it is"], [["abs", "|x|"], ["run", "`<t>` or <t>"]]))
     | name | what it is |
     |---|---|
     | abs | \|x\| |
+    | run | `<t>` or \<t> |
     """
     return "\n".join([_row(head), "|---" * len(head) + "|", *map(_row, rows)])
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(_escaped(" ".join(cell.split())) for cell in cells) + " |"
+
+
+def _escaped(cell: str) -> str:
+    """A cell whose ``|`` ends no column and whose ``<`` begins no tag; in code ``<`` needs no escape."""
+    parts = cell.replace("|", "\\|").split("`")
+    text = [
+        part if k % 2 else re.sub("<(?=[A-Za-z/!])", r"\<", part) for k, part in enumerate(parts)
+    ]
+    return "`".join(text)

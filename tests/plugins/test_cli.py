@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import attrs
 import click
 import numpy as np
 import onnx
@@ -415,6 +416,12 @@ def test_every_plugin_of_ours_can_be_imported() -> None:
 
 
 # ---------------------------------------------------------------------- reference
+
+
+def test_every_key_has_a_place_in_the_reference() -> None:
+    """A new key is in one of the groups, and no group has a key that there is not."""
+    placed = [key for keys in reference.KEY_GROUPS.values() for key in keys]
+    assert sorted(placed) == sorted(field.name for field in attrs.fields(Recipe))
 
 
 def test_the_reference_is_up_to_date() -> None:
