@@ -183,6 +183,8 @@ def steps_per_run(problem: Problem, nodes: int, most_nodes: int = _MOST_NODES) -
 class FusedEngine(TwinEngine):
     """A compiled problem in one graph (see :class:`ortflex_core.Engine`)."""
 
+    checks_memory = True
+
     def __init__(
         self,
         problem: Problem,

@@ -277,7 +277,7 @@ def forward_program(problem: Problem, rewrite: Rewrite | None = None) -> Program
     """The model up to the predicted tensors, ports "output"; parameters as inputs."""
     trace = problem.trace()
     values = _forward(trace, problem, problem.predicted, rewrite)
-    return build(trace, output_ports(values), name="forward")
+    return build(trace, output_ports(values), name="forward", rows=problem.batch_size)
 
 
 def output_ports(values: Mapping[str, Tensor]) -> dict[Port, Tensor]:
@@ -310,12 +310,12 @@ def training_program(problem: Problem, rewrite: Rewrite | None = None) -> Progra
     weights = {n: trace.inputs[Port("parameter", of=n)] for n in problem.parameters}
     penalty = penalty_cost(trace, problem, weights)
     if penalty is None:
-        return build(trace, {LOSS: loss}, name="training")
+        return build(trace, {LOSS: loss}, name="training", rows=problem.batch_size)
     with trace.part("loss"):
         # Scalars of different precision cannot be added; the penalty is cast to the loss's.
         penalty = trace.op.Cast(penalty, to=loss.dtype)
         outputs = {Port("objective"): loss + penalty, LOSS: loss, PENALTY: penalty}
-    return build(trace, outputs, name="training")
+    return build(trace, outputs, name="training", rows=problem.batch_size)
 
 
 def evaluation_program(problem: Problem, outputs: Sequence[str]) -> Program:
@@ -325,7 +325,8 @@ def evaluation_program(problem: Problem, outputs: Sequence[str]) -> Program:
     values = _forward(trace, problem, wanted, rewrite_for_inference)
     with trace.part("loss"):
         totals = {t.term.total_port: t.total for t in trace_losses(trace, problem, values)}
-    return build(trace, totals | output_ports({n: values[n] for n in outputs}), name="evaluation")
+    given = totals | output_ports({n: values[n] for n in outputs})
+    return build(trace, given, name="evaluation", rows=problem.batch_size)
 
 
 def prediction_program(
@@ -337,7 +338,7 @@ def prediction_program(
     """
     trace = problem.trace()
     values = _forward(trace, problem, outputs, rewrite_for_inference, buffers)
-    return build(trace, output_ports(values), name="prediction")
+    return build(trace, output_ports(values), name="prediction", rows=problem.batch_size)
 
 
 def statistics_program(problem: Problem, predicted: Sequence[str]) -> Program:

@@ -10,7 +10,9 @@ from typing import Any
 import attrs
 
 from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.compiler.runtime import memory_limits
 from ortflex_core.compiler.runtime.installation import Runtime
+from ortflex_core.compiler.runtime.session import plans_memory
 from ortflex_core.kernel.entries import OURS, Entry, warn_once
 from ortflex_core.kernel.errors import (
     BrokenPlugin,
@@ -144,7 +146,8 @@ class Setting:
 
         Raises:
             BrokenPlugin: the backend raises an error other than ortflex's, or returns no engine.
-            OrtflexError: an error of ortflex that the backend raises.
+            OrtflexError: an error of ortflex that the backend raises, or the tensors of a step cannot be in
+                memory together.
         """
         label = describe_source(self.problem.plugins, "backends", backend)
         failing = f"{label} fails in build"
@@ -152,6 +155,9 @@ class Setting:
             with traced("build", lambda: label):
                 result = backend.build(self.problem, self.device, self.runtime)
             missing = [name for name in _ENGINE if not hasattr(result, name)]
+            checked = bool(missing) or getattr(result, "checks_memory", False)
+            if not checked and plans_memory(self.device):
+                memory_limits.check_programs(result.programs())
         except (OrtflexError, KeyboardInterrupt, MemoryError):
             raise
         except BaseException as error:

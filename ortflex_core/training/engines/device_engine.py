@@ -19,7 +19,13 @@ class DeviceEngine(abc.ABC):
     """An engine whose predictions and evaluations run on onnxruntime, with the weights of ``_now``.
 
     Running statistics are frozen, unless an engine overrides :meth:`buffers`.
+
+    ``checks_memory``: what compiles the graphs of its steps compares their tensors with the memory that
+    there is, or they are not in the memory of this machine. Without it, the Trainer compares
+    :meth:`programs <ortflex_core.Engine.programs>` before the first step.
     """
+
+    checks_memory = False
 
     def __init__(self, problem: Problem, device: Device) -> None:
         self.problem, self.device = problem, device

@@ -49,6 +49,7 @@ class XlaEngine(DeviceEngine):
         import jax
 
         self._jax, self._place = jax, place
+        self.checks_memory = place.platform != "cpu"
         super().__init__(problem, device)
         self.steps_per_run = steps_per_run(problem) if steps is None else steps
         self._ports = state_ports(problem)
