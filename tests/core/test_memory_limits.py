@@ -94,7 +94,9 @@ def test_the_limit_of_the_process() -> None:
 
 @every_backend
 @pytest.mark.parametrize(
-    "changed", [{}, {"recompute": True}, {"accumulate": 2}], ids=["plain", "recompute", "accumulate"]
+    "changed",
+    [{}, {"recompute": True}, {"accumulate": 2}],
+    ids=["plain", "recompute", "accumulate"],
 )
 def test_a_step_that_cannot_be_in_memory_is_an_error_before_it(
     monkeypatch: pytest.MonkeyPatch,

@@ -28,6 +28,7 @@ from ortflex_plugins.backends.openvino.compiled import Hints, compile_program
 from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
+from tests.plugins.damaged_files import WAYS, damage
 from tests.plugins.fitted_workloads import fitted
 from tests.training import make, regression
 
@@ -285,7 +286,7 @@ def test_openvino_refuses_a_cache_that_is_no_folder(tmp_path: Path) -> None:
             OpenVinoBackend(cache_folder=value)
 
 
-@pytest.mark.parametrize("way", ["empty", "other bytes", "cut off", "flipped"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_damaged_cache_changes_no_result(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,20 +300,6 @@ def test_a_damaged_cache_changes_no_result(
 
     wanted = trained(tmp_path)
     assert wanted == trained(None)
-    rng = np.random.default_rng(0)
-    blobs = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert blobs
-    for path in blobs:
-        content = bytearray(path.read_bytes())
-        if way == "empty":
-            content = bytearray()
-        elif way == "other bytes":
-            content = bytearray(rng.bytes(len(content)))
-        elif way == "cut off":
-            content = content[: len(content) // 2]
-        else:
-            for at in rng.integers(0, len(content), 20):
-                content[at] ^= 1 << rng.integers(0, 8)
-        path.write_bytes(bytes(content))
+    damage(tmp_path, way)
     monkeypatch.setattr(session, "_cache", OrderedDict())  # as in another process
     assert trained(tmp_path) == wanted

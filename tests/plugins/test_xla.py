@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,13 @@ import numpy as np
 import pytest
 
 from ortflex_core import Trainer, TrainingDiverged, hook
+from ortflex_core.compiler.runtime import session
+from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
+from tests.plugins.damaged_files import WAYS, damage
 from tests.plugins.fitted_workloads import fitted
+from tests.training import make, regression
 
 jax = pytest.importorskip("jax")
 
@@ -127,3 +133,45 @@ def test_xla_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
     assert rest.fit(x[:53], y[:53]).losses == whole.history_.losses
     for name, array in rest.get_state().items():
         assert np.array_equal(array, whole.get_state()[name]), name
+
+
+@pytest.fixture
+def jax_cache(tmp_path: Path) -> Iterator[Path]:
+    """A folder where JAX keeps what it compiles."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+
+    def configure(values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+    configure(settings)
+    yield tmp_path
+    configure(before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_damaged_cache_of_jax_changes_no_result(
+    way: str, jax_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What JAX cannot read is compiled again."""
+
+    def trained() -> dict[str, bytes]:
+        monkeypatch.setattr(session, "_cache", OrderedDict())  # as in another process
+        jax.clear_caches()
+        trainer = make(models.mlp((3, 4, 1)), backend="xla", epochs=1, batch_size=4)
+        trainer.fit(*regression(rows=12, features=3))
+        return {name: array.tobytes() for name, array in trainer.get_state().items()}
+
+    wanted = trained()
+    assert trained() == wanted
+    damage(jax_cache, way)
+    with pytest.warns(UserWarning):  # so the entry was read
+        assert trained() == wanted
