@@ -91,7 +91,7 @@ def _graph(
     """Widen a graph in place; returns the known element types of its values.
 
     If the standard requires float32, or has it as the default, values are cast: inputs down to
-    float32, outputs up to float64, and float32 next to float64 up.
+    float32, and outputs up to float64, so that no value outside of such a node is float32.
     """
     types = dict(outer)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -126,14 +126,11 @@ def _casts(
     after: list[NodeProto] = []
     formals = [_formal(declared.inputs, k) for k in range(len(node.input))]
     given = [types.get(name, 0) for name in node.input]
-    double = {f for f, kind in zip(formals, given, strict=True) if kind == TensorProto.DOUBLE}
     bound: dict[str, int] = {}
     for k, (formal, kind) in enumerate(zip(formals, given, strict=True)):
         wanted = kind
         if formal == _FLOAT and kind == TensorProto.DOUBLE:
             wanted = int(TensorProto.FLOAT)
-        elif kind == TensorProto.FLOAT and formal in double and formal != _FLOAT:
-            wanted = int(TensorProto.DOUBLE)
         if wanted != kind:
             name = f"{next(o for o in node.output if o)}/cast.{k}"
             before.append(helper.make_node("Cast", [node.input[k]], [name], to=wanted))

@@ -72,6 +72,40 @@ def test_a_family_brings_its_library_along(loaded: list[str]) -> None:
     assert loaded == ["direct.so", "asked.so"]
 
 
+def test_the_kernels_of_a_family_are_asked_for_once(loaded: list[str]) -> None:
+    """However often the family is: by name, by preference, and by each of its operators."""
+    asked = []
+
+    def library() -> str:
+        asked.append("asked")
+        return "asked.so"
+
+    family = Rules()
+    family.kernels(library)
+    found = with_family(family)
+    found.prefer = ("tests", *found.prefer)
+    rules = load_rules(found, first=["custom"])
+    for name in ("Cube", "Cube", "Sphere"):
+        rules.lookup("custom", name, 1)
+    assert asked == ["asked"]
+
+
+def test_a_family_whose_kernels_fail_is_tried_once_unless_it_is_named(loaded: list[str]) -> None:
+    tried = []
+
+    def library() -> str:
+        tried.append("tried")
+        raise OSError("no such kernel")
+
+    family = Rules()
+    family.kernels(library)
+    rules = load_rules(with_family(family))
+    assert [rules.lookup("custom", name, 1)[0] for name in ("Cube", "Sphere")] == [False, False]
+    assert tried == ["tried"]
+    with pytest.raises(PluginError):
+        load_rules(with_family(family), first=["custom"])
+
+
 def with_family(family: Rules) -> Plugins:
     class Point(EntryPoint):
         def load(self) -> Any:

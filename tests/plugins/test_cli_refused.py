@@ -102,3 +102,19 @@ def test_a_training_that_diverges_keeps_its_folder(folder: Path) -> None:
     assert result.exit_code == 1
     assert (folder / "run" / "last_good.onnx").is_file()
     assert (folder / "run" / "recipe.toml").is_file()
+
+
+@pytest.mark.parametrize("command", [["check"], ["init"], ["apply-state", "state.safetensors"]])
+def test_a_command_that_takes_a_model_refuses_a_recipe_by_its_own_name(
+    command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "train.toml").rename("mine.toml")
+    before = sorted(folder.rglob("*"))
+    name, *others = command
+    out = ["-o", "out.onnx"] if name == "apply-state" else []
+    done = ortflex(name, "mine.toml", *others, *out)
+    assert done.exit_code == 1
+    for word in ("mine.toml", f"`ortflex {name}`", "`ortflex train mine.toml`"):
+        assert word in done.output
+    assert sorted(folder.rglob("*")) == before

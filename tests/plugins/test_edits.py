@@ -286,6 +286,25 @@ def test_more_tokens_grow_a_tied_head_too(tied: str, columns: int) -> None:
     np.testing.assert_allclose(logits[0], table[ids[0]] @ w["mix"] @ head, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("at", "grown"), [("", "long"), ("short", "short"), ("z_short", "short"), ("z", "z")]
+)
+def test_more_tokens_grow_the_longest_table_unless_one_is_named(at: str, grown: str) -> None:
+    """Neither the first one in the file, nor the first or last one by name."""
+    sizes = {"short": 4, "long": 9, "z": 5}
+    rng = np.random.default_rng(2)
+    nodes = [node("Gather", [name, "ids"], [f"{name}.row"], f"/z_{name}/Gather") for name in sizes]
+    model = models.model(
+        [*nodes, node("Sum", [f"{name}.row" for name in sizes], ["y"])],
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"])],
+        [models.floats("y", "N", 3)],
+        {name: rng.standard_normal((size, 3)).astype(np.float32) for name, size in sizes.items()},
+    )
+    edit = {"name": "more_tokens", "add": 2} | ({"at": at} if at else {})
+    tables = models.weights_of(make(model, edits=[edit]).export())
+    assert {n: len(tables[n]) for n in sizes} == sizes | {grown: sizes[grown] + 2}
+
+
 # ---------------------------------------------------------------------- refusals
 
 

@@ -19,9 +19,10 @@ from onnx import ModelProto, parser
 from ortflex_core import ConfigError, gradient_model, internals_of
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.pictures import draw, draw_step
-from ortflex_plugins.pictures.layout import GAP_X, Box, Drawing, layout, spread
+from ortflex_plugins.pictures.layout import GAP_X, Box, Drawing, layout, spread, width
 from ortflex_plugins.pictures.repeats import Repeat, repeats
-from ortflex_plugins.pictures.scene import Item, Level
+from ortflex_plugins.pictures.scene import COLORS, Item, Level
+from ortflex_plugins.pictures.svg import svg
 from tests import models
 from tests.training import make
 
@@ -301,6 +302,33 @@ def test_spread_is_the_least_squares_solution() -> None:
     spread(boxes, [0.0, 0.0, 500.0])
     half = (10 + GAP_X) / 2
     assert [b.x for b in boxes] == pytest.approx([-half, half, 500.0])
+
+
+@pytest.mark.parametrize("room", [0.0, 100.0, 400.0, 10_000.0])
+def test_a_legend_is_in_rows_from_the_left_as_full_as_there_is_room(room: float) -> None:
+    """The class: marks lie on one another, outside the picture, or in rows that begin elsewhere."""
+    known = [kind for kind in COLORS if kind not in ("io", "plain")]
+    text = svg(Drawing([], [], room, 50.0), ["io", "unknown", *known, "plain"], "t")
+    groups = [g for g in ET.fromstring(text) if g.tag.endswith("}g")]
+    parts = list(groups[0])
+    assert len(parts) == 2 * len(known)
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for kind, mark, label in zip(known, parts[::2], parts[1::2], strict=True):
+        assert label.text == COLORS[kind][2]
+        left, line = float(label.get("x", "")) - 17, float(label.get("y", ""))
+        round_ = mark.tag.endswith("}circle")
+        assert float(mark.get("cx" if round_ else "x", "")) == pytest.approx(left + 6 * round_)
+        assert line - 11 < float(mark.get("cy" if round_ else "y", "")) < line
+        rows.setdefault(line, []).append((left, left + 24 + width(COLORS[kind][2], 11)))
+    assert all(b - a > 12 for a, b in pairwise(rows))
+    assert list(rows) == sorted(rows)
+    allowed = max(room, 360.0)
+    for row in rows.values():
+        assert row[0][0] == 0.0
+        assert [left for left, _ in row[1:]] == pytest.approx([end for _, end in row[:-1]], abs=0.1)
+        assert len(row) == 1 or row[-1][1] <= allowed + 0.1
+    for one, (first, *_) in pairwise(rows.values()):
+        assert one[-1][1] + first[1] > allowed
 
 
 # ---------------------------------------------------------------------- files
