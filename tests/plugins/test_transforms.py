@@ -400,9 +400,13 @@ def test_pictures_have_transforms_as_a_part_of_the_step() -> None:
     )
 
 
-@pytest.mark.parametrize("bound", [0.05, 0.1, 0.3, 0.7])
-@pytest.mark.parametrize("optimizer", ["adafactor", "adam", "lion", "sgd"])
-def test_equal_gradients_are_centralized_to_exactly_zero(bound: float, optimizer: str) -> None:
+@every_backend
+@pytest.mark.parametrize(
+    ("optimizer", "bound"), [("adafactor", 0.05), ("adafactor", 0.7), ("adam", 0.1), ("lion", 0.3)]
+)
+def test_equal_gradients_are_centralized_to_exactly_zero(
+    bound: float, optimizer: str, backend: str
+) -> None:
     """The class: a difference of equal numbers that is only rounding, which an optimizer makes large.
 
     clip_value makes all gradients of an output equal. In float64 their distance to the mean is below
@@ -416,11 +420,14 @@ def test_equal_gradients_are_centralized_to_exactly_zero(bound: float, optimizer
         {"W": rng.standard_normal((7, 3)).astype(np.float32)},
     )
     options: dict[str, Any] = {"optimizer": optimizer, "learning_rate": 0.01, "clip_value": bound}
-    made = make(model, backend="fused", transforms=["centralize"], **options)
+    made = make(model, backend=backend, transforms=["centralize"], **options)
     before = made.get_state()["W"].astype(np.float64)
     x = rng.uniform(1, 2, (8, 7)).astype(np.float32)
     for _ in range(3):
-        made.step((x, np.full((8, 3), 100, np.float32)))
+        try:
+            made.step((x, np.full((8, 3), 100, np.float32)))
+        except Unsupported as error:
+            pytest.skip(str(error))
     gradient = np.full((7, 3), -bound)
     centralized = gradient - gradient.mean(axis=0)
     assert np.abs(centralized / 1e-7).max() < 1e-8
