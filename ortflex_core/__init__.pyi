@@ -213,6 +213,7 @@ from ortflex_core.compiler.graph.sizes import (
     size_vector as size_vector,
 )
 from ortflex_core.compiler.model.editor import apply_edits as apply_edits, Editor as Editor
+from ortflex_core.compiler.model.quantizer import Quantizer as Quantizer
 from ortflex_core.compiler.model.heads import Head as Head, Layer as Layer
 from ortflex_core.compiler.model.model import (
     as_model as as_model,
@@ -421,6 +422,7 @@ from ortflex_core.testing.edit import EditKit as EditKit
 from ortflex_core.testing.emulated import Emulated as Emulated
 from ortflex_core.testing.gradient import GradientCase as GradientCase, GradientKit as GradientKit
 from ortflex_core.testing.loss import LossKit as LossKit
+from ortflex_core.testing.quantizer import QuantizerKit as QuantizerKit
 from ortflex_core.testing.metric import MetricKit as MetricKit
 from ortflex_core.testing.optimizer import OptimizerKit as OptimizerKit
 from ortflex_core.testing.penalty import PenaltyKit as PenaltyKit

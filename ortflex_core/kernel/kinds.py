@@ -1,8 +1,7 @@
 """The kinds of plugins and the base class of each, which declares what all others need to know.
 
-A new kind of ortflex is a module in ``kernel.protocols`` and its line here. A package adds one with an
-entry point of the group ``ortflex.kinds``; ``docs/howto/add-a-kind.md`` has an example. The rest follows:
-the entry-point group, the registry, messages, ``ortflex plugins`` and ``new-plugin``, the generated pages.
+A new kind of ortflex is its base class and a line here. A package adds one with an entry point of the
+group ``ortflex.kinds``. The rest follows, as ``docs/howto/add-a-kind.md`` shows.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ _BASES = {
     "schedules": "ortflex_core.kernel.protocols.schedule:Schedule",
     "optimizers": "ortflex_core.kernel.protocols.optimizer:Optimizer",
     "edits": "ortflex_core.kernel.protocols.edit:Edit",
+    "quantizers": "ortflex_core.compiler.model.quantizer:Quantizer",
     "adapters": "ortflex_core.kernel.protocols.adapter:Adapter",
     "transforms": "ortflex_core.kernel.protocols.transform:Transform",
     "constraints": "ortflex_core.kernel.protocols.constraint:Constraint",
@@ -40,10 +40,7 @@ TABLES = frozenset({"gradients", "decompositions"})
 
 
 class Kinds(Mapping[str, type]):
-    """The base class of each kind, imported on first use: listing plugins needs neither onnx nor numpy.
-
-    ``entries`` are those of the group ``ortflex.kinds``: kinds that other packages have.
-    """
+    """The base class of each kind, imported on first use; ``entries`` are the kinds of other packages."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries: dict[str, Entry] = {}
@@ -83,10 +80,7 @@ class Kinds(Mapping[str, type]):
 
 
 KINDS = Kinds()
-"""The base class of the plugins of each kind of ortflex; the entry-point group is ``ortflex.<kind>``.
-
-``Plugins.kinds`` also has the kinds of other packages.
-"""
+"""The base class of each kind of ortflex; ``Plugins.kinds`` also has those of other packages."""
 
 HOOKS = "ortflex"
 """The entry-point group of hook plugins, which are active by being installed."""

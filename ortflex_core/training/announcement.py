@@ -71,6 +71,7 @@ def summary(inner: Internals, settings: Settings) -> Summary:
         + f", schedule {_name(schedule)}",
         "penalty": ", ".join(dict.fromkeys(_name(p.penalty) for p in problem.penalties)),
         "edits": ", ".join(dict.fromkeys(map(_name, inner.setup.edits))),
+        "quantized": "" if inner.setup.quantizer is None else _name(inner.setup.quantizer),
         "adapters": ", ".join(
             dict.fromkeys(_name(a.adapter) for a in getattr(model, "attachments", ()))
         ),

@@ -128,6 +128,7 @@ def components(setup: Setup) -> Iterator[tuple[str, Any]]:
         ("optimizers", setup.optimizer),
         *(("optimizers", group.optimizer) for group in updating.groups),
         *(("edits", edit) for edit in setup.edits),
+        *(("quantizers", q) for q in (setup.quantizer,) if q is not None),
         *(("adapters", a.adapter) for a in getattr(setup.model, "attachments", ())),
         *(("transforms", term.transform) for term in updating.transforms),
         *(("constraints", term.constraint) for term in updating.constraints),

@@ -55,6 +55,7 @@ def fit(
     data: Any,
     validation_data: Any,
     steps_per_epoch: int | None,
+    calibrated: Callable[[Feed], Internals],
     *,
     stratify: bool = False,
 ) -> History:
@@ -76,6 +77,7 @@ def fit(
         feed, validation = feed.split(validation_data, settings.seed, stratify=stratify)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
+    internals = calibrated(feed)
     preparing, open_once = prepare(internals, settings, feed, steps_per_epoch)
     announce(internals, settings.progress)
     if not internals.live.standing.fits and internals.live.standing.position is None:

@@ -12,6 +12,8 @@ from ortflex_core.compiler.adapters.adapted_model import AdaptedModel, adapt
 from ortflex_core.compiler.autodiff.families import load_rules
 from ortflex_core.compiler.model import editor, master_weights, shape_probe, targets
 from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.model.quantize import quantize_model
+from ortflex_core.compiler.model.quantizer import Quantizer
 from ortflex_core.compiler.model.version import check_version
 from ortflex_core.compiler.parameters import selection
 from ortflex_core.compiler.parameters.selection import Choice
@@ -25,7 +27,7 @@ from ortflex_core.compiler.problem.losses import (
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.compiler.problem.teachers import Teacher
-from ortflex_core.compiler.problem.updating import TransformTerm, Updating
+from ortflex_core.compiler.problem.updating import ConstraintTerm, Group, TransformTerm, Updating
 from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import Runtime
 from ortflex_core.kernel.protocols.backend import Backend, Engine
@@ -35,6 +37,7 @@ from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array
+from ortflex_core.training.calibration import AtLeast
 from ortflex_core.training.config.arguments import (
     Arguments,
     recompute_problems,
@@ -48,6 +51,9 @@ from ortflex_core.training.data.opening import open_source
 from ortflex_core.training.engines import backend_choice, local_steps
 from ortflex_core.training.engines.output_metrics import OutputMetric, place_metrics
 from ortflex_core.training.process_groups import joining
+
+_SMALLER = 5
+"""The power of two by which a trained scale may become smaller than in the calibration."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,6 +75,7 @@ class Setup:
     problem: Problem
     sync_every: int | None = None
     edits: tuple[Edit, ...] = ()
+    quantizer: Quantizer | None = None
     fastest: bool = False
     """Whether the fastest backend is used, not the first."""
     auto: bool = False
@@ -159,6 +166,10 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         edits = tuple(where.values())
         edited = collect(edit_model, model, where, arguments.seed)
     model = edited or model
+    quantizer: Quantizer | None = values.get("quantize")
+    if quantizer is not None and edited is not None:
+        edited = collect(quantize_model, _unadapted(model), quantizer)
+        model = edited or model
     adapted = None
     if edited is not None and "adapters" in values:
         adapted = collect(adapt, model, values["adapters"], arguments.seed)
@@ -178,7 +189,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         grouped = collect(
             groups.sort,
             values["groups"],
-            choices,
+            [c for c in choices if c.sort != selection.SCALES],
             values.get("optimizer"),
             penalty=values.get("penalty"),
             constraint=values.get("constraint"),
@@ -192,6 +203,10 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         read.problems.extend(recompute_problems(arguments.recompute, model.producers))
     read.problems.raise_all()
     assert grouped is not None
+    own = [c for c in choices if c.sort == selection.SCALES]
+    if own:
+        grouped = attrs.evolve(grouped, choices=(*grouped.choices, *own))
+        grouped = _with_scales(grouped, model, values["optimizer"])
     check_precision(model, [c.name for c in grouped.choices if c.trained])
     backend_choice.check_available(plugins, values["device"], runtime)
     peers = joining.join(plugins, values["distributed"])
@@ -240,6 +255,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         problem=problem,
         sync_every=arguments.sync_every,
         edits=edits,
+        quantizer=quantizer,
         fastest=arguments.backend == backend_choice.FASTEST,
         auto=arguments.backend == backend_choice.AUTO,
     )
@@ -255,8 +271,45 @@ def edit_model(model: Model, edits: Mapping[str, Edit], seed: int) -> Model:
     """
     if not edits:
         return model
-    base = model.base if isinstance(model, AdaptedModel) else model
-    return editor.apply_edits(base, [*edits.values()], seed, [*edits])
+    return editor.apply_edits(_unadapted(model), [*edits.values()], seed, [*edits])
+
+
+def _unadapted(model: Model) -> Model:
+    return model.base if isinstance(model, AdaptedModel) else model
+
+
+def _with_scales(grouped: groups.Grouped, model: Model, optimizer: Optimizer) -> groups.Grouped:
+    """The groups, and those of the scales that a quantizer trains: their rates, and that they stay > 0."""
+    scales = [c.name for c in grouped.choices if c.sort == selection.SCALES]
+    if not scales or model.quantization is None:
+        return grouped
+    by_rate: dict[float, list[str]] = {}
+    by_least: dict[float, list[str]] = {}
+    for name in scales:
+        by_rate.setdefault(model.quantization.factor(name), []).append(name)
+        smallest = float(np.log2(model.initializer(name).min()))
+        by_least.setdefault(2.0 ** (np.floor(smallest) - _SMALLER), []).append(name)
+    first = 1 + max((g.index for g in grouped.groups), default=-1)
+    own = [
+        Group(
+            index=first + k,
+            parameters=tuple(names),
+            optimizer=optimizer,
+            optimizer_name=None,
+            rate=rate,
+        )
+        for k, (rate, names) in enumerate(by_rate.items())
+    ]
+    count = len(grouped.constraints)
+    terms = [
+        ConstraintTerm(
+            index=count + k, constraint=AtLeast(least=float(least)), parameters=tuple(names)
+        )
+        for k, (least, names) in enumerate(by_least.items())
+    ]
+    return attrs.evolve(
+        grouped, groups=(*grouped.groups, *own), constraints=(*grouped.constraints, *terms)
+    )
 
 
 def _transforms(values: Mapping[str, Any], plugins: Plugins) -> tuple[TransformTerm, ...]:

@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+import numpy as np
 import onnx
 
 from ortflex_core.compiler.adapters.portable import write_adapter, write_base
 from ortflex_core.compiler.model.inference_mode import training_nodes
 from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.parameters.initialize import reinitialize as draw
+from ortflex_core.compiler.parameters.selection import SCALES
 from ortflex_core.compiler.problem.description import describe
 from ortflex_core.compiler.runtime.installation import require_runtime
-from ortflex_core.kernel.errors import ConfigError
+from ortflex_core.kernel.errors import ConfigError, OrtflexError, Unsupported
 from ortflex_core.kernel.hooks import HookManager, declares, weak_hook
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_tracebacks
 from ortflex_core.kernel.types import Array
-from ortflex_core.training import checkpointing, fit, pickling
+from ortflex_core.training import calibration, checkpointing, fit, pickling
 from ortflex_core.training.announcement import short, summary
 from ortflex_core.training.config.arguments import Arguments, wrong
 from ortflex_core.training.config.checks import names
@@ -32,15 +34,16 @@ from ortflex_core.training.config.recipe import Recipe
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.engines.graph_files import load_graphs, write_programs
 from ortflex_core.training.internals import Internals
-from ortflex_core.training.setup import resolve
+from ortflex_core.training.setup import Setup, resolve
 from ortflex_core.training.sharing import SharesModels
 from ortflex_core.training.state import Live
 from ortflex_core.training.views.history import History
-from ortflex_core.training.views.progress import say
+from ortflex_core.training.views.progress import RowCount, say
 from ortflex_core.training.views.rate_sweep import RateSweep
 from ortflex_core.training.views.summary import Summary
 
 if TYPE_CHECKING:
+    from ortflex_core.compiler.model.quantizer import Quantizer
     from ortflex_core.kernel.protocols.adapter import Adapter
     from ortflex_core.kernel.protocols.average import Average
     from ortflex_core.kernel.protocols.backend import Backend, Engine
@@ -77,6 +80,11 @@ class Trainer(SharesModels):
             tensor of features that gets a layer).
         edits: one or several changes of the model before the training, which the export has, too;
             ``head`` comes after them.
+        quantize: rounds weights and activations to integers during the training, and exports
+            integers: the name of a quantizer, or a table with ``weights`` (``int8``, ``int4``,
+            ``int2``), ``activations`` (``uint8``, ``int8``, ``none``) and its other parameters,
+            with the name ``mse`` by default; rows of ``fit``, or ``Trainer.calibrate``, give the
+            ranges of activations.
         params: the parameters to train: names, paths of modules, globs and ``!glob``; by default
             all that are found.
         freeze: the parameters that are not trained: names, paths of modules and globs; ``backbone``
@@ -174,6 +182,7 @@ class Trainer(SharesModels):
         loss: str | Loss | Mapping[str, Any] | Sequence[Any],
         head: Any = None,
         edits: str | Edit | Mapping[str, Any] | Sequence[Any] = (),
+        quantize: str | Quantizer | Mapping[str, Any] | None = None,
         params: str | Iterable[str] | None = None,
         freeze: str | Iterable[str] = (),
         adapters: str | Adapter | Mapping[str, Any] | Sequence[Any] = (),
@@ -224,25 +233,11 @@ class Trainer(SharesModels):
         # The first of the callbacks is called last: after early stopping, before models are stored.
         updating = [fit.UpdateBn()] if arguments.update_bn else []
         hooks = HookManager(setup.plugins, [*updating, *setup.callbacks])
-        weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
-        peers = setup.problem.peers
-        shown = False if peers is not None and peers.rank else progress
-        self._internals = Internals(
-            arguments=attrs.asdict(arguments, recurse=False),
-            setup=setup,
-            hooks=hooks,
-            live=Live(
-                setup,
-                weights
-                | draw(setup.model, setup.problem.choices, arguments.reinitialize, arguments.seed),
-                threads=arguments.threads,
-                cache=cache,
-                check_finite=arguments.check_finite,
-                hook=partial(weak_hook, weakref.ref(self), hooks),
-                tell=partial(say, progress=shown),
-                progress=shown,
-            ),
-        )
+        self.progress = progress
+        self._internals = self._made(attrs.asdict(arguments, recurse=False), setup, hooks)
+        if setup.model.quantization is not None:
+            for note in setup.model.quantization.notes:
+                _log.warning("quantize: %s", note)
         if self.rank:
             hooks.keep(lambda plugin: declares(plugin, "every_rank"))
         self.batch_size, self.epochs = arguments.batch_size, arguments.epochs
@@ -253,6 +248,26 @@ class Trainer(SharesModels):
         self.history_ = History()
         self.folder = Path()
         """The folder for callbacks: the run folder of ``ortflex train``, otherwise the current folder."""
+
+    def _made(self, arguments: dict[str, Any], setup: Setup, hooks: HookManager) -> Internals:
+        """The internal parts for resolved arguments, with the weights of the file."""
+        weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
+        peers = setup.problem.peers
+        shown = False if peers is not None and peers.rank else self.progress
+        drawn = draw(
+            setup.model, setup.problem.choices, arguments["reinitialize"], arguments["seed"]
+        )
+        live = Live(
+            setup,
+            weights | drawn,
+            threads=arguments["threads"],
+            cache=arguments["cache"],
+            check_finite=arguments["check_finite"],
+            hook=partial(weak_hook, weakref.ref(self), hooks),
+            tell=partial(say, progress=shown),
+            progress=shown,
+        )
+        return Internals(arguments=arguments, setup=setup, hooks=hooks, live=live)
 
     @classmethod
     def from_recipe(
@@ -369,9 +384,83 @@ class Trainer(SharesModels):
                 data,
                 validation_data,
                 steps_per_epoch,
+                self._calibrated,
                 stratify=stratify,
             )
         return self.history_
+
+    def calibrate(self, X: Any) -> None:
+        """Find the ranges of activations for ``quantize``, and round the weights of the file.
+
+        ``fit`` does it with the rows that it trains on, before the first step. ``export`` after this call
+        writes the quantized model without a training.
+
+        Args:
+            X: rows of the model's inputs, as for :meth:`predict`; ``rows`` of them, at equal distances,
+                are used.
+
+        Raises:
+            ConfigError: the Trainer has no ``quantize``.
+            DataError: the data do not fit the model, or an activation is not finite.
+            OrtflexError: the training has begun.
+        """
+        if self._internals.setup.quantizer is None:
+            raise ConfigError("calibrate: this Trainer has no quantizer; pass quantize=")
+        if self._internals.live.engine is not None:
+            raise OrtflexError("calibrate: the training has begun; make a new Trainer")
+        self._calibrated(self._feed(X, labeled=False, predicting=True), again=True)
+
+    def _calibrated(self, feed: Feed, *, again: bool = False) -> Internals:
+        """The internals with the ranges of all activations; those of a feed if they are missing."""
+        setup = self._internals.setup
+        known, quantizer = setup.model.quantization, setup.quantizer
+        if known is None or quantizer is None or not (known.missing or again):
+            return self._internals
+        if setup.problem.peers is not None:
+            raise Unsupported(
+                "quantize: several processes cannot calibrate; calibrate in one process, export the model "
+                "and train that file, which keeps its layout, without quantize="
+            )
+        arguments = {**self._internals.arguments, "quantize": None, "head": None, "edits": ()}
+        arguments |= {"callbacks": (), "adapters": (), "metrics": (), "progress": False}
+        original = Trainer(known.origin, **arguments, plugins=self.plugins)
+        state = self.get_state()
+        original.set_state({n: state[n] for n in original.get_state() if n in state})
+        observed = [*known.missing, *(quantizer.ranges if again else ())]
+        columns = feed.head(quantizer.rows)
+        rows = min(columns.rows, quantizer.rows)
+        chosen = np.linspace(0, columns.rows - 1, rows).astype(np.int64)
+
+        def tensors(index: Array) -> dict[str, Array]:
+            part = Feed.of_columns(columns.take(chosen[index]), len(index))
+            return original._internals.live.predictions(part, observed)
+
+        if observed:
+            with RowCount("calibration", rows, self.progress) as counted:
+                done = calibration.observe(
+                    tensors, observed, rows, quantizer, counted, self.batch_size
+                )
+            self._quantize(attrs.evolve(quantizer, ranges={**quantizer.ranges, **done}))
+        return self._internals
+
+    def _quantize(self, quantizer: Quantizer) -> None:
+        """Make the quantized model again with ranges of activations; trained tensors keep their values."""
+        inner = self._internals
+        arguments = {**inner.arguments, "quantize": quantizer}
+        made = resolve(
+            inner.runtime, self.plugins, inner.setup.model.as_read, Arguments(**arguments)
+        )
+        setup = attrs.evolve(made, callbacks=inner.setup.callbacks)
+        state = self.get_state()
+        self._internals = self._made(arguments, setup, inner.hooks)
+        self.model = setup.model
+        scales = {c.name for c in setup.problem.choices if c.sort == SCALES}
+        self._internals.live.replace({n: a for n, a in state.items() if n not in scales})
+
+    def _check_calibrated(self, what: str) -> None:
+        known = self._internals.setup.model.quantization
+        if known is not None:
+            calibration.refuse_uncalibrated(known.missing, what)
 
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
         self.model.files.verify()
@@ -388,6 +477,7 @@ class Trainer(SharesModels):
         The schedule gives the rate after the steps so far. In several processes, each passes its own
         batch, and all return the cost of the step over the batches of all processes.
         """
+        self._check_calibrated("step")
         with self._internals.sharing_errors():
             return fit.step(self._internals, self, batch)
 
@@ -442,6 +532,7 @@ class Trainer(SharesModels):
         """
         from ortflex_core.training import rate_finder
 
+        self._check_calibrated("find_rate")
         sweep = rate_finder.Sweep(start=start, end=end, steps=steps, smoothing=smoothing, stop=stop)
         with self._internals.sharing_errors():
             data = (X, y, sample_weight)
@@ -465,6 +556,7 @@ class Trainer(SharesModels):
 
         One output is an array, several are a mapping; ``outputs`` may name any tensors of the graph.
         """
+        self._check_calibrated("predict")
         wanted = [o.name for o in self.model.outputs]
         if outputs is not None:
             wanted = names("outputs", outputs)
@@ -480,6 +572,7 @@ class Trainer(SharesModels):
 
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
+        self._check_calibrated("evaluate")
         return self._internals.live.scorer(self._feed(X, y, sample_weight))()
 
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:
@@ -487,6 +580,7 @@ class Trainer(SharesModels):
 
         With several losses, a mapping from the tensor of each loss.
         """
+        self._check_calibrated("per_sample_losses")
         out = self._internals.live.per_sample(self._internals.setup.open(X, y, None))
         return out if len(out) > 1 else next(iter(out.values()))
 
@@ -553,6 +647,7 @@ class Trainer(SharesModels):
             OutputError: the file cannot be written, or its suffix is that of another format; an old file
                 of that name is untouched.
         """
+        self._check_calibrated("export")
         if not inference and (still := training_nodes(self.model.proto)):
             _log.warning(
                 "%s is in training mode (%s), so the export is in training mode, too; "
@@ -617,6 +712,7 @@ class Trainer(SharesModels):
             GraphError, NotDifferentiable: the step needs a fixed number of rows.
             OutputError: the folder has other files, or cannot be written to; nothing was changed.
         """
+        self._check_calibrated("export_step")
         from ortflex_core.training import portable_step
 
         feed = None if X is None else self._feed(X, y, sample_weight)

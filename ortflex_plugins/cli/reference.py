@@ -45,8 +45,8 @@ _GENERATED = (
 )
 KEY_GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model and data": (
-        *("model", "data", "validation", "stratify", "output", "head", "edits", "classes"),
-        *("free_batch", "cache"),
+        *("model", "data", "validation", "stratify", "output", "head", "edits", "quantize"),
+        *("classes", "free_batch", "cache"),
     ),
     "What is trained": (
         *("params", "freeze", "groups", "adapters", "reinitialize"),

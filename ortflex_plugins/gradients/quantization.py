@@ -65,12 +65,35 @@ def _spread(op: Ops, node: NodeView, values: Tensor) -> Tensor:
 def _to_scale(op: Ops, node: NodeView, contribution: Tensor) -> Tensor:
     """The gradient of the scales from the contributions of all elements."""
     if node.block_size:
-        raise NoGradientRule("by the scales of blocks")
+        return _sum_of_blocks(op, node, contribution)
     rank = node.inputs[0].rank
     if not _per_axis(node) or rank == 1:
         return contribution
     axes = [k for k in range(rank) if k != node.axis % rank]
     return op.ReduceSum(contribution, axes=axes, keepdims=0)
+
+
+def _sum_of_blocks(op: Ops, node: NodeView, contribution: Tensor) -> Tensor:
+    """The sums over the elements of each block; the last block may have fewer elements."""
+    x, scale = node.inputs[:2]
+    if x.rank is None or scale.shape is None:
+        raise NoGradientRule("by the scales of blocks of unknown shape")
+    axis, size = node.axis % x.rank, node.block_size
+    count, length = scale.shape[axis], None if x.shape is None else x.shape[axis]
+    if not (isinstance(count, int) and isinstance(length, int)):
+        raise NoGradientRule("by the scales of blocks of unknown shape")
+    if count * size > length:
+        pads = [0] * (2 * x.rank)
+        pads[x.rank + axis] = count * size - length
+        contribution = op.Pad(contribution, pads)
+    # [.., count * size, ..] as [.., count, size, ..]; a zero keeps the size of an axis.
+    shape = [0] * axis + [count, size] + [-1] * (axis < x.rank - 1)
+    if axis < x.rank - 2:
+        rest = (x.shape or ())[axis + 1 :]
+        if not all(isinstance(d, int) for d in rest):
+            raise NoGradientRule("by the scales of blocks of unknown shape")
+        shape = [0] * axis + [count, size, *(int(d) for d in rest if isinstance(d, int))]
+    return op.ReduceSum(op.Reshape(contribution, shape), axes=[axis + 1], keepdims=0)
 
 
 @RULES.rule("QuantizeLinear", attributes=("axis", "output_dtype", "precision", "saturate"))

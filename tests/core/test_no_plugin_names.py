@@ -88,6 +88,7 @@ def test_the_list_names_its_defaults_alone() -> None:
         field.default for field in Arguments.__attrs_attrs__ if isinstance(field.default, str)
     }
     short = {plugin for kind in KINDS for plugin in short_forms(kind).values()}
+    short |= {field.metadata["plugin"] for field in Arguments.__attrs_attrs__}
     for place, more in ((DATA, {ASSUMED_LOSS, PLAIN_DESCENT, *short}), (SIGNATURE, set[str]())):
         assert named(MODULES[place].read_text("utf-8")) <= defaults | more, place
 

@@ -45,6 +45,7 @@ NAMES = {
     "averages": "ema",
     "adapters": "lora",
     "edits": "new_head",
+    "quantizers": "mse",
     "constraints": "non_negative",
     "precisions": "float32",
     "devices": "cpu",
@@ -54,7 +55,17 @@ NAMES = {
 }
 FIELDS = {field.name: field for field in attrs.fields(Arguments)}
 OF_THE_MODEL = (
-    *("params", "freeze", "head", "edits", "adapters", "recompute", "reinitialize", "device"),
+    *(
+        "params",
+        "freeze",
+        "head",
+        "edits",
+        "quantize",
+        "adapters",
+        "recompute",
+        "reinitialize",
+        "device",
+    ),
     *("distributed", "classes"),
 )
 """Arguments whose values a model or this machine may refuse after a recipe has accepted them."""
@@ -94,6 +105,12 @@ MORE: dict[str, list[Any]] = {
     "classes": [["a", "b"], ["a", 1], ["a", "a"]],
     "head": [5, ["a", "b"], ["a", "a"], {"outputs": 3}, {"output": 3}, {"outputs": 0}],
     "edits": [[{"name": "new_head", "outputs": 3}, {"name": "cut"}, "no"]],
+    "quantize": [
+        {"weights": "int4"},
+        {"weights": "int3"},
+        {"name": "minmax", "rows": 0},
+        {"no": 1},
+    ],
     "reduction": ["sum"],
 }
 

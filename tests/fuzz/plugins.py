@@ -32,7 +32,7 @@ import attrs
 import numpy as np
 from ortflex_core import (
     Adapter, Average, Backend, Constraint, DataSource, Decompositions, Device, Edit, Loss, Metric,
-    Optimizer, Penalty, ProcessGroup, Rules, Schedule, Transform, hook,
+    Optimizer, Penalty, ProcessGroup, Quantizer, Rules, Schedule, Transform, hook,
 )
 
 class Unprintable(Exception):
@@ -55,6 +55,9 @@ CLASSES = {
         "class Plugin(Loss):\n    def per_sample(self, op, predicted, expected):\n        {body}"
     ),
     "edits": "class Plugin(Edit):\n    def apply(self, editor):\n        {body}",
+    "quantizers": (
+        "class Plugin(Quantizer):\n    def limits(self, values, codes, *, symmetric):\n        {body}"
+    ),
     "penalties": "class Plugin(Penalty):\n    def per_element(self, op, weight):\n        {body}",
     "schedules": "class Plugin(Schedule):\n    def rate(self, base, progress):\n        {body}",
     "optimizers": (
@@ -143,6 +146,7 @@ FINE = {
 SHAPES = {
     "losses": "return op.ReduceMean(predicted - expected, keepdims=0)",
     "edits": "return editor",
+    "quantizers": "return values, values",
     "penalties": "return op.ReduceSum(weight, keepdims=0)",
     "optimizers": "return op.Reshape(weight, [-1]), {{}}",
     "adapters": "return op.ReduceSum(y, keepdims=0)",
@@ -305,6 +309,7 @@ def odd() -> Any:
 _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "losses": lambda name: {"loss": name},
     "edits": lambda name: {"edits": [name]},
+    "quantizers": lambda name: {"quantize": {"name": name, "activations": "none"}},
     "penalties": lambda name: {"penalty": name},
     "schedules": lambda name: {"schedule": name},
     "optimizers": lambda name: {"optimizer": name},

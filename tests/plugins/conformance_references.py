@@ -164,6 +164,81 @@ def edited_model(component: Any) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
 
 
+# Quantizers: (values, codes, symmetric) -> the lowest and the highest number ------------------------
+
+
+def percentile(values: Array, codes: Any, symmetric: bool) -> Any:
+    rows = np.sort(values, axis=1)
+    place = np.array([0.0001, 0.9999]) * (rows.shape[1] - 1)
+    whole = place.astype(int)
+    ends = rows[:, whole] + (rows[:, np.minimum(whole + 1, rows.shape[1] - 1)] - rows[:, whole]) * (
+        place - whole
+    )
+    return ends[:, 0], ends[:, 1]
+
+
+def rounded(x: Array, low: float, high: float, codes: Any, symmetric: bool) -> Array:
+    """Fake quantization in float64, by the nearest of all values that the codes stand for."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    levels = np.arange(codes[0], codes[1] + 1)
+    if symmetric:
+        zero = (codes[0] + codes[1] + 1) // 2
+        scale = max(-low / (zero - codes[0]), high / (codes[1] - zero))
+    else:
+        scale = (high - low) / (codes[1] - codes[0])
+        zero = np.clip(np.rint(codes[0] - low / scale), *codes)
+    grid = (levels - zero) * float(np.float32(scale))
+    return np.asarray(grid[np.abs(x[:, None] - grid).argmin(axis=1)])
+
+
+def least_error(values: Array, codes: Any, symmetric: bool) -> Any:
+    shares = []
+    for row in values:
+        tried = np.arange(100, 19, -1) / 100
+        errors = [
+            np.sum((rounded(row, row.min() * c, row.max() * c, codes, symmetric) - row) ** 2)
+            for c in tried
+        ]
+        shares.append(tried[int(np.argmin(errors))])
+    return values.min(1) * shares, values.max(1) * shares
+
+
+def least_divergence(values: Array, codes: Any, symmetric: bool) -> Any:
+    levels, out = codes[1] - codes[0] + 1, []
+    for row in values:
+        low, high = min(row.min(), 0.0), max(row.max(), 0.0)
+        costs = []
+        for c in np.arange(100, 19, -1) / 100:
+            edges = np.linspace(low * c, high * c, 2049)
+            inside = row[(row >= edges[0]) & (row <= edges[-1])]
+            p = np.histogram(np.clip(row, edges[0], edges[-1]), edges)[0]
+            kept = np.histogram(inside, edges)[0]
+            q = np.zeros(2048)
+            for level in range(levels):
+                own = np.arange(2048) * levels // 2048 == level
+                used = own & (p > 0)
+                if used.any():
+                    q[used] = kept[own].sum() / used.sum()
+            q = np.maximum(q / q.sum(), 1e-12)
+            costs.append(
+                sum(a / p.sum() * np.log(a / p.sum() / b) for a, b in zip(p, q, strict=True) if a)
+            )
+        out.append(np.arange(100, 19, -1)[int(np.argmin(costs))] / 100)
+    return np.minimum(values.min(1), 0) * out, np.maximum(values.max(1), 0) * out
+
+
+QUANTIZERS: dict[str, Reference] = {
+    "minmax": lambda x, codes, symmetric: (x.min(1), x.max(1)),
+    "percentile": percentile,
+    "mse": least_error,
+    "entropy": least_divergence,
+    "example_deviations": lambda x, codes, symmetric: (
+        x.mean(1) - 3 * x.std(1),
+        x.mean(1) + 3 * x.std(1),
+    ),
+}
+
+
 # Adapters: (x, matrix, tensors) -> x·M with the adapter ---------------------------------------------
 
 
@@ -489,6 +564,7 @@ ALL: dict[str, dict[str, Reference]] = {
     "losses": LOSSES,
     "penalties": PENALTIES,
     "edits": EDITS,
+    "quantizers": QUANTIZERS,
     "adapters": ADAPTERS,
     "transforms": TRANSFORMS,
     "constraints": CONSTRAINTS,

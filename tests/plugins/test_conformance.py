@@ -26,6 +26,7 @@ from ortflex_core import (
     OptimizerKit,
     PenaltyKit,
     PrecisionKit,
+    QuantizerKit,
     ScheduleKit,
     TransformKit,
 )
@@ -196,6 +197,16 @@ class TestEdits(EditKit):
     @pytest.fixture
     def model(self, component: Any) -> Any:
         return conformance_references.edited_model(component)
+
+
+class TestQuantizers(QuantizerKit):
+    @pytest.fixture(params=ours("quantizers"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "quantizers")
 
 
 class TestAdapters(AdapterKit):

@@ -11,7 +11,8 @@ Integer-Arithmetic-Only Inference" (arXiv:1712.05877), section 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import attrs
@@ -20,9 +21,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
-from ortflex_core.compiler.graph.ops import FLOATS
+from ortflex_core.compiler.graph.ops import FLOATS, Ops, Tensor, Trace
 from ortflex_core.compiler.graph.program import fresh_name
-from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.model.model import Model, Rewrite
 from ortflex_core.kernel.types import Array, numpy_dtype
 
 _INTEGERS: Mapping[int, tuple[int, int]] = {
@@ -33,10 +34,21 @@ _INTEGERS: Mapping[int, tuple[int, int]] = {
     TensorProto.INT32: (-(2**31), 2**31 - 1),
 } | {
     TensorProto.DataType.Value(name): bounds  # which older versions of onnx do not have
-    for name, bounds in (("INT4", (-8, 7)), ("UINT4", (0, 15)))
+    for name, bounds in (
+        *(("INT4", (-8, 7)), ("UINT4", (0, 15))),
+        *(("INT2", (-2, 1)), ("UINT2", (0, 3))),
+    )
     if name in TensorProto.DataType.keys()  # noqa: SIM118 - the wrapper of an enum, not a dict
 }
 """The ranges of the integers that a DequantizeLinear can read."""
+_BYTES = {
+    kind: TensorProto.INT8 if low < 0 else TensorProto.UINT8
+    for kind, (low, high) in _INTEGERS.items()
+    if high - low < 256
+}
+"""The type of bytes that holds the codes of a type."""
+BITS = "ortflex.bits"
+"""The entry of a file's metadata with the bits of weights that are stored in a larger type, as JSON."""
 
 
 @attrs.frozen
@@ -50,6 +62,24 @@ class Quantized:
     axis: int = 1
     block: int = 0
     """The number of elements along ``axis`` that have one scale; 0 for one scale per index or tensor."""
+    bits: int = 0
+    """The number of bits of the codes, if the type has more; 0 for all of them."""
+    of: tuple[str, ...] = ()
+    """The two scales whose product is the scale of a bias."""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The lowest and the highest code."""
+        low, high = _INTEGERS[self.dtype]
+        if not self.bits:
+            return low, high
+        return (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1) if low else (0, 2**self.bits - 1)
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether the codes are rounded to bytes and then clipped: no runtime rounds to their type."""
+        own = _INTEGERS[self.dtype]
+        return not self.is_bias and (self.bounds != own or own[1] - own[0] < 15)
 
     @property
     def is_bias(self) -> bool:
@@ -70,7 +100,7 @@ class Quantized:
         steps = np.rint(weight.astype(width) / self._spread(scale, weight.shape).astype(width))
         if zero is not None:
             steps = steps + self._spread(zero, weight.shape).astype(width)
-        low, high = _INTEGERS[self.dtype]
+        low, high = self.bounds
         whole = np.clip(steps.astype(np.float64), low, high).astype(np.int64)
         return np.asarray(whole.astype(numpy_dtype(self.dtype)), order="C")
 
@@ -96,6 +126,9 @@ class MasterModel(Model):
         self.__dict__.update(base.__dict__)
         self.__dict__.pop("initializers", None)
         self.base, self.weights = base, weights
+        known = base.quantization
+        self._first = {} if known is None else known.masters
+        self._factors = {} if known is None else {n: known.factor(n) for n in known.scales}
         self._initializers = dict(base._initializers)
         self._arrays = {n: a for n, a in base._arrays.items() if n not in weights}
         # Kept only while they are in use: the engine has copies.
@@ -111,6 +144,8 @@ class MasterModel(Model):
             return super().initializer(name)
         values = self._masters.get(name)
         if values is None:
+            if name in self._first:
+                return self._first[name]
             values = weight.weight(self.base.initializer(name), *self._layout(weight))
             values.setflags(write=False)
             self._masters[name] = values
@@ -120,9 +155,21 @@ class MasterModel(Model):
         self, weight: Quantized, state: Mapping[str, Array] | None = None
     ) -> tuple[Array, Array | None]:
         """The scales and the zero points of a weight."""
-        scale = (state or {}).get(weight.scale)
-        scale = self.base.initializer(weight.scale) if scale is None else scale
+        given = {} if state is None else state
+
+        def value(name: str) -> Array:
+            return given[name] if name in given else self.base.initializer(name)
+
+        if weight.of and not given.keys().isdisjoint(weight.of):
+            data, own = map(value, weight.of)
+            scale = np.asarray(data * own, np.float32)
+        else:
+            scale = value(weight.scale)
         return scale, self.base.initializer(weight.zero) if weight.zero else None
+
+    def _tied(self, state: Mapping[str, Array]) -> set[str]:
+        """The biases whose scale is the product of scales that are in a state."""
+        return {n for n, w in self.weights.items() if not state.keys().isdisjoint(w.of)}
 
     def _build(self) -> None:
         """The graph with a QuantizeLinear after each master weight; biases are read as they are."""
@@ -141,17 +188,26 @@ class MasterModel(Model):
         taken = {*self.base.producers, *self.base._values, *self._initializers}
         nodes: list[NodeProto] = []
         codes: dict[str, str] = {}
+        zeros: dict[str, str] = {}
+        self._rounded: dict[str, Quantized] = {}
         for node in graph.node:
             weight = self.weights.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
             if weight is None:
                 nodes.append(node)
             elif weight.is_bias:
                 nodes.append(helper.make_node("Identity", node.input[:1], node.output, node.name))
+                if weight.of:
+                    self._rounded[node.output[0]] = weight
             else:
                 if weight.name not in codes:
                     codes[weight.name] = fresh_name(f"{weight.name}/codes", taken)
-                    nodes.append(self._rounding(weight, codes[weight.name], taken))
+                    rounding = self._rounding(weight, codes[weight.name], taken)
+                    zeros[weight.name] = rounding[0].input[2]
+                    nodes.extend(rounding)
                 node.input[0] = codes[weight.name]
+                if weight.in_bytes:
+                    del node.input[2:]
+                    node.input.append(zeros[weight.name])
                 nodes.append(node)
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
@@ -161,21 +217,61 @@ class MasterModel(Model):
         self._values = {**values, **self.base._values, **masters}
         self.producers = {o: n for n in graph.node for o in n.output if o}
 
-    def _rounding(self, weight: Quantized, codes: str, taken: set[str]) -> NodeProto:
-        """The QuantizeLinear of a master weight, to the type of its zero point."""
-        zero = weight.zero
-        if not zero:
-            shape = self.base.initializer(weight.scale).shape
-            zero = fresh_name(f"{weight.name}/zero", taken)
-            tensor = numpy_helper.from_array(np.zeros(shape, numpy_dtype(weight.dtype)), zero)
-            self._initializers[zero] = tensor
-            self.internal.graph.initializer.append(tensor)
-        node = helper.make_node("QuantizeLinear", [weight.name, weight.scale, zero], [codes])
+    def _rounding(self, weight: Quantized, codes: str, taken: set[str]) -> list[NodeProto]:
+        """The QuantizeLinear of a master weight, to the type of its zero point, and a Clip to its bits."""
+        zero, kind = weight.zero, _BYTES[weight.dtype] if weight.in_bytes else weight.dtype
+        if not zero or weight.in_bytes:
+            scale = self.base.initializer(weight.scale)
+            values = self.base.initializer(zero) if zero else np.zeros(scale.shape)
+            zero = self._new(f"{weight.name}/zero", values.astype(numpy_dtype(kind)), taken)
+        whole = fresh_name(f"{codes}/all", taken) if weight.in_bytes else codes
+        node = helper.make_node("QuantizeLinear", [weight.name, weight.scale, zero], [whole])
         node.name = f"{codes}/round"
         node.attribute.append(helper.make_attribute("axis", weight.axis))
         if weight.block:
             node.attribute.append(helper.make_attribute("block_size", weight.block))
-        return node
+        if not weight.in_bytes:
+            return [node]
+        ends = [
+            self._new(f"{codes}/{end}", np.array(bound, numpy_dtype(kind)), taken)
+            for end, bound in zip(("lowest", "highest"), weight.bounds, strict=True)
+        ]
+        return [node, helper.make_node("Clip", [whole, *ends], [codes], f"{codes}/clip")]
+
+    def _new(self, name: str, values: Array, taken: set[str]) -> str:
+        """A constant of the graph."""
+        name = fresh_name(name, taken)
+        tensor = numpy_helper.from_array(values, name)
+        self._initializers[name] = tensor
+        self.internal.graph.initializer.append(tensor)
+        return name
+
+    def replay(
+        self,
+        trace: Trace,
+        outputs: Iterable[str],
+        given: Mapping[str, Tensor],
+        rewrite: Rewrite | None = None,
+        *,
+        infer: bool = False,
+    ) -> dict[str, Tensor]:
+        """As of a Model, with the factors of the gradients of scales, and biases that are rounded."""
+        scaled = {n: _slower(trace.op, given[n], f) for n, f in self._factors.items() if n in given}
+        known = {**given, **scaled}
+
+        def scale(name: str) -> Tensor:
+            return known[name] if name in known else trace.constant(self.initializer(name))
+
+        def rounding(
+            trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+        ) -> Sequence[Tensor] | None:
+            weight = self._rounded.get(node.output[0]) if node.output else None
+            if weight is not None and inputs[0] is not None:
+                data, own = map(scale, weight.of)
+                return [_rounded(trace.op, inputs[0], trace.op.stop_gradient(data * own))]
+            return None if rewrite is None else rewrite(trace, node, inputs)
+
+        return super().replay(trace, outputs, known, rounding, infer=infer)
 
     @property
     def stamp(self) -> str:
@@ -189,12 +285,17 @@ class MasterModel(Model):
 
     def file_values(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
         """The state, with trained weights in the integers that the file has."""
+        tied = self._tied(state)
         codes = {
-            name: weight.codes(state[name], *self._layout(weight, state))
+            name: weight.codes(
+                state[name] if name in state else self.initializer(name),
+                *self._layout(weight, state),
+            )
             for name, weight in self.weights.items()
-            if name in state
+            if name in state or name in tied
         }
-        return {**state, **codes}
+        scales = {self.weights[n].scale: self._layout(self.weights[n], state)[0] for n in tied}
+        return {**state, **scales, **codes}
 
 
 def without_masters(model: Model) -> Model:
@@ -212,10 +313,12 @@ def with_masters(model: Model, names: Iterable[str] | None = None) -> Model:
     base = without_masters(model)
     found = quantized_weights(base)
     wanted = set(found if names is None else names)
-    chosen = {name: weight for name, weight in found.items() if name in wanted}
+    # The scale of a bias follows that of its weight, so its codes change even if it is frozen.
+    chosen = {n: w for n, w in found.items() if n in wanted or not wanted.isdisjoint(w.of)}
     if isinstance(model, MasterModel) and model.weights.keys() == chosen.keys():
         return model
-    return MasterModel(base, chosen) if chosen else base
+    scales = None if base.quantization is None else base.quantization.scales
+    return MasterModel(base, chosen) if chosen or scales else base
 
 
 def quantized_weights(model: Model) -> dict[str, Quantized]:
@@ -227,6 +330,7 @@ def quantized_weights(model: Model) -> dict[str, Quantized]:
     for node in model.internal.graph.node:
         for name in reads(node):
             readers.setdefault(name, []).append(node)
+    bits, products = _bits(model), _scales_of_biases(model, readers)
     out: dict[str, Quantized] = {}
     for name, spec in model.initializers.items():
         nodes = readers.get(name, [])
@@ -237,8 +341,62 @@ def quantized_weights(model: Model) -> dict[str, Quantized]:
         places = {i for node in nodes for i in range(len(node.input)) if node.input[i] == name}
         if layout is None or places != {0} or not _is_known(model, layout):
             continue
-        out[name] = attrs.evolve(layout, name=name)
+        of = products.get(nodes[0].output[0], ()) if layout.is_bias and len(nodes) == 1 else ()
+        width = 0 if layout.is_bias else bits.get(name, 0)
+        out[name] = attrs.evolve(layout, name=name, bits=width, of=of)
     return out
+
+
+def _bits(model: Model) -> dict[str, int]:
+    """The bits of weights in the metadata of a file, where they fit the type."""
+    text = next((p.value for p in model.proto.metadata_props if p.key == BITS), "{}")
+    try:
+        given = json.loads(text) if len(text) < 2**20 else {}
+    except ValueError:
+        return {}
+    if not isinstance(given, dict):
+        return {}
+    out = {}
+    for name, spec in model.initializers.items():
+        width = given.get(name)
+        low, high = _INTEGERS.get(spec.dtype, (0, 0))
+        if isinstance(width, int) and width >= 2 and 2**width < high - low + 1:
+            out[name] = width
+    return out
+
+
+def _scales_of_biases(
+    model: Model, readers: Mapping[str, list[NodeProto]]
+) -> dict[str, tuple[str, str]]:
+    """The scales of data and weight by the biases of products, where theirs is the product of both."""
+    graph = model.internal.graph
+    pairs = {n.output[0]: n for n in graph.node if n.op_type == "DequantizeLinear"}
+    out = {}
+    for node in graph.node:
+        if node.op_type not in ("Conv", "Gemm") or len(node.input) < 3:
+            continue
+        data, weight, bias = (pairs.get(name) for name in node.input[:3])
+        if data is None or weight is None or bias is None or len(readers[node.input[2]]) > 1:
+            continue
+        names = (data.input[1], weight.input[1], bias.input[1])
+        if not all(n in model.initializers for n in names):
+            continue
+        a, b, product = map(model.initializer, names)
+        if a.size == 1 and np.array_equal(np.asarray(a.reshape(()) * b, np.float32), product):
+            out[bias.output[0]] = names[:2]
+    return out
+
+
+def _slower(op: Ops, scale: Tensor, factor: float) -> Tensor:
+    """The same value, whose gradient has a factor."""
+    part = scale * factor
+    return op.stop_gradient(scale) + (part - op.stop_gradient(part))
+
+
+def _rounded(op: Ops, bias: Tensor, scale: Tensor) -> Tensor:
+    """The value of the codes of a bias, whose gradient is that of the bias."""
+    whole = op.Round(bias / scale) * scale
+    return bias + op.stop_gradient(whole - bias)
 
 
 def _layout(node: NodeProto, dtype: int) -> Quantized | None:

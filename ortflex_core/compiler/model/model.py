@@ -27,6 +27,7 @@ from ortflex_core.compiler.graph.protos import opsets_of
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model import attribute_weights, inference_mode
 from ortflex_core.compiler.model import free_batch as freeing
+from ortflex_core.compiler.model.quantizer import Quantization
 from ortflex_core.compiler.onnx_files import (
     attributes,
     export,
@@ -93,6 +94,8 @@ class Model:
     """The model before the edits of its file; None if it has no edits."""
     new_head: tuple[str, ...] = ()
     """The initializers of the head that an edit has put in."""
+    quantization: Quantization | None = None
+    """What a quantizer has put in; None for files that are quantized already, and for float models."""
 
     def __init__(
         self,

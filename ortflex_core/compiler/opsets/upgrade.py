@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx
+import onnx.helper
 import onnx.shape_inference
 import onnx.version_converter
 from onnx import ModelProto
@@ -35,30 +36,34 @@ def note(written: int, computed: int) -> str:
 
 
 def upgrade_opset(
-    model: ModelProto, label: str, opset: int, large: Mapping[str, Array]
+    model: ModelProto, label: str, opset: int, large: Mapping[str, Array], target: int = TARGET
 ) -> ModelProto:
-    """The model at opset 17; a test on random inputs shows that it computes the same.
+    """The model at another opset; a test on random inputs shows that it computes the same.
 
     Args:
         model: functions are already inlined.
         label: its name in messages.
-        opset: the opset of the model, less than 13.
+        opset: the opset of the model, less than the target.
         large: tensors that are inputs because they do not fit into the graph.
+        target: the opset of the result.
 
     Raises:
         ModelError: the conversion fails, or its result computes something else.
     """
-    advice = f"Export the model again with opset 13 or newer (it has opset {opset})"
+    newest = 13 if target == TARGET else target
+    advice = f"Export the model again with opset {newest} or newer (it has opset {opset})"
     if opset < OLDEST:
         raise ModelError(
             f"{label} has opset {opset}; ortflex trains opset {OLDEST} and newer. {advice}."
         )
-    head = f"{label} has opset {opset} and has to be converted to {TARGET} internally"
+    head = f"{label} has opset {opset} and has to be converted to {target} internally"
     try:
-        converted = onnx.version_converter.convert_version(model, TARGET)
+        converted = onnx.version_converter.convert_version(model, target)
     except (*_FAILS, RuntimeError, ValueError) as error:
         raise ModelError(f"{head}, which fails: {_first_line(error)}. {advice}.") from error
-    converted.ir_version = max(model.ir_version, _IR)
+    opsets = [onnx.helper.make_opsetid("", target)]
+    least = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+    converted.ir_version = max(model.ir_version, _IR if target == TARGET else least)
     _keep_names(model, converted, head, advice)
     try:
         require_runtime()

@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.model.heads import head_parameters
-from ortflex_core.compiler.model.master_weights import with_masters
+from ortflex_core.compiler.model.master_weights import quantized_weights, with_masters
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters import classical_nodes, evidence, quantized
 from ortflex_core.compiler.parameters.evidence import POINTS, Fact
@@ -61,6 +61,8 @@ class Choice:
         return attrs.evolve(self, trained=False, reason=reason, sort=sort)
 
 
+SCALES = "by quantize="
+"""The sort of scales that a quantizer trains."""
 BACKBONE = "backbone"
 """The word for all parameters but those of the head."""
 
@@ -87,8 +89,23 @@ def trainable_model(
     opened = model if model.attached else with_masters(model)
     choices = choose_parameters(opened, outputs, params, freeze)
     if opened is not model:
-        opened = with_masters(opened, [c.name for c in choices if c.trained])
+        scales = _trained_scales(opened, choices, outputs)
+        names = [c.name for c in choices if c.trained]
+        opened = with_masters(opened, [*names, *scales])
+        own = [Choice(n, True, "a scale of quantization", sort=SCALES) for n in scales]
+        choices = [c for c in choices if c.name not in scales] + own
     return opened, choices
+
+
+def _trained_scales(model: Model, choices: Sequence[Choice], outputs: Sequence[str]) -> list[str]:
+    """The scales that a quantizer trains: of activations, and of weights that are trained."""
+    known = model.quantization
+    if known is None:
+        return []
+    frozen = {c.name for c in choices if not c.trained}
+    reached = {name for node in model.ancestors(outputs) for name in reads(node)}
+    of = {w.scale: name for name, w in quantized_weights(model).items() if not w.is_bias}
+    return [n for n in known.scales if n in reached and of.get(n) not in frozen]
 
 
 def choose_parameters(

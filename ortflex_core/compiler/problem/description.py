@@ -110,7 +110,9 @@ def _shown(value: Any) -> str:
 def shared_parameters(problem: Problem, requests: Sequence[LossRequest]) -> str:
     """The parameters that several nodes before the losses read, in one line; "" without any."""
     outputs = tensors_of(requests)
-    readers = selection.shared_in(problem.model, outputs, problem.parameters)
+    scales = () if problem.model.quantization is None else problem.model.quantization.scales
+    names = [n for n in problem.parameters if n not in scales]
+    readers = selection.shared_in(problem.model, outputs, names)
     several = [f"{n} ({len(nodes)}: {nodes[0]}, {nodes[1]})" for n, nodes in readers.items()]
     hidden = len(several) - _FEW
     return ", ".join(several[:_FEW]) + (f", and {hidden} more" if hidden > 0 else "")

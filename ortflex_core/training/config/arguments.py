@@ -67,7 +67,8 @@ def argument(
         kind: the form of a value in a file, if the annotation does not define it.
         of: the kind of plugin whose names are valid.
         short_for: the kind of a plugin for which the argument is a short form.
-        plugin: the name of that plugin, if it is not that of the argument.
+        plugin: the name of that plugin, if it is not that of the argument; or of the plugin that a
+            table without a name means.
         keep: converts a value to the form in which it is stored.
         check: finds the problems of a stored value.
     """
@@ -116,6 +117,16 @@ class Arguments:
         kind=_COMPONENTS,
         keep=several,
         of="edits",
+    )
+    quantize: Any = argument(
+        "rounds weights and activations to integers during the training, and exports integers: the name of "
+        "a quantizer, or a table with ``weights`` (``int8``, ``int4``, ``int2``), ``activations`` "
+        "(``uint8``, ``int8``, ``none``) and its other parameters, with the name ``mse`` by default; "
+        "rows of ``fit``, or ``Trainer.calibrate``, give the ranges of activations",
+        None,
+        kind=COMPONENT + ", whose name may be left out",
+        of="quantizers",
+        plugin="mse",
     )
     params: str | Iterable[str] | None = argument(
         "the parameters to train: names, paths of modules, globs and ``!glob``; by default all that are "
@@ -401,6 +412,18 @@ def short_form(name: str) -> tuple[str, str] | None:
     metadata = getattr(attrs.fields(Arguments), name).metadata
     kind = metadata["short_for"]
     return (kind, metadata["plugin"] or name) if kind else None
+
+
+def named(name: str, value: Any) -> Any:
+    """A table without a name with the name of the plugin that it means; any other value as it is.
+
+    >>> named("quantize", {"weights": "int4"})
+    {'name': 'mse', 'weights': 'int4'}
+    """
+    metadata = getattr(attrs.fields(Arguments), name).metadata
+    if metadata["plugin"] and isinstance(value, Mapping) and "name" not in value:
+        return {"name": metadata["plugin"], **value}
+    return value
 
 
 ASSUMED_LOSS = "squared_error"

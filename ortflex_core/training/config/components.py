@@ -22,6 +22,7 @@ from ortflex_core.kernel.registry import Plugins
 from ortflex_core.training.config.arguments import (
     device_spec,
     kinds_of_plugins,
+    named,
     short_form,
     takes_several,
     wrong,
@@ -45,6 +46,7 @@ _UNCHANGED: Mapping[str, tuple[str | None, ...]] = {
     "backend": backend_choice.WORDS,
     "distributed": (None, "auto"),
     "averaging": (None,),
+    "quantize": (None,),
 }
 """The values that are not names of components."""
 
@@ -171,7 +173,7 @@ class Parts:
     # ------------------------------------------------------------------ single components
 
     def _device(self, name: str, value: Any) -> Any:
-        return device_spec(value) if name == "device" else value
+        return device_spec(value) if name == "device" else named(name, value)
 
     def _each(self, name: str, values: Any) -> list[Any]:
         issues = Problems()

@@ -1,0 +1,224 @@
+"""Quantizers: which tensors of a model become integers, and which real numbers their codes stand for."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.kernel.component import Component, is_count, is_number, one_of, setting
+from ortflex_core.kernel.errors import short_repr
+from ortflex_core.kernel.types import Array
+
+if TYPE_CHECKING:
+    from ortflex_core.compiler.model.model import Model
+
+FUSED = ("Conv", "Gemm", "MatMul", "Add", "GlobalAveragePool", "AveragePool")
+"""The operators that are quantized by default: onnxruntime has kernels of integers for them."""
+BITS: Mapping[str, int] = {"int8": 8, "int4": 4, "int2": 2}
+
+
+def _count_or_zero(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not is_count(value, 0) or value == 1:
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise ValueError(f"{where} must be 0 or an integer >= 2, got {short_repr(value)}")
+
+
+def _rows(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not is_count(value):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise ValueError(f"{where} must be an integer >= 1, got {short_repr(value)}")
+
+
+def _names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not all(isinstance(name, str) and name for name in value):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise TypeError(f"{where} must be a list of names, got {short_repr(value)}")
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
+
+
+def _ranges(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    fine = isinstance(value, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(map(is_number, pair))
+        and pair[0] <= pair[1]
+        for name, pair in value.items()
+    )
+    if not fine:
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise ValueError(
+            f"{where} must have [lowest, highest] by the names of tensors, got {short_repr(value)}"
+        )
+
+
+def _pairs(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {n: tuple(p) if isinstance(p, list | tuple) else p for n, p in value.items()}
+
+
+@attrs.frozen(kw_only=True)
+class Quantizer(Component, abc.ABC):
+    """The integers that the weights and activations of a model are rounded to.
+
+    A tensor ``x`` becomes codes ``q = clip(round(x / scale) + zero, lowest, highest)``, which stand for
+    ``(q - zero) · scale``. A quantizer has the formula of the range of real numbers that the codes cover
+    (:meth:`limits`); the fields say which operators are quantized and how.
+
+    The model gets pairs of QuantizeLinear and DequantizeLinear: at the inputs and outputs of the
+    operators, with the weights as integers in the file. Weights are trained as float master weights that
+    are rounded in every step. Scales of a trained model are trained, too (LSQ: Esser et al.,
+    arXiv:1902.08153); the gradient of a scale is multiplied by 1 / sqrt(N · Q), where N is the number of
+    elements that have it and Q the highest code.
+
+    Source: Jacob et al., arXiv:1712.05877; the placement is that of
+    ``onnxruntime.quantization.quantize_static``.
+    """
+
+    stability: ClassVar[Literal["stable", "experimental"]] = "experimental"
+
+    weights: str = setting(
+        default="int8", validator=one_of(*BITS), help="the type of weights: int8, int4 or int2"
+    )
+    activations: str = setting(
+        default="uint8",
+        validator=one_of("uint8", "int8", "none"),
+        help="the type of activations: uint8, int8, or none to leave them in float",
+    )
+    per_channel: bool = setting(
+        default=True,
+        validator=attrs.validators.instance_of(bool),
+        help="a scale for each output of a weight, instead of one for the whole",
+    )
+    block_size: int = setting(
+        default=0,
+        validator=_count_or_zero,
+        help="the number of elements along the inputs of a weight that have one scale; 0: all",
+    )
+    symmetric: bool = setting(
+        default=True,
+        validator=attrs.validators.instance_of(bool),
+        help="weights have the zero point 0",
+    )
+    symmetric_activations: bool = setting(
+        default=False,
+        validator=attrs.validators.instance_of(bool),
+        help="activations have the zero point in the middle of the codes",
+    )
+    reduce_range: bool = setting(
+        default=False,
+        validator=attrs.validators.instance_of(bool),
+        help="weights of int8 use 7 bits, for CPUs without VNNI, whose sums of products saturate",
+    )
+    operators: tuple[str, ...] = setting(
+        default=FUSED, converter=_listed, validator=_names, help="the operators to quantize"
+    )
+    skip: tuple[str, ...] = setting(
+        default=(),
+        converter=_listed,
+        validator=_names,
+        help="nodes, weights, tensors or modules that stay in float: names and globs",
+    )
+    train_scales: bool = setting(
+        default=True,
+        validator=attrs.validators.instance_of(bool),
+        help="scales are trained, too (LSQ)",
+    )
+    rows: int = setting(default=512, validator=_rows, help="the number of rows for the calibration")
+    ranges: Mapping[str, tuple[float, float]] = setting(
+        factory=dict,
+        converter=_pairs,
+        validator=_ranges,
+        help="the [lowest, highest] value of activations; the calibration finds those that are missing",
+    )
+
+    @abc.abstractmethod
+    def limits(
+        self, values: Array, codes: tuple[int, int], *, symmetric: bool
+    ) -> tuple[Array, Array]:
+        """The lowest and the highest number that the codes have to cover, for each group of values.
+
+        Args:
+            values: [groups, n], in float64: the weights that have one scale, or a sample of an activation
+                over the rows of the calibration.
+            codes: the lowest and the highest code; their number is that of the levels.
+            symmetric: whether the zero point is in the middle of the codes.
+
+        Returns:
+            Two arrays [groups]. A scale is then computed so that the codes cover this range and zero.
+        """
+
+    @property
+    def bits(self) -> int:
+        """The number of bits of a weight's codes."""
+        return BITS[self.weights] - (self.reduce_range and self.weights == "int8")
+
+    @property
+    def weight_codes(self) -> tuple[int, int]:
+        """The lowest and the highest code of a weight."""
+        return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
+
+    @property
+    def activation_codes(self) -> tuple[int, int]:
+        """The lowest and the highest code of an activation."""
+        return (0, 255) if self.activations == "uint8" else (-128, 127)
+
+    def scale_of(
+        self, low: Array, high: Array, codes: tuple[int, int], *, symmetric: bool
+    ) -> tuple[Array, Array]:
+        """The float32 scales and the zero points of codes that cover ``[low, high]`` and zero.
+
+        A range without a number but zero has the scale 1.
+        """
+        low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+        lowest, highest = codes
+        if symmetric:
+            middle = (lowest + highest + 1) // 2
+            scale = np.maximum(-low / max(middle - lowest, 1), high / (highest - middle))
+            zero = np.full(scale.shape, middle)
+        else:
+            scale = (high - low) / (highest - lowest)
+            safe = np.where(scale > 0, scale, 1.0)
+            zero = np.clip(np.rint(lowest - low / safe), lowest, highest)
+        tiny = np.finfo(np.float32).tiny
+        scale = np.where(scale > tiny, scale, 1.0)
+        return scale.astype(np.float32), zero.astype(np.int64)
+
+
+@attrs.frozen(kw_only=True)
+class Quantization:
+    """What a quantized model has besides its integers.
+
+    Attributes:
+        origin: the float model with the tensors that a calibration observes.
+        masters: the float values of the integers in the file, by initializer.
+        scales: the scales that are trained; of each, the number of elements that have it times the
+            highest code.
+        missing: the activations that are not calibrated yet.
+        notes: what was not done as asked, a line each.
+    """
+
+    origin: Model = attrs.field(repr=False)
+    masters: Mapping[str, Array] = attrs.field(repr=False)
+    scales: Mapping[str, int]
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def factor(self, scale: str) -> float:
+        """``(N · Q)^(-1/4)`` of a trained scale.
+
+        The gradient and the rate both have this factor. So a step of SGD has the factor 1 / sqrt(N · Q) of
+        LSQ, and a step of Adam, which does not depend on a factor of the gradient, its square root. It is
+        rounded to a power of two, so that scales of similar tensors have one rate.
+        """
+        return float(2.0 ** round(-0.25 * np.log2(max(self.scales[scale], 1))))

@@ -1,0 +1,1 @@
+"""Quantizers: formulas of the range of real numbers that codes cover."""

@@ -1,0 +1,270 @@
+"""Quantizers: where the pairs stand, calibration, training, and the file that comes out.
+
+The class of mistakes: a file that computes something else than the training did (codes, biases, types
+that a runtime reads otherwise), a scale whose gradient or rate is not LSQ's, ranges that are lost by a
+checkpoint, and bad input that ends in a wrong file instead of an error.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from ortflex import Trainer
+from ortflex_core import ConfigError, DataError, ModelError, OrtflexError, require_runtime
+from tests import models
+
+DRAW = np.random.default_rng(5)
+X = DRAW.standard_normal((64, 2, 6, 6)).astype(np.float32)
+Y = DRAW.standard_normal((64, 3)).astype(np.float32)
+make = helper.make_node
+
+
+def network(opset: int = 17) -> ModelProto:
+    """Convolutions with BatchNormalization and a residual addition, pooling, a linear layer."""
+    nodes = [
+        make("Conv", ["x", "A", "a"], ["c1"], name="conv1", pads=[1, 1, 1, 1]),
+        make("BatchNormalization", ["c1", "g", "h", "mean", "variance"], ["n1"], name="bn"),
+        make("Relu", ["n1"], ["r1"], name="relu1"),
+        make("Conv", ["r1", "B", "b"], ["c2"], name="conv2", pads=[1, 1, 1, 1]),
+        make("Add", ["r1", "c2"], ["s"], name="sum"),
+        make("Relu", ["s"], ["r2"], name="relu2"),
+        make("MaxPool", ["r2"], ["m"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
+        make("Flatten", ["m"], ["f"], name="flat"),
+        make("Gemm", ["f", "C", "c"], ["y"], name="head"),
+    ]
+    draw = np.random.default_rng(2)
+    shapes = {"A": (4, 2, 3, 3), "a": (4,), "B": (4, 4, 3, 3), "b": (4,), "C": (36, 3), "c": (3,)}
+    arrays = {n: draw.normal(0, 0.4, s) for n, s in shapes.items()}
+    arrays |= {"g": draw.uniform(0.5, 2, 4), "h": draw.normal(0, 0.3, 4)}
+    arrays |= {"mean": draw.normal(0, 0.3, 4), "variance": draw.uniform(0.5, 2, 4)}
+    weights = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in arrays.items()]
+    x, y = models.floats("x", "N", 2, 6, 6), models.floats("y", "N", 3)
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def run(model: ModelProto, x: Any = X, *, plainly: bool = True) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    if plainly:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    opened = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return opened.run(None, {opened.get_inputs()[0].name: x})[0]
+
+
+def trainer(model: Any = None, quantize: Any = "mse", **given: Any) -> Trainer:
+    given = {"loss": "squared_error", "learning_rate": 0.001, "progress": False} | given
+    return Trainer(network() if model is None else model, quantize=quantize, **given)
+
+
+def values_of(model: ModelProto) -> dict[str, Any]:
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def readable(**quantize: Any) -> None:
+    old = require_runtime().version_info < (1, 20)
+    if old and (quantize.get("weights", "int8") != "int8" or "block_size" in quantize):
+        pytest.skip("this runtime has no blocks and no int4")
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"activations": "int8", "symmetric": False, "reduce_range": True},
+    {"per_channel": False, "symmetric_activations": True, "name": "minmax"},
+    {"weights": "int4", "name": "percentile"},
+    {"weights": "int2"},
+    {"weights": "int4", "activations": "none", "block_size": 8, "symmetric": False},
+    {"weights": "int2", "activations": "none", "train_scales": False},
+]
+
+
+@pytest.mark.parametrize("quantize", SETTINGS, ids=str)
+def test_the_file_computes_what_the_training_computed(quantize: dict[str, Any]) -> None:
+    """No code differs, the outputs are equal without fusions, and within a code with them."""
+    readable(**quantize)
+    made = trainer(quantize=quantize, batch_size=16, epochs=3)
+    made.fit(X, Y)
+    file, state = made.export(), made.get_state()
+    onnx.checker.check_model(file, full_check=require_runtime().version_info >= (1, 23))
+    predicted = made.predict(X)
+    np.testing.assert_allclose(run(file), predicted, rtol=1e-6, atol=1e-6)
+    values = values_of(file)
+    pairs = {n.input[0]: n for n in file.graph.node if n.op_type == "DequantizeLinear"}
+    for name in ("A", "B", "C"):
+        scale, attributes = values[f"{name}/scale"], {a.name: a.i for a in pairs[name].attribute}
+        spread = scale.astype(np.float64)
+        if "block_size" in attributes:
+            size = state[name].shape[attributes["axis"]]
+            spread = np.repeat(spread, attributes["block_size"], attributes["axis"])
+            spread = np.take(spread, range(size), attributes["axis"])
+        elif scale.ndim:
+            spread = spread.reshape(
+                [-1 if k == attributes["axis"] else 1 for k in range(state[name].ndim)]
+            )
+        zero = values.get(f"{name}/zero_point", np.zeros(())).astype(np.float64)
+        if zero.ndim:
+            zero = np.broadcast_to(zero, scale.shape)
+            zero = (
+                np.repeat(zero, 8, 0)[: state[name].shape[0]]
+                if "block_size" in attributes
+                else zero.reshape(spread.shape)
+            )
+        bits = {"int8": 8, "int4": 4, "int2": 2}[quantize.get("weights", "int8")]
+        bits -= bool(quantize.get("reduce_range"))
+        codes = np.rint((state[name] / spread.astype(np.float32)).astype(np.float64)) + zero
+        codes = np.clip(codes, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        np.testing.assert_array_equal(values[name].astype(np.int64), codes.astype(np.int64))
+        if not quantize.get("train_scales", True):
+            assert f"{name}/scale" not in state
+    if "symmetric" not in quantize:  # a Gemm of data and a weight is one kernel
+        fused = run(file, plainly=False)
+        np.testing.assert_allclose(fused, predicted, atol=0.1 * np.abs(predicted).max())
+
+
+def test_the_pairs_stand_where_the_runtime_fuses_them() -> None:
+    """After a Relu, not before it; elements that are only moved keep their scale; outputs stay in float."""
+    made = trainer()
+    made.calibrate(X)
+    file = made.export()
+    quantized = {
+        n.input[0]: tuple(n.input[1:]) for n in file.graph.node if n.op_type == "QuantizeLinear"
+    }
+    assert set(quantized) == {"x", "r1", "c2", "r2", "m", "f"}
+    assert quantized["r2"] == quantized["m"] == quantized["f"]
+    assert "BatchNormalization" not in {n.op_type for n in file.graph.node}
+    kinds = {t.name: t.data_type for t in file.graph.initializer}
+    assert {kinds[n] for n in "ABC"} == {TensorProto.INT8}
+    assert {kinds[n] for n in "abc"} == {TensorProto.INT32}
+    np.testing.assert_allclose(run(file), run(network()), atol=0.05 * np.abs(run(network())).max())
+
+
+@pytest.mark.parametrize("skip", ["head", "c*2", "C"])
+def test_what_is_skipped_stays_in_float(skip: str) -> None:
+    made = trainer(quantize={"skip": skip})
+    made.calibrate(X)
+    values = values_of(made.export())
+    assert values["B" if skip == "c*2" else "C"].dtype == np.float32
+    assert values["A"].dtype == np.int8
+
+
+def test_a_normalization_is_folded_before_its_weight_is_rounded() -> None:
+    made = trainer(quantize={"activations": "none", "name": "minmax"})
+    before, first = values_of(network()), made.get_state()
+    factor = before["g"] / np.sqrt(before["variance"].astype(np.float64) + 1e-5)
+    np.testing.assert_allclose(first["A"], before["A"] * factor[:, None, None, None], rtol=1e-6)
+    shifted = (before["a"] - before["mean"]) * factor + before["h"]
+    np.testing.assert_allclose(first["a"], shifted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_of_a_scale_is_that_of_lsq() -> None:
+    """Beside numpy in float64: the gradient of Esser et al. with its factor 1 / sqrt(N·Q) under SGD.
+
+    It is made of two equal powers of two: (128·127)^(-1/4) is 0.089, so both are 2^-3.
+    """
+    draw = np.random.default_rng(0)
+    w, x = draw.normal(0, 0.5, (32, 4)), draw.standard_normal((8, 32))
+    weight = numpy_helper.from_array(w.astype(np.float32), "W")
+    io = [models.floats("x", "N", 32)], [models.floats("y", "N", 4)]
+    graph = helper.make_graph([make("MatMul", ["x", "W"], ["y"], name="m")], "g", *io, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = trainer(
+        model,
+        {"name": "percentile", "percentile": 98.0, "activations": "none", "per_channel": False},
+        learning_rate=1e-3,
+        optimizer="sgd",
+    )
+    before = made.get_state()
+    scale = float(before["W/scale"])
+    codes = w.astype(np.float32).astype(np.float64) / scale
+    whole = np.clip(np.rint(codes), -128, 127)
+    error = 2 * (x @ (whole * scale)) / (8 * 4)
+    inside = (np.rint(codes) >= -128) & (np.rint(codes) <= 127)
+    assert (~inside).sum() > 0
+    slope = float(((x.T @ error) * (whole - np.where(inside, codes, 0))).sum())
+    made.step((x.astype(np.float32), np.zeros((8, 4), np.float32)))
+    moved = float(made.get_state()["W/scale"]) - scale
+    np.testing.assert_allclose(moved, -1e-3 * slope * 2.0**-6, rtol=1e-3)
+
+
+def test_calibrated_ranges_are_in_the_checkpoint(tmp_path: Path) -> None:
+    made = trainer(epochs=2, batch_size=16, optimizer="adam", learning_rate=1e-3)
+    made.fit(X, Y)
+    made.save(tmp_path / "half")
+    twins = [Trainer.resume(tmp_path / "half"), pickle.loads(pickle.dumps(made))]
+    for one in (made, *twins):
+        one.fit(X, Y)
+    for twin in twins:
+        assert twin.export() == made.export()
+    exported = trainer(made.export(), None, epochs=1)  # a quantized file trains as it is
+    exported.fit(X, Y)
+    assert {t.data_type for t in exported.export().graph.initializer} >= {TensorProto.INT8}
+
+
+def test_narrow_codes_of_a_wider_type_stay_narrow() -> None:
+    """Seven bits in int8: the metadata of the file says so, and a further training keeps to them."""
+    made = trainer(quantize={"reduce_range": True, "train_scales": False}, learning_rate=1.0)
+    made.calibrate(X)
+    again = Trainer(made.export(), loss="squared_error", learning_rate=3.0, progress=False)
+    again.step((X, Y))
+    codes = values_of(again.export())["A"].astype(int)
+    assert codes.min() == -64 or codes.max() == 63
+    assert set(codes.ravel()) <= set(range(-64, 64))
+
+
+def damaged(**changes: Any) -> ModelProto:
+    model = network()
+    for tensor in model.graph.initializer:
+        if tensor.name in changes:
+            values = changes[tensor.name](numpy_helper.to_array(tensor))
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    return model
+
+
+def test_bad_input_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    for call in ("predict", "evaluate", "export", "step"):
+        arguments = {"predict": (X,), "evaluate": (X, Y), "export": (), "step": ((X, Y),)}[call]
+        with pytest.raises(OrtflexError, match="calibrate"):
+            getattr(trainer(), call)(*arguments)
+    first = trainer()
+    first.calibrate(X)
+    with pytest.raises(ModelError, match="quantized already"):
+        trainer(first.export())
+    with pytest.raises(ConfigError, match="skip"):
+        trainer(quantize={"skip": "haed"})
+    with pytest.raises(ConfigError, match="ranges"):
+        trainer(quantize={"ranges": {"nothing": [0, 1]}})
+    with pytest.raises(ConfigError, match="weights"):
+        trainer(quantize={"weights": "int3"})
+    with pytest.raises(ModelError, match="nothing to quantize"):
+        trainer(quantize={"operators": ["LSTM"]})
+    with pytest.raises(ModelError, match="'B'"):
+        trainer(damaged(B=lambda b: np.where(b > 0.5, np.inf, b).astype(np.float32)))
+    with pytest.raises(DataError, match=r"'x'.* row 40"):
+        trainer(check_finite=False).calibrate(
+            np.where(np.arange(64)[:, None, None, None] == 40, np.inf, X).astype(np.float32)
+        )
+    with pytest.raises(DataError, match="row"):
+        trainer().calibrate(X[:0])
+    with pytest.raises(ConfigError, match="quantize="):
+        trainer(quantize=None).calibrate(X)
+    assert not list(tmp_path.iterdir())
+
+
+def test_constant_activations_have_a_scale() -> None:
+    """All zeros, and the same number everywhere: both give finite predictions equal to the file's."""
+    for value in (0.0, 3.0):
+        made = trainer()
+        made.calibrate(np.full_like(X, value))
+        predicted = made.predict(np.full_like(X, value))
+        assert np.isfinite(predicted).all()
+        np.testing.assert_allclose(run(made.export(), np.full_like(X, value)), predicted, atol=1e-6)
