@@ -20,7 +20,7 @@ WAY_OUT = "call Trainer.fit(X, …), which calibrates with rows of its data, or 
 
 
 @attrs.frozen(kw_only=True)
-class AtLeast(Constraint):
+class Floor(Constraint):
     """``w ← max(w, least)``: scales stay larger than zero."""
 
     least: float

@@ -37,7 +37,7 @@ from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array
-from ortflex_core.training.calibration import AtLeast
+from ortflex_core.training.calibration import Floor
 from ortflex_core.training.config.arguments import (
     Arguments,
     recompute_problems,
@@ -303,7 +303,7 @@ def _with_scales(grouped: groups.Grouped, model: Model, optimizer: Optimizer) ->
     count = len(grouped.constraints)
     terms = [
         ConstraintTerm(
-            index=count + k, constraint=AtLeast(least=float(least)), parameters=tuple(names)
+            index=count + k, constraint=Floor(least=float(least)), parameters=tuple(names)
         )
         for k, (least, names) in enumerate(by_least.items())
     ]
