@@ -26,6 +26,16 @@ ROOT = Path(__file__).parent
 REPORTS = ROOT / ".nox" / "reports"
 DIST = ROOT / ".nox" / "dist"
 EXAMPLE_PLUGIN = ROOT / "tests" / "fixtures" / "ortflex_example"
+TESTS = ("python", "-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal")
+VARIABLES = {
+    # onnxruntime's thread for telemetry, and its file in the home folder.
+    "ORT_DISABLE_TELEMETRY": "1",
+    # One thread a worker: two would compete for the same cores.
+    "OMP_NUM_THREADS": "1",
+    # Without bytecode, each worker and each process of a test compiles everything again.
+    "PYTHONDONTWRITEBYTECODE": "",
+    "PYTHONPYCACHEPREFIX": str(ROOT / ".nox" / "bytecode"),
+}
 
 # An oracle of the tests and a peer of the benchmarks. Always installed by pip: uv resolves torch
 # together with its CUDA packages, several gigabytes, where pip takes a local wheel.
@@ -257,22 +267,14 @@ for name, environment in ENVIRONMENTS.items():
             # Python's own limit (pyproject.toml) may wait for a lock that native code holds.
             limit = 7300 if everything else 330
             session.run(
-                *("python", "-m", "pytest", "--continue-on-collection-errors"),
+                *(*TESTS, "--continue-on-collection-errors"),
                 *("-o", f"faulthandler_timeout={limit}", "-o", "faulthandler_exit_on_timeout=true"),
-                *("--numprocesses", "auto", "--dist", "worksteal"),
                 *("-m", "not slow", *session.posargs),
                 env={
+                    **VARIABLES,
                     "ORTFLEX_TEST_REPORT": str(report),
                     **sampled(scope, environment.sample, environment.backend),
                     "ORTFLEX_TEST_SILENCE": str(limit + 300),
-                    # Its thread and its file in the home folder.
-                    "ORT_DISABLE_TELEMETRY": "1",
-                    # One thread a worker: two would compete for the same cores.
-                    "OMP_NUM_THREADS": "1",
-                    # Without bytecode, each worker and each process of a test compiles everything
-                    # again.
-                    "PYTHONDONTWRITEBYTECODE": "",
-                    "PYTHONPYCACHEPREFIX": str(ROOT / ".nox" / "bytecode"),
                 },
             )
 
@@ -285,7 +287,7 @@ def run_mpi(session: nox.Session) -> None:
             session.skip("no Python 3.11 was found")
         prepare(session, "stock", "mpi", "dev", with_torch=True)
         tests = "tests/plugins/test_process_group_mpi.py"
-        session.run("python", "-m", "pytest", tests, *session.posargs)
+        session.run(*TESTS, tests, *session.posargs, env=VARIABLES)
 
 
 @session_for("tests", "node", "3.11")
@@ -305,7 +307,7 @@ def run_node(session: nox.Session) -> None:
             command = ("npm", "install", "--ignore-scripts", "--prefix", str(folder), *packages)
             session.run(*command, external=True)
         tests = "tests/end_to_end/test_portable_javascript.py"
-        session.run("python", "-m", "pytest", tests, "-m", "not slow", *session.posargs)
+        session.run(*TESTS, tests, "-m", "not slow", *session.posargs, env=VARIABLES)
 
 
 @session_for("tests", "flower", "3.11")
@@ -318,7 +320,7 @@ def run_flower(session: nox.Session) -> None:
         tests = sorted(
             str(path.relative_to(ROOT)) for path in ROOT.glob("tests/plugins/test_flower*")
         )
-        session.run("python", "-m", "pytest", *tests, "-m", "not slow", *session.posargs)
+        session.run(*TESTS, *tests, "-m", "not slow", *session.posargs, env=VARIABLES)
 
 
 @session_for("tests", "peft", "3.11")
@@ -331,8 +333,7 @@ def run_peft(session: nox.Session) -> None:
         packages = ("peft==0.21.2", "transformers<5")
         prepare(session, "stock", "dev", with_torch=True, pins=packages)
         tests = ("tests/plugins/test_adapters_peft.py", "tests/end_to_end/test_file_forms.py")
-        pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
-        session.run(*pytest, *tests, env={"OMP_NUM_THREADS": "1"})
+        session.run(*TESTS, *tests, "-m", "not slow", *session.posargs, env=VARIABLES)
 
 
 def sampled(scope: str, sample: str, backend: str) -> dict[str, str]:
@@ -343,21 +344,18 @@ def sampled(scope: str, sample: str, backend: str) -> dict[str, str]:
 
 
 def run_backend(session: nox.Session, name: str) -> None:
-    """The tests of a backend that is an extra of its name, and its kit."""
+    """The tests of a backend that is an extra of its name, its kit, and the core with it."""
     with reported(f"tests({name})"):
         if PYTHONS["3.11"] is None:
             session.skip("no Python 3.11 was found")
         prepare(session, "stock", name, "sklearn", "plot", "dev")
         session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
-        pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
         own = sorted(map(str, ROOT.glob(f"tests/plugins/test_{name}*.py")))
-        kit = ("tests/plugins/test_conformance.py", "-k", f"Backends and {name}")
-        env = {"OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
-        for tests in (own, kit):
-            session.run(*pytest, *tests, env=env)
-        # The tests of the core ask each installed backend.
-        core = ("--numprocesses", "auto", "--dist", "worksteal", "tests/core")
-        session.run(*pytest, *core, env={**env, **sampled("backend", "16", name)})
+        tests = (*own, "tests/plugins/test_conformance.py", "tests/core")
+        session.run(
+            *(*TESTS, *tests, "-m", "not slow", *session.posargs),
+            env={**VARIABLES, **sampled("backend", "16", name)},
+        )
 
 
 @session_for("tests", "xla", "3.11")
@@ -382,7 +380,7 @@ def run_launchers(session: nox.Session) -> None:
         clusters = ("dask[distributed]", *(("ray[train]", "pyspark") if slow else ()))
         prepare(session, "stock", "sklearn", "dev", with_torch=slow, pins=clusters)
         tests = "tests/end_to_end/test_launchers.py"
-        session.run("python", "-m", "pytest", tests, "-m", "not slow", *session.posargs)
+        session.run(*TESTS, tests, "-m", "not slow", *session.posargs, env=VARIABLES)
 
 
 @session_for("mutation", "stock", MUTATION_PYTHON)

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import random
+import re
 import signal
 import sys
 import time
@@ -40,6 +41,8 @@ class Scope(NamedTuple):
     """1 of so many cases of other functions, after the first."""
     functions: int = 1
     """The first case of 1 of so many functions; of each that asks the backend of the environment."""
+    whole: bool = False
+    """Whether the backend's own files and kit run whole, and of other plugins nothing."""
     slow_once: bool = False
     """Whether slow tests run elsewhere if one environment, or one per Python, is enough for them."""
 
@@ -54,12 +57,13 @@ SCOPES = {
     "runtime": Scope(("once",), tables=16, cases=16),
     "version": Scope(("once", "per_python"), tables=16, cases=16),
     # The runtime of stock with one more backend.
-    "backend": Scope(("once", "per_python"), tables=16, cases=16, functions=8),
+    "backend": Scope(("once", "per_python"), tables=16, cases=16, functions=8, whole=True),
     # Of tests/mutation: which tests reach a line.
     "mutation": Scope(tables=8, cases=4),
     # What all but the first and the mutants are with `make test-all`.
     "every case": Scope(slow_once=True),
 }
+_SCOPE = os.environ.get("ORTFLEX_TEST_SCOPE", "all")
 _OWN = os.environ.get("ORTFLEX_TEST_BACKEND", "fused")
 """The backend that this environment is for."""
 
@@ -85,9 +89,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(Path(path)), "ortflex-report")
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Do not import files whose tests all run in other environments."""
+    if collection_path.suffix != ".py" or not (markers := SCOPES[_SCOPE].without):
+        return None
+    whole = rf"^pytestmark = pytest\.mark\.({'|'.join(markers)})$"
+    return bool(re.search(whole, collection_path.read_text("utf-8"), re.MULTILINE)) or None
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k, so that a function keeps a case of those chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = _left_out(items, os.environ.get("ORTFLEX_TEST_SCOPE", "all"))
+    left_out = _left_out(items, _SCOPE)
     config.hook.pytest_deselected(items=left_out)
     gone = set(map(id, left_out))
     items[:] = [item for item in items if id(item) not in gone]
@@ -119,6 +131,8 @@ def pytest_collection_finish() -> None:
 def _left_out(items: list[pytest.Item], scope: str) -> list[pytest.Item]:
     """The tests that do not run in an environment of this scope (see ``SCOPES``)."""
     found = SCOPES[scope]
+    if found.whole:
+        items = [item for item in items if not _of_own_plugin(item)]
     left_out = [item for item in items if any(map(item.get_closest_marker, found.without))]
     if found.slow_once:
         left_out += [
@@ -130,6 +144,9 @@ def _left_out(items: list[pytest.Item], scope: str) -> list[pytest.Item]:
     for item in sorted(items, key=lambda i: (_OWN not in i.name, zlib.crc32(i.nodeid.encode()))):
         if id(item) in gone:
             continue
+        if found.whole and item.path.parent.name == "plugins":
+            left_out.append(item)
+            continue
         every = found.tables if _of_a_table(item) else found.cases
         group = _group(item)
         first = group not in kept and (
@@ -139,6 +156,12 @@ def _left_out(items: list[pytest.Item], scope: str) -> list[pytest.Item]:
             left_out.append(item)
         kept.add(group)
     return left_out
+
+
+def _of_own_plugin(item: pytest.Item) -> bool:
+    """Whether a test is in a file of this backend, or in its conformance kit."""
+    kit = "ackends" in item.nodeid and _OWN in item.name
+    return item.path.name.startswith(f"test_{_OWN}") or kit
 
 
 def _is_own(item: pytest.Item) -> bool:
