@@ -9,9 +9,20 @@ import pytest
 from onnx import TensorProto
 
 from ortflex_core import DataError, Loss, TensorSpec
-from ortflex_plugins.losses.hinge import Hinge
+from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
+from ortflex_plugins.losses.dice import Dice
+from ortflex_plugins.losses.focal import Focal
+from ortflex_plugins.losses.hinge import Hinge, SquaredHinge
+from ortflex_plugins.losses.kullback_leibler import KullbackLeibler
 from ortflex_plugins.losses.log_loss import LogLoss
-from ortflex_plugins.losses.regression import AbsoluteError, Elastic, Huber, SquaredError
+from ortflex_plugins.losses.regression import (
+    AbsoluteError,
+    Elastic,
+    Huber,
+    Poisson,
+    Quantile,
+    SquaredError,
+)
 from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 
 F32, F64, I64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
@@ -81,6 +92,36 @@ def test_float_labels_take_the_prediction_s_type_and_keep_its_symbols(loss: Loss
         (SoftmaxCrossEntropy(), spec(F32, "N", 1), None, "two or more classes.*log_loss"),
         (SoftmaxCrossEntropy(), spec(F32, "N"), None, r"\[B, C, …\]"),
         (SoftmaxCrossEntropy(), TensorSpec("Y", F32, None), None, r"\[B, C, …\]"),
+        (
+            SoftmaxCrossEntropy(),
+            spec(F32, "N", 7, 20),
+            spec(I64, "N", 7),
+            r"must have the shape \[N, 20\].*axis=-1",
+        ),
+        (
+            SoftmaxCrossEntropy(class_weight=(1, 2)),
+            spec(F32, "N", 3),
+            None,
+            r"class_weight has 2 numbers, but the scores Y: float32\[N, 3\] have 3 classes",
+        ),
+        (KullbackLeibler(), spec(F32, "N", 1), None, "of two or more classes"),
+        (KullbackLeibler(), spec(F32, "N", 3), spec(I64, 4), r"must have the shape \[N, 3\]"),
+        (CosineEmbedding(), spec(F32, "N", 3, 4), None, r"pairs of embeddings \[B, 2, D\], got"),
+        (
+            CosineEmbedding(),
+            spec(F32, "N", 2, 4),
+            spec(F32, 5, 2, 4),
+            r"must have the shape \[N\], got",
+        ),
+        (CosineEmbedding(), spec(F32, "N", 4), spec(F32, 5, 3), r"must have the shape \[N, 4\]"),
+        (Dice(), spec(F32, "N"), None, r"dice over regions expects scores \[B, N\] or \[B, C, …\]"),
+        (Dice(over="classes"), spec(F32, "N", 3), None, r"dice over classes expects scores"),
+        (
+            Dice(over="classes"),
+            spec(F32, "N", 3, 4),
+            spec(I64, 5, 7),
+            r"have the shape \[N, 4\]",
+        ),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(
@@ -134,6 +175,14 @@ def test_class_labels_come_as_numbers_or_shares() -> None:
             [1, 2],
             "the first is 2 in row 1.*classes=",
         ),
+        (Poisson(), spec(F32, "N"), [1.0, -1.0], "poisson: labels must be at least 0"),
+        (Hinge(), spec(F32, "N"), [1.0, 0.0], "The classes are -1 and 1"),
+        (SquaredHinge(), spec(F32, "N"), [-1.0, 2.0], "The classes are -1 and 1"),
+        (Focal(), spec(F32, "N"), [1.0, 0.5], "The classes are 0 and 1"),
+        (KullbackLeibler(), spec(F32, "N", 2), [[0.5, 1.5]], "They are fractions of the classes"),
+        (CosineEmbedding(), spec(F32, "N", 2, 3), [1.0, 0.0], "1 marks similar pairs"),
+        (Dice(), spec(F32, "N", 2), [[0.5, -0.5]], "They say how much of each position"),
+        (Dice(over="classes"), spec(F32, "N", 3, 2), [[0, 3]], "at least 0 and at most 2"),
     ],
 )
 def test_label_values_out_of_range_are_refused(
@@ -151,6 +200,12 @@ def test_labels_in_range_pass() -> None:
     LogLoss().check_labels(spec(F32, "N", 1), np.array([[0.0], [0.3], [1.0]]))
     LogLoss().check_labels(spec(F32, "N"), np.array([True, False]))
     SquaredError().check_labels(spec(F32, "N"), np.array([-5.0, 1e6]))
+    Poisson().check_labels(spec(F32, "N"), np.array([0.0, 4.0]))
+    Focal().check_labels(spec(F32, "N"), np.array([0.0, 1.0]))
+    for loss in (Hinge(), SquaredHinge(), CosineEmbedding()):
+        loss.check_labels(spec(F32, "N", 2, 3), np.array([-1.0, 1.0]))
+    last = SoftmaxCrossEntropy(axis=-1).label(spec(F32, "N", 7, 20), spec(I64, "N", 7))
+    assert last.shape == ("N", 7)
 
 
 def test_parameters_are_checked() -> None:
@@ -160,6 +215,12 @@ def test_parameters_are_checked() -> None:
         Elastic(l1_weight=-1)
     with pytest.raises(ValueError, match=r"LogLoss.on must be one of 'scores', 'probabilities'"):
         LogLoss(on="logits")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Quantile.quantile must be a number > 0 and < 1, got 1"):
+        Quantile(quantile=1)
+    with pytest.raises(ValueError, match=r"Focal.gamma must be a number >= 1, got 0"):
+        Focal(gamma=0)
+    with pytest.raises(ValueError, match="axis must be one of 1, -1, got 2"):
+        SoftmaxCrossEntropy(axis=2)
     with pytest.raises(TypeError, match=r"ignore_index must be an integer or None, got 1.5"):
         SoftmaxCrossEntropy(ignore_index=1.5)  # type: ignore[arg-type]
 
