@@ -1,4 +1,4 @@
-"""Optimizers against numpy in float64 (ten steps) and torch (fifty)."""
+"""Optimizers beside torch, and what the kit of optimizers does not ask: other options, every opset."""
 
 from __future__ import annotations
 
@@ -9,32 +9,64 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core import Host, Optimizer
+from ortflex_core import Host, Optimizer, Unsupported, internals_of
 from ortflex_core.compiler.graph import formula_calls as calls
+from ortflex_core.compiler.programs.step import gradient_factor
 from ortflex_plugins.optimizers.adafactor import Adafactor
-from ortflex_plugins.optimizers.adam import Adam, AdamW, Lamb
-from ortflex_plugins.optimizers.sgd import Momentum, Nesterov, Sgd
-from tests import oracles
+from ortflex_plugins.optimizers.adagrad import Adadelta, Adagrad, RmsProp
+from ortflex_plugins.optimizers.adam import Adam, Adamax, AdamW, Lamb, NAdam, RAdam
+from ortflex_plugins.optimizers.sgd import Lars, Lion, Momentum, Nesterov, Sgd
+from tests import models
+from tests.plugins.conformance_references import OPTIMIZERS
 from tests.tracing import OPSETS, hosted, run_program, trace_program
+from tests.training import make, regression, usable
 
 Slots = dict[str, Any]
 
-CASES = [
-    (Sgd(), oracles.sgd),
-    (Momentum(), oracles.momentum),
-    (Momentum(beta=0.5), oracles.momentum),
-    (Nesterov(), oracles.nesterov),
-    (Nesterov(beta=0), oracles.nesterov),
-    (Adam(), oracles.adam),
-    (Adam(beta1=0.5, beta2=0.9, eps=1e-3), oracles.adam),
-    (Adam(beta1=0, beta2=0), oracles.adam),
-    (AdamW(), oracles.adamw),
-    (AdamW(weight_decay=0.3, eps=1e-3), oracles.adamw),
-    (Lamb(), oracles.lamb),
-    (Lamb(weight_decay=0.1, ratio_min=0.9, ratio_max=1.1), oracles.lamb),
-    (Adafactor(), oracles.adafactor),
-    (Adafactor(beta2_decay=-0.5, eps2=0.9, clip=0.3, weight_decay=0.1), oracles.adafactor),
+# (ours, torch's, its options, how many times the default rate)
+TWINS: list[tuple[Optimizer, str, dict[str, Any], float]] = [
+    (Sgd(), "SGD", {}, 30),
+    (Sgd(weight_decay=0.3), "SGD", {"weight_decay": 0.3}, 1),
+    (Momentum(), "SGD", {"momentum": 0.9}, 30),
+    (Momentum(beta=0.5), "SGD", {"momentum": 0.5, "dampening": 0}, 30),
+    (Nesterov(), "SGD", {"momentum": 0.9, "nesterov": True}, 30),
+    (Adam(), "Adam", {}, 30),
+    (Adam(beta1=0.5, beta2=0.9, eps=1e-3), "Adam", {"betas": (0.5, 0.9), "eps": 1e-3}, 30),
+    (Adam(beta1=0, beta2=0), "Adam", {"betas": (0.0, 0.0)}, 1),
+    (AdamW(), "AdamW", {}, 30),
+    (AdamW(weight_decay=0.3, eps=1e-3), "AdamW", {"weight_decay": 0.3, "eps": 1e-3}, 30),
+    (Adafactor(), "Adafactor", {"eps": (2.0**-23, 1e-3)}, 30),
+    (
+        Adafactor(beta2_decay=-0.5, eps1=1e-9, eps2=0.9, clip=1.1, weight_decay=0.1),
+        "Adafactor",
+        {"beta2_decay": -0.5, "eps": (1e-9, 0.9), "d": 1.1, "weight_decay": 0.1},
+        30,
+    ),
+    (Adagrad(), "Adagrad", {}, 1),
+    (Adagrad(rate_decay=0.1, eps=1e-3), "Adagrad", {"lr_decay": 0.1, "eps": 1e-3}, 1),
+    (RmsProp(), "RMSprop", {}, 1),
+    (RmsProp(alpha=0.5, eps=1e-3), "RMSprop", {"alpha": 0.5, "eps": 1e-3}, 1),
+    (Adadelta(), "Adadelta", {}, 1),
+    (Adadelta(rho=0.5, eps=1e-3), "Adadelta", {"rho": 0.5, "eps": 1e-3}, 1),
+    (Adamax(), "Adamax", {}, 1),
+    (Adamax(beta1=0.5, beta2=0.9), "Adamax", {"betas": (0.5, 0.9)}, 1),
+    (NAdam(), "NAdam", {}, 1),
+    (NAdam(beta1=0.5, decay=0.1), "NAdam", {"betas": (0.5, 0.999), "momentum_decay": 0.1}, 1),
+    (RAdam(), "RAdam", {}, 1),
+    (RAdam(beta1=0.5, beta2=0.8), "RAdam", {"betas": (0.5, 0.8)}, 1),
 ]
+# What torch does not have, with other options than in the kit, beside numpy.
+FORMULAS: list[Optimizer] = [
+    Lamb(weight_decay=0.1, ratio_min=0.9, ratio_max=1.1),
+    Lion(weight_decay=0.1),
+    Lars(weight_decay=0.1, trust=0.02),
+    Adafactor(beta2_decay=-0.5, eps2=0.9, clip=0.3, weight_decay=0.1),
+    Nesterov(beta=0),
+]
+ALL = [*dict.fromkeys([twin[0] for twin in TWINS] + FORMULAS)]
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 1e-5)]
+)
 
 
 class Stepper:
@@ -76,73 +108,57 @@ def start(shape: tuple[int, ...] = (4, 3)) -> Any:
     return np.random.default_rng(0).normal(size=shape)
 
 
-@pytest.mark.parametrize("opset", OPSETS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-5)])
-@pytest.mark.parametrize(("optimizer", "oracle"), CASES, ids=lambda o: getattr(o, "name", ""))
-def test_ten_steps_are_the_oracle_s(
-    optimizer: Optimizer, oracle: Any, dtype: Any, tolerance: float, opset: int
+@PRECISIONS
+@pytest.mark.parametrize(("optimizer", "twin", "options", "scale"), TWINS)
+def test_fifty_steps_are_torch_s(
+    optimizer: Optimizer, twin: str, options: Any, scale: float, dtype: Any, tolerance: float
 ) -> None:
+    torch = pytest.importorskip("torch")
+    stepper = Stepper(optimizer, start().astype(dtype))
+    leaf = torch.tensor(stepper.weight.copy(), requires_grad=True)
+    theirs = getattr(torch.optim, twin)([leaf], **options)
+    assert theirs.param_groups[0]["lr"] == optimizer.default_rate
+    theirs.param_groups[0]["lr"] *= scale
+    for step in range(1, 51):
+        gradient = gradient_of(stepper.weight.astype(float), step).astype(dtype)
+        stepper.step(gradient, scale * optimizer.default_rate, step)
+        theirs_now = leaf.detach().numpy().astype(float)
+        leaf.grad = torch.tensor(gradient_of(theirs_now, step).astype(dtype))
+        theirs.step()
+    assert abs(stepper.weight - start()).max() > 0.01
+    assert_allclose(stepper.weight, leaf.detach().numpy(), rtol=tolerance, atol=tolerance)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("optimizer", FORMULAS, ids=lambda o: o.name)
+def test_fifty_steps_are_the_formula_s(optimizer: Optimizer, dtype: Any, tolerance: float) -> None:
+    values = optimizer.hyper_values()
     for shape in ((4, 3), (5,), (1, 1)):
-        stepper = Stepper(optimizer, start(shape).astype(dtype), opset)
+        stepper = Stepper(optimizer, start(shape).astype(dtype))
         weight = stepper.weight.astype(float)
         slots: Slots = {name: slot.astype(float) for name, slot in stepper.slots.items()}
-        for step in range(1, 11):
+        for step in range(1, 51):
             rate = 0.05 / step  # another rate each step, as a schedule gives it
-            stepper.step(gradient_of(stepper.weight.astype(float), step).astype(dtype), rate, step)
             gradient = gradient_of(weight, step)
-            weight, slots = oracle(weight, gradient, rate, step, slots, **optimizer.hyper_values())
+            stepper.step(gradient.astype(dtype), rate, step)
+            weight, slots = OPTIMIZERS[optimizer.name](
+                weight, gradient, rate, step, slots, **values
+            )
         assert_allclose(stepper.weight, weight, rtol=tolerance, atol=tolerance)
         for name, slot in slots.items():
             assert_allclose(stepper.slots[name], slot, rtol=tolerance, atol=tolerance)
 
 
-def torch_twins(torch: Any) -> list[tuple[Optimizer, Any]]:
-    optim = torch.optim
-    return [
-        (Sgd(), lambda p: optim.SGD(p)),
-        (Momentum(), lambda p: optim.SGD(p, momentum=0.9)),
-        (Momentum(beta=0.5), lambda p: optim.SGD(p, momentum=0.5, dampening=0)),
-        (Nesterov(), lambda p: optim.SGD(p, momentum=0.9, nesterov=True)),
-        (Adam(), lambda p: optim.Adam(p)),
-        (
-            Adam(beta1=0.5, beta2=0.9, eps=1e-3),
-            lambda p: optim.Adam(p, betas=(0.5, 0.9), eps=1e-3),
-        ),
-        (AdamW(), lambda p: optim.AdamW(p)),
-        (AdamW(weight_decay=0.3), lambda p: optim.AdamW(p, weight_decay=0.3)),
-        (Adafactor(), lambda p: optim.Adafactor(p, eps=(2.0**-23, 1e-3))),
-        (
-            Adafactor(beta2_decay=-0.5, eps1=1e-9, eps2=0.9, clip=1.1, weight_decay=0.1),
-            lambda p: optim.Adafactor(
-                p, beta2_decay=-0.5, eps=(1e-9, 0.9), d=1.1, weight_decay=0.1
-            ),
-        ),
-    ]
-
-
-@pytest.mark.parametrize("case", range(10))
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 1e-5)])
-def test_fifty_steps_are_torch_s_with_its_default_rate(
-    case: int, dtype: Any, tolerance: float
-) -> None:
-    torch = pytest.importorskip("torch")
-    optimizer, make = torch_twins(torch)[case]
-    for scale in (1.0, 30.0):  # torch's default rate, and one that moves far
-        stepper = Stepper(optimizer, start().astype(dtype))
-        leaf = torch.tensor(stepper.weight.copy(), requires_grad=True)
-        theirs = make([leaf])
-        assert theirs.param_groups[0]["lr"] == optimizer.default_rate
-        theirs.param_groups[0]["lr"] *= scale
-        for step in range(1, 51):
-            gradient = gradient_of(stepper.weight.astype(float), step).astype(dtype)
-            stepper.step(gradient, scale * optimizer.default_rate, step)
-            leaf.grad = torch.tensor(
-                gradient_of(leaf.detach().numpy().astype(float), step).astype(dtype)
-            )
-            theirs.step()
-        moved = abs(stepper.weight - start()).max()
-        assert moved > 0.01
-        assert_allclose(stepper.weight, leaf.detach().numpy(), rtol=tolerance, atol=tolerance)
+@pytest.mark.parametrize("opset", [o for o in OPSETS if o != 17])
+@pytest.mark.parametrize("optimizer", ALL, ids=lambda o: o.name)
+def test_every_opset_gives_the_same(optimizer: Optimizer, opset: int) -> None:
+    here, there = (Stepper(optimizer, start(), number) for number in (opset, 17))
+    for step in range(1, 4):
+        for stepper in (here, there):
+            stepper.step(gradient_of(start(), step), 0.05, step)
+    assert_allclose(here.weight, there.weight, rtol=1e-12)
+    for name, slot in there.slots.items():
+        assert_allclose(here.slots[name], slot, rtol=1e-12)
 
 
 def test_the_first_corrections_keep_float32_s_precision() -> None:
@@ -153,11 +169,12 @@ def test_the_first_corrections_keep_float32_s_precision() -> None:
     assert_allclose(stepper.weight, -1.0, rtol=2e-7)
 
 
-def test_a_rate_of_zero_moves_nothing_but_the_slots() -> None:
-    for optimizer, _ in CASES:
+def test_a_rate_of_zero_moves_the_slots() -> None:
+    for optimizer in ALL:
+        if isinstance(optimizer, Lars):  # its velocity contains the rate
+            continue
         stepper = Stepper(optimizer, start())
         stepper.step(gradient_of(start(), 1), 0.0, 1)
-        assert (stepper.weight == start()).all()
         for slot in stepper.slots.values():
             assert (slot != 0).any()
 
@@ -176,8 +193,18 @@ def test_lamb_moves_a_weight_of_zeros() -> None:
     assert_allclose(stepper.weight, -0.1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("weight", [np.zeros((2, 2)), np.ones((2, 2))])
+def test_lars_takes_a_plain_step_where_a_length_is_zero(weight: Any) -> None:
+    for gradient in (np.zeros((2, 2)), np.full((2, 2), 0.5)):
+        stepper = Stepper(Lars(weight_decay=0.1), weight.copy())
+        stepper.step(gradient, 0.5, 1)
+        if weight.any() and gradient.any():
+            continue
+        assert_allclose(stepper.weight, weight - 0.5 * (gradient + 0.1 * weight), rtol=1e-12)
+
+
 def test_optimizers_that_take_norms_are_not_elementwise() -> None:
-    assert {type(o).name for o, _ in CASES if not o.elementwise} == {"lamb", "adafactor"}
+    assert {o.name for o in ALL if not o.elementwise} == {"lamb", "lars", "adafactor"}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +215,29 @@ def test_an_update_takes_as_few_nodes_as_its_formula(optimizer: Optimizer, nodes
     assert Stepper(optimizer, start()).program.nodes == nodes
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_rate_stays_in_the_gradients_with_decay_and_without(decay: float) -> None:
+    """What makes plain descent cheap: no tensor of a weight's size is multiplied by the rate."""
+    x, y = regression(features=6)
+    optimizer = {"name": "sgd", "weight_decay": decay}
+    trainer = make(models.mlp(), optimizer=optimizer, backend={"name": "fused", "steps_per_run": 1})
+    trainer.step((x[:5], y[:5]))
+    assert gradient_factor(internals_of(trainer).problem) == Host.symbol("rate")
+    (model,) = trainer.save_onnx_graph().values()
+    scaled = [n for n in model.graph.node if n.op_type == "Mul" and "W1" in n.input]
+    assert len(scaled) == (1 if decay else 0)
+
+
+def test_training_session_has_no_decay() -> None:
+    usable("training_session")
+    trainer = make(
+        models.mlp(), optimizer={"name": "sgd", "weight_decay": 0.1}, backend="training_session"
+    )
+    x, y = regression(features=6)
+    with pytest.raises(Unsupported, match="has no weight_decay; fused and training_agent do"):
+        trainer.fit(x, y)
+
+
 def test_parameters_are_checked() -> None:
     with pytest.raises(ValueError, match=r"Adam.beta2 must be a number >= 0 and < 1, got 1"):
         Adam(beta2=1)
@@ -195,3 +245,9 @@ def test_parameters_are_checked() -> None:
         AdamW(weight_decay=-1)
     with pytest.raises(ValueError, match=r"Lamb.ratio_max must be a number > 0, got 0"):
         Lamb(ratio_max=0)
+    with pytest.raises(ValueError, match=r"Sgd.weight_decay must be a number >= 0, got -1"):
+        Sgd(weight_decay=-1)
+    with pytest.raises(ValueError, match=r"RAdam.beta2 must be a number >= 0.7 and < 1, got 0.5"):
+        RAdam(beta2=0.5)
+    with pytest.raises(ValueError, match=r"Adagrad.eps must be a number > 0, got 0"):
+        Adagrad(eps=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ortflex_core import Trainer, Unsupported
-from tests import oracles
+from tests.plugins.conformance_references import OPTIMIZERS
 from tests.training import every_backend, make, plugins
 
 RATES = {
@@ -46,25 +45,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def lion(w: Any, g: Any, rate: float, step: int, slots: Any) -> Any:
-    m = slots.get("m", 0)
-    return w - rate * np.sign(0.9 * m + 0.1 * g), {"m": 0.99 * m + 0.01 * g}
-
-
-def lars(w: Any, g: Any, rate: float, step: int, slots: Any) -> Any:
-    long, steep = np.linalg.norm(w), np.linalg.norm(g)
-    local = 1e-3 * long / (steep + 5e-4 * long) if min(long, steep) > 0 else 1.0
-    v = 0.9 * slots.get("v", 0) + rate * local * (g + 5e-4 * w)
-    return w - v, {"v": v}
-
-
-def lamb(w: Any, g: Any, rate: float, step: int, slots: Any) -> Any:
-    values = plugins()["optimizers"].load("lamb")().hyper_values()
-    zero = {"m": np.zeros_like(w), "v": np.zeros_like(w)}
-    return oracles.lamb(w, g, rate, step, {**zero, **slots}, **values)
-
-
-FORMULAS: dict[str, Callable[..., Any]] = {"lion": lion, "lars": lars, "lamb": lamb}
+FORMULAS = ("lion", "lars", "lamb")
 
 
 def linear(outputs: int, dtype: Any) -> onnx.ModelProto:
@@ -117,11 +98,12 @@ def reference(optimizer: str, loss: str, batch: tuple[Any, Any], steps: int) -> 
     start = {t.name: numpy_helper.to_array(t) for t in linear(2, x.dtype).graph.initializer}
     w = {n: a.astype(batch[0].dtype).astype(float) for n, a in start.items()}
     if optimizer in FORMULAS:
-        slots: dict[str, Any] = {n: {} for n in w}
+        formula, made = OPTIMIZERS[optimizer], plugins().component("optimizers", optimizer)
+        slots = {n: dict.fromkeys(made.slots, np.zeros_like(a)) for n, a in w.items()}
         for step in range(1, steps + 1):
             for name, slope in slopes(w, x, y, loss).items():
-                after = FORMULAS[optimizer](w[name], slope, RATES[optimizer], step, slots[name])
-                w[name], slots[name] = after
+                given = (w[name], slope, RATES[optimizer], step, slots[name])
+                w[name], slots[name] = formula(*given, **made.hyper_values())
         return w
     torch = pytest.importorskip("torch")
     twin, options = TWINS[optimizer]
