@@ -54,7 +54,7 @@ SCOPES = {
     "agent": Scope(("once", "per_python"), tables=8, cases=8, functions=4),
     # The runtime of stock with another Python, and an older runtime.
     "python": Scope(("once",), tables=16, cases=16, functions=4),
-    "runtime": Scope(("once",), tables=16, cases=16),
+    "runtime": Scope(("once",), tables=16, cases=16, functions=2),
     "version": Scope(("once", "per_python"), tables=16, cases=16),
     # The runtime of stock with one more backend.
     "backend": Scope(("once", "per_python"), tables=16, cases=16, functions=8, whole=True),

@@ -170,7 +170,8 @@ def check(
             n: np.tensordot(j, weights, weights.ndim).reshape(arrays[n].shape)
             for n, j in slopes.items()
         }
-        for dtype in dtypes:
+        # The type of a computation does not depend on the size of the seed.
+        for dtype in dtypes if kind != "small" else dtypes[:1]:
             rtol = 1e-6 if dtype == np.float64 else 2e-4
             cast = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in arrays.items()}
             given = None if seed is None else seed.astype(dtype)

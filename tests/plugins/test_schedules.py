@@ -1,9 +1,9 @@
-"""Schedules against their formulas, scikit-learn's estimators (really run) and torch."""
+"""Schedules beside torch's schedulers and scikit-learn's estimators, and those made of others."""
 
 from __future__ import annotations
 
+import json
 import math
-import warnings
 from typing import Any
 
 import attrs
@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core import ConfigError, Progress, Schedule, ScheduleContext
-from ortflex_plugins.schedules.cosine import Cosine
+from ortflex_core import ConfigError, Plugins, Progress, Recipe, Schedule, ScheduleContext, Trainer
+from ortflex_plugins.schedules.cosine import Cosine, CosineRestarts, OneCycle
 from ortflex_plugins.schedules.decay import (
     Constant,
     Exponential,
     InverseScaling,
+    MultiStep,
     Optimal,
+    Polynomial,
     StepDecay,
 )
-from ortflex_plugins.schedules.sequential import Warmup
+from ortflex_plugins.schedules.sequential import Chained, Sequential, Warmup
+from tests import models
+from tests.training import make, plugins, regression
 
 
 def at(by: str, time: int, total: int | None = None) -> Progress:
@@ -36,21 +40,56 @@ def at(by: str, time: int, total: int | None = None) -> Progress:
 UNITS = ["step", "epoch", "rows"]
 
 
+# torch -------------------------------------------------------------------------------------------
+
+TWINS = [
+    (StepDecay(size=4, gamma=0.3), "StepLR", (4,), {"gamma": 0.3}),
+    (Exponential(gamma=0.8), "ExponentialLR", (0.8,), {}),
+    (Cosine(period=24, minimum=0.02), "CosineAnnealingLR", (24,), {"eta_min": 0.02}),
+    (Cosine(), "CosineAnnealingLR", (20,), {}),
+    # Past its period it rises again.
+    (Cosine(period=8, minimum=0.02), "CosineAnnealingLR", (8,), {"eta_min": 0.02}),
+    (MultiStep(milestones=(3, 5, 11), gamma=0.5), "MultiStepLR", ([3, 5, 11],), {"gamma": 0.5}),
+    (Polynomial(), "PolynomialLR", (20,), {}),
+    (Polynomial(length=8, power=2.5), "PolynomialLR", (8,), {"power": 2.5}),
+    (CosineRestarts(period=4), "CosineAnnealingWarmRestarts", (4,), {}),
+    (
+        CosineRestarts(period=3, factor=2, minimum=0.01),
+        "CosineAnnealingWarmRestarts",
+        (3,),
+        {"T_mult": 2, "eta_min": 0.01},
+    ),
+    (OneCycle(), "OneCycleLR", (0.3,), {"total_steps": 20}),
+    (
+        OneCycle(length=20, up=0.45, start_divisor=5, end_divisor=10),
+        "OneCycleLR",
+        (0.3,),
+        {"total_steps": 20, "pct_start": 0.45, "div_factor": 5, "final_div_factor": 10},
+    ),
+]
+
+
+@pytest.mark.parametrize(("schedule", "twin", "arguments", "options"), TWINS)
+def test_rates_are_torch_s(schedule: Schedule, twin: str, arguments: Any, options: Any) -> None:
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    theirs = getattr(torch.optim.lr_scheduler, twin)(optimizer, *arguments, **options)
+    for time in range(20):
+        for by in UNITS:
+            ours = attrs.evolve(schedule, by=by)
+            rate = ours.rate(0.3, at(by, time, total=20))
+            assert rate == pytest.approx(theirs.get_last_lr()[0], rel=1e-12, abs=1e-15)
+        optimizer.step()
+        if time < 19:
+            theirs.step()
+
+
 @pytest.mark.parametrize("by", UNITS)
 @pytest.mark.parametrize(
     ("schedule", "formula"),
     [
-        (Constant(), lambda b, t: b),
         (Optimal(alpha=0.01, t0=7.5), lambda b, t: 1 / (0.01 * (7.5 + t))),
-        (InverseScaling(), lambda b, t: b / (t + 1) ** 0.25),
         (InverseScaling(power=0.5, scale=30), lambda b, t: b / math.sqrt(30 * t + 1)),
-        (StepDecay(size=3, gamma=0.2), lambda b, t: b * 0.2 ** math.floor(t / 3)),
-        (Exponential(gamma=0.9), lambda b, t: b * 0.9**t),
-        (
-            Cosine(period=8, minimum=0.01),
-            lambda b, t: 0.01 + (b - 0.01) / 2 * (1 + math.cos(math.pi * t / 8)),
-        ),
-        (Cosine(), lambda b, t: b / 2 * (1 + math.cos(math.pi * t / 20))),
     ],
 )
 def test_rates_are_the_formula_s_in_every_unit(schedule: Schedule, formula: Any, by: Any) -> None:
@@ -59,11 +98,6 @@ def test_rates_are_the_formula_s_in_every_unit(schedule: Schedule, formula: Any,
         rate = schedule.rate(0.3, at(by, time, total=20))
         assert type(rate) is float
         assert rate == pytest.approx(formula(0.3, time), rel=1e-13, abs=1e-16)
-
-
-def test_units_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"Constant.by must be one of 'step', 'epoch', 'rows'"):
-        Constant(by="batch")  # type: ignore[arg-type]
 
 
 # scikit-learn ------------------------------------------------------------------------------------
@@ -191,41 +225,7 @@ def test_optimal_must_be_bound_first() -> None:
         Optimal().rate(0.1, Progress())
 
 
-# torch -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", ["step", "exponential", "cosine", "past its period", "warmup"])
-def test_rates_are_torch_s(case: str) -> None:
-    torch = pytest.importorskip("torch")
-    schedulers = torch.optim.lr_scheduler
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    ours: Schedule
-    if case == "step":
-        ours, theirs = StepDecay(size=4, gamma=0.3), schedulers.StepLR(optimizer, 4, gamma=0.3)
-    elif case == "exponential":
-        ours, theirs = Exponential(gamma=0.8), schedulers.ExponentialLR(optimizer, 0.8)
-    elif case == "warmup":
-        ours = Warmup(length=5, schedule=Exponential(gamma=0.8))
-        first = schedulers.LinearLR(optimizer, total_iters=5)
-        second = schedulers.ExponentialLR(optimizer, 0.8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch steps its parts in a way it deprecates
-            theirs = schedulers.SequentialLR(optimizer, [first, second], milestones=[5])
-    else:
-        period = 24 if case == "cosine" else 10
-        ours = Cosine(period=period, minimum=0.02)
-        theirs = schedulers.CosineAnnealingLR(optimizer, period, eta_min=0.02)
-    for step in range(20):
-        assert ours.rate(0.1, Progress(step=step)) == pytest.approx(
-            optimizer.param_groups[0]["lr"], rel=1e-9
-        )
-        optimizer.step()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            theirs.step()
-
-
-# Ends and combinations ---------------------------------------------------------------------------
+# The end of a run, and a warm-up ---------------------------------------------------------------------
 
 
 def test_cosine_needs_to_know_how_long_the_training_is() -> None:
@@ -266,6 +266,19 @@ def test_a_warm_up_describes_itself_with_its_inner_schedule() -> None:
     assert described["schedule"] == {"name": "constant", "by": "epoch"}
 
 
+def test_after_its_length_the_last_rate_stays() -> None:
+    assert Polynomial(length=4).rate(0.3, Progress(step=9)) == 0
+    cycle = OneCycle(length=4)
+    last = cycle.rate(0.3, Progress(step=3))
+    assert cycle.rate(0.3, Progress(step=9)) == last == pytest.approx(0.3 / 25e4)
+
+
+@pytest.mark.parametrize("schedule", [Polynomial(), OneCycle()])
+def test_an_unknown_length_is_an_error(schedule: Schedule) -> None:
+    with pytest.raises(ConfigError, match="length=None is the length of the run in units of"):
+        schedule.rate(0.1, Progress())
+
+
 def test_parameters_are_checked() -> None:
     with pytest.raises(TypeError, match=r"Warmup.schedule must be a schedule, got 'cosine'"):
         Warmup(schedule="cosine")  # type: ignore[arg-type]
@@ -281,3 +294,157 @@ def test_parameters_are_checked() -> None:
         Cosine(period=0)
     with pytest.raises(ValueError, match=r"StepDecay.size must be a number > 0, got -1"):
         StepDecay(size=-1)
+    with pytest.raises(ValueError, match=r"Constant.by must be one of 'step', 'epoch', 'rows'"):
+        Constant(by="batch")  # type: ignore[arg-type]
+    for milestones in (3, "345", {3: 0.1}):
+        with pytest.raises(ConfigError, match=r"milestones: expected a list of integers, got"):
+            make(models.linear(), schedule={"name": "multi_step", "milestones": milestones})
+    with pytest.raises(ValueError, match=r"OneCycle.up must be a number > 0 and < 1, got 1"):
+        OneCycle(up=1)
+    with pytest.raises(ValueError, match=r"CosineRestarts.period must be a number >= 1, got 0"):
+        CosineRestarts(period=0)
+
+
+# Made of others ---------------------------------------------------------------------------------
+
+
+def by(schedule: Any, unit: Any) -> Any:
+    """The schedule and its parts, counting by a unit."""
+    changes: dict[str, Any] = {"by": unit}
+    if hasattr(schedule, "schedules"):
+        changes["schedules"] = tuple(by(s, unit) for s in schedule.schedules)
+    if hasattr(schedule, "schedule"):
+        changes["schedule"] = by(schedule.schedule, unit)
+    return attrs.evolve(schedule, **changes)
+
+
+CHAINS = {
+    "warm-up, then cosine": (
+        Sequential(schedules=(Warmup(length=5, start=0.1), Cosine()), milestones=(5,)),
+        lambda t, o: t.SequentialLR(
+            o,
+            [
+                t.LinearLR(o, start_factor=0.1, total_iters=5),
+                t.CosineAnnealingLR(o, T_max=15),
+            ],
+            milestones=[5],
+        ),
+    ),
+    "three": (
+        Sequential(
+            schedules=(Exponential(gamma=0.9), Polynomial(), StepDecay(size=2, gamma=0.5)),
+            milestones=(4, 9),
+        ),
+        lambda t, o: t.SequentialLR(
+            o,
+            [
+                t.ExponentialLR(o, 0.9),
+                t.PolynomialLR(o, total_iters=5),
+                t.StepLR(o, 2, 0.5),
+            ],
+            milestones=[4, 9],
+        ),
+    ),
+    "at the same time": (
+        Chained(
+            schedules=(
+                Warmup(length=4, start=0.2),
+                Exponential(gamma=0.95),
+                MultiStep(milestones=(7, 12), gamma=0.3),
+            )
+        ),
+        lambda t, o: t.ChainedScheduler(
+            [
+                t.LinearLR(o, start_factor=0.2, total_iters=4),
+                t.ExponentialLR(o, 0.95),
+                t.MultiStepLR(o, [7, 12], 0.3),
+            ]
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_are_torch_s(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    schedule, build = CHAINS[name]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    theirs = build(torch.optim.lr_scheduler, optimizer)
+    for time in range(20):
+        for unit in UNITS:
+            rate = by(schedule, unit).rate(0.3, at(unit, time, total=20))
+            assert rate == pytest.approx(theirs.get_last_lr()[0], rel=1e-12, abs=1e-15)
+        optimizer.step()
+        theirs.step()
+
+
+def test_a_chain_comes_out_of_a_file_and_goes_back_into_it(tmp_path: Any) -> None:
+    (tmp_path / "model.onnx").write_bytes(models.mlp().SerializeToString())
+    x, y = regression(features=6)
+    np.savez(tmp_path / "data.npz", X=x, y=y)
+    text = """
+model = "model.onnx"
+data = "data.npz"
+loss = "squared_error"
+epochs = 2
+[schedule]
+name = "sequential"
+milestones = [3]
+schedules = [{ name = "warmup", length = 3, start = 0.5 }, "cosine"]
+"""
+    (tmp_path / "train.toml").write_text(text)
+    recipe = Recipe.load(tmp_path / "train.toml", plugins=plugins())
+    wanted = Sequential(schedules=(Warmup(length=3, start=0.5), Cosine()), milestones=(3,))
+    trainer = Trainer.from_recipe(recipe, plugins())
+    assert trainer.schedule == wanted
+    (tmp_path / "again.toml").write_text(recipe.resolved(plugins()).to_toml(tmp_path))
+    again = Recipe.load(tmp_path / "again.toml", plugins=plugins())
+    assert Trainer.from_recipe(again, plugins()).schedule == wanted
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        (
+            {"schedules": ["cosin"], "milestones": []},
+            r"schedule\.schedules\[0\]: unknown schedule 'cosin'; did you mean 'cosine'",
+        ),
+        (
+            {"schedules": ["cosine", {"name": "warmup", "lenght": 3}], "milestones": [3]},
+            r"schedule\.schedules\[1\]\.lenght: unknown parameter; did you mean 'length'",
+        ),
+        ({"schedules": "cosine", "milestones": []}, "schedules: expected a list of schedules, got"),
+        ({"schedules": [], "milestones": []}, "must be at least one schedule, got none"),
+        (
+            {"schedules": ["cosine", "step"], "milestones": []},
+            "must be 1, one fewer than schedules",
+        ),
+        ({"schedules": ["step"] * 3, "milestones": [4, 4]}, r"must rise, got \(4, 4\)"),
+        (
+            {"schedules": [{"name": "cosine", "by": "epoch"}], "milestones": []},
+            "sequential counts by 'step' and its schedule 'cosine' by 'epoch'",
+        ),
+    ],
+)
+def test_a_wrong_chain_is_named(table: dict[str, Any], text: str) -> None:
+    with pytest.raises((ConfigError, LookupError), match=text):
+        make(models.linear(), schedule={"name": "sequential", **table})
+    with pytest.raises(TypeError, match=r"Chained.schedules must be schedules, got 'cosine'"):
+        Chained(schedules=("cosine",))
+
+
+def test_a_checkpoint_knows_whose_schedules_a_chain_is_made_of(tmp_path: Any) -> None:
+    pytest.importorskip("ortflex_example")
+    # Gradient families take part in every training.
+    found = Plugins(
+        entry
+        for registry in plugins()
+        for entry in registry
+        if entry.distribution == "ortflex" or entry.kind == "schedules"
+    )
+    (name,) = (e.name for e in found["schedules"] if e.distribution == "ortflex-example")
+    chain = {"name": "chained", "schedules": ["cosine", name]}
+    trainer = make(models.linear(), schedule=chain, plugins=found, backend="auto")
+    folder = trainer.save(tmp_path / "c")
+    record = json.loads((folder / "checkpoint.json").read_text())
+    assert set(record["versions"]) == {"ortflex", "ortflex-example"}
