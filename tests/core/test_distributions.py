@@ -110,3 +110,9 @@ def test_contributing_names_paths_that_exist() -> None:
     real = [p for p in paths if not re.search(r"\b(NAME|KIND|FAMILY|COMMAND)\b", p)]
     assert len(real) > 15
     assert [p for p in real if not (ROOT / p).exists()] == []
+    named = re.findall(r"`(?:\w+\.)?(\w+)` in `(ortflex_\w+/[\w./]+)`", text)
+    assert len(named) > 10
+    for name, path in named:
+        assert re.search(rf"^ *(def |class )?{name}\b", read(path), re.M), (
+            f"{name} is not in {path}"
+        )
