@@ -53,6 +53,7 @@ def singular(kind: str) -> str:
     return _SINGULAR.get(kind) or word.removesuffix(plural) + end
 
 
+@functools.lru_cache(maxsize=1024)
 def normalized(distribution: str) -> str:
     """The name of a distribution as PEP 503 compares it.
 

@@ -63,8 +63,8 @@ def open_source(
     if predicting and model.loss_inputs:
         names = X.inputs if isinstance(X, Columns) else X if isinstance(X, Mapping) else ()
         inputs = [name for name in inputs if name not in model.loss_inputs or name in names]
-    every = list(dict.fromkeys(r.label for r in requests))
-    needed = list(dict.fromkeys(r.label for r in requests if r.loss.needs_labels))
+    every = [*dict.fromkeys([r.label for r in requests])]
+    needed = [*dict.fromkeys([r.label for r in requests if r.loss.needs_labels])]
     labels = needed or every
     if isinstance(X, Columns):
         X = attrs.evolve(X, labels=_as_labels(X.labels, requests))
