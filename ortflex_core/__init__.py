@@ -64,8 +64,7 @@ PUBLIC = {
     "kernel.synonyms": "names_elsewhere translate_key",
     "kernel.tracebacks": "short_traceback short_tracebacks",
     "kernel.types": (
-        "Array array_at dtype_name numpy_dtype onnx_dtype Progress same_shape Shape shape_text "
-        "TensorSpec"
+        "Array dtype_name numpy_dtype onnx_dtype Progress same_shape Shape shape_text TensorSpec"
     ),
     "compiler.adapters.adapted_model": "adapt AdaptedModel frozen_values with_values",
     "compiler.adapters.portable": "write_adapter write_base",
@@ -113,6 +112,7 @@ PUBLIC = {
     "compiler.programs.stages": "forward_program loss_program stops_gradients training_program",
     "compiler.programs.step": "gradient_program NORM step_program update_program",
     "compiler.programs.updates": "adding_program batch_gradient global_norm",
+    "compiler.runtime.host_memory": "array_at",
     "compiler.runtime.missing_kernels": "missing_kernel",
     "compiler.runtime.installation": "diagnose find_distributions require_runtime Runtime",
     "compiler.runtime.recompute": "AGAIN is_copy repeat_forward",

@@ -137,7 +137,6 @@ from ortflex_core.kernel.tracebacks import (
 )
 from ortflex_core.kernel.types import (
     Array as Array,
-    array_at as array_at,
     dtype_name as dtype_name,
     numpy_dtype as numpy_dtype,
     onnx_dtype as onnx_dtype,
@@ -299,6 +298,7 @@ from ortflex_core.compiler.programs.updates import (
     batch_gradient as batch_gradient,
     global_norm as global_norm,
 )
+from ortflex_core.compiler.runtime.host_memory import array_at as array_at
 from ortflex_core.compiler.runtime.missing_kernels import missing_kernel as missing_kernel
 from ortflex_core.compiler.runtime.installation import (
     diagnose as diagnose,
