@@ -78,7 +78,7 @@ PUBLIC = {
     "compiler.graph.counter_rng": "dropout normal",
     "compiler.graph.ops": "FLOATS Ops RANDOM Tensor Trace",
     "compiler.graph.ports": "COLUMNS Key PARTS Port ports_of",
-    "compiler.graph.program": "ancestors build Program",
+    "compiler.graph.program": "ancestors build HostInput Program",
     "compiler.graph.protos": "opsets_of",
     "compiler.graph.schemas": "changed_attributes",
     "compiler.graph.sequences": "SEQUENCE_OPERATORS",

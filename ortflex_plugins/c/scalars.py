@@ -301,7 +301,7 @@ def _pow(c: Call, x: str, y: str) -> str | None:
         zero, inf = c.number(0), c.number(math.inf)
         root = f"sqrt{_suffix(c)}({x})"
         return f"({x} == {zero} ? {zero} : {x} == -{inf} ? {inf} : {root})"
-    return f"f32_pow({x}, {y})" if c.dtype == TensorProto.FLOAT else None
+    return f"{_prefix(c)}_pow({x}, {y})" if c.is_float else None
 
 
 def _choosing(symbol: str) -> _Rule:
