@@ -198,6 +198,7 @@ from ortflex_core.compiler.graph.ports import (
 from ortflex_core.compiler.graph.program import (
     ancestors as ancestors,
     build as build,
+    HostInput as HostInput,
     Program as Program,
 )
 from ortflex_core.compiler.graph.protos import opsets_of as opsets_of

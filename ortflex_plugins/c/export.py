@@ -9,7 +9,6 @@ underscores, and the header of the state file is a table of bytes.
 from __future__ import annotations
 
 import json
-import keyword
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,53 +41,23 @@ FILES = ("step.c", "predict.c", "step.h", "state.h", "main.c", "Makefile", "stat
 _TEMPLATES = Path(__file__).parent / "templates"
 _COLUMNS = ("data", "label", "sample_weight")
 _SETTINGS = ("rate", "hyperparameter")
-_RESERVED = frozenset(keyword.kwlist) | frozenset(
-    [
-        "auto",
-        "break",
-        "case",
-        "char",
-        "const",
-        "continue",
-        "default",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "extern",
-        "float",
-        "for",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "register",
-        "restrict",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "typedef",
-        "union",
-        "unsigned",
-        "void",
-        "volatile",
-        "while",
-        "state",
-        "memory",
-        "rows",
-        "steps",
-        "settings",
-        "losses",
-        "count",
-        "data",
-        "asm",
-    ]
+_RESERVED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        alignas alignof and asm auto bool break case catch char class const constexpr
+        continue decltype default delete do double else enum explicit export extern false
+        float for friend goto if inline int long mutable namespace new noexcept not nullptr
+        operator or private protected public register requires restrict return short signed
+        sizeof static struct switch template this throw true try typedef typeid typename
+        union unsigned using virtual void volatile while xor linux unix main argc argv at
+        context cost count data epoch file i j k kept left loss losses memcmp memcpy memory
+        memset own piece rand read rows settings size state steps sum t values write written
+        wrong column
+        """,
+    )
 )
+"""Words of C and C++, and what the functions call their own variables; macros have upper case."""
 _MOST_STATE = 64 << 20
 """The bytes of a state that ``state.h`` has as text."""
 _PREDICT = """
@@ -288,7 +257,7 @@ class _Source:
         places = {m.key: p for m, p in zip(self._layout.memory, self._layout.places, strict=True)}
         lines = ["/* The values of the state at the start, and its file. */", ""]
         lines += _numbers("static const unsigned char step_header[]", map(str, raw[:end]))
-        entries = []
+        entries: list[str] = []
         for name in sorted(table, key=lambda n: table[n]["data_offsets"][0]):
             array = self._arrays[name]
             values = "0"
@@ -321,13 +290,13 @@ class _Identifiers:
         self._taken = set(_RESERVED)
 
     def __call__(self, name: str) -> str:
-        short = re.sub("[^A-Za-z0-9]+", "_", name).strip("_")[:32] or "column"
-        short = short if short[0].isalpha() else f"n{short}"
-        wanted, k = short, 1
-        while wanted.lower() in self._taken:
+        short = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")[:32] or "unnamed"
+        wanted = short = short if short[0].isalpha() else f"n{short}"
+        k = 1
+        while wanted in self._taken:
             k += 1
             wanted = f"{short}_{k}"
-        self._taken.add(wanted.lower())
+        self._taken.add(wanted)
         return wanted
 
 

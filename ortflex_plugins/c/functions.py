@@ -6,7 +6,8 @@ bit. They have no branch and no table, so compilers vectorize the loops that cal
 without contraction (``-ffp-contract=off``).
 
 Errors in units in the last place: in float32 exp, log, tanh, erf, log1p, softplus, sin, cos and pow at
-most 2, sigmoid 3, expm1 4; in float64 exp, log and tanh at most 2, sigmoid, sin and cos (up to 1e5) 3, pow 2 + 2 |y log x|.
+most 2, sigmoid 3, expm1 4; in float64 exp, log and tanh at most 2, sigmoid, sin and cos (up to 1e5) 3,
+pow 2 + 2 |y log x|.
 The polynomials are those of Cephes (expf, tanhf, tanh), of fdlibm (logf, exp, log, sin,
 cos) and of N. Juffa (erff).
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,12 @@ from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
     type=int,
     help="The steps of an epoch of the schedule; by default those of the recipe's data.",
 )
+@click.option(
+    "--c",
+    "as_c",
+    is_flag=True,
+    help="Write C instead, which needs no runtime. Without --rows, batches are those of the recipe.",
+)
 @trusting_code
 def export_step(
     recipe: Path,
@@ -49,31 +56,39 @@ def export_step(
     steps_per_run: int,
     optional_inputs: bool,
     steps_per_epoch: int | None,
+    as_c: bool,
     trust_code: bool,
 ) -> None:
-    """Write the training step of a recipe as files that any onnxruntime runs.
+    """Write the training step of a recipe as files that any onnxruntime runs, or as C.
 
     RECIPE is a TOML file as for `ortflex train`; KEY=VALUE overrides it. The folder gets step.onnx,
     predict.onnx, state.safetensors and manifest.json, for a loop in Python, JavaScript, C# or C++
     without ortflex. `ortflex apply-state` writes the weights back into the model. Labels and sample
     weights have the types of the recipe's data.
+
+    With --c the folder gets step.c, predict.c, step.h, state.h, main.c and a Makefile: training and
+    prediction in C99 without a runtime, for any language that calls C, and for microcontrollers.
     """
     from ortflex_core import Parts, Plugins, Recipe, Trainer, open_step, printable
+    from ortflex_plugins.c.export import export_c
 
     plugins = Plugins.discover()
     loaded = Recipe.load(recipe, overrides, plugins, trust_code=trust_code or None)
     trainer = Trainer.from_recipe(loaded, plugins)
     source = Parts(trainer.plugins).build("data", loaded.data)
-    folder = trainer.export_step(
-        output,
-        source,
-        rows=rows,
-        steps_per_run=steps_per_run,
-        optional_inputs=optional_inputs,
-        steps_per_epoch=steps_per_epoch,
-        validation_data=loaded.validation,
-    )
-    manifest = open_step(folder).manifest
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = trainer.export_step(
+            Path(temporary, "step") if as_c else output,
+            source,
+            rows=rows or trainer.batch_size if as_c else rows,
+            steps_per_run=steps_per_run,
+            optional_inputs=optional_inputs,
+            steps_per_epoch=steps_per_epoch,
+            validation_data=loaded.validation,
+        )
+        manifest = open_step(folder).manifest
+        if as_c:
+            export_c(folder, output)
     if manifest.rates is not None:
         steps = manifest.rates.count * manifest.rates.steps
         click.echo(
