@@ -136,8 +136,12 @@ class Library:
     def save(self) -> bytes:
         parts: list[bytes] = []
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-        write = kind(lambda _, start, count: bool(parts.append(ctypes.string_at(start, count))))
-        assert self.functions.step_save(address(self.state), write, None) == 0
+
+        def write(_: Any, start: int, count: int) -> int:
+            parts.append(ctypes.string_at(start, count))
+            return 0
+
+        assert self.functions.step_save(address(self.state), kind(write), None) == 0
         return b"".join(parts)
 
     def load(self, content: bytes) -> int:
