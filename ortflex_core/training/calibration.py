@@ -97,7 +97,7 @@ def observe(
         found = predict(index)
         for observer in observers:
             observer.see(found[observer.name], _SAMPLE * len(index) / rows, start)
-        counted(len(index))
+        counted(start + len(index))
     return {observer.name: observer.range(quantizer) for observer in observers}
 
 

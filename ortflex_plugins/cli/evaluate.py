@@ -34,12 +34,13 @@ def evaluate(
     fraction, the rows that the run held out) or, if it has none, its training data. The losses and
     metrics of the recipe are computed over all rows, in inference mode.
     """
-    from ortflex_core import Columns, ConfigError
+    from ortflex_core import Columns, ConfigError, internals_of
     from ortflex_plugins.cli import trained
 
     recipe, trainer = trained.open_run(run, metrics, data, trust_code=trust_code)
     what, source = trained.source(recipe, trainer, data)
-    if isinstance(source, Columns) and not source.labels:
+    needs_labels = internals_of(trainer).setup.needs_labels
+    if needs_labels and isinstance(source, Columns) and not source.labels:
         raise ConfigError(f"{what} has no labels; give an .npz file with X and y")
     scores = trainer.evaluate(source)
     if as_json:

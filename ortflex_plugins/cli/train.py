@@ -66,7 +66,7 @@ def train(
     before = [] if resume is None else run_folder.plain_descent(recipe, overrides, resume)
     given = [*overrides, *before]
     loaded = Recipe.load(recipe, given, plugins, trust_code=trust_code or None)
-    with _messages() as messages:
+    with echoed_messages() as messages:
         measures = Measures()
         watching = [measures, run_folder.Curves()]
         trainer = Trainer.from_recipe(loaded, plugins, callbacks=watching)
@@ -84,7 +84,7 @@ def train(
                     trainer.restore(run_folder.checkpoint(resume), strict=strict)
                 loaded = loaded.found(plugins)
                 run_folder.begin(folder, loaded.resolved(plugins), trainer)
-            history = _run(loaded, trainer, measures)
+            history = run_and_write(loaded, trainer, measures)
         except BaseException:
             place.discard()
             raise
@@ -110,7 +110,7 @@ def _follow(recipe: Recipe, trainer: Trainer, resume: Path | None, *, strict: bo
         raise SystemExit(130)
 
 
-def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
+def run_and_write(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
     """Train and write the results, if necessary to another folder."""
     from ortflex_core import OutputError, TrainingDiverged
     from ortflex_plugins.cli import run_folder
@@ -134,7 +134,7 @@ def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
 
 
 @contextmanager
-def _messages() -> Iterator[logging.Handler]:
+def echoed_messages() -> Iterator[logging.Handler]:
     """Print the log messages of ortflex."""
 
     class Echo(logging.Handler):

@@ -58,7 +58,7 @@ def open_run(
     if not run.is_dir():
         recipe = Recipe.load(run, plugins=plugins, without=without, trust_code=trust)
         return recipe, _trainer(recipe, plugins, metrics)
-    without = (*without, "edits", "head")  # which trained.onnx has
+    without = (*without, "edits", "head", "quantize")  # which trained.onnx has
     trained = run / "trained.onnx"
     for path in (run / "recipe.toml", trained):
         if not path.is_file():

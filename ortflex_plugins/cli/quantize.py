@@ -1,0 +1,397 @@
+"""``ortflex quantize``: a model with integers, calibrated and trained."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortflex_plugins.cli.completion import names_of
+from ortflex_plugins.cli.terminal import new_table, plain, right
+
+if TYPE_CHECKING:
+    from ortflex_core import Array, Model, Plugins, Recipe, Trainer
+
+_LEAST_SECONDS = 0.2
+"""The time for which predictions of a file are repeated."""
+_COMPARED = 256
+"""The rows on which predictions with and without fused kernels are compared."""
+_SATURATED = 0.02
+"""The difference of both, as a part of the largest output, from which a line explains it."""
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--data", required=True, help="Rows like those of `ortflex train`; labels are optional."
+)
+@click.option(
+    "--validation",
+    help="Other rows for the table; by default a fifth of the data is held out. A fraction is possible.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["int8", "int4", "int2"]),
+    default="int8",
+    show_default=True,
+    help="The type of weights.",
+)
+@click.option(
+    "--activations",
+    type=click.Choice(["uint8", "int8", "none"]),
+    default="uint8",
+    show_default=True,
+    help="The type of activations; none leaves them in float.",
+)
+@click.option(
+    "--method",
+    default="mse",
+    show_default=True,
+    shell_complete=names_of("quantizers"),
+    help="The quantizer, which finds the ranges.",
+)
+@click.option(
+    "--per-tensor", is_flag=True, help="One scale for each weight, not one for each output."
+)
+@click.option("--block-size", type=int, default=0, help="The elements of a weight with one scale.")
+@click.option(
+    "--reduce-range",
+    is_flag=True,
+    help="Weights of 7 bits in int8, for CPUs without VNNI, where sums of products saturate.",
+)
+@click.option(
+    "--skip", multiple=True, help="A name or glob of what stays in float; may be repeated."
+)
+@click.option(
+    "--loss",
+    shell_complete=names_of("losses"),
+    help="The loss for the labels of the data; by default that which `ortflex init` suggests.",
+)
+@click.option(
+    "--teacher",
+    type=click.FloatRange(0, 1),
+    help="The part of the float model in the loss; by default 1 without labels and 0.5 with labels.",
+)
+@click.option("--epochs", type=int, default=20, show_default=True, help="Passes over the data.")
+@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Of adam.")
+@click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
+@click.option("--no-training", is_flag=True, help="Calibrate only.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file; by default MODEL with the type of the weights in its name.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+def quantize(
+    model: Path,
+    data: str,
+    validation: str | None,
+    weights: str,
+    activations: str,
+    method: str,
+    per_tensor: bool,
+    block_size: int,
+    reduce_range: bool,
+    skip: Sequence[str],
+    loss: str | None,
+    teacher: float | None,
+    epochs: int,
+    learning_rate: float,
+    batch_size: int,
+    seed: int,
+    no_training: bool,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Make a small model of integers from a float MODEL.
+
+    Weights and activations are rounded to integers; the ranges come from a calibration with rows of the
+    data. The rounded model is then trained, as the float model predicts and, if the data have labels, by
+    the labels. A table shows loss, metrics, size and the time of a prediction before and after. The run
+    folder has what `ortflex train` writes; `ortflex report` makes a page of it.
+
+    Weights of int4 and int2 are stored in the smallest type that the installed onnxruntime reads.
+    """
+    from ortflex_core import ConfigError, Model, OutputError, Plugins
+    from ortflex_plugins.cli.train import echoed_messages
+
+    path = output or model.with_name(f"{model.stem}-{weights}.onnx")
+    if path.suffix != ".onnx":
+        raise ConfigError(f"{path}: expected a file that ends with .onnx")
+    if not model.is_file():
+        raise ConfigError(f"the file {str(model)!r} does not exist")
+    if path.resolve() == model.resolve():
+        raise OutputError(f"{path} is the float model; choose another file: -o small.onnx")
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists; --force overwrites it, -o FILE writes another one")
+    plugins = Plugins.discover()
+    quantizer = {
+        "name": method,
+        "weights": weights,
+        "activations": activations,
+        "per_channel": not per_tensor,
+        "block_size": block_size,
+        "reduce_range": reduce_range,
+        "skip": list(skip),
+    }
+    settings = {
+        "model": str(model),
+        "data": data,
+        "validation": 0.2 if validation is None else _fraction(validation),
+        "quantize": quantizer,
+        "optimizer": "adam",
+        "learning_rate": learning_rate,
+        "schedule": "cosine",
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    with echoed_messages():
+        recipe = _with_losses(settings, Model(model, plugins=plugins), loss, teacher, plugins)
+        _run(recipe, plugins, path, trains=not no_training)
+
+
+def _fraction(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _with_losses(
+    settings: Mapping[str, Any],
+    model: Model,
+    loss: str | None,
+    teacher: float | None,
+    plugins: Plugins,
+) -> Recipe:
+    """The recipe with the losses of the labels and of the teacher.
+
+    Raises:
+        ConfigError: a key or an option has a wrong value, or a loss needs labels, which the data lack.
+    """
+    from ortflex_core import ConfigError, Recipe, raw_scores
+    from ortflex_plugins.cli.init import suggest_loss
+
+    output, suggested, _ = suggest_loss(model)
+    settings, labels = _labels(settings, plugins)
+    if loss is not None and labels is None:
+        raise ConfigError(f"--loss: {settings['data']!r} has no labels; leave --loss out")
+    columns = model.value(output).shape or ()
+    if labels is not None and labels.dtype.kind in "iu" and suggested == "squared_error":
+        several = len(columns) == 2 and columns[1] != 1
+        suggested = "softmax_cross_entropy" if several else suggested
+    share = teacher if teacher is not None else (1.0 if labels is None else 0.5)
+    if labels is None and share < 1:
+        raise ConfigError(
+            f"--teacher: {settings['data']!r} has no labels, so the teacher is the only loss; leave it out"
+        )
+    named = loss or suggested
+    scores, operator = raw_scores(model, output)
+    table: dict[str, Any] = {"predicted": output, "teacher": settings["model"], "factor": share}
+    if named == "softmax_cross_entropy" or operator in ("Softmax", "LogSoftmax"):
+        table |= {"name": "distillation", "alpha": 1.0, "temperature": 1.0}
+    else:
+        table |= {"name": "feature_matching", "predicted": scores, "teacher_tensor": scores}
+    tables = [table] if share else []
+    if share < 1:
+        tables.insert(0, {"name": named, "predicted": output, "factor": 1 - share})
+    metrics = []
+    if labels is not None and share < 1 and named == "softmax_cross_entropy":
+        metrics = [{"name": "accuracy", "predicted": output}]
+    return Recipe.from_mapping({**settings, "loss": tables, "metrics": metrics}, plugins)
+
+
+def _labels(
+    settings: Mapping[str, Any], plugins: Plugins
+) -> tuple[Mapping[str, Any], Array | None]:
+    """The settings, which say where the data have no labels, and some labels.
+
+    Raises:
+        DataError: the data cannot be read, with labels or without.
+    """
+    from ortflex_core import Columns, DataError, Parts, Pieces, Recipe, read_if_small
+
+    checked = Recipe.from_mapping({**settings, "loss": "squared_error"}, plugins)
+    parts = Parts(plugins)
+    source = parts.build("data", checked.data)
+    try:
+        loaded = source.load()
+    except DataError:
+        if not hasattr(source, "target"):
+            raise
+        changes = {}
+        for key in ("data", "validation"):
+            if isinstance(settings[key], str):
+                changes[key] = {**parts.as_table(key, settings[key]), "target": {}}
+        parts.build("data", changes["data"]).load()
+        return {**settings, **changes}, None
+    rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
+    if not isinstance(rows, Columns) or not rows.labels:
+        return settings, None
+    return settings, next(iter(rows.labels.values()))
+
+
+def _run(recipe: Recipe, plugins: Plugins, path: Path, *, trains: bool) -> None:
+    """Calibrate, train and write the file, then show the table."""
+    import attrs
+
+    from ortflex_core import Trainer
+    from ortflex_plugins.cli import run_folder, trained
+    from ortflex_plugins.cli.train import run_and_write
+    from ortflex_plugins.pictures.measure import Measures
+
+    measures = Measures()
+    trainer = Trainer.from_recipe(recipe, plugins, callbacks=[measures, run_folder.Curves()])
+    original = Trainer.from_recipe(attrs.evolve(recipe, quantize=None, progress=False), plugins)
+    what, rows = trained.source(recipe, original, None)
+    trainer.calibrate(_training_rows(recipe, trainer))
+    table = {"float": _scores(original, rows), "calibrated": _scores(trainer, rows)}
+    bytes_of = {"float": original.export().ByteSize(), "calibrated": trainer.export().ByteSize()}
+    files = {"float": original.export(), "calibrated": trainer.export()}
+    if trains:
+        place = run_folder.make(recipe)
+        trainer.folder = place.folder
+        try:
+            run_folder.begin(place.folder, recipe.found(plugins).resolved(plugins), trainer)
+            run_and_write(recipe, trainer, measures)
+        except BaseException:
+            place.discard()
+            raise
+        finally:
+            place.lock.release()
+        table["trained"] = _scores(trainer, rows)
+        files["trained"] = trainer.export()
+        bytes_of["trained"] = files["trained"].ByteSize()
+    trainer.export(path)
+    inputs = _inputs(original, rows)
+    seconds = _times({k: file.SerializeToString() for k, file in files.items()}, inputs)
+    _show(table, bytes_of, seconds, what)
+    if trains and table["trained"]["loss"] > table["calibrated"]["loss"]:
+        click.echo(
+            "note: the training has not lowered this loss; --no-training writes the calibrated model; "
+            "other --epochs and --learning-rate may train it",
+            err=True,
+        )
+    last = next(reversed(files.values()))
+    if line := _saturation(last.SerializeToString(), inputs):
+        click.echo(line, err=True)
+    if trains:
+        click.echo(f"wrote {trainer.folder} (a page: ortflex report {trainer.folder})")
+    click.echo(f"wrote {path}")
+
+
+def _scores(trainer: Trainer, rows: Any) -> dict[str, float]:
+    """The loss and the metrics on some rows."""
+    return {n: v for n, v in trainer.evaluate(rows).items() if not n.startswith("loss/")}
+
+
+def _training_rows(recipe: Recipe, trainer: Trainer) -> Any:
+    """The rows that the training does not hold out."""
+    from ortflex_core import Columns, Parts, Pieces, read_if_small, split
+
+    source = Parts(trainer.plugins).build("data", recipe.data)
+    if not isinstance(recipe.validation, float):
+        return source
+    loaded = source.load()
+    rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
+    if not isinstance(rows, Columns):
+        return source
+    return split(rows, recipe.validation, trainer.seed, stratify=recipe.stratify)[0]
+
+
+def _inputs(trainer: Trainer, source: Any) -> dict[str, Array]:
+    """Some rows of the inputs, as arrays."""
+    from ortflex_core import Columns, Pieces, internals_of, read_if_small
+
+    loaded = source if isinstance(source, Columns) else source.load()
+    rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
+    if not isinstance(rows, Columns):
+        return {}
+    opened = internals_of(trainer).setup.open(rows, None, None, predicting=True)
+    fixed = trainer.model.fixed_batch
+    count = min(opened.rows, _COMPARED if fixed is None else fixed[1])
+    return {name: array[:count] for name, array in opened.inputs.items()}
+
+
+def _times(files: Mapping[str, bytes], inputs: Mapping[str, Array]) -> dict[str, float]:
+    """The shortest time of a prediction of each file, in seconds; they are measured in turn."""
+    import onnxruntime
+
+    if not inputs:
+        return {}
+    first = {name: array[:1] for name, array in inputs.items()}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    sessions = {k: onnxruntime.InferenceSession(f, options) for k, f in files.items()}
+    best = dict.fromkeys(files, float("inf"))
+    end = time.perf_counter() + _LEAST_SECONDS * len(files)
+    while time.perf_counter() < end:
+        for name, session in sessions.items():
+            given = first
+            try:
+                start = time.perf_counter()
+                session.run(None, given)
+            except Exception:  # a fixed batch, for which the runtime has an error of its own
+                first, given = dict(inputs), dict(inputs)
+                start = time.perf_counter()
+                session.run(None, given)
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def _saturation(file: bytes, inputs: Mapping[str, Array]) -> str:
+    """What differs with the fused kernels of this machine, in a line; "" if nothing does."""
+    import numpy as np
+    import onnxruntime
+
+    if not inputs:
+        return ""
+    plainly = onnxruntime.SessionOptions()
+    plainly.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    runs = [
+        onnxruntime.InferenceSession(file, options).run(None, dict(inputs))[0]
+        for options in (plainly, onnxruntime.SessionOptions())
+    ]
+    if not all(isinstance(run, np.ndarray) and run.dtype.kind == "f" for run in runs):
+        return ""
+    largest = float(np.abs(runs[0]).max()) or 1.0
+    far = float(np.abs(runs[0] - runs[1]).max())
+    if far <= _SATURATED * largest:
+        return ""
+    return (
+        f"note: with the fused kernels of onnxruntime on this machine the predictions differ by up to "
+        f"{far:.3g} (the largest is {largest:.3g}). On CPUs without VNNI sums of 8-bit products saturate: "
+        "--reduce-range avoids it. Weights alone (--activations none) are multiplied by rounded data: "
+        "the session option session.qdq_matmulnbits_accuracy_level = 1 avoids it"
+    )
+
+
+def _show(
+    table: Mapping[str, Mapping[str, float]],
+    bytes_of: Mapping[str, int],
+    seconds: Mapping[str, float],
+    what: str,
+) -> None:
+    """Print the rows of the table."""
+    from rich.console import Console
+
+    names = list(table["float"])
+    shown = new_table("", *right(*names, "bytes", "µs a row"))
+    for label, scores in table.items():
+        own = seconds.get(label)
+        shown.add_row(
+            label,
+            *(f"{scores[name]:.5g}" for name in names),
+            f"{bytes_of[label]:,}",
+            "" if own is None else f"{own * 1e6:.1f}",
+        )
+    console = Console(highlight=False, width=int(os.environ.get("COLUMNS", 100)))
+    console.print(shown)
+    console.print(f"on {plain(what)}")

@@ -1,0 +1,84 @@
+"""``ortflex quantize``: a table, a small file, a run folder; nothing overwritten."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from ortflex_core import require_runtime
+from tests import models
+from tests.plugins.commands import ortflex
+
+pytestmark = pytest.mark.per_python
+DRAW = np.random.default_rng(0)
+X = DRAW.standard_normal((120, 5)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(models.mlp((5, 16, 3)), "model.onnx")
+    opened = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+    y = opened.run(None, {opened.get_inputs()[0].name: X})[0]
+    np.savez("data.npz", X=X, y=y)
+    np.savez("rows.npz", X=X)
+    np.savez("nothing.npz", X=X[:0], y=y[:0])
+    return tmp_path
+
+
+def numbers(text: str, row: str) -> list[float]:
+    (line,) = re.findall(rf"^{row} +(.*)$", text, re.MULTILINE)
+    return [float(n.replace(",", "")) for n in line.split()]
+
+
+@pytest.mark.parametrize("data", ["data.npz", "rows.npz"])
+def test_the_trained_file_is_small_and_has_the_loss_of_the_table(folder: Path, data: str) -> None:
+    """Without labels, the float file is the teacher."""
+    bits = "int2" if require_runtime().version_info >= (1, 20) else "int8"
+    options = ["--weights", bits, "--epochs", "30", "--learning-rate", "0.01", "--batch-size", "8"]
+    result = ortflex("quantize", "model.onnx", "--data", data, *options, "-o", "small.onnx")
+    assert result.exit_code == 0, result.output
+    calibrated, trained = (numbers(result.output, row) for row in ("calibrated", "trained"))
+    assert trained[0] < 0.5 * calibrated[0] or bits == "int8"
+    assert trained[1] == calibrated[1]
+    run = next((folder / "runs").iterdir())
+    assert (run / "trained.onnx").read_bytes() == (folder / "small.onnx").read_bytes()
+    assert ortflex("report", str(run)).exit_code == 0
+    again = ortflex("evaluate", str(run))
+    assert again.exit_code == 0, again.output
+    (loss,) = re.findall(r"^loss (\S+)$", again.output, re.MULTILINE)
+    np.testing.assert_allclose(float(loss), trained[0], rtol=1e-4)
+
+
+def test_a_calibration_alone_writes_no_run(folder: Path) -> None:
+    result = ortflex("quantize", "model.onnx", "--data", "data.npz", "--no-training")
+    assert result.exit_code == 0, result.output
+    assert not (folder / "runs").exists()
+    kinds = {t.data_type for t in onnx.load(folder / "model-int8.onnx").graph.initializer}
+    assert onnx.TensorProto.INT8 in kinds
+
+
+def test_bad_input_overwrites_nothing(folder: Path) -> None:
+    (folder / "there.onnx").write_bytes(b"mine")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    good = ("quantize", "model.onnx", "--data", "data.npz")
+    for arguments, text in (
+        ([*good, "-o", "there.onnx"], "--force"),
+        ([*good, "-o", "model.onnx", "--force"], "float model"),
+        ([*good, "-o", "small.tflite"], ".onnx"),
+        ([*good, "--skip", "nowhere", "-o", "s.onnx"], "skip"),
+        ([*good, "--method", "mes", "-o", "s.onnx"], "mse"),
+        (["quantize", "model.onnx", "--data", "rows.npz", "--loss", "huber"], "no labels"),
+        (["quantize", "model.onnx", "--data", "nothing.npz"], "row"),
+        (["quantize", "absent.onnx", "--data", "data.npz"], "does not exist"),
+    ):
+        result = ortflex(*arguments)
+        assert result.exit_code == 1, arguments
+        assert text in result.output, (arguments, result.output)
+        assert "Traceback" not in result.output
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
