@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,24 @@ from ortflex_core import (
     usual_buffer,
 )
 from ortflex_plugins.data._columns import rows_or_none
-from ortflex_plugins.data._tables import Plan, files, pyarrow
+from ortflex_plugins.data._features import (
+    Features,
+    Kind,
+    check_fill,
+    guessed,
+    is_kind,
+    is_missing,
+)
+from ortflex_plugins.data._tables import (
+    Padding,
+    Plan,
+    cells,
+    files,
+    lengths_of,
+    longest,
+    odd_kind,
+    pyarrow,
+)
 
 
 class Reader(abc.ABC):
@@ -49,7 +67,23 @@ class Table(DataSource, abc.ABC):
     weight: str | None = setting(default=None, help="column of sample weights")
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
-        help="the columns of features, or {input = column or list}; None: all other columns",
+        help="the columns of features; {input = column or list}; or what columns are, as {city = "
+        "'category'}; None: all other columns",
+    )
+    fill: float | str | Mapping[str, float | str] | None = setting(
+        default=None,
+        validator=check_fill,
+        help="what missing features are replaced by: 'median', a number, or {column = …}; by default they "
+        "are an error",
+    )
+    pad: float | None = setting(
+        default=None,
+        help="what fills lists that are shorter than others, at their ends; by default they are an error",
+    )
+    length: int | None = setting(
+        default=None,
+        validator=rows_or_none,
+        help="with pad: the length of the lists; by default that of the longest one",
     )
     input: str = setting(
         default="X", help="the input for the columns; X fits any model with one input"
@@ -66,7 +100,65 @@ class Table(DataSource, abc.ABC):
 
     def load(self) -> Columns | Pieces:
         """Read data that fit into the buffer; of larger data, only the metadata."""
-        return read_if_small(TablePieces(self))
+        return read_if_small(self._known(None)[1])
+
+    def found(self, like: DataSource | None = None) -> Table:
+        """With the names of categories, the medians and the length of lists."""
+        return self._known(like if isinstance(like, Table) else None)[0]
+
+    def _known(self, like: Table | None) -> tuple[Table, TablePieces]:
+        """The table without what is still to be looked up in its columns, and its pieces."""
+        pieces = TablePieces(self)
+        plan = pieces.plan
+        if not plan.unknown:
+            return self, pieces
+        theirs = None if like is None else Features(_kinds(like.columns), like.fill)
+        lists = plan.lists
+        flat = [name for name in plan.unknown if name not in lists]
+        known = plan.known.found(flat, pieces.cells, like=theirs)
+        length = self.length or (None if like is None else like.length)
+        if self.pad is not None and lists:
+            length = length or max(pieces.longest(name) for name in lists)
+        columns: Any = self.columns
+        if isinstance(columns, Mapping):
+            columns = {**columns, **known.kinds}
+        table = attrs.evolve(self, columns=columns, fill=known.fill, length=length)
+        return table, TablePieces(table)
+
+    def proposed(self) -> Table:
+        """With kinds for the columns that are no numbers, and what fills missing values and short lists."""
+        schema, _ = self.reader().look(files(self.path, self.reader().ending)[0])
+        source = self
+        if self.columns is None:
+            names = [self.target] if isinstance(self.target, str) else [*_values(self.target)]
+            odd = {
+                field.name: odd_kind(field.type)
+                for field in schema
+                if field.name not in (*names, self.weight) and odd_kind(field.type)
+            }
+            source = attrs.evolve(self, columns=odd or None)
+        trial = attrs.evolve(source, fill="median" if self.fill is None else self.fill)
+        pieces = TablePieces(attrs.evolve(trial, pad=0 if self.pad is None else self.pad))
+        flat = [name for name in pieces.plan.features if name not in pieces.plan.lists]
+        seen = {name: pieces.cells(name) for name in flat}
+        if self.columns is None and isinstance(source.columns, Mapping):
+            kinds = {name: guessed(seen[name]) for name in source.columns}
+            source = attrs.evolve(source, columns=kinds)
+        if self.fill is None and any(any(map(is_missing, values)) for values in seen.values()):
+            source = attrs.evolve(source, fill="median")
+        if self.pad is None and any(pieces.is_ragged(name) for name in pieces.plan.lists):
+            source = attrs.evolve(source, pad=0)
+        return source.found()
+
+
+def _values(target: Sequence[str] | Mapping[str, str]) -> list[str]:
+    return list(target.values() if isinstance(target, Mapping) else target)
+
+
+def _kinds(columns: Any) -> dict[str, Kind]:
+    """What columns are, of a parameter ``columns`` that may name inputs, too."""
+    given = columns if isinstance(columns, Mapping) else {}
+    return {name: what for name, what in given.items() if is_kind(what)}
 
 
 class TablePieces(Pieces):
@@ -88,44 +180,67 @@ class TablePieces(Pieces):
                 schema, sizes = self._reader.look(file)
                 if plan is None:
                     given = table.target, table.weight, table.columns, table.input
-                    plan = Plan.of(schema, file, *given)
+                    padding = Padding(table.pad, table.length)
+                    plan = Plan.of(schema, file, *given, table.fill, padding)
                 plan.check(schema, file)
             filled = [(group, rows) for group, rows in enumerate(sizes) if rows]
             self._groups += [(file, group) for group, _ in filled]
             self._sizes += [rows for _, rows in filled]
         assert plan is not None
-        self._plan = plan
+        self.plan = plan
         if not self._sizes:
             raise DataError(f"{paths[0]}: the data are empty: 0 rows")
-        first = next(self.read(0), None)
-        if first is None:
-            raise DataError(f"{paths[0]}: its metadata have {self._sizes[0]} rows, its data have 0")
-        self._buffer = table.buffer or usual_buffer(first)
+        self._given = table.buffer
 
     @property
     def sizes(self) -> Sequence[int]:
         """Rows of every group."""
         return self._sizes
 
-    @property
+    @cached_property
     def buffer(self) -> int:
-        """Rows of the shuffle buffer."""
-        return self._buffer
+        """Rows of the shuffle buffer; by default the first rows say how many fit."""
+        first = next(self.read(0), None)
+        if first is None:
+            file = self._groups[0][0]
+            raise DataError(f"{file}: its metadata have {self._sizes[0]} rows, its data have 0")
+        return self._given or usual_buffer(first)
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
         """The rows of a group."""
         file, group = self._groups[piece]
         with _named_errors(file):
-            batches = self._reader.read(file, group, self._plan.columns)
-            self._plan.check(next(batches), file)
+            batches = self._reader.read(file, group, self.plan.columns)
+            self.plan.check(next(batches), file)
             row = 0
             for batch in batches:
                 skip = min(max(start - row, 0), batch.num_rows)
                 row += skip
                 if skip < batch.num_rows:
                     rows = batch.slice(skip)
-                    yield self._plan.read(rows, f"{self.place(piece)}, from row {row}")
+                    yield self.plan.read(rows, f"{self.place(piece)}, from row {row}")
                     row += rows.num_rows
+
+    def _parts(self, column: str) -> Iterator[Any]:
+        """One column of all rows, in parts."""
+        for file, group in self._groups:
+            with _named_errors(file):
+                batches = self._reader.read(file, group, [column])
+                next(batches)
+                for batch in batches:
+                    yield batch.column(column)
+
+    def cells(self, column: str) -> list[Any]:
+        """The values of a column of all rows, None where one is missing."""
+        return [cell for part in self._parts(column) for cell in cells(part)]
+
+    def longest(self, column: str) -> int:
+        """The largest number of values in the lists of a column."""
+        return max((longest(part) for part in self._parts(column)), default=0)
+
+    def is_ragged(self, column: str) -> bool:
+        """Whether the lists of a column differ in length."""
+        return len({length for part in self._parts(column) for length in lengths_of(part)}) > 1
 
     def place(self, piece: int) -> str:
         """The file, and the number of the group in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,21 @@ import numpy as np
 
 from ortflex_core import Array, Columns, DataError, suggest
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
+from ortflex_plugins.data._features import Features, Fill, Kind, is_kind
 
 _STRINGS = 2**28
 """The largest number of bytes of strings that are read together."""
 Target = str | Sequence[str] | Mapping[str, str]
-Features = Sequence[str] | Mapping[str, str | Sequence[str]] | None
+Chosen = Sequence[str] | Mapping[str, str | Sequence[str]] | None
+"""Columns of features; ``{input: column or columns}``; or what columns are, ``{column: kind}``."""
+
+
+@attrs.frozen
+class Padding:
+    """What fills lists that are shorter than ``length``; None for an error."""
+
+    value: float | None = None
+    length: int | None = None
 
 
 def pyarrow() -> Any:
@@ -65,6 +75,8 @@ class Plan:
     weights: Mapping[str, str]
     schema: Any
     file: Path
+    known: Features
+    padding: Padding
 
     @classmethod
     def of(
@@ -73,8 +85,10 @@ class Plan:
         file: Path,
         target: Target,
         weight: str | None,
-        columns: Features,
+        columns: Chosen,
         input: str,
+        fill: Fill = None,
+        padding: Padding = Padding(),
     ) -> Plan:
         """The plan for a schema.
 
@@ -95,27 +109,54 @@ class Plan:
             labels = {"y": tuple(target)}
         weights = {} if weight is None else {DEFAULT_WEIGHT: weight}
         taken = {*_names(labels.values()), *weights.values()}
-        if isinstance(columns, Mapping):
-            inputs = {n: c if isinstance(c, str) else tuple(c) for n, c in columns.items()}
-        else:
-            features = [n for n in counts if n not in taken] if columns is None else columns
-            inputs = _side_by_side(list(features), schema, input)
+        given = columns if isinstance(columns, Mapping) else {}
+        kinds = {name: what for name, what in given.items() if _says_kind(what, counts)}
+        inputs = {
+            name: what if isinstance(what, str) else tuple(what)
+            for name, what in given.items()
+            if name not in kinds
+        }
+        if not inputs:
+            listed = columns is not None and not isinstance(columns, Mapping)
+            features = list(columns or ()) if listed else [n for n in counts if n not in taken]
+            inputs = _side_by_side(features, schema, input, kinds)
         if not _names(inputs.values()):
             raise DataError(
                 f"{file}: no column is left for the features; all are labels or weights"
             )
-        plan = cls(inputs, labels, weights, schema, file)
-        if missing := [name for name in plan.columns if name not in counts]:
+        plan = cls(inputs, labels, weights, schema, file, Features(kinds, fill), padding)
+        if missing := [name for name in (*plan.columns, *kinds) if name not in counts]:
             raise DataError(f"{file}: no column {missing[0]!r}; {suggest(missing[0], counts)}")
         for name in _names(
             c for c in (*inputs.values(), *labels.values()) if not isinstance(c, str)
         ):
-            if not _is_number(schema.field(name).type):
+            kind = schema.field(name).type
+            if not _is_number(kind) and name not in kinds:
+                what = "date" if pyarrow().types.is_temporal(kind) else "category"
                 raise DataError(
-                    f"{file}: the column {name!r} is {schema.field(name).type}, which cannot be joined "
-                    "with columns of numbers; choose others with columns=[…]"
+                    f"{file}: the column {name!r} is {kind}, which cannot be joined with columns of "
+                    f"numbers; columns = {{ {name} = {what!r} }} makes it numbers, columns = […] leaves it "
+                    "out"
                 )
         return plan
+
+    @property
+    def features(self) -> list[str]:
+        """The columns of the inputs."""
+        return list(dict.fromkeys(_names(self.inputs.values())))
+
+    @property
+    def lists(self) -> list[str]:
+        """The columns of the inputs that are lists."""
+        return [n for n in self.features if _is_list(self.schema.field(n).type)]
+
+    @property
+    def unknown(self) -> list[str]:
+        """The columns whose values have to be looked at: for categories, medians, the longest list."""
+        ragged = self.padding.value is not None and self.padding.length is None
+        lists = self.lists
+        seen = [n for n in self.features if n not in lists and self.known.unknown(n)]
+        return [*seen, *(lists if ragged else [])]
 
     @property
     def columns(self) -> list[str]:
@@ -152,17 +193,65 @@ class Plan:
             DataError: a value is missing, lists differ in length, or arrays cannot have the type.
         """
 
+        def feature(name: str) -> Array:
+            values = batch.column(name)
+            known, kind = self.known, self.known.kind(name)
+            listed = _is_list(values.type)
+            told = name in known.kinds or known.fill_of(name) is not None
+            if kind != "number" or (told and not listed):
+                return known.encode(name, cells(values), where)
+            return _array(values, f"{where}, column {name!r}", self.padding)
+
         def one(what: str | tuple[str, ...]) -> Array:
-            if isinstance(what, str):
-                return _array(batch.column(what), f"{where}, column {what!r}")
-            arrays = [_array(batch.column(name), f"{where}, column {name!r}") for name in what]
-            return _stack(arrays)
+            return feature(what) if isinstance(what, str) else _stack([feature(n) for n in what])
+
+        def plain(what: str | tuple[str, ...]) -> Array:
+            names = (what,) if isinstance(what, str) else what
+            arrays = [_array(batch.column(name), f"{where}, column {name!r}") for name in names]
+            return arrays[0] if isinstance(what, str) else _stack(arrays)
 
         return Columns(
             inputs={name: one(what) for name, what in self.inputs.items()},
-            labels={name: one(what) for name, what in self.labels.items()},
-            weights={name: one(what) for name, what in self.weights.items()},
+            labels={name: plain(what) for name, what in self.labels.items()},
+            weights={name: plain(what) for name, what in self.weights.items()},
         )
+
+
+def _says_kind(what: str | Sequence[str], columns: Collection[str]) -> bool:
+    """Whether a value of ``columns`` says what a column is; names of columns make an input."""
+    names = {what} if isinstance(what, str) else {*what}
+    return is_kind(what) and not names <= {*columns}
+
+
+def cells(values: Any) -> list[Any]:
+    """The values of a column of arrow as objects of Python."""
+    found: list[Any] = values.to_pylist()
+    return found
+
+
+def lengths_of(values: Any) -> list[int]:
+    """The numbers of values in the lists of a column."""
+    kind = values.type
+    if hasattr(kind, "storage_type"):
+        return [0]  # tensors of one shape
+    if pyarrow().types.is_fixed_size_list(kind):
+        return [int(kind.list_size)]
+    found: list[int] = values.drop_null().value_lengths().to_pylist()
+    return found
+
+
+def longest(values: Any) -> int:
+    """The largest number of values in the lists of a column."""
+    return max(lengths_of(values), default=0)
+
+
+def odd_kind(kind: Any) -> str:
+    """What a column of a type that is no number may be; "" for numbers and lists."""
+    types = pyarrow().types
+    if types.is_temporal(kind):
+        return "date"
+    texts = types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind)
+    return "category" if texts else ""
 
 
 def _names(groups: Iterable[str | tuple[str, ...]]) -> list[str]:
@@ -170,11 +259,15 @@ def _names(groups: Iterable[str | tuple[str, ...]]) -> list[str]:
 
 
 def _side_by_side(
-    names: Sequence[str], schema: Any, input: str
+    names: Sequence[str], schema: Any, input: str, kinds: Mapping[str, Kind]
 ) -> dict[str, str | tuple[str, ...]]:
-    """The inputs: columns of numbers side by side are one, and each column of lists is another."""
+    """The inputs: columns of numbers side by side are one, each column of lists or strings is another."""
     known = set(schema.names)
-    lists = [n for n in names if n in known and _is_list(schema.field(n).type)]
+    lists = [
+        n
+        for n in names
+        if n in known and (kinds.get(n) == "string" or _is_list(schema.field(n).type))
+    ]
     flat = tuple(n for n in names if n not in lists)
     if len(lists) == 1 and not flat:
         return {input: lists[0]}
@@ -227,19 +320,46 @@ def _check_strings(values: Any, rows: int, where: str) -> None:
         )
 
 
-def _array(values: Any, where: str) -> Array:
+def _padded(values: Any, lengths: Array, where: str, padding: Padding) -> Array:
+    """Lists of different lengths as one array, filled at the end.
+
+    Raises:
+        DataError: a list is longer than the given length, or has lists in it.
+    """
+    length = int(lengths.max(initial=0)) if padding.length is None else padding.length
+    if (long := np.flatnonzero(lengths > length)).size:
+        row = int(long[0])
+        raise DataError(
+            f"{where}: the list of row {row} has {lengths[row]} values, more than length = {length}; set a "
+            "larger length, or cut the lists"
+        )
+    flat = _array(values.flatten(), where)
+    if flat.ndim > 1:
+        raise DataError(f"{where}: pad fills lists of numbers, not lists of lists")
+    value = padding.value or 0
+    whole = flat.dtype.kind != "f" and value == int(value)
+    kind = flat.dtype if whole else np.result_type(flat.dtype, np.float32)
+    out = np.full((len(lengths), length), value, kind)
+    out[np.arange(length) < lengths[:, None]] = flat
+    return out
+
+
+def _array(values: Any, where: str, padding: Padding = Padding()) -> Array:
     """An array of arrow as an array of numpy."""
     package = pyarrow()
     types, kind = package.types, values.type
     if values.null_count:
         row = values.is_null().index(True).as_py()
-        raise DataError(f"{where}: row {row} has no value; fill missing values, or drop such rows")
+        raise DataError(
+            f"{where}: row {row} has no value; fill = 'median' or a number replaces missing features; or "
+            "drop such rows"
+        )
     if isinstance(values, package.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(kind, package.FixedShapeTensorType):
         return np.asarray(values.to_numpy_ndarray())
     if hasattr(kind, "storage_type"):
-        return _array(values.storage, where)
+        return _array(values.storage, where, padding)
     if types.is_dictionary(kind):
         _check_strings(values.dictionary, len(values), where)
         return _array(values.dictionary_decode(), where)
@@ -248,11 +368,13 @@ def _array(values: Any, where: str) -> Array:
         return flat.reshape(len(values), kind.list_size, *flat.shape[1:])
     if types.is_list(kind) or types.is_large_list(kind):
         lengths = np.asarray(values.value_lengths())
+        if padding.value is not None:
+            return _padded(values, lengths, where, padding)
         if len(lengths) and (lengths != lengths[0]).any():
             row = int((lengths != lengths[0]).argmax())
             raise DataError(
                 f"{where}: the list of row {row} has {lengths[row]} values, that of row 0 has "
-                f"{lengths[0]}; all lists must have the same length"
+                f"{lengths[0]}; pad = 0 fills the shorter lists with zeros"
             )
         flat = _array(values.flatten(), where)
         return flat.reshape(len(values), int(lengths[0]) if len(lengths) else 0, *flat.shape[1:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import datetime
 import itertools
 import logging
 import math
@@ -21,15 +20,14 @@ from ortflex_core import (
     Columns,
     DataError,
     DataSource,
-    is_number,
     lines,
     open_regular,
     open_text,
     setting,
-    short_repr,
     suggest,
 )
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
+from ortflex_plugins.data._features import Features, Kind, check_fill, check_kinds, guessed
 
 _log = logging.getLogger("ortflex")
 _LONGEST = 1000
@@ -39,15 +37,11 @@ _SAMPLE = 2**18
 _LINES = 100
 _USUAL = (",", ".", "utf-8-sig", True)
 """Delimiter, decimal mark, encoding and header that are not mentioned."""
-_FEW = 20
-"""The number of different strings up to which a column counts as one of categories."""
 _DELIMITERS = "\t;|,"
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Fields that have no value, in lower case; pandas reads most of them so."""
 _WITH_COMMA = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
 _WITH_POINT = re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
-_FLAGS = {"true": 1.0, "yes": 1.0, "1": 1.0, "false": 0.0, "no": 0.0, "0": 0.0}
-Kinds = Mapping[str, str | Sequence[str]]
 
 
 def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -64,25 +58,6 @@ def _encoding(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
         raise ValueError(
             f"Csv.{attribute.name} must be an encoding such as 'cp1252', got {value!r}"
         )
-
-
-def _fill(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    values = value.values() if isinstance(value, Mapping) else [value]
-    for one in values:
-        if not (is_number(one) or (one is None and value is None) or one == "median"):
-            raise ValueError(
-                f"Csv.{attribute.name} must be 'median' or a number, got {short_repr(one)}"
-            )
-
-
-def _kinds(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    for column, kind in value.items() if isinstance(value, Mapping) else ():
-        listed = isinstance(kind, list | tuple) and all(isinstance(name, str) for name in kind)
-        if not listed and kind not in ("number", "category", "boolean", "date"):
-            raise ValueError(
-                f"Csv.{attribute.name}.{column} must be 'number', 'category', 'boolean', 'date' or a list "
-                f"of categories, got {kind!r}"
-            )
 
 
 @attrs.frozen(kw_only=True)
@@ -103,8 +78,9 @@ class Csv(DataSource):
     write it into the recipe.
 
     A feature is a number, or what ``columns`` says: ``"category"`` (its place among the sorted names of the
-    training data, or in a given list), ``"boolean"`` (true, yes, 1 or false, no, 0) or ``"date"`` (days
-    since 1970-01-01, from ISO 8601). A mapping names the columns that are not numbers; the
+    training data, or in a given list), ``"boolean"`` (true, yes, 1 or false, no, 0) ``"date"`` (days
+    since 1970-01-01, from ISO 8601) or ``"string"`` (an input of its own, with the name of the column, for
+    models that read strings). A mapping names the columns that are not numbers; the
     others are numbers. Empty fields, NA, NaN, null, None and ? are missing: an error, or ``fill``.
 
     Raises:
@@ -155,13 +131,13 @@ class Csv(DataSource):
     )
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
-        validator=_kinds,
+        validator=check_kinds,
         help="the columns of features, in this order, or what columns are, as {city = 'category'}; None: "
         "all other columns",
     )
     fill: float | str | Mapping[str, float | str] | None = setting(
         default=None,
-        validator=_fill,
+        validator=check_fill,
         help="what missing features are replaced by: 'median', a number, or {column = …}; by default they "
         "are an error",
     )
@@ -186,40 +162,29 @@ class Csv(DataSource):
             raise DataError(
                 f"{self.path}: no column is left for the features; all are labels or weights"
             )
-        inputs = {self.input: table.features(features, self._kinds, self.fill)}
+        known = Features(self._kinds, self.fill)
+        strings = [name for name in features if known.kind(name) == "string"]
+        side = [name for name in features if name not in strings]
+        inputs = {self.input: table.features(side, known)} if side else {}
+        inputs |= {name: table.feature(name, known) for name in strings}
         return Columns(inputs=inputs, labels=labels, weights=weights)
 
     def found(self, like: DataSource | None = None) -> Csv:
         """The dialect, the names of categories and the medians as parameters."""
         table = self._table(quiet=True)
         known = table.dialect
-        kinds: Any = self.columns
-        fill: Any = self.fill
-        features = self._features(table)
-        if isinstance(kinds, Mapping):
-            theirs = like._kinds if isinstance(like, Csv) else {}
-            kinds = {
-                column: theirs.get(column, table.categories(column)) if kind == "category" else kind
-                for column, kind in kinds.items()
-            }
-        if isinstance(like, Csv) and isinstance(like.fill, Mapping) and _wants_median(fill):
-            fill = like.fill
-        elif _wants_median(fill):
-            fill = {
-                column: table.median(column)
-                for column in features
-                if _of(column, fill) == "median"
-                and self._kinds.get(column, "number") == "number"
-                and None in table.texts(column)
-            }
+        theirs = Features(like._kinds, like.fill) if isinstance(like, Csv) else None
+        features = Features(self._kinds, self.fill).found(
+            self._features(table), table.texts, table.value, theirs
+        )
         return attrs.evolve(
             self,
             delimiter=known.delimiter,
             decimal="," if known.decimal == "," else ".",
             encoding=known.encoding,
             header=table.headed,
-            columns=kinds,
-            fill=fill,
+            columns=features.kinds if isinstance(self.columns, Mapping) else self.columns,
+            fill=features.fill,
         )
 
     def proposed(self) -> Csv:
@@ -228,7 +193,7 @@ class Csv(DataSource):
         source = self
         features = self._features(table)
         if self.columns is None:
-            kinds = {name: table.kind(name) for name in features}
+            kinds = {name: guessed(table.texts(name), table.value) for name in features}
             odd = {name: kind for name, kind in kinds.items() if kind != "number"}
             source = attrs.evolve(source, columns=odd or None)
         if self.fill is None and any(None in table.texts(name) for name in features):
@@ -239,7 +204,7 @@ class Csv(DataSource):
         return found
 
     @property
-    def _kinds(self) -> Kinds:
+    def _kinds(self) -> Mapping[str, Kind]:
         return self.columns if isinstance(self.columns, Mapping) else {}
 
     def _table(self, *, quiet: bool = False) -> _Table:
@@ -269,15 +234,6 @@ class Csv(DataSource):
 
 def _values(target: Sequence[str] | Mapping[str, str]) -> list[str]:
     return list(target.values() if isinstance(target, Mapping) else target)
-
-
-def _of(column: str, fill: Any) -> Any:
-    """What replaces the missing values of a column; None for an error."""
-    return fill.get(column) if isinstance(fill, Mapping) else fill
-
-
-def _wants_median(fill: Any) -> bool:
-    return "median" in (fill.values() if isinstance(fill, Mapping) else (fill,))
 
 
 @attrs.frozen
@@ -440,7 +396,7 @@ class _Table:
 
     def numbers(self, columns: Sequence[str]) -> Array:
         """The columns side by side in float32."""
-        return self.features(columns, {}, None)
+        return self.features(columns, Features({}, None))
 
     def texts(self, column: str) -> list[str | None]:
         """The fields of a column; None where a value is missing."""
@@ -448,35 +404,18 @@ class _Table:
         fields = [row[place].strip() for row in self.rows]
         return [None if field.lower() in _MISSING else field for field in fields]
 
-    def categories(self, column: str) -> tuple[str, ...]:
-        """The different values of a column, sorted."""
-        return tuple(sorted({text for text in self.texts(column) if text is not None}))
+    def value(self, text: str) -> float:
+        """A field as a number.
 
-    def kind(self, column: str) -> str:
-        """What a column seems to be; ``number`` if no other kind fits all values."""
-        known = [text for text in self.texts(column) if text is not None]
-        if not known or all(map(self._is, known)):
-            return "number"
-        for kind in ("boolean", "date"):
-            if all(self._value(text, kind) is not None for text in known):
-                return kind
-        return "category" if len(set(known)) <= max(_FEW, len(known) // 10) else "number"
+        Raises:
+            ValueError: it is none.
+        """
+        return float(self._number(text))
 
-    def median(self, column: str) -> float:
-        """The median of the values that are not missing."""
-        known = [
-            float(self._number(t)) for t in self.texts(column) if t is not None and self._is(t)
-        ]
-        if not known:
-            raise DataError(
-                f"{self.path}: the column {column!r} has no number, so it has no median"
-            )
-        return float(np.median(known))
-
-    def features(self, columns: Sequence[str], kinds: Kinds, fill: Any) -> Array:
+    def features(self, columns: Sequence[str], known: Features) -> Array:
         """The columns side by side in float32, with categories, booleans and dates as numbers."""
         places = [self.place(c) for c in columns]
-        if not kinds and fill is None:
+        if not known.kinds and known.fill is None:
             fields = [[row[p] for p in places] for row in self.rows]
             try:
                 # In an array of strings, every field would take the memory of the longest one.
@@ -487,57 +426,26 @@ class _Table:
                 pass  # the search below names the field
         out = np.empty((len(self.rows), len(columns)), np.float32)
         for k, column in enumerate(columns):
-            out[:, k] = self._feature(column, kinds.get(column, "number"), _of(column, fill))
+            out[:, k] = self.feature(column, known)
         return out
 
-    def _feature(self, column: str, kind: str | Sequence[str], fill: Any) -> list[float]:
-        texts = self.texts(column)
-        if kind == "category":
-            kind = self.categories(column)
-        codes = {} if isinstance(kind, str) else {name: float(k) for k, name in enumerate(kind)}
-        if fill == "median":
-            fill = self.median(column) if kind == "number" and None in texts else None
-        out = []
-        for row, text in enumerate(texts):
-            value = fill
-            if text is not None:
-                value = codes.get(text) if codes else self._value(text, str(kind))
-            if value is None:
-                raise DataError(self._odd(column, row, kind, text))
-            out.append(value)
-        return out
+    def feature(self, column: str, known: Features) -> Array:
+        """One column as numbers, or as strings."""
+        place = self.place(column)
+        return known.encode(
+            column,
+            self.texts(column),
+            str(self.path),
+            self.value,
+            lambda row: f"line {self.lines[row]}",
+            given=lambda row: self.rows[row][place].strip(),
+            advice=self._advice,
+        )
 
-    def _value(self, text: str, kind: str) -> float | None:
-        if kind == "boolean":
-            return _FLAGS.get(text.lower())
-        try:
-            if kind == "date":
-                when = datetime.datetime.fromisoformat(text)
-                since = when.replace(tzinfo=when.tzinfo or datetime.UTC).timestamp()
-                return since / 86400
-            return float(self._number(text))
-        except ValueError:
-            return None
-
-    def _odd(self, column: str, row: int, kind: str | Sequence[str], text: str | None) -> str:
-        place = f"{self.path}, line {self.lines[row]}, column {column!r}"
-        if text is None:
-            given = self.rows[row][self.place(column)].strip()
-            return (
-                f"{place}: expected a number, got {given!r}, a missing value; replace such features with "
-                "fill = 'median' or a number, or remove the line"
-            )
-        if not isinstance(kind, str):
-            return (
-                f"{place}: expected a category that is known, got {text!r}; {suggest(text, kind)}"
-            )
-        if kind != "number":
-            wanted = "a date as 2024-12-31" if kind == "date" else "true or false"
-            return f"{place}: expected {wanted}, got {text!r}"
-        hint = f"columns = {{ {column} = 'category' }} makes names numbers; columns = […] leaves it out"
-        if _WITH_COMMA.fullmatch(text) or _WITH_POINT.fullmatch(text):
-            hint = f"decimal = {'.' if self.dialect.decimal == ',' else ','!r} reads such numbers"
-        return f"{place}: expected a number, got {text!r}; {hint}"
+    def _advice(self, text: str | None) -> str:
+        if text and (_WITH_COMMA.fullmatch(text) or _WITH_POINT.fullmatch(text)):
+            return f"decimal = {'.' if self.dialect.decimal == ',' else ','!r} reads such numbers"
+        return ""
 
     def _number(self, text: str) -> str:
         """A number as Python writes it; a decimal point is wrong where the comma is the mark."""

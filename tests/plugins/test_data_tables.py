@@ -87,7 +87,7 @@ def test_tensors_of_a_fixed_shape(tables: Write) -> None:
             {"b": [1, None]},
             {"b": [1, 2]},
             {},
-            "column 'b': row 1 has no value; fill missing value",
+            "column 'b': row 1 has no value; fill =",
         ),
         (
             {"b": [[1], [1, 2]]},

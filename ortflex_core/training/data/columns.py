@@ -125,15 +125,34 @@ def _named(
     return {names[0]: _array(given, what, is_text=names[0] in strings)}
 
 
+def _ragged(value: Any) -> str:
+    """What is wrong with rows that are lists of different lengths; "" for other rows."""
+    if not isinstance(value, list | tuple | np.ndarray):
+        return ""
+    lengths = [len(row) for row in value if isinstance(row, list | tuple | np.ndarray)]
+    other = next((k for k, length in enumerate(lengths) if length != lengths[0]), None)
+    if other is None or len(lengths) < len(value):
+        return ""
+    return (
+        f"row {other} has {lengths[other]} values, row 0 has {lengths[0]}; pad the shorter rows, as with "
+        'Frame(frame={"tokens": rows, "y": y}, pad=0) of ortflex_plugins.data.frame, or with pad = 0 of '
+        "parquet and arrow data in a recipe"
+    )
+
+
 def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
     if hasattr(value, "toarray"):
         raise DataError(f"{what} is a sparse matrix; make it dense: {what}.toarray()")
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
     except Exception as error:  # the array is on another device, or a list is ragged
+        if ragged := _ragged(value):
+            raise DataError(f"{what}: {ragged}") from error
         raise DataError(f"{what} cannot be converted to an array: {error}") from error
     if array.ndim == 0 and hasattr(value, "collect"):
         raise DataError(f"{what} is a lazy frame ({type(value).__name__}); pass {what}.collect()")
+    if array.dtype.kind == "O" and (ragged := _ragged(array)):
+        raise DataError(f"{what}: {ragged}")
     is_frame = what.startswith("X") and hasattr(value, "columns")
     if array.dtype.kind == "O" and is_frame and not is_text:
         odd = [str(n) for n in value.columns if np.asarray(value[n]).dtype.kind not in "biuf"]

@@ -68,7 +68,9 @@ def open_source(
     labels = needed or every
     if isinstance(X, Columns):
         X = attrs.evolve(X, labels=_as_labels(X.labels, requests))
-        return _rename_columns(X, inputs, labels)
+        given = _rename_columns(X, inputs, labels)
+        named = {n: _matrix(model, n, a) for n, a in given.inputs.items()}
+        return attrs.evolve(given, inputs=named)
     if y is None and isinstance(X, Mapping):
         named = {name: X[name] for name in X if name in inputs} | _as_labels(
             {name: value for name, value in X.items() if name not in inputs}, requests
@@ -100,8 +102,8 @@ def _as_labels(given: Mapping[str, Any], requests: Sequence[LossRequest]) -> dic
 
 
 def _matrix(model: Model, name: str, array: Array) -> Array:
-    """A column of a frame in the shape [rows, 1], if the input has it."""
-    shape = model.value(name).shape or ()
+    """One column of a table in the shape [rows, 1], if the input has it; others are unchanged."""
+    shape = model.value(name).shape or () if name in {i.name for i in model.inputs} else ()
     return array.reshape(-1, 1) if array.ndim == 1 and len(shape) == 2 and shape[1] == 1 else array
 
 
