@@ -34,9 +34,7 @@ def is_class_path(text: object) -> bool:
     >>> is_class_path("adam"), is_class_path("cuda:1"), is_class_path("http://a")
     (False, False, False)
     """
-    if not isinstance(text, str):
-        return False
-    module, colon, name = text.rpartition(":")
+    module, colon, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     return bool(colon and _CLASS.fullmatch(name) and _MODULE.fullmatch(module))
 
 

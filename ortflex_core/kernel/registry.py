@@ -309,8 +309,7 @@ class Plugins:
         """
         own = (entry.target for entry in self._all if type(entry) is not Entry)
         earlier = self.data.passed if self.data is not None else ()
-        folders = () if folder is None else (folder,)
-        known = frozenset([*own, *earlier, *class_paths.named(passed), *folders])
+        known = frozenset([*own, *earlier, *class_paths.named(passed), folder or ""])
         file = DataFile(label, way_out, known)
         return Plugins(self._all, self.prefer, self._off, file, self.kinds)
 
@@ -349,8 +348,7 @@ class Plugins:
             raise ConfigError(f"{path}: {error}") from error
         if isinstance(spec, wanted):
             return spec
-        if isinstance(spec, str):
-            spec = {"name": spec}
+        spec = {"name": spec} if isinstance(spec, str) else spec
         if not isinstance(spec, Mapping):
             if isinstance(spec, type) and issubclass(spec, Component):
                 hint = f"an instance: {spec.__name__}()"

@@ -408,7 +408,7 @@ class _Table:
         """A field as a number.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a number.
         """
         return float(self._number(text))
 
