@@ -309,7 +309,7 @@ class Plugins:
         """
         own = (entry.target for entry in self._all if type(entry) is not Entry)
         earlier = self.data.passed if self.data is not None else ()
-        known = frozenset([*own, *earlier, *class_paths.named(passed), folder or ""])
+        known = frozenset([*own, *earlier, *class_paths.named(passed), *filter(None, [folder])])
         file = DataFile(label, way_out, known)
         return Plugins(self._all, self.prefer, self._off, file, self.kinds)
 
