@@ -35,10 +35,12 @@ if TYPE_CHECKING:
         Trainer,
         TrainingDiverged,
         Unsupported,
+        Verdict,
         check_model,
         compare,
         gradient_model,
         hook,
+        verify,
     )
     from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
     from ortflex_plugins.layers import OnnxFunction, OrtLayer
@@ -70,6 +72,7 @@ __all__ = [
     "Trainer",
     "TrainingDiverged",
     "Unsupported",
+    "Verdict",
     "__version__",
     "check_model",
     "compare",
@@ -79,14 +82,15 @@ __all__ = [
     "hook",
     "pad_boxes",
     "pipeline_to_onnx",
+    "verify",
 ]
 
 _MODULES = {
     "ortflex_core": (
         "Batches CheckpointError Comparison ConfigError DataError History ModelError "
         "OrtflexError Pieces PluginError Plugins Progress RateSweep Recipe "
-        "RuntimeUnavailable Summary Trainer TrainingDiverged Unsupported check_model compare "
-        "gradient_model hook"
+        "RuntimeUnavailable Summary Trainer TrainingDiverged Unsupported Verdict check_model compare "
+        "gradient_model hook verify"
     ),
     "ortflex_plugins.estimators": "OrtClassifier OrtRegressor pipeline_to_onnx",
     "ortflex_plugins.layers": "OnnxFunction OrtLayer",

@@ -389,6 +389,7 @@ from ortflex_core.training.process_groups.peers import (
     RankFailed as RankFailed,
     RanksDiffer as RanksDiffer,
 )
+from ortflex_core.training.receipt import Receipt as Receipt
 from ortflex_core.training.trainer import Trainer as Trainer
 from ortflex_core.training.views.history import History as History
 from ortflex_core.training.views.progress import epoch_summary as epoch_summary
@@ -408,6 +409,11 @@ from ortflex_core.tools.memory import (
 )
 from ortflex_core.tools.report import ModelReport as ModelReport, NodeReport as NodeReport
 from ortflex_core.tools.times import time_backends as time_backends, Times as Times
+from ortflex_core.tools.verification import (
+    TensorDifference as TensorDifference,
+    Verdict as Verdict,
+    verify as verify,
+)
 from ortflex_core.testing.adapter import AdapterKit as AdapterKit
 from ortflex_core.testing.average import AverageKit as AverageKit
 from ortflex_core.testing.backend import BackendKit as BackendKit

@@ -152,6 +152,15 @@ def weights_of(source: ModelProto) -> dict[str, Any]:
     return {t.name: onnx.numpy_helper.to_array(t) for t in source.graph.initializer}
 
 
+def without_receipt(source: ModelProto) -> ModelProto:
+    """A copy of an export without the receipt of its training."""
+    out = ModelProto()
+    out.CopyFrom(source)
+    for entry in [e for e in out.metadata_props if e.key == "ortflex.receipt"]:
+        out.metadata_props.remove(entry)
+    return out
+
+
 def predict(source: ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """What the installed onnxruntime computes from a file."""
     import onnxruntime

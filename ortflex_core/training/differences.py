@@ -36,6 +36,7 @@ FREE: Mapping[str, str] = {
     "reinitialize": "the weights come from the checkpoint",
     "cache": "the results of a prefix are the same, to rounding",
     "check_finite": "it refuses data and never changes them",
+    "receipt": "it is metadata of the export",
     "distributed": "accumulate has the batches of all processes",
     "progress": "it only changes what is displayed",
 }
@@ -65,7 +66,7 @@ def arguments(
             continue
         old = record.arguments.get(name, _NOTHING)
         if old is _NOTHING and not unnamed[0]:
-            old = _default(inner.plugins, name)
+            old = default_of(inner.plugins, name)
         new = identity.arguments.get(name, _NOTHING)
         if not any(unnamed) and _same(inner, name, old, new):
             continue
@@ -109,7 +110,7 @@ def data(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def _default(plugins: Plugins, name: str) -> Any:
+def default_of(plugins: Plugins, name: str) -> Any:
     """The default of an argument that did not exist in the version that wrote the checkpoint."""
     field = getattr(attrs.fields(Arguments), name, None)
     if field is None or field.default is attrs.NOTHING:

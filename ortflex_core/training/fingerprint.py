@@ -45,12 +45,12 @@ class Identity:
     @classmethod
     def of(cls, setup: Setup, given: Mapping[str, Any]) -> Identity:
         """Model, arguments and plugins of a Trainer, from its resolved and its given arguments."""
-        arguments, unnamed = _arguments(setup, given)
+        arguments, unnamed = written(setup, given)
         return cls(
             structure=model_file.structure(setup.model.proto),
             arguments=arguments,
             unnamed=tuple(unnamed),
-            versions={entry.distribution: entry.version for entry in _entries(setup)},
+            versions=versions(setup),
             frozen=_digests_of_frozen(setup.model, setup.problem.parameters)
             | {
                 f"{TEACHER}{k}": request.teacher.digest
@@ -58,6 +58,11 @@ class Identity:
                 if request.teacher is not None
             },
         )
+
+
+def versions(setup: Setup) -> dict[str, str]:
+    """The distributions whose plugins are used, except backends, with their versions."""
+    return {entry.distribution: entry.version for entry in _entries(setup)}
 
 
 def argument(plugins: Plugins, name: str, value: Any) -> Any:
@@ -78,8 +83,8 @@ def of_backends(setup: Setup, only: str | None = "") -> dict[str, str]:
     return {entry.distribution: entry.version for entry in entries if entry is not None}
 
 
-def _arguments(setup: Setup, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The Trainer's arguments as JSON, and the names of those that cannot be written to a file.
+def written(setup: Setup, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A Trainer's arguments as JSON, and the names of those that cannot be written to a file.
 
     Raises:
         CheckpointError: a number has more digits than a JSON reader accepts.

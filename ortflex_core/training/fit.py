@@ -19,7 +19,7 @@ from ortflex_core.kernel.loop import Loop, beginning
 from ortflex_core.kernel.plan import TrainingPlan
 from ortflex_core.kernel.position import Position
 from ortflex_core.kernel.types import Size
-from ortflex_core.training import agreement
+from ortflex_core.training import agreement, receipt
 from ortflex_core.training.announcement import announce, announce_skipped
 from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.counted_losses import count_labels
@@ -35,6 +35,7 @@ from ortflex_core.training.data.scale import out_of_scale
 from ortflex_core.training.engines import failures
 from ortflex_core.training.engines.output_metrics import loss_columns
 from ortflex_core.training.internals import Internals, Settings, internals_of
+from ortflex_core.training.standing import Training
 from ortflex_core.training.views.history import History, risen
 from ortflex_core.training.views.progress import Display
 
@@ -63,7 +64,7 @@ def fit(
     peers = internals.setup.problem.peers
     validation = None
     rows, *rest = data
-    rows = as_found(rows)
+    given = rows = as_found(rows)
     validation_data = as_found(validation_data, rows)
     feed = feed_of(rows, *rest, limit=steps_per_epoch, peers=peers)
     if peers is not None:
@@ -73,11 +74,17 @@ def fit(
             "stratify: it holds out the same fraction of each class, so validation_data (validation in a "
             f"recipe) has to be a fraction, got {short_repr(validation_data)}"
         )
+    whole = feed
     if isinstance(validation_data, float):
         feed, validation = feed.split(validation_data, settings.seed, stratify=stratify)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
     internals = calibrated(feed)
+    training = None
+    if internals.arguments["receipt"]:
+        held = (validation_data, validation)
+        options = {"limit": steps_per_epoch, "stratify": stratify}
+        training = receipt.begin(internals, settings, given, whole, *held, options)
     preparing, open_once = prepare(internals, settings, feed, steps_per_epoch)
     announce(internals, settings.progress)
     if not internals.live.standing.fits and internals.live.standing.position is None:
@@ -90,7 +97,7 @@ def fit(
         peers.agree("validation", agreement.validation_facts(validation.first))
     internals.feed = feed
     try:
-        return train(internals, settings, source, validate, alter)
+        return train(internals, settings, source, validate, alter, training)
     finally:
         internals.feed = None
 
@@ -193,8 +200,9 @@ def train(
     source: Source,
     validate: Callable[[], Mapping[str, float]] | None,
     alter: Callable[[Source, tuple[int, ...]], Source],
+    training: Training | None = None,
 ) -> History:
-    """Train on a source, or continue the run that was resumed."""
+    """Train on a source, or continue the run that was resumed; ``training`` describes it."""
     live, standing = internals.live, internals.live.standing
     start = standing.position
     if start is not None:
@@ -210,6 +218,7 @@ def train(
     standing.position = standing.last = None
     if start is None:
         standing.fits += 1
+    standing.training = training
     internals.loop = loop
     live.in_training = True
     try:
@@ -239,6 +248,9 @@ def train(
         raise
     finally:
         standing.manual = loop.progress
+        if training is not None and not loop.ended:
+            why = f"it was interrupted in epoch {loop.progress.epoch + 1}"
+            standing.training = receipt.ended(training, why)
         internals.loop = None
         live.in_training = False
         settings.history_ = _history(loop)
@@ -347,6 +359,7 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
         [(loss, penalty, *_)] = internals.engine.run(batches, [rate]).read()
     except GraphError as error:
         raise failures.explained(error, live.problem, internals.engine, prepared) from error
+    live.standing.changed_by("Trainer.step")
     moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + sum(b.size for b in batches))
     live.standing.manual = moved
     live.standing.last = None

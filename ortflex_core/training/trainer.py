@@ -26,7 +26,7 @@ from ortflex_core.kernel.hooks import HookManager, declares, weak_hook
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_tracebacks
 from ortflex_core.kernel.types import Array
-from ortflex_core.training import calibration, checkpointing, fit, pickling
+from ortflex_core.training import calibration, checkpointing, fit, pickling, receipt
 from ortflex_core.training.announcement import short, summary
 from ortflex_core.training.config.arguments import Arguments, wrong
 from ortflex_core.training.config.checks import names
@@ -160,6 +160,8 @@ class Trainer(SharesModels):
             in this order; ``my-package/adam`` chooses one plugin.
         free_batch: train a model with a fixed batch dimension on batches of any size, provided that
             its graph treats every row alike; by default the export keeps the fixed size.
+        receipt: whether an export has a receipt in its metadata: digests of model, data and result,
+            the recipe and versions, with which ``ortflex verify`` repeats the training.
         progress: show a progress bar; by default a bar in terminals and notebooks, and a line per
             epoch elsewhere; ``False`` shows nothing.
         plugins: the plugins from which components are chosen; by default all installed plugins.
@@ -222,6 +224,7 @@ class Trainer(SharesModels):
         gradients: str | Iterable[str] = (),
         prefer: str | Iterable[str] = (),
         free_batch: bool = False,
+        receipt: bool = True,
         progress: bool | None = None,
         plugins: Plugins | None = None,
     ) -> None:
@@ -602,6 +605,8 @@ class Trainer(SharesModels):
         """
         self._internals.refuse_in_observers("set_state: weights")
         self._internals.live.replace(state)
+        if state and self._internals.loop is None:
+            self._internals.live.standing.changed_by("Trainer.set_state")
 
     def update_bn(self, X: Any) -> None:
         """Compute the running statistics of BatchNormalization again, with the weights of predictions.
@@ -627,6 +632,7 @@ class Trainer(SharesModels):
         feed = self._feed(X, labeled=False)
         drop_last = self._internals.arguments["drop_last"]
         self._internals.live.update_statistics(feed, self.batch_size, drop_last)
+        self._internals.live.standing.changed_by("Trainer.update_bn")
 
     def export(
         self,
@@ -636,6 +642,9 @@ class Trainer(SharesModels):
         inference: bool = False,
     ) -> onnx.ModelProto:
         """The model with the current weights, otherwise as in the user's file.
+
+        After a training it also has a receipt in its metadata, unless the Trainer has
+        ``receipt=False``: digests, recipe and versions with which ``ortflex verify`` repeats it.
 
         A batch dimension that ``Trainer(free_batch=True)`` freed is fixed again, as in the file,
         unless ``free_batch`` is also set here. A file that was exported in training mode keeps this
@@ -655,8 +664,14 @@ class Trainer(SharesModels):
                 self.model.label,
                 ", ".join(still[:3]) + (", …" if len(still) > 3 else ""),
             )
+        inner = self._internals
+        options = {"free_batch": free_batch, "inference": inference}
         return self.model.export(
-            self._internals.live.inferring(), path, free_batch=free_batch, inferring=inference
+            inner.live.inferring(),
+            path,
+            free_batch=free_batch,
+            inferring=inference,
+            edit=receipt.sealing(inner, self, options),
         )
 
     def export_step(

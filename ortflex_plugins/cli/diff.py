@@ -149,8 +149,16 @@ def _described(model: Model) -> dict[str, Any]:
         **{f"opset {o.domain or 'ai.onnx'}": o.version for o in proto.opset_import},
         "IR version": proto.ir_version,
         "producer": f"{proto.producer_name} {proto.producer_version}".strip(),
-        **{f"metadata {p.key}": p.value for p in proto.metadata_props},
+        **{f"metadata {p.key}": p.value for p in proto.metadata_props if p.value != model.receipt},
+        "receipt": _digest(model.receipt),
     }
+
+
+def _digest(receipt: str | None) -> str | None:
+    """The digest of the receipt of a training, whose text is long; None without a receipt."""
+    import hashlib
+
+    return None if receipt is None else hashlib.sha256(receipt.encode()).hexdigest()[:12]
 
 
 def _cells(change: TensorChange) -> tuple[str, ...]:

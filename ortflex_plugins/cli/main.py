@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "graph": "Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.",
     "report": "Write a page about a run: curves, times, weights, graph, recipe, versions.",
     "diff": "Show what is different between two models, such as a file before and after its training.",
+    "verify": "Compare an exported model with its receipt, and with its training, repeated.",
     "quantize": "Make a small model of integers from a float MODEL.",
     "export-step": "Write the training step of a recipe as files that any onnxruntime runs.",
     "apply-state": "Write MODEL with the weights of STATE.",

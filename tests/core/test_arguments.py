@@ -111,6 +111,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "gradients": (5, "expected a name or a list of names, got 5"),
     "prefer": ([None], "expected a name or a list of names, got [None]"),
     "free_batch": ("no", "expected True or False, got 'no'"),
+    "receipt": (1, "expected True or False, got 1"),
     "progress": (1, "expected True or False, got 1"),
 }
 

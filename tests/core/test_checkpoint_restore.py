@@ -111,6 +111,7 @@ SAME: dict[str, Any] = {
     "cache": "memory",
     "check_finite": False,
     "distributed": ThreadGroup(),
+    "receipt": False,
     "progress": False,
 }
 

@@ -35,7 +35,9 @@ from ortflex_core import (
     kinds_of_plugins,
     open_step,
     to_toml,
+    verify,
 )
+from ortflex_core.training import receipt as receipts
 from ortflex_plugins.pictures import draw
 from tests import edited_checkpoints, models
 from tests.plugins import entrances
@@ -65,7 +67,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "unpickle": (),
     "recipe": (
         *("Recipe.load(path)", "train recipe", "compare recipe", "graph source"),
-        *("export-step recipe", "new-flower-app recipe"),
+        *("export-step recipe", "new-flower-app recipe", "verify(recipe)", "verify --recipe"),
     ),
     "run": ("report folders", "evaluate run", "predict run"),
     "state": ("apply_state(state)", "apply-state state"),
@@ -78,8 +80,9 @@ TRIED: dict[str, tuple[str, ...]] = {
         *("apply-state model", "as_model(source)", "check_model(model)", "draw(model)"),
         *("estimate_memory(model)", "gradient_model(model)", "read_model(source)"),
         *("server_app(model)", "init model", "check model", "Recipe(model)"),
-        *("diff first", "diff second"),
+        *("diff first", "diff second", "verify(model)", "verify --model"),
     ),
+    "receipt": ("verify(trained)", "verify trained"),
 }
 READS_NO_NAMES = {
     "bytes and text, whose names are looked up by others": (
@@ -91,7 +94,7 @@ READS_NO_NAMES = {
         *("Recipe(data)", "partition_rows(data)", "init --data", "predict data"),
         *("evaluate data", "data arrow.path", "data csv.path", "data image_folder.path"),
         *("data npy.path", "data npz.path", "data parquet.path", "data tokenized.path"),
-        "data tokenized.tokenizer",
+        *("data tokenized.tokenizer", "verify(data)", "verify --data"),
     ),
     "a file is written": (
         *("AdaptedModel.export(path)", "Adapter.write(path)", "History.to_csv(path)"),
@@ -117,7 +120,8 @@ READS_NO_NAMES = {
     "functions of an operator's name, which find installed families": ("RuleTable(later)",),
     "a name for messages, or values that were read": (
         *("ModelReport(model)", "PortableStep(folder)", "Saved(source)", "Summary(model)"),
-        *("with_values(source)", "DataSource.found(like)"),
+        *("with_values(source)", "DataSource.found(like)", "Receipt(model)", "Receipt(data)"),
+        "Receipt(recipe)",
     ),
 }
 
@@ -353,9 +357,29 @@ def model(place: Path, change: Change) -> Iterator[Callable[[], Any]]:
     yield lambda: make(path, **OPTIONS)
 
 
+def receipt(place: Path, change: Change) -> Iterator[Callable[[], Any]]:
+    trainer = make(place / "model.onnx", **OPTIONS)
+    trainer.fit(X, Y)
+    export = trainer.export()
+    table = json.loads(export.metadata_props[0].value)
+    read = {key: change[key] for key in ("data", "validation") if key in change}
+    others = {key: value for key, value in change.items() if key not in read}
+    forms = [{"arguments": {**table["arguments"], **others}}]
+    forms += [{"data": {**table["data"], "read": value}} for value in read.values()]
+    for form in forms:
+        export.metadata_props[0].value = receipts._text(receipts._sealed({**table, **form}))
+
+        def attempt() -> None:
+            found = verify(export, place / "model.onnx", "data.npz", plugins=plugins())
+            if found.outcome == "not repeated":
+                raise OrtflexError(*found.reasons)
+
+        yield attempt
+
+
 TRIALS: Mapping[str, Callable[[Path, Change], Iterator[Callable[[], Any]]]] = {
     trial.__name__: trial
-    for trial in (resume, restore, unpickle, recipe, run, state, step, peft, hub, model)
+    for trial in (resume, restore, unpickle, recipe, run, state, step, peft, hub, model, receipt)
 }
 WITH_EACH = ("resume",)
 """The trials in which every payload is the value of single keys, too."""

@@ -178,7 +178,7 @@ def test_scales_are_trained_by_name_and_codes_follow_them() -> None:
 
 def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
     """The checkpoint has the master weights, not the codes."""
-    trainer = trained(linear(LAYOUTS["uint8"]), epochs=2, batch_size=8, seed=1)
+    trainer = trained(linear(LAYOUTS["uint8"]), epochs=2, batch_size=8, seed=1, receipt=False)
     trainer.save(tmp_path / "half")
     resumed = Trainer.resume(tmp_path / "half")
     for one in (trainer, resumed):
@@ -195,7 +195,7 @@ def test_the_state_of_a_portable_step_is_applied_in_integers(layout: str, tmp_pa
     trainer = trained(model, batch_size=8)
     trainer.export_step(tmp_path / "step")
     applied = apply_state(model, tmp_path / "step")
-    assert applied == trainer.export()
+    assert applied == models.without_receipt(trainer.export())
     assert not np.array_equal(codes_of(applied), codes_of(model))
 
 

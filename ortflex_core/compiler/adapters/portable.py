@@ -121,7 +121,7 @@ def write_base(
     adapted = _adapted(model, "export_base")
     weights = {n: a for n, a in state.items() if n not in adapted.attached}
     slots = _slots(adapted)
-    return adapted.base.export(weights, path, edit=lambda proto: _take(adapted, proto, slots))
+    return adapted.base.export(weights, path, edit=lambda proto, _: _take(adapted, proto, slots))
 
 
 def _slots(model: AdaptedModel) -> dict[str, tuple[Attached, dict[str, Array]]]:

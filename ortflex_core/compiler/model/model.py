@@ -37,6 +37,7 @@ from ortflex_core.compiler.onnx_files import (
     model_file,
     vetting,
 )
+from ortflex_core.compiler.onnx_files.content import RECEIPT, Content, content_of
 from ortflex_core.compiler.onnx_files.external_data import DataFiles
 from ortflex_core.compiler.opsets import (
     decompositions,
@@ -254,6 +255,17 @@ class Model:
         """The model of the file: without edits."""
         return self.unedited or self
 
+    @cached_property
+    def content(self) -> Content:
+        """Digests of the user's file."""
+        return content_of(self._file, self.files)
+
+    @property
+    def receipt(self) -> str | None:
+        """The receipt in the file's metadata, as text (:mod:`ortflex_core.training.receipt`)."""
+        entries = self._file.metadata_props
+        return next((entry.value for entry in entries if entry.key == RECEIPT), None)
+
     def changed(self, proto: ModelProto) -> Model:
         """A model like this one, of the same file, with a changed graph.
 
@@ -442,7 +454,7 @@ class Model:
         *,
         free_batch: bool = False,
         inferring: bool = False,
-        edit: Callable[[ModelProto], None] | None = None,
+        edit: Callable[[ModelProto, Mapping[str, Array]], None] | None = None,
     ) -> ModelProto:
         """The user's model with new values of some initializers, otherwise unchanged.
 
@@ -451,7 +463,8 @@ class Model:
         ``<name>.<hash>.data`` if a model is replaced; the ModelProto then refers to them there.
         Exporting over the file that this model was read from changes nothing here. ``free_batch``
         writes the dynamic batch dimension that the training used, and ``inferring`` switches nodes
-        that are in training mode; ``edit`` changes the copy before it is written.
+        that are in training mode; ``edit`` changes the copy before it is written, and gets the values
+        of tensors that are not in it.
 
         Raises:
             ModelError: ``free_batch`` for a model that was created without it, or has functions; or
@@ -470,7 +483,7 @@ class Model:
         if inferring:
             inference_mode.switch_to_inference(out)
         if edit is not None:
-            edit(out)
+            edit(out, values)
         if path is None:
             return displayed_briefly(export.inline_tensors(out, self.files, values))
         return displayed_briefly(export.write(out, Path(path), self.files, values))

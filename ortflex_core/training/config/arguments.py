@@ -355,6 +355,12 @@ class Arguments:
         False,
         check=check_flag,
     )
+    receipt: bool = argument(
+        "whether an export has a receipt in its metadata: digests of model, data and result, the recipe "
+        "and versions, with which ``ortflex verify`` repeats the training",
+        True,
+        check=check_flag,
+    )
     progress: bool | None = argument(
         "show a progress bar; by default a bar in terminals and notebooks, and a line per epoch "
         "elsewhere; ``False`` shows nothing",

@@ -1,0 +1,99 @@
+"""``ortflex verify``: compares an export with its receipt, and with its training, repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+if TYPE_CHECKING:
+    from ortflex_core import Verdict
+
+_LISTED = 20
+_CODES = {"identical": 0, "intact": 0, "different": 1, "not repeated": 3}
+
+
+@click.command()
+@click.argument("trained", type=click.Path(path_type=Path))
+@click.option(
+    "--model", type=click.Path(path_type=Path), help="The model before the training, an .onnx file."
+)
+@click.option("--data", help="The training data, as `ortflex train` reads them.")
+@click.option("--validation", help="The validation data, if they were separate data.")
+@click.option(
+    "--recipe",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The recipe of the training; its model and data are the defaults of --model and --data.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+def verify(
+    trained: Path,
+    model: Path | None,
+    data: str | None,
+    validation: str | None,
+    recipe: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare an exported model with its receipt, and with its training, repeated.
+
+    TRAINED is an .onnx file that ortflex exported after a training. Without further options, its
+    tensors, graph and receipt are compared with the digests in the receipt. With --model and --data, or
+    with --recipe, the training is repeated, and every tensor is compared bit by bit.
+
+    A receipt is data: it names no file and no code. A recipe is your own, and may name code.
+
+    Exits with 0 if the model is intact or identical to the repeated one, with 1 if it is different or
+    damaged, with 3 if it has no receipt or its training cannot be repeated here.
+    """
+    from ortflex_core import ConfigError, printable, verify
+
+    if model is not None and data is None and recipe is None:
+        raise ConfigError(f"{model} is given without data; give --data, too, or --recipe")
+    if data is not None and model is None and recipe is None:
+        raise ConfigError(f"{data} is given without a model; give --model, too, or --recipe")
+    verdict = verify(
+        trained,
+        model,
+        data,
+        validation=validation,
+        recipe=recipe,
+        progress=False if as_json else None,
+    )
+    if as_json:
+        click.echo(json.dumps(attrs.asdict(verdict), indent=2))
+    else:
+        click.echo("\n".join(map(printable, _lines(trained, verdict))))
+    raise SystemExit(_CODES[verdict.outcome])
+
+
+def _lines(trained: Path, verdict: Verdict) -> list[str]:
+    from ortflex_core import text_table
+
+    receipt = verdict.receipt
+    if verdict.outcome == "identical" and receipt is not None:
+        return [
+            f"{trained}: identical. The training was repeated ({receipt.epochs} epochs, {receipt.steps} "
+            f"steps), and all {verdict.compared} tensors have the same bits"
+        ]
+    if verdict.outcome == "intact":
+        return [
+            f"{trained}: intact. Tensors, graph and receipt have the digests in the receipt; --model and "
+            "--data repeat the training, which alone is a proof"
+        ]
+    out = [f"{trained}: {verdict.outcome}", *(f"- {reason}" for reason in verdict.reasons)]
+    if verdict.tensors:
+        rows = [
+            (t.name, _count(t.numbers, t.size), "" if t.largest is None else f"{t.largest:.3g}")
+            for t in verdict.tensors[:_LISTED]
+        ]
+        out += text_table([("tensor", "other bits", "largest difference"), *rows])
+        if (rest := len(verdict.tensors) - _LISTED) > 0:
+            out.append(f"and {rest} more; --json lists all")
+    return out
+
+
+def _count(numbers: int | None, size: int | None) -> str:
+    return "another form" if numbers is None else f"{numbers:,} of {size:,}"
