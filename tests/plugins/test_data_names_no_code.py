@@ -68,6 +68,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "recipe": (
         *("Recipe.load(path)", "train recipe", "compare recipe", "graph source"),
         *("export-step recipe", "new-flower-app recipe", "verify(recipe)", "verify --recipe"),
+        "find-rate recipe",
     ),
     "run": ("report folders", "evaluate run", "predict run"),
     "state": ("apply_state(state)", "apply-state state"),
@@ -112,7 +113,8 @@ READS_NO_NAMES = {
         *("callbacks mlflow.model", "callbacks wandb.model"),
         *("init --output", "predict --output", "graph --output", "report --output"),
         *("export-step --output", "apply-state --output", "new-plugin --output"),
-        *("new-flower-app --output", "diff --output"),
+        *("new-flower-app --output", "diff --output", "find-rate --output"),
+        "RateSweep.to_csv(path)",
     ),
     "the caller names code": (
         *("Plugins.with_folder(folder)", "Plugins.for_data(folder)", "use_library(path)"),
