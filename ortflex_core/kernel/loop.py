@@ -371,10 +371,8 @@ class Loop:
             return lambda step, rows, sizes: known.setdefault(len(sizes), [self._rate] * len(sizes))
 
         def by_step(step: int, rows: int, sizes: Sequence[int]) -> list[float]:
-            size = sizes[0]
-            rates = [
-                self._rate_at(at(step=step + k, rows=rows + k * size)) for k in range(len(sizes))
-            ]
+            steps = [at(step=step + k, rows=rows + k * sizes[0]) for k in range(len(sizes))]
+            rates = list(map(self._rate_at, steps))
             self._rate = rates[-1]
             return rates
 

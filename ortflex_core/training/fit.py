@@ -185,6 +185,11 @@ def add_batch_hooks(
                 f"distributed=: {whose} changes batches, so every process has to call it; "
                 "set every_rank = True in its class"
             )
+    if internals.setup.model.drawn_again and not hooks:
+        _log.warning(
+            "a loss compares two draws of the rows, but no callback changes the batches (batch_drawn), "
+            "so they are equal, except for Dropout"
+        )
     if hooks:
         calls = [(whose, call) for _, whose, call in hooks]
         source = AlteredBatches(source, calls, seed, preparing)

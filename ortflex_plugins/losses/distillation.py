@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import attrs
+import numpy as np
 
 from ortflex_core import (
     Array,
     DataError,
     Loss,
     Ops,
+    Shape,
     TeacherTensor,
     Tensor,
     TensorSpec,
@@ -25,6 +28,10 @@ from ortflex_core import (
     shapes_compatible,
 )
 from ortflex_plugins.losses._classes import class_labels, is_class
+
+Tensors = Mapping[str, Tensor]
+Specs = Mapping[str, TensorSpec]
+S = TypeVar("S", TensorSpec, Specs)
 
 
 def _text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -46,7 +53,7 @@ def _names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class _Taught(Loss):
+class _Taught(Loss[Tensors, S], Generic[S]):
     """The fields of a teacher."""
 
     teacher: str = setting(validator=_text, help="the .onnx file of the teacher")
@@ -72,12 +79,12 @@ class _Taught(Loss):
         )
 
     @abc.abstractmethod
-    def check_teacher(self, predicted: TensorSpec, taught: TensorSpec) -> None:
+    def check_teacher(self, predicted: S, taught: TensorSpec) -> None:
         """Refuse a tensor of the teacher that does not fit."""
 
 
 @attrs.frozen(kw_only=True)
-class Distillation(_Taught):
+class Distillation(_Taught[TensorSpec]):
     """Distillation: ``l = α·T²·KL(t ‖ s) + (1 − α)·cross-entropy``, from logits [B, C, …].
 
     ``t = softmax(teacher / T)`` and ``s = softmax(student / T)`` along ``axis`` (1, or -1 for scores
@@ -142,69 +149,112 @@ class Distillation(_Taught):
                 "(head=), or name another tensor of the teacher (teacher_tensor=)"
             )
 
-    def per_sample(
-        self, op: Ops, predicted: Tensor, expected: Tensor | None, taught: Tensor | None = None
-    ) -> Tensor:
+    def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor | None) -> Tensor:
         """``α·T²·KL(t ‖ s) + (1 − α)·cross-entropy``."""
-        assert taught is not None
-        t = self.temperature
-        theirs = op.LogSoftmax(taught / t, axis=self.axis)
-        ours = op.LogSoftmax(predicted / t, axis=self.axis)
+        t, scores = self.temperature, predicted["predicted"]
+        theirs = op.LogSoftmax(predicted["teacher"] / t, axis=self.axis)
+        ours = op.LogSoftmax(scores / t, axis=self.axis)
         parts = op.Exp(theirs) * (theirs - ours)
         divergence = (t * t) * op.ReduceSum(parts, axes=[self.axis], keepdims=0)
         if expected is None:
             return self.alpha * divergence
-        logs = op.LogSoftmax(predicted, axis=self.axis)
+        logs = op.LogSoftmax(scores, axis=self.axis)
         if expected.is_float:
             terms = logs * expected
         else:
-            terms = op.Where(is_class(op, predicted, expected, self.axis), logs, 0.0)
+            terms = op.Where(is_class(op, scores, expected, self.axis), logs, 0.0)
         entropy = -op.ReduceSum(terms, axes=[self.axis], keepdims=0)
         return self.alpha * divergence + (1 - self.alpha) * entropy
 
 
 @attrs.frozen(kw_only=True)
-class FeatureMatching(_Taught):
+class FeatureMatching(_Taught[Specs]):
     """Distance to a tensor of a teacher: ``l = mean((p − t)²)`` over all axes but the first.
 
     ``p`` is the tensor of the model that ``predicted`` names and ``t`` the tensor ``teacher_tensor`` of the
-    teacher, of the same shape [B, …]; values have the shape [B]. No labels are needed.
+    teacher, [B, …]; values have the shape [B]. No labels are needed.
+
+    The two have the same shape, or with ``projection`` other sizes along ``axis``: then ``p`` is
+    multiplied by a trained matrix [size of ours, size of the teacher's], a 1×1 convolution for images.
+    Its first values are uniform in ±1/√(size of ours). Checkpoints have the matrix, the exported model has
+    not.
 
     Raises:
-        DataError: the two tensors have other shapes.
+        DataError: the two tensors have other shapes, or a projection has nothing to multiply.
 
     >>> FeatureMatching(teacher="large.onnx", teacher_tensor="features").needs_labels
     False
 
-    Source: A. Romero et al., "FitNets: hints for thin deep nets", 2014, arXiv 1412.6550, without its
-    regressor.
+    Source: A. Romero et al., "FitNets: hints for thin deep nets", 2014, arXiv 1412.6550; the projection is
+    its regressor.
     """
 
     name: ClassVar[str] = "feature_matching"
     aliases: ClassVar[tuple[str, ...]] = ("fitnet", "fitnets", "hint")
+    tensors: ClassVar[tuple[str, ...]] = ("features",)
+
+    projection: bool = setting(
+        default=False,
+        help="multiply our tensor by a trained matrix, for other sizes along the axis",
+    )
+    axis: int = setting(
+        default=1, validator=one_of(1, -1), help="the axis of the projection: 1 or -1"
+    )
 
     @property
     def needs_labels(self) -> bool:
         """No labels."""
         return False
 
-    def check_teacher(self, predicted: TensorSpec, taught: TensorSpec) -> None:
+    def check_teacher(self, predicted: Specs, taught: TensorSpec) -> None:
         """Refuse a tensor of another shape."""
-        float_scores(self.name, predicted)
-        if not shapes_compatible(predicted.shape, taught.shape):
+        own = predicted["features"]
+        float_scores(self.name, own)
+        ours, theirs = own.shape, taught.shape
+        if self.projection and ours is not None and theirs is not None:
+            ours, theirs = self._without_axis(ours), self._without_axis(theirs)
+        if not shapes_compatible(ours, theirs):
+            way = "projection=True, if only the sizes of one axis differ (axis=)"
             raise DataError(
-                f"{self.name}: the teacher's tensor {taught} and the model's {predicted} have other sizes; "
+                f"{self.name}: the teacher's tensor {taught} and the model's {own} have other sizes; "
                 "choose tensors of equal shapes (predicted=, teacher_tensor=)"
+                + ("" if self.projection else f", or {way}")
             )
 
-    def per_sample(
-        self, op: Ops, predicted: Tensor, expected: Tensor | None, taught: Tensor | None = None
-    ) -> Tensor:
+    def _without_axis(self, shape: Shape) -> Shape:
+        return shape[:1] + shape[2:] if self.axis == 1 else shape[:-1]
+
+    def parameters(self, predicted: Specs, generator: np.random.Generator) -> Mapping[str, Array]:
+        """The matrix of the projection."""
+        if not self.projection:
+            return {}
+        shapes = [predicted[role].shape or () for role in ("features", "teacher")]
+        sizes = [shape[self.axis] if len(shape) > 1 else None for shape in shapes]
+        if not all(isinstance(size, int) for size in sizes):
+            raise DataError(
+                f"{self.name}: the sizes of axis {self.axis} of {predicted['features']} and of the "
+                f"teacher's {predicted['teacher']} have to be known for a projection"
+            )
+        ours, theirs = (int(size) for size in sizes if isinstance(size, int))
+        bound = 1 / math.sqrt(ours)
+        return {"projection": generator.uniform(-bound, bound, (ours, theirs))}
+
+    def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor | None) -> Tensor:
         """``mean((p − t)²)`` of each row."""
-        assert taught is not None
-        assert predicted.rank is not None
-        error = predicted - taught
+        own, taught = predicted["features"], predicted["teacher"]
+        assert own.rank is not None
+        if self.projection:
+            own, taught = (self._axis_last(op, tensor) for tensor in (own, taught))
+            own = op.MatMul(own, predicted["projection"])
+        error = own - taught
         squares = error * error
-        if predicted.rank == 1:
+        if own.rank == 1:
             return squares
-        return op.ReduceMean(squares, axes=list(range(1, predicted.rank)), keepdims=0)
+        return op.ReduceMean(squares, axes=list(range(1, own.rank or 1)), keepdims=0)
+
+    def _axis_last(self, op: Ops, tensor: Tensor) -> Tensor:
+        """The axis of the projection as the last one; the mean does not depend on the order."""
+        rank = tensor.rank or 0
+        if self.axis == -1 or rank == 2:
+            return tensor
+        return op.Transpose(tensor, perm=[0, *range(2, rank), 1])

@@ -87,7 +87,7 @@ def test_step_programs_have_every_optimizer_and_loss_that_is_ours() -> None:
     assert ours["optimizers"] == set(step_programs.OPTIMIZERS)
     # Of pairs, without labels, of several tensors or of sequences, with a teacher.
     others = {
-        *("cosine_embedding", "entropy", "distillation", "feature_matching"),
+        *("cosine_embedding", "entropy", "consistency", "distillation", "feature_matching"),
         *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax"),
         *("ctc", "causal_lm", "ssd", "retinanet", "task_aligned"),
     }

@@ -57,6 +57,7 @@ OTHER_LOSSES = (
     *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax", "ctc"),
     *("ssd", "retinanet", "task_aligned"),  # test_detection.py
     *("distillation", "feature_matching"),  # which read a teacher: test_teachers.py
+    "consistency",  # of two draws of the rows: test_consistency.py
 )
 
 

@@ -64,6 +64,7 @@ LOSSES: dict[str, tuple[str, Formula]] = {
 
 ELSEWHERE = {
     *("entropy", "distillation", "feature_matching"),  # test_losses_without_labels, test_teachers
+    "consistency",  # test_consistency
     *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax"),
     *("ctc", "causal_lm"),  # test_losses_of_tensors
     *("ssd", "retinanet", "task_aligned"),  # test_detection

@@ -101,7 +101,8 @@ def test_the_formula_in_float64_is_that_of_torch() -> None:
         def formula(
             op: Any, predicted: Any, taught: Any, expected: Any = None, loss: Any = loss
         ) -> Any:
-            value = loss.per_sample(op, predicted, expected, taught)
+            own = "predicted" if loss.needs_labels or loss.name == "distillation" else "features"
+            value = loss.per_sample(op, {own: predicted, "teacher": taught}, expected)
             [slope] = gradients([(value, None)], [predicted], load_rules(running.plugins()))
             return {"value": value, "slope": slope}
 
@@ -161,6 +162,63 @@ def test_every_kind_of_data_and_cache_is_the_same_training(teacher: str, way: st
     if way != "step":
         np.testing.assert_allclose(run.validation_losses_, wanted.validation_losses_, rtol=1e-5)
     assert run.evaluate(X, Y)["loss"] == pytest.approx(wanted.evaluate(X, Y)["loss"], rel=1e-5)
+
+
+SHAPES = {"vectors": (5, 7), "images": (3, 4, 2, 2), "tokens": (4, 3)}
+
+
+def networks(kind: str, seed: int, width: int) -> tuple[onnx.ModelProto, Array]:
+    """A tensor ``f`` of features, and rows for it: [N, width], [N, width, 2, 2] or [N, 4, width]."""
+    rng = np.random.default_rng(seed)
+    node, floats = onnx.helper.make_node, models.floats
+    inner = {"vectors": (), "images": (2, 2), "tokens": (4,)}[kind]
+    if kind == "images":
+        nodes = [node("Conv", ["X", "w"], ["h"]), node("Tanh", ["h"], ["f"])]
+        shapes, weight, out = (3, *inner), (width, 3, 1, 1), (width, *inner)
+    else:
+        nodes = [node("MatMul", ["X", "w"], ["h"]), node("Tanh", ["h"], ["f"])]
+        shapes, weight, out = (*inner, 5), (5, width), (*inner, width)
+    file = models.model(
+        nodes,
+        [floats("X", "N", *shapes)],
+        [floats("f", "N", *out)],
+        {"w": rng.standard_normal(weight)},
+    )
+    return file, np.random.default_rng(9).standard_normal((12, *shapes)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_projection_is_trained_and_not_exported(kind: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "wide.onnx"
+    large, x = networks(kind, 1, 6)
+    small, _ = networks(kind, 2, 4)
+    onnx.save(large, path)
+    loss = {"name": "feature_matching", "teacher": str(path), "projection": True}
+    loss |= {"axis": -1} if kind == "tokens" else {}
+    run = make(small, loss=loss, backend="fused", batch_size=12, epochs=1, learning_rate=1.0)
+    before = run.get_state()
+    assert set(before) == {"w", "feature_matching.projection"}
+    w, m = (torch.tensor(a.astype(np.float64), requires_grad=True) for a in before.values())
+    wide = torch.tensor(models.predict(large, {"X": x})["f"].astype(np.float64))
+    rows = torch.tensor(x.astype(np.float64))
+    if kind == "images":
+        conv2d = torch.nn.functional.conv2d
+        ours = conv2d(torch.tanh(conv2d(rows, w)), m.T[..., None, None])
+    else:
+        ours = torch.tanh(rows @ w) @ m
+    value = ((ours - wide) ** 2).mean()
+    value.backward()
+    assert run.evaluate(x)["loss"] == pytest.approx(value.item(), rel=1e-5)
+    run.fit(x)
+    for name, tensor in zip(before, (w, m), strict=True):
+        moved = before[name] - run.get_state()[name]
+        np.testing.assert_allclose(moved, tensor.grad.numpy(), atol=2e-6)
+    assert [t.name for t in run.export().graph.initializer] == ["w"]
+    again = Trainer.resume(run.save(tmp_path / "c"))
+    same(again.get_state(), run.get_state(), tolerance=0)
+    with pytest.raises(DataError, match="projection=True"):
+        make(small, loss={**loss, "projection": False})
 
 
 def test_each_row_is_computed_once(teacher: str, monkeypatch: pytest.MonkeyPatch) -> None:

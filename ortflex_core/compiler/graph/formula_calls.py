@@ -123,17 +123,23 @@ Predicted = Tensor | Mapping[str, Tensor]
 """What a loss reads: a tensor, or several by its names for them."""
 
 
+def with_teacher(predicted: Predicted, taught: Tensor | None) -> Predicted:
+    """What the formula of a loss reads, with the tensor of a teacher as ``teacher`` if there is one."""
+    if taught is None:
+        return predicted
+    own = predicted if isinstance(predicted, Mapping) else {"predicted": predicted}
+    return {**own, "teacher": taught}
+
+
 def per_sample(
     loss: Loss,
     op: Ops,
     predicted: Predicted,
     expected: Tensor | None,
-    taught: Tensor | None = None,
 ) -> Tensor:
     """The values of a loss: float, [batch, …]."""
     wanted = "a float tensor with at least one value per sample, [batch, …]"
-    further = () if taught is None else (taught,)
-    given = _call(loss, "per_sample", op, predicted, expected, *further)
+    given = _call(loss, "per_sample", op, predicted, expected)
     if isinstance(predicted, Mapping):
         predicted = next(iter(predicted.values()))
     values = _tensor(loss, "per_sample", given, predicted.trace, wanted)

@@ -74,8 +74,11 @@ class Extension:
         self._add(helper.make_node("Identity", [name], [value], name=value))
         return value
 
-    def twin(self, tensor: str, prefix: str) -> str:
-        """The same tensor with the same weights, computed from inputs of its own: ``prefix/input``."""
+    def twin(self, tensor: str, prefix: str, *, drawn_again: bool = False) -> str:
+        """The same tensor with the same weights, computed from inputs of its own: ``prefix/input``.
+
+        With ``drawn_again`` these have the rows of the inputs, after a second draw of ``batch_drawn``.
+        """
         model = self.model
         inputs = {spec.name: spec for spec in model.inputs}
         names: dict[str, str] = {}
@@ -84,6 +87,8 @@ class Extension:
                 if name in inputs and name not in names:
                     own = self.column(f"{prefix}/{name}", inputs[name].dtype, inputs[name])
                     names[name] = own
+                    if drawn_again:
+                        self.model.drawn_again = {**self.model.drawn_again, own: name}
             if not any(name in names for name in reads(node)):
                 continue  # computed from constants only, so shared
             for name in filter(None, node.output):

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from onnx import ModelProto, NodeProto, TensorProto
@@ -86,6 +87,8 @@ class Model:
     """The model without the tensors that only losses read; None if it has none of them."""
     loss_inputs: tuple[str, ...] = ()
     """The inputs that only losses read: predictions do not need them, and the file lacks them."""
+    drawn_again: Mapping[str, str] = MappingProxyType({})
+    """Those of them that have the rows of other inputs, after a second draw of ``batch_drawn``."""
     loss_parameters: tuple[str, ...] = ()
     """The trained tensors of losses, which the file lacks."""
     of_losses: frozenset[str] = frozenset()

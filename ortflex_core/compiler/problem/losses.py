@@ -162,34 +162,40 @@ def loss_requests(
     specs = _on_outputs(model, read_losses(spec, plugins))
     problems = Problems()
     extension = Extension(model) if any(s.loss.tensors for s in specs) else None
-    several = len(specs) > 1
-    requests = [problems.collect(_loss_request, model, s, several, extension, seed) for s in specs]
+    files = TeacherFiles(plugins)
+    placing = _Placing(model=model, several=len(specs) > 1, extension=extension, seed=seed)
+    requests = [problems.collect(_loss_request, spec, placing, files) for spec in specs]
     problems.raise_all()
     if extension is not None:
         extension.learn()
         model = extension.model
-    files = TeacherFiles(plugins)
-    taught = [
-        problems.collect(_with_teacher, request, spec, model, files)
-        for request, spec in zip(requests, specs, strict=True)
-    ]
-    problems.raise_all()
-    return model, taught
+    return model, requests
 
 
-def _with_teacher(
-    request: LossRequest, spec: LossSpec, model: Model, files: TeacherFiles
-) -> LossRequest:
-    """A loss with the teacher whose tensor it reads, if it reads one."""
-    wanted = request.loss.taught
+@attrs.frozen(kw_only=True)
+class _Placing:
+    """Where losses are placed.
+
+    ``several`` says whether there are several losses; ``extension`` adds tensors that only losses read.
+    """
+
+    model: Model
+    several: bool
+    extension: Extension | None
+    seed: int
+
+    @property
+    def extended(self) -> Model:
+        """The model with the tensors that only losses read."""
+        return self.model if self.extension is None else self.extension.model
+
+
+def _teacher(spec: LossSpec, model: Model, files: TeacherFiles) -> Teacher | None:
+    """The teacher whose tensor a loss reads, if it reads one."""
+    wanted = spec.loss.taught
     if wanted is None:
-        return request
-    raw = request.loss.scores == "raw"
-    teacher = files.teacher(wanted, model, f"{spec.path}.teacher", raw=raw)
-    if wanted.check is not None:
-        with calling(request.loss, "check_teacher"):
-            wanted.check(request.seen(model), teacher.tensor)
-    return attrs.evolve(request, teacher=teacher)
+        return None
+    return files.teacher(wanted, model, f"{spec.path}.teacher", raw=spec.loss.scores == "raw")
 
 
 def _on_outputs(model: Model, specs: Sequence[LossSpec]) -> list[LossSpec]:
@@ -228,21 +234,19 @@ def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
     return items
 
 
-def _loss_request(
-    model: Model, spec: LossSpec, several: bool, extension: Extension | None, seed: int
-) -> LossRequest:
+def _loss_request(spec: LossSpec, placing: _Placing, files: TeacherFiles) -> LossRequest:
+    model, extension = placing.model, placing.extension
+    teacher = _teacher(spec, model, files)
     tensors: dict[str, str] = {}
     if spec.loss.tensors and extension is not None:
-        tensors = _placed(extension, spec, seed)
-        given = spec.predicted
-        where = given if isinstance(given, str) else next(iter(tensors.values()))
+        tensors, where = _placed(extension, spec, placing.seed, teacher)
     else:
         assert not isinstance(spec.predicted, Mapping)
         where = spec.predicted or targets.default_output(model)
     loss = spec.loss
     targets.check_tensor(model, where)
     # Every classifier that skl2onnx writes has an output called "label".
-    taken = several or _LABEL in tensor_names(model)
+    taken = placing.several or _LABEL in tensor_names(model)
     seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
     if loss.scores == "raw" and getattr(loss, "on", "scores") != "scores":
         seen, operator = where, None
@@ -252,7 +256,7 @@ def _loss_request(
             "x. For two classes use a loss with on='probabilities'; for more, attach the loss to "
             "the tensor of the scores"
         )
-    return LossRequest(
+    request = LossRequest(
         loss=loss,
         output=where,
         predicted=seen,
@@ -261,11 +265,20 @@ def _loss_request(
         factor=spec.factor,
         traced_back=operator,
         tensors=tensors,
+        teacher=teacher,
     )
+    if teacher is not None and loss.taught is not None and loss.taught.check is not None:
+        with calling(loss, "check_teacher"):
+            loss.taught.check(request.seen(placing.extended), teacher.tensor)
+    return request
 
 
-def _placed(extension: Extension, spec: LossSpec, seed: int) -> dict[str, str]:
-    """The tensors of a loss over several, by its names for them; those that the model lacks are added.
+def _placed(
+    extension: Extension, spec: LossSpec, seed: int, teacher: Teacher | None
+) -> tuple[dict[str, str], str]:
+    """The tensors of a loss over several, by its names for them, and the tensor that the user means.
+
+    Those that the model lacks are added.
 
     Raises:
         ModelError: a tensor does not exist, or is not given and cannot be computed by the same model.
@@ -296,13 +309,17 @@ def _placed(extension: Extension, spec: LossSpec, seed: int) -> dict[str, str]:
             continue
         if role not in loss.columns:
             targets.check_tensor(model, name)
+            if loss.scores == "raw":
+                name = targets.raw_scores(model, name)[0]
         if name in used and loss.one_model:
-            name = extension.twin(name, role)
+            name = extension.twin(name, role, drawn_again=role in loss.draws)
         used.add(name)
         out[role] = name
     first = out[wanted[0]]
     dtype = model.value(first).numpy
     specs = {role: model.value(name) for role, name in out.items()}
+    if teacher is not None:
+        specs["teacher"] = teacher.tensor
     drawn = np.random.default_rng([seed, zlib.crc32(f"{spec.path}/{loss.name}".encode())])
     with calling(loss, "parameters"):
         values = loss.parameters(specs, drawn)
@@ -310,7 +327,7 @@ def _placed(extension: Extension, spec: LossSpec, seed: int) -> dict[str, str]:
     for role, array in values.items():
         name = f"{title}.{role}" if spec.path == "loss" else f"{spec.path}.{title}.{role}"
         out[role] = extension.parameter(name, np.asarray(array, dtype, order="C"))
-    return out
+    return out, given[wanted[0]]
 
 
 def _table(spec: Any) -> dict[str, Any]:
@@ -494,7 +511,7 @@ def sample_shape(
     def read(name: str, spec: TensorSpec) -> Tensor:
         return trace.input(name, spec.dtype, spec.shape)
 
-    seen: Tensor | dict[str, Tensor]
+    seen: calls.Predicted
     if isinstance(predicted, Mapping):
         seen = {role: read(f"predicted/{role}", spec) for role, spec in predicted.items()}
         dtype = next(iter(predicted.values())).dtype
@@ -502,8 +519,9 @@ def sample_shape(
         seen, dtype = read("predicted", predicted), predicted.dtype
     given = label if loss.needs_labels else None
     expected = None if given is None else read("expected", given)
-    further = None if taught is None else read("taught", attrs.evolve(taught, dtype=dtype))
-    values = calls.per_sample(twin, trace.op, seen, expected, further)
+    if taught is not None:
+        seen = calls.with_teacher(seen, read("taught", attrs.evolve(taught, dtype=dtype)))
+    values = calls.per_sample(twin, trace.op, seen, expected)
     if values.shape is None or not values.shape:
         raise DataError(
             f"the {loss.name} loss returns values of shape {shape_text(values.shape)}, expected "

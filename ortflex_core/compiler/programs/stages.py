@@ -135,8 +135,8 @@ class TracedLoss:
             self._seen = {role: values[spec.name] for role, spec in term.tensors}
         self._loss = symbolic(term.loss, term.prefix)
         self.expected = _labels(trace, term)
-        taught = _taught(trace, term)
-        self.per_sample = calls.per_sample(self._loss, op, self._seen, self.expected, taught)
+        self._seen = calls.with_teacher(self._seen, _taught(trace, term))
+        self.per_sample = calls.per_sample(self._loss, op, self._seen, self.expected)
         mask = None
         if self.expected is not None:
             mask = calls.mask(self._loss, op, self.expected)

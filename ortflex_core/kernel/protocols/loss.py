@@ -36,20 +36,19 @@ class Loss(Component, abc.ABC, Generic[P, S]):
 
     scores: ClassVar[Literal["any", "raw"]] = "any"
     """"raw": the loss expects scores, so a final Softmax or Sigmoid is traced back to its input."""
+    tensors: ClassVar[tuple[str, ...]] = ()
+    """Names of several tensors to read; ``predicted`` is then a mapping from them in all methods."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Those of :attr:`tensors` that may be left out, or be a column of integers [B] next to the inputs."""
+    one_model: ClassVar[bool] = False
+    """Whether one model may compute all :attr:`tensors`, each from inputs of its own, ``positive/x``."""
+    draws: ClassVar[tuple[str, ...]] = ()
+    """Those of :attr:`tensors` that :attr:`one_model` computes from a second draw of the same rows."""
 
     @property
     def needs_labels(self) -> bool:
         """Whether the formula reads labels; if not, ``expected`` is None, and labels are for metrics."""
         return True
-
-    tensors: ClassVar[tuple[str, ...]] = ()
-    """Names of several tensors to read; ``predicted`` is then a mapping from them in all methods."""
-
-    columns: ClassVar[tuple[str, ...]] = ()
-    """Those of :attr:`tensors` that may be left out, or be a column of integers [B] next to the inputs."""
-
-    one_model: ClassVar[bool] = False
-    """Whether one model may compute all :attr:`tensors`, each from inputs of its own, ``positive/x``."""
 
     def parameters(
         self, predicted: Mapping[str, TensorSpec], generator: np.random.Generator
@@ -59,7 +58,7 @@ class Loss(Component, abc.ABC, Generic[P, S]):
 
     @property
     def taught(self) -> TeacherTensor | None:
-        """The tensor of a teacher that the formula reads, as the last argument of ``per_sample``."""
+        """A teacher's tensor, which the formula gets in a mapping: ``predicted`` and ``teacher``."""
         return None
 
     def label(self, predicted: S, given: TensorSpec | None) -> TensorSpec:

@@ -18,6 +18,8 @@ Hook = Callable[..., Mapping[str, Array] | None]
 
 _SALT = 0xBA7C4
 """Separates the draws of hooks from those that shuffle an epoch."""
+_SECOND = 0x2D
+"""Separates the second draw of the same rows from the first."""
 
 
 class AlteredBatches:
@@ -63,14 +65,27 @@ class AlteredBatches:
 
     def _altered(self, batch: Batch, epoch: int, number: int) -> Batch:
         # Copies: a hook may write into them.
-        arrays = {name: np.array(batch.array(name)) for name in batch.columns}
+        again = self._preparing.problem.model.drawn_again
+        arrays = {name: np.array(batch.array(name)) for name in batch.columns if name not in again}
+        second = {name: array.copy() for name, array in arrays.items()} if again else {}
+        place = (*self._seed, _SALT, epoch, number)
+        arrays = self._drawn(arrays, place, epoch)
+        if again:
+            second = self._drawn(second, (*place, _SECOND), epoch)
+            arrays |= {own: second[name] for own, name in again.items()}
+        denominators = totals(self._preparing.denominators(arrays), batch.size)
+        return Batch(arrays, None, batch.size, denominators)
+
+    def _drawn(
+        self, arrays: dict[str, Array], place: Sequence[int], epoch: int
+    ) -> dict[str, Array]:
+        """The arrays of a batch after all hooks; ``place`` decides the draws."""
         for k, (whose, hook) in enumerate(self._hooks):
-            rng = np.random.default_rng([*self._seed, _SALT, epoch, number, k])
+            rng = np.random.default_rng([*place, k])
             answer = hook(batch=arrays, rng=rng, epoch=epoch)
             if answer is not None:
                 arrays = arrays | _checked(answer, arrays, whose)
-        denominators = totals(self._preparing.denominators(arrays), batch.size)
-        return Batch(arrays, None, batch.size, denominators)
+        return arrays
 
 
 def _block(batches: Sequence[Batch]) -> Block:

@@ -59,7 +59,7 @@ def open_source(
             "these data are read in pieces and do not fit into the shuffle buffer, but all rows "
             "are needed at once here; pass arrays, or fewer rows"
         )
-    inputs = [i.name for i in model.inputs]
+    inputs = [i.name for i in model.inputs if i.name not in model.drawn_again]
     if predicting and model.loss_inputs:
         names = X.inputs if isinstance(X, Columns) else X if isinstance(X, Mapping) else ()
         inputs = [name for name in inputs if name not in model.loss_inputs or name in names]
@@ -70,7 +70,7 @@ def open_source(
         X = attrs.evolve(X, labels=_as_labels(X.labels, requests))
         given = _rename_columns(X, inputs, labels)
         named = {n: _matrix(model, n, a) for n, a in given.inputs.items()}
-        return attrs.evolve(given, inputs=named)
+        return _with_second_draws(attrs.evolve(given, inputs=named), model)
     if y is None and isinstance(X, Mapping):
         named = {name: X[name] for name in X if name in inputs} | _as_labels(
             {name: value for name, value in X.items() if name not in inputs}, requests
@@ -88,7 +88,16 @@ def open_source(
         given = attrs.evolve(
             given, inputs={n: _matrix(model, n, a) for n, a in given.inputs.items()}
         )
-    return given
+    return _with_second_draws(given, model)
+
+
+def _with_second_draws(columns: Columns, model: Model) -> Columns:
+    """The columns, with the rows of the inputs that ``batch_drawn`` draws twice."""
+    if not model.drawn_again:
+        return columns
+    rows = columns.inputs
+    again = {own: rows[name] for own, name in model.drawn_again.items() if name in rows}
+    return attrs.evolve(columns, inputs={**rows, **again})
 
 
 def _as_labels(given: Mapping[str, Any], requests: Sequence[LossRequest]) -> dict[str, Any]:

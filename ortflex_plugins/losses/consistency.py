@@ -1,0 +1,69 @@
+"""The loss ``consistency``: equal predictions for two draws of the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import attrs
+
+from ortflex_core import Loss, Ops, Tensor, TensorSpec, one_of, setting
+from ortflex_plugins.losses._classes import class_labels
+
+Tensors = Mapping[str, Tensor]
+Specs = Mapping[str, TensorSpec]
+
+
+@attrs.frozen(kw_only=True)
+class Consistency(Loss[Tensors, Specs]):
+    """Squared difference of two predictions: ``l = 1/C · Σ_c (softmax(a)_c − softmax(b)_c)²``.
+
+    ``a`` and ``b`` are the raw scores [B, C, …] of one model for two draws of the same rows: the hook
+    ``batch_drawn`` of the callbacks is called twice, with other random numbers, and masks of Dropout
+    differ, too. No labels are needed. The softmax is along ``axis`` (1, or -1 for scores [B, …, C]);
+    values have the shape [B, …]. Evaluations draw nothing, so there the loss is 0.
+
+    Use it together with ``softmax_cross_entropy`` for semi-supervised training: alone it has a trivial
+    minimum, equal scores for all rows. Rows without labels have the sample weight 0 in the other loss.
+
+    Raises:
+        DataError: the scores have no axis of two or more classes.
+
+    >>> Consistency().needs_labels
+    False
+
+    Source: S. Laine and T. Aila, "Temporal ensembling for semi-supervised learning", ICLR 2017, the
+    Π-model; with ``target`` as in Q. Xie et al., "Unsupervised data augmentation for consistency
+    training", 2020.
+    """
+
+    name: ClassVar[str] = "consistency"
+    aliases: ClassVar[tuple[str, ...]] = ("pi_model", "consistency_regularization")
+    scores: ClassVar[Literal["any", "raw"]] = "raw"
+    tensors: ClassVar[tuple[str, ...]] = ("scores", "second")
+    one_model: ClassVar[bool] = True
+    draws: ClassVar[tuple[str, ...]] = ("second",)
+
+    axis: int = setting(default=1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1")
+    target: bool = setting(
+        default=False, help="treat the second prediction as a constant target, without a gradient"
+    )
+
+    @property
+    def needs_labels(self) -> bool:
+        """No labels."""
+        return False
+
+    def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
+        """Class numbers or fractions, for metrics."""
+        return class_labels(self.name, predicted["scores"], given, self.axis)
+
+    def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor | None) -> Tensor:
+        """The mean over the classes of the squared differences of the probabilities."""
+        first, second = (
+            op.Softmax(predicted[role], axis=self.axis) for role in ("scores", "second")
+        )
+        if self.target:
+            second = op.stop_gradient(second)
+        error = first - second
+        return op.ReduceMean(error * error, axes=[self.axis], keepdims=0)
