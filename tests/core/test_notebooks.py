@@ -54,6 +54,7 @@ def shown(outputs: list[Any]) -> str:
     return "\n".join(texts)
 
 
+@pytest.mark.once
 def test_cells_show_what_a_reader_wants(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     made = executed(CELLS, tmp_path)

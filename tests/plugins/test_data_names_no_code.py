@@ -387,6 +387,7 @@ WITH_EACH = ("resume",)
 """The trials in which every payload is the value of single keys, too."""
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("trial", TRIALS)
 def test_no_payload_runs(place: Path, trial: str) -> None:
     """Each entrance with each payload: nothing runs, and every error is one of ortflex."""

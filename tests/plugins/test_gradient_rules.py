@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ CASES: list[Case] = [
 ]
 BY_NAME = {c.name: c for c in CASES}
 OLDEST = 13
+EXAMPLES = 40 if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1" else 8
+"""What hypothesis draws for a test: less in an environment that samples."""
 
 
 @functools.cache
@@ -100,7 +103,7 @@ def rules_with_a_gradient() -> list[tuple[tuple[str, str], Any]]:
     return [(key, rules) for key, rules in entries if rules[-1][1] is not None]
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None)
 @given(
     shapes=npst.mutually_broadcastable_shapes(num_shapes=3, max_dims=3, max_side=3),
     known=st.sampled_from(["sizes", "names", "ranks", "nothing"]),
@@ -115,7 +118,7 @@ def test_any_broadcast_is_undone(shapes: Any, known: Any) -> None:
     )
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None)
 @given(
     shapes=npst.mutually_broadcastable_shapes(
         signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, max_side=3

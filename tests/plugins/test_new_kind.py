@@ -95,6 +95,7 @@ def test_the_command_line_knows_the_kind(site: Path) -> None:
     assert "filter" in {item.value for item in complete_kinds(ctx, main.params[0], "fil")}
 
 
+@pytest.mark.once
 def test_the_pages_of_the_package_are_generated(site: Path) -> None:
     made = pages(distribution="ortflex-filters")
     assert set(made) == {"components.md", "filters.md"}
@@ -103,6 +104,7 @@ def test_the_pages_of_the_package_are_generated(site: Path) -> None:
     assert "filters.md" not in pages()
 
 
+@pytest.mark.once
 def test_packages_are_listed_by_kind() -> None:
     listed = {"home": "https://example.org", "description": "One sentence.", "stability": "stable"}
     packages = [
