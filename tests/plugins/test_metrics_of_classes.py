@@ -1,4 +1,4 @@
-"""More streaming metrics against scikit-learn's; scikit-learn's own by their names."""
+"""Streaming metrics of classes against scikit-learn's; scikit-learn's own by their names."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from tests import models
 from tests.plugins.test_metrics import streamed
 from tests.training import make, plugins, regression
 
-BATCHES = (1, 7, 60)
-
 
 def softmax(scores: Any) -> Any:
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -37,10 +35,9 @@ def labeled(classes: int, rows: int = 60) -> tuple[Any, Any, Any]:
     return scores, labels, rng.uniform(0, 3, rows)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
-def test_top_k_is_scikit_learn_s(k: int, weighted: bool, batch: int) -> None:
+def test_top_k_is_scikit_learn_s(k: int, weighted: bool) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     scores, labels, weight = labeled(4)
     scores[5] = scores[5, 0]  # equal ones
@@ -52,7 +49,7 @@ def test_top_k_is_scikit_learn_s(k: int, weighted: bool, batch: int) -> None:
     if k > 3:
         wanted = 1.0
     for expected in (labels, np.eye(4)[labels]):
-        assert streamed(TopK(k=k), expected, scores, weight, batch) == pytest.approx(wanted)
+        assert streamed(TopK(k=k), expected, scores, weight) == pytest.approx(wanted)
 
 
 def test_top_k_counts_every_position() -> None:
@@ -68,10 +65,9 @@ def test_top_k_counts_every_position() -> None:
         TopK().start().update(np.zeros(3), np.zeros(3), None)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
-def test_f1_is_scikit_learn_s(average: Any, weighted: bool, batch: int) -> None:
+def test_f1_is_scikit_learn_s(average: Any, weighted: bool) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     scores, labels, weight = labeled(5)
     scores[:, 4] = -9  # a class that is never predicted
@@ -80,21 +76,20 @@ def test_f1_is_scikit_learn_s(average: Any, weighted: bool, batch: int) -> None:
     wanted = metrics.f1_score(labels, found, average=average, sample_weight=weight, zero_division=0)
     names = np.array(["ant", "bee", "cat", "dog", "eel"])
     for expected, predicted in ((labels, scores), (labels, found), (names[labels], names[found])):
-        got = streamed(F1(average=average), expected, predicted, weight, batch)
+        got = streamed(F1(average=average), expected, predicted, weight)
         assert got == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("shape", [(60,), (60, 1)])
-def test_f1_of_two_classes_is_scikit_learn_s(shape: Any, batch: int) -> None:
+def test_f1_of_two_classes_is_scikit_learn_s(shape: Any) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     scores, labels, weight = labeled(2)
     raw, y = (scores[:, 1] - scores[:, 0]).reshape(shape), labels.reshape(shape)
     for positive in (0, 1):
         wanted = metrics.f1_score(labels, raw.ravel() > 0, pos_label=positive, sample_weight=weight)
-        got = streamed(F1(threshold=0, positive=positive), y, raw, weight, batch)
+        got = streamed(F1(threshold=0, positive=positive), y, raw, weight)
         assert got == pytest.approx(wanted, rel=1e-12)
-        of_columns = streamed(F1(positive=positive), labels, scores, weight, batch)
+        of_columns = streamed(F1(positive=positive), labels, scores, weight)
         assert of_columns == pytest.approx(wanted, rel=1e-12)
     nobody = np.zeros(4)
     assert streamed(F1(), nobody, nobody, None) == 0
@@ -108,9 +103,8 @@ def test_f1_of_many_classes_needs_an_average() -> None:
         F1(average="none")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_roc_auc_is_scikit_learn_s(weighted: bool, batch: int) -> None:
+def test_roc_auc_is_scikit_learn_s(weighted: bool) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     scores, labels, weight = labeled(2)
     raw = np.round(scores[:, 1] - scores[:, 0], 1)  # some are equal
@@ -125,7 +119,7 @@ def test_roc_auc_is_scikit_learn_s(weighted: bool, batch: int) -> None:
         (labels, softmax(both)),
         (np.eye(2)[labels], both),
     ):
-        got = streamed(RocAuc(), expected, predicted, weight, batch)
+        got = streamed(RocAuc(), expected, predicted, weight)
         assert got == pytest.approx(wanted, rel=1e-12)
 
 
