@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -72,20 +72,24 @@ def made(wanted: tuple[str, str]) -> Any:
     return plugins().component(kind, {"name": name, **PARAMETERS.get(name, {})})
 
 
-def reference_of(component: Any, kind: str, with_fields: bool = True) -> Callable[..., Any] | None:
-    found = conformance_references.ALL[kind].get(component.name)
-    values = component.hyper_values()
-    return found and (partial(found, **values) if with_fields and values else found)
+class Known:
+    """A kit with the formula in numpy of each component that has one."""
+
+    kind: ClassVar[str]
+    with_fields: ClassVar[bool] = True
+    """Whether the formula gets the fields of the component, too."""
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Callable[..., Any] | None:
+        found = conformance_references.ALL[self.kind].get(component.name)
+        values = component.hyper_values()
+        return found and (partial(found, **values) if self.with_fields and values else found)
 
 
-class TestLosses(LossKit):
+class TestLosses(Known, LossKit):
     @pytest.fixture(params=[p for p in ours("losses") if p.id not in OTHER_LOSSES])
     def component(self, request: Any) -> Any:
         return made(request.param)
-
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "losses")
 
 
 class TestClassNumbers(LossKit):
@@ -104,16 +108,12 @@ class TestClassNumbers(LossKit):
         return np.array([0, 1, 2, 2, 0, 1])
 
 
-class TestPairs(LossKit):
+class TestPairs(Known, LossKit):
     """cosine_embedding: its margin is there for pairs alone."""
 
     @pytest.fixture
     def component(self) -> Any:
         return plugins().component("losses", {"name": "cosine_embedding", "margin": 0.1})
-
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "losses")
 
     @pytest.fixture
     def predicted(self) -> Any:
@@ -124,16 +124,12 @@ class TestPairs(LossKit):
         return np.array([1.0, -1, -1, 1, -1, -1])
 
 
-class TestTokens(LossKit):
+class TestTokens(Known, LossKit):
     """causal_lm: class numbers that are shifted by one position."""
 
     @pytest.fixture
     def component(self) -> Any:
         return made(("losses", "causal_lm"))
-
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "losses")
 
     @pytest.fixture
     def predicted(self) -> Any:
@@ -144,110 +140,70 @@ class TestTokens(LossKit):
         return np.array([[0, 1, 2], [3, 2, -100], [0, 0, 0], [1, 3, 3], [2, 2, 1], [1, -100, 0]])
 
 
-class TestNoPenalty(PenaltyKit):
+class TestNoPenalty(Known, PenaltyKit):
     has_formula = False
 
     @pytest.fixture
     def component(self) -> Any:
         return made(("penalties", "none"))
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "penalties")
 
-
-class TestPenalties(PenaltyKit):
+class TestPenalties(Known, PenaltyKit):
     @pytest.fixture(params=[p for p in ours("penalties") if p.id != "none"])
     def component(self, request: Any) -> Any:
         return made(request.param)
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "penalties")
 
-
-class TestOptimizers(OptimizerKit):
+class TestOptimizers(Known, OptimizerKit):
     @pytest.fixture(params=ours("optimizers"))
     def component(self, request: Any) -> Any:
         return made(request.param)
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "optimizers")
 
-
-class TestSchedules(ScheduleKit):
+class TestSchedules(Known, ScheduleKit):
     @pytest.fixture(params=ours("schedules"))
     def component(self, request: Any) -> Any:
         return made(request.param)
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "schedules")
 
-
-class TestEdits(EditKit):
+class TestEdits(Known, EditKit):
     @pytest.fixture(params=ours("edits"))
     def component(self, request: Any) -> Any:
         return made(request.param)
-
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "edits")
 
     @pytest.fixture
     def model(self, component: Any) -> Any:
         return conformance_references.edited_model(component)
 
 
-class TestQuantizers(QuantizerKit):
+class TestQuantizers(Known, QuantizerKit):
     @pytest.fixture(params=ours("quantizers"))
     def component(self, request: Any) -> Any:
         return made(request.param)
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "quantizers")
 
-
-class TestAdapters(AdapterKit):
+class TestAdapters(Known, AdapterKit):
     @pytest.fixture(params=ours("adapters"))
     def component(self, request: Any) -> Any:
         return made(request.param)
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "adapters")
 
-
-class TestTransforms(TransformKit):
+class TestTransforms(Known, TransformKit):
     @pytest.fixture(params=ours("transforms"))
     def component(self, request: Any) -> Any:
         return made(request.param)
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "transforms")
 
-
-class TestConstraints(ConstraintKit):
+class TestConstraints(Known, ConstraintKit):
     @pytest.fixture(params=ours("constraints"))
     def component(self, request: Any) -> Any:
         return made(request.param)
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "constraints")
 
-
-class TestAverages(AverageKit):
+class TestAverages(Known, AverageKit):
     @pytest.fixture(params=ours("averages"))
     def component(self, request: Any) -> Any:
         return made(request.param)
-
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "averages")
 
 
 class TestPrecisions(PrecisionKit):
@@ -261,7 +217,7 @@ TOKENS = ("token_accuracy", "perplexity")
 BOXES = ("average_precision",)  # in test_average_precision.py
 
 
-class TestMetrics(MetricKit):
+class TestMetrics(Known, MetricKit):
     @pytest.fixture(
         params=[
             p for p in ours("metrics") if p.id not in (*CLASSES, *TOKENS, *BOXES, "example_worst")
@@ -270,19 +226,13 @@ class TestMetrics(MetricKit):
     def component(self, request: Any) -> Any:
         return made(request.param)
 
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "metrics")
 
+class TestMetricsOfClasses(Known, MetricKit):
+    with_fields = False
 
-class TestMetricsOfClasses(MetricKit):
     @pytest.fixture(params=CLASSES)
     def component(self, request: Any) -> Any:
         return made(("metrics", request.param))
-
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "metrics", with_fields=False)
 
     @pytest.fixture
     def expected(self) -> Any:
@@ -297,14 +247,12 @@ class TestMetricsOfClasses(MetricKit):
         return np.eye(3)[expected]
 
 
-class TestMetricsOfTokens(MetricKit):
+class TestMetricsOfTokens(Known, MetricKit):
+    with_fields = False
+
     @pytest.fixture(params=TOKENS)
     def component(self, request: Any) -> Any:
         return made(("metrics", request.param))
-
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "metrics", with_fields=False)
 
     @pytest.fixture
     def expected(self) -> Any:
@@ -323,17 +271,13 @@ class TestMetricsOfTokens(MetricKit):
         return "causal_lm"
 
 
-class TestWorst(MetricKit):
+class TestWorst(Known, MetricKit):
     weighted = False
 
     @pytest.fixture
     def component(self) -> Any:
         pytest.importorskip("ortflex_example")
         return made(("metrics", "example_worst"))
-
-    @pytest.fixture
-    def reference(self, component: Any) -> Any:
-        return reference_of(component, "metrics")
 
 
 class TestDevices(DeviceKit):
