@@ -129,7 +129,7 @@ def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         # Not y / scale: onnxruntime 1.16 duplicates a node whose output is read twice, and the copy
         # loses its axis.
         steps = op.Cast(q, to=y.dtype)
-        if zero is not None and not node.block_size:
+        if zero is not None:
             steps = steps - _spread(op, node, op.Cast(zero, to=y.dtype))
         return op.Cast(_to_scale(op, node, whole * steps), to=scale.dtype)
 

@@ -22,6 +22,7 @@ from tests.benchmarks import (
     memory,
     peers_table,
     profile,
+    quantization,
 )
 
 TABLES = {
@@ -38,6 +39,7 @@ TABLES = {
     "layers": layers.main,
     "memory": memory.main,
     "profile": profile.main,
+    "quantization": quantization.main,
 }
 
 
