@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
     from ortflex_plugins.layers import OnnxFunction, OrtLayer
     from ortflex_plugins.losses.detection import pad_boxes
-    from ortflex_plugins.pictures import Measures, draw, draw_step
+    from ortflex_plugins.pictures import Measures, draw, draw_step, report
 
 __all__ = [
     "Batches",
@@ -82,6 +82,7 @@ __all__ = [
     "hook",
     "pad_boxes",
     "pipeline_to_onnx",
+    "report",
     "verify",
 ]
 
@@ -95,7 +96,7 @@ _MODULES = {
     "ortflex_plugins.estimators": "OrtClassifier OrtRegressor pipeline_to_onnx",
     "ortflex_plugins.layers": "OnnxFunction OrtLayer",
     "ortflex_plugins.losses.detection": "pad_boxes",
-    "ortflex_plugins.pictures": "Measures draw draw_step",
+    "ortflex_plugins.pictures": "Measures draw draw_step report",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _EXTRAS = {"skl2onnx": "sklearn", "sklearn": "sklearn", "torch": "torch"}

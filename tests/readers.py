@@ -216,7 +216,7 @@ def a_recipe(folder: Path) -> None:
 
 @reader(seeds.finished_run)
 def a_page_of_a_run(folder: Path) -> None:
-    from ortflex_plugins.pictures.report import report
+    from ortflex_plugins.pictures.pages import page_of_folder as report
 
     if not os.path.lexists(folder / "run" / ".run.lock"):
         (folder / "run" / ".run.lock").touch()

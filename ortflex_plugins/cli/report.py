@@ -35,16 +35,14 @@ def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     from other places. While a run is in progress, it shows the epochs so far and reloads itself.
     """
     from ortflex_core import write_bytes
-    from ortflex_plugins.pictures.report import report as page
+    from ortflex_plugins.pictures.pages import report
     from ortflex_plugins.pictures.run_files import is_running
-    from ortflex_plugins.pictures.several import report_several
 
     single = folders[0] if len(folders) == 1 else None
     target = output or (Path() if single is None else single) / "report.html"
     while True:
         running = any(is_running(folder) is not False for folder in folders)
-        text = report_several(folders) if single is None else page(single)
-        write_bytes(target, text.encode())
+        write_bytes(target, report(folders if single is None else single).html.encode())
         if not (watch and running):
             break
         time.sleep(_EVERY)

@@ -8,12 +8,14 @@
 - ``layout`` computes the positions: Sugiyama's method, with isotonic regression for the coordinates.
   ``page.js`` repeats only this last step, so that a box can open in place.
 - ``svg``, ``html`` and ``figures`` write the picture.
-- ``measure`` is a callback that takes the measurements that ``report`` shows; ``several`` compares runs.
+- ``pages`` writes the page about a run (``report``); ``measure`` is a callback that takes its measurements;
+  ``several`` compares runs.
 
 Strings from files pass through ``scene.clean`` and are escaped when they are written; pages load nothing.
 """
 
 from ortflex_plugins.pictures.measure import Measures
+from ortflex_plugins.pictures.pages import Page, report
 from ortflex_plugins.pictures.picture import Picture, draw, draw_step
 
-__all__ = ["Measures", "Picture", "draw", "draw_step"]
+__all__ = ["Measures", "Page", "Picture", "draw", "draw_step", "report"]

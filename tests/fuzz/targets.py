@@ -31,7 +31,7 @@ from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz
 from ortflex_plugins.data.parquet import Parquet
 from ortflex_plugins.pictures import draw
-from ortflex_plugins.pictures.report import report
+from ortflex_plugins.pictures.pages import page_of_folder as report
 from tests import models
 from tests.fuzz import numbers, truth
 from tests.training import plugins

@@ -70,7 +70,7 @@ TRIED: dict[str, tuple[str, ...]] = {
         *("export-step recipe", "new-flower-app recipe", "verify(recipe)", "verify --recipe"),
         "find-rate recipe",
     ),
-    "run": ("report folders", "evaluate run", "predict run"),
+    "run": ("report folders", "report(what)", "evaluate run", "predict run"),
     "state": ("apply_state(state)", "apply-state state"),
     "step": ("open_step(folder)",),
     "peft": ("adapters lora.source",),
@@ -81,7 +81,7 @@ TRIED: dict[str, tuple[str, ...]] = {
         *("apply-state model", "as_model(source)", "check_model(model)", "draw(model)"),
         *("estimate_memory(model)", "gradient_model(model)", "read_model(source)"),
         *("server_app(model)", "init model", "check model", "Recipe(model)"),
-        *("diff first", "diff second", "verify(model)", "verify --model"),
+        *("diff first", "diff second", "verify(model)", "verify --model", "quantize model"),
     ),
     "receipt": ("verify(trained)", "verify trained"),
 }
@@ -95,7 +95,7 @@ READS_NO_NAMES = {
         *("Recipe(data)", "partition_rows(data)", "init --data", "predict data"),
         *("evaluate data", "data arrow.path", "data csv.path", "data image_folder.path"),
         *("data npy.path", "data npz.path", "data parquet.path", "data tokenized.path"),
-        *("data tokenized.tokenizer", "verify(data)", "verify --data"),
+        *("data tokenized.tokenizer", "verify(data)", "verify --data", "quantize --data"),
     ),
     "a file is written": (
         *("AdaptedModel.export(path)", "Adapter.write(path)", "History.to_csv(path)"),
@@ -114,7 +114,7 @@ READS_NO_NAMES = {
         *("init --output", "predict --output", "graph --output", "report --output"),
         *("export-step --output", "apply-state --output", "new-plugin --output"),
         *("new-flower-app --output", "diff --output", "find-rate --output"),
-        "RateSweep.to_csv(path)",
+        *("RateSweep.to_csv(path)", "Page.save(path)", "report(path)", "quantize --output"),
     ),
     "the caller names code": (
         *("Plugins.with_folder(folder)", "Plugins.for_data(folder)", "use_library(path)"),

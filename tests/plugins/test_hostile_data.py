@@ -20,7 +20,7 @@ from ortflex_plugins.data import npz
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz
-from ortflex_plugins.pictures.report import report
+from ortflex_plugins.pictures.pages import page_of_folder as report
 from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression
 

@@ -15,7 +15,7 @@ import pytest
 from ortflex_core import ConfigError
 from ortflex_plugins.pictures import charts
 from ortflex_plugins.pictures.measure import Measures, histogram
-from ortflex_plugins.pictures.report import report
+from ortflex_plugins.pictures.pages import page_of_folder as report
 from tests import models
 from tests.plugins.commands import ortflex, prepare
 from tests.training import make, regression
@@ -307,7 +307,7 @@ def test_measuring_the_start_does_not_change_the_training(folder: Path) -> None:
 def test_seconds_have_a_linear_axis_unless_they_differ_by_far(
     seconds: list[float], logarithmic: bool
 ) -> None:
-    from ortflex_plugins.pictures.report import _wide
+    from ortflex_plugins.pictures.pages import _wide
 
     assert _wide({"steps": seconds, "validation": [None] * len(seconds)}) == logarithmic
 

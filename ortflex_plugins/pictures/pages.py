@@ -1,16 +1,34 @@
-"""A run folder as one page: recipe, curves, times, weights, the graph, versions."""
+"""A run as one page: recipe, curves, times, weights, the graph, versions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from ortflex_core import MALFORMED, ConfigError, OrtflexError, Plugins
+import attrs
+
+from ortflex_core import (
+    MALFORMED,
+    Arguments,
+    ConfigError,
+    History,
+    OrtflexError,
+    Parts,
+    Plugins,
+    Trainer,
+    internals_of,
+    short_repr,
+    to_toml,
+    write_bytes,
+)
 from ortflex_plugins.pictures import charts, html
 from ortflex_plugins.pictures.charts import Numbers
-from ortflex_plugins.pictures.picture import draw
+from ortflex_plugins.pictures.measure import Measures
+from ortflex_plugins.pictures.picture import Picture, draw
 from ortflex_plugins.pictures.run_files import Run, read_run
 from ortflex_plugins.pictures.scene import COLORS, clean
 
@@ -19,7 +37,146 @@ _OPEN = 8  # histograms that are shown without a click
 _LONGEST = 100_000  # characters of a recipe
 
 
-def report(folder: Path) -> str:
+@attrs.frozen(kw_only=True)
+class Page:
+    """A page about a run; a notebook shows it, ``save`` writes it.
+
+    Attributes:
+        title: the heading.
+        html: the page, a single file that loads nothing from other places.
+    """
+
+    title: str
+    html: str = attrs.field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page.
+
+        Raises:
+            ConfigError: the name does not end with .html.
+            OutputError: the file cannot be written; an existing file is not changed.
+        """
+        target = Path(path)
+        if target.suffix.lower() not in (".html", ".htm"):
+            raise ConfigError(f"report: expected a name that ends with .html, got {str(target)!r}")
+        write_bytes(target, self.html.encode())
+        return target
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, so that its style does not change the notebook."""
+        return (
+            f'<iframe title="{escape(self.title)}" sandbox="allow-scripts" '
+            f'style="width:100%;height:600px;border:0" srcdoc="{escape(self.html)}"></iframe>'
+        )
+
+
+def report(
+    what: Trainer | History | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str | None = None,
+) -> Page:
+    """A page about a run: curves, times, weights, graph, arguments, versions.
+
+    The page of a Trainer has everything that is known: histograms of the weights, norms of gradients and
+    the times of a step are there if :class:`Measures` was one of its callbacks. A History has the curves
+    only.
+
+    Args:
+        what: a Trainer after ``fit``, a History, a run folder of ``ortflex train``, or several folders,
+            which the page compares.
+        path: the .html file to write.
+        title: the heading.
+
+    Raises:
+        ConfigError: a folder is not a run folder, or the path does not end with .html.
+        OutputError: the file cannot be written.
+
+    >>> page = report(History(({"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25})), title="Two epochs")
+    >>> page
+    Page(title='Two epochs')
+    >>> "<svg" in page.html
+    True
+    """
+    if isinstance(what, Trainer):
+        page = _page_of_trainer(what, title)
+    elif isinstance(what, History):
+        run = _run_of(what, "", {}, {})
+        page = _page(title or "A training", [_summary(run), _curves(run.history, run.measures)])
+    elif isinstance(what, str | os.PathLike):
+        folder = Path(what)
+        page = Page(
+            title=title or f"Run {folder.resolve().name}", html=page_of_folder(folder, title)
+        )
+    elif isinstance(what, list | tuple) and what and all(map(_is_path, what)):
+        from ortflex_plugins.pictures.several import report_several
+
+        folders = [Path(folder) for folder in what]
+        page = Page(title=f"{len(folders)} runs", html=report_several(folders))
+    else:
+        raise ConfigError(
+            "report: expected a Trainer, a History, a run folder or a list of run folders, got "
+            f"{short_repr(what)}"
+        )
+    if path is not None:
+        page.save(path)
+    return page
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _page(title: str, parts: Sequence[str]) -> Page:
+    return Page(title=title, html=html.page(title, "\n".join(parts)))
+
+
+def _run_of(
+    history: History, recipe: str, versions: dict[str, Any], measures: dict[str, Any]
+) -> Run:
+    columns = {name: [float(v) for v in history[name]] for name in history.columns}
+    state = "interrupted" if history.interrupted else "finished"
+    return Run(recipe, {}, columns, versions, measures, state)
+
+
+def _page_of_trainer(trainer: Trainer, title: str | None) -> Page:
+    inner = internals_of(trainer)
+    taken = [c for c in inner.setup.callbacks if isinstance(c, Measures)]
+    versions = {
+        "runtime": str(inner.runtime),
+        "backend": inner.live.backend or "–",
+        "device": inner.setup.device.name,
+    }
+    measures = taken[0].content() if taken else {}
+    run = _run_of(trainer.history_, "\n".join(_arguments(trainer)), versions, measures)
+    label = Path(trainer.model.label).name
+    try:
+        loss = inner.arguments["loss"]
+        picture = draw(trainer.model, loss=loss, title=label, plugins=inner.plugins)
+        graph = _drawn(picture)
+    except OrtflexError as error:
+        graph = f"<h2>Graph</h2>{html.paragraph(str(error))}"
+    parts = [_summary(run), _curves(run.history, run.measures), _weights(run.measures), graph]
+    return _page(
+        title or f"Training of {label}", [*parts, _recipe(run.recipe), _versions(versions)]
+    )
+
+
+def _arguments(trainer: Trainer) -> Iterator[str]:
+    """The arguments of a Trainer, one line each, as in a recipe."""
+    inner = internals_of(trainer)
+    parts = Parts(inner.plugins)
+    for field in attrs.fields(Arguments):
+        value = inner.arguments[field.name]
+        if value is None:
+            continue
+        try:
+            yield f"{field.name} = {to_toml(parts.spell_out(field.name, value))}"
+        except (OrtflexError, TypeError):
+            yield f"{field.name} = … (objects that no file can hold)"
+
+
+def page_of_folder(folder: Path, title: str | None = None) -> str:
     """The page about a folder that ``ortflex train`` wrote; it loads nothing from elsewhere.
 
     Missing parts are left out: measurements that were not taken, or the graph if the model does not
@@ -41,7 +198,8 @@ def report(folder: Path) -> str:
             f"{type(error).__name__}: {error}"
         ) from error
     parts = [*shown, _graph(folder, run.keys), _recipe(run.recipe), _versions(versions)]
-    return html.page(f"Run {folder.resolve().name}", "\n".join(parts), refresh=run.may_run)
+    heading = title or f"Run {folder.resolve().name}"
+    return html.page(heading, "\n".join(parts), refresh=run.may_run)
 
 
 def _summary(run: Run) -> str:
@@ -173,9 +331,13 @@ def _graph(folder: Path, keys: Mapping[str, Any]) -> str:
         except OrtflexError as error:
             problem = str(error)
             continue
-        graph = html.graph(picture.level, picture.title)
-        return f"<h2>Graph</h2>{html.paragraph(picture.note)}{graph}"
+        return _drawn(picture)
     return f"<h2>Graph</h2>{html.paragraph(problem)}"
+
+
+def _drawn(picture: Picture) -> str:
+    graph = html.graph(picture.level, picture.title)
+    return f"<h2>Graph</h2>{html.paragraph(picture.note)}{graph}"
 
 
 def _recipe(recipe: str) -> str:
