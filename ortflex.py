@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         hook,
         verify,
     )
+    from ortflex_plugins.c.export import export_c
     from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
     from ortflex_plugins.layers import OnnxFunction, OrtLayer
     from ortflex_plugins.losses.detection import pad_boxes
@@ -78,6 +79,7 @@ __all__ = [
     "compare",
     "draw",
     "draw_step",
+    "export_c",
     "gradient_model",
     "hook",
     "pad_boxes",
@@ -93,6 +95,7 @@ _MODULES = {
         "RuntimeUnavailable Summary Trainer TrainingDiverged Unsupported Verdict check_model compare "
         "gradient_model hook verify"
     ),
+    "ortflex_plugins.c.export": "export_c",
     "ortflex_plugins.estimators": "OrtClassifier OrtRegressor pipeline_to_onnx",
     "ortflex_plugins.layers": "OnnxFunction OrtLayer",
     "ortflex_plugins.losses.detection": "pad_boxes",

@@ -25,6 +25,7 @@ STUB = Path(ortflex_core.__file__).with_suffix(".pyi")
 MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Training": {
         "ortflex": (),
+        "ortflex_plugins.c.export": ("export_c",),
         "ortflex_plugins.estimators": (),
         "ortflex_plugins.flower": (),
         "ortflex_plugins.layers": (),
