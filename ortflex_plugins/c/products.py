@@ -75,12 +75,13 @@ def definitions(used: Sequence[tuple[str, int]], machine: Machine) -> str:
             f"typedef {kind} {name} __attribute__((vector_size({size}), aligned({alignment}), "
             "may_alias));"
         )
-        for suffix, left, right in (("_scale", kind, "a"), ("_add", name, "a[j]")):
-            text = f"{function}({right}, b[j], c[j])" if machine.fma else f"{right} * b[j] + c[j]"
-            lines.append(
-                f"static inline {name} {name}{suffix}({left} a, {name} b, {name} c) {{ {name} r; "
-                f"for (int j = 0; j < {width}; j++) r[j] = {text}; return r; }}"
-            )
+        text = f"{function}(a[j], b[j], c[j])" if machine.fma else "a[j] * b[j] + c[j]"
+        loop, every = f"for (int j = 0; j < {width}; j++)", ", ".join(["a"] * width)
+        lines += [
+            f"static inline {name} {name}_add({name} a, {name} b, {name} c) {{ {name} r; "
+            f"{loop} r[j] = {text}; return r; }}",
+            f"static inline {name} {name}_of({kind} a) {{ {name} r = {{ {every} }}; return r; }}",
+        ]
     return "\n".join(lines)
 
 
@@ -90,6 +91,12 @@ KEEP = """\
 #define KEEP(x) __asm__("" : "+v"(x))
 #else
 #define KEEP(x) (void)0
+#endif
+/* Without this clang takes the vectors of a tile apart before it knows the loop that reads them. */
+#if defined(__GNUC__)
+#define STORED(x) __asm__ volatile("" : : "r"(x) : "memory")
+#else
+#define STORED(x) (void)0
 #endif"""
 
 
@@ -185,22 +192,22 @@ def _sum(names: Sequence[str], strides: Sequence[int]) -> str:
     return " + ".join(f"{n} * {s}" for n, s in zip(names, strides, strict=False)) or "0"
 
 
-def _split(columns: int, lanes: int) -> list[tuple[int, int]]:
-    """Columns as vectors: (first column, width)."""
-    out, at = [], 0
-    width = lanes
-    while at < columns:
-        while width > columns - at:
-            width //= 2
-        out.append((at, width))
-        at += width
-    return out
+def _split(columns: int, lanes: int) -> tuple[int, list[int]]:
+    """Columns as vectors of one width: the width, and their first columns.
+
+    The last one overlaps the one before it where the width does not divide the columns: the sum of a
+    column does not depend on the vector that it is in.
+    """
+    width = min(lanes, 1 << (columns.bit_length() - 1))
+    starts = list(range(0, columns - width + 1, width))
+    return width, starts if columns % width == 0 else [*starts, columns - width]
 
 
 def _blocks(rows: int, most: int) -> tuple[int, int, int]:
-    """Rows in blocks of nearly equal size: (rows of a block, rows in whole blocks, rows left)."""
+    """Rows in blocks: (rows of a block, rows in whole blocks, rows left)."""
     count = -(-rows // most)
-    size = -(-rows // count)
+    even = [n for n in range(most, most // 2, -1) if rows % n == 0]
+    size = even[0] if even else -(-rows // count)
     whole = rows // size * size
     return size, whole, rows - whole
 
@@ -218,24 +225,29 @@ def _tiles(
     """Blocks of rows by blocks of columns, each sum in a register."""
     rows, depth, columns = sizes
     lanes = machine.lanes if kind == "float" else max(1, machine.lanes // 2)
-    vectors = _split(columns, lanes)
-    most = 4 if machine.registers >= 32 else 3
-    room = machine.registers - 8 if machine.registers >= 32 else machine.registers - 4
-    lines: list[str] = []
-    chunks = [vectors[k : k + most] for k in range(0, len(vectors), most)]
-    if rows == 1:
-        chunks = [vectors[k : k + room] for k in range(0, len(vectors), room)]
+    width, starts = _split(columns, lanes)
+    widths.add((kind, width))
+    wide = machine.registers >= 32
+    most, room = (4, 24) if wide else (3, 12)
     if machine.lanes == 1:
-        chunks, room = [vectors[k : k + 4] for k in range(0, len(vectors), 4)], 8
-    for chunk in chunks:
+        most, room = 4, 8
+    most = room if rows == 1 else most
+    lines: list[str] = []
+    for k in range(0, len(starts), most):
+        chunk = starts[k : k + most]
+        first = k * width
+        end = min(columns, (k + most) * width)
         size, whole, rest = _blocks(rows, max(1, min(_MOST_ROWS, room // len(chunk))))
-        widths.update((kind, w) for _, w in chunk)
-        if whole:
-            tile = _tile(kind, left, right, depth, size, chunk, "i", element, plain)
-            lines += [f"for (int i = 0; i < {whole}; i += {size}) {{", *indented(tile, 1), "}"]
-        if rest:
-            tile = _tile(kind, left, right, depth, rest, chunk, "i", element, plain)
-            lines += ["{", f"    const int i = {whole};", *indented(tile, 1), "}"]
+        for count, head in ((size, True), (rest, False)):
+            if not count:
+                continue
+            tile = _tile(
+                kind, left, right, depth, count, (width, chunk, first, end), element, plain
+            )
+            if head:
+                lines += [f"for (int i = 0; i < {whole}; i += {size}) {{", *indented(tile, 1), "}"]
+            else:
+                lines += ["{", f"    const int i = {whole};", *indented(tile, 1), "}"]
     return lines
 
 
@@ -245,47 +257,54 @@ def _tile(
     right: Factor,
     depth: int,
     rows: int,
-    chunk: Sequence[tuple[int, int]],
-    row: str,
+    columns: tuple[int, list[int], int, int],
     element: Element,
     plain: int | None,
 ) -> list[str]:
-    first = chunk[0][0]
-    wide = sum(w for _, w in chunk)
-    lines = []
-    for r in range(rows):
-        for c, (_, w) in enumerate(chunk):
-            zero = "0" if w == 1 else "{0}"
-            lines.append(f"{vector(kind, w)} s{r}_{c} = {zero};")
+    """The rows from ``i`` on, and the columns from ``first`` to ``end`` in vectors."""
+    width, starts, first, end = columns
+    name = vector(kind, width)
+    zero = "0" if width == 1 else "{0}"
+    lines = [f"{name} s{r}_{c} = {zero};" for r in range(rows) for c in range(len(starts))]
     run = []
-    for c, (at, w) in enumerate(chunk):
-        name = vector(kind, w)
-        source = f"{right.name} + k * {right.row} + {at}"
-        if w == 1:
-            run.append(f"const {kind} b{c} = *({source});")
-        else:
-            run += [f"{name} b{c} = *(const {name} *)({source});", f"KEEP(b{c});"]
+    for c, at in enumerate(starts):
+        run.append(f"{name} b{c} = *(const {name} *)({right.name} + k * {right.row} + {at});")
+        run += [f"KEEP(b{c});"] if width > 1 else []
     for r in range(rows):
-        spot = f"({row} + {r}) * {left.row} + k * {left.column}"
-        run.append(f"const {kind} a{r} = {left.name}[{spot}];")
-        for c, (_, w) in enumerate(chunk):
-            function = f"{kind}_add" if w == 1 else f"{vector(kind, w)}_scale"
-            run.append(f"s{r}_{c} = {function}(a{r}, b{c}, s{r}_{c});")
+        value = f"{left.name}[(i + {r}) * {left.row} + k * {left.column}]"
+        if width > 1:
+            run += [f"{name} a{r} = {name}_of({value});", f"KEEP(a{r});"]
+        else:
+            run.append(f"const {kind} a{r} = {value};")
+        run += [f"s{r}_{c} = {name}_add(a{r}, b{c}, s{r}_{c});" for c in range(len(starts))]
     lines += nest([("k", depth)], run)
     if plain is not None:
         for r in range(rows):
-            for c, (at, w) in enumerate(chunk):
-                spot = f"o + ({row} + {r}) * {plain} + {at}"
-                lines.append(f"*({vector(kind, w)} *)({spot}) = s{r}_{c};")
+            lines += [
+                f"*({name} *)(o + (i + {r}) * {plain} + {at}) = s{r}_{c};"
+                for c, at in enumerate(starts)
+            ]
         return lines
-    lines.append(f"{kind} s[{rows * wide}];")
+    # Each vector has a place of its own, as a load must not span two stores.
+    count = len(starts)
+    lines.append(f"{kind} s[{rows * count * width}];")
     for r in range(rows):
-        for c, (at, w) in enumerate(chunk):
-            spot = f"s + {r * wide + at - first}"
-            lines.append(f"*({vector(kind, w)} *)({spot}) = s{r}_{c};")
-    column = f"({first} + j)" if first else "j"
-    inner = element(f"({row} + r)", column, f"s[r * {wide} + j]")
-    return lines + nest([("r", rows), ("j", wide)], inner)
+        lines += [
+            f"*({name} *)(s + {(r * count + c) * width}) = s{r}_{c};" for c in range(count)
+        ]
+    lines.append("STORED(s);")
+    covered = starts[-1] - first - (count - 1) * width
+    whole = count if covered == 0 else count - 1
+    inner: list[str] = []
+    if whole:
+        column = f"({first} + j)" if first else "j"
+        step = element("(i + r)", column, f"s[r * {count * width} + j]")
+        inner += nest([("j", whole * width)], step)
+    if covered:
+        at = starts[-1] - covered
+        step = element("(i + r)", f"({at} + j)", f"s[(r * {count} + {count - 1}) * {width} + {-covered} + j]")
+        inner += nest([("j", end - at)], step)
+    return lines + nest([("r", rows)], inner)
 
 
 def _rows(
@@ -343,6 +362,7 @@ def _row_block(
     for r in range(rows):
         for c in range(parts):
             lines.append(f"*({name} *)(s + {r * PARTS + c * lanes}) = s{r}_{c};")
+    lines.append("STORED(s);")
     each = []
     if rest:
         spot = f"{left.name}[(i + r) * {left.row} + {whole} + j]"
