@@ -438,12 +438,12 @@ class Sums:
         # One by one, so that the sums do not depend on the number of steps per call.
         losses, penalties = self.loss, self.penalty
         for count, cost in zip(rows, costs, strict=True):
-            losses += count * float(cost[0])
-            penalties += count * float(cost[1])
-            if len(cost) > 2:
-                pairs = zip(self.losses or repeat(0.0), cost[2:], strict=False)
-                self.losses = tuple(before + count * float(part) for before, part in pairs)
-        self.loss, self.penalty = losses, penalties
+            losses += count * cost[0]
+            penalties += count * cost[1]
+        for count, (_, _, *parts) in zip(rows, costs, strict=True) if len(costs[0]) > 2 else ():
+            pairs = zip(self.losses or repeat(0.0), parts, strict=False)
+            self.losses = tuple(before + count * float(part) for before, part in pairs)
+        self.loss, self.penalty = float(losses), float(penalties)
         self.last = (float(costs[-1][0]), float(costs[-1][1]))
         self.rows += sum(rows)
         self.steps += len(costs)

@@ -143,6 +143,8 @@ class Cost:
         """(loss, penalty) per step, then each of several losses."""
         costs = np.asarray(self.costs, np.float64)
         steps, count = self.factors.shape
+        if count == 1 == costs.shape[1]:
+            return [(loss, 0.0) for loss in (costs * self.factors).ravel().tolist()]
         products = costs[:, :count] * self.factors
         penalties = [0.0] * steps if costs.shape[1] == count else costs[:, count].tolist()
         each = products.reshape(steps, -1, self.terms).sum(axis=1).T.tolist()

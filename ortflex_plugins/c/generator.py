@@ -107,6 +107,7 @@ class Generated:
         arena: the bytes of ``struct ortflex_arena``.
         columns: the keys of the columns, in their order in ``data``.
         frozen: the keys of the frozen tensors, which follow them.
+        data: shapes and types of both; the rows of a column are those of a batch.
         costs: the number of costs of a step.
         nodes: the number of functions that a step calls.
         flops: the operations of the products of a step.
@@ -116,6 +117,7 @@ class Generated:
     arena: int
     columns: tuple[Key, ...]
     frozen: tuple[Key, ...]
+    data: tuple[tuple[tuple[int, ...], str], ...]
     costs: int
     nodes: int
     flops: int
@@ -408,6 +410,9 @@ class _File:
             arena=size,
             columns=tuple(self._columns),
             frozen=tuple(self._frozen),
+            data=tuple(
+                (t.shape, t.dtype.name) for t in (*self._columns.values(), *self._frozen.values())
+            ),
             costs=len(self._costs),
             nodes=len(self._order),
             flops=self.flops,

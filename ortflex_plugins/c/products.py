@@ -289,9 +289,7 @@ def _tile(
     count = len(starts)
     lines.append(f"{kind} s[{rows * count * width}];")
     for r in range(rows):
-        lines += [
-            f"*({name} *)(s + {(r * count + c) * width}) = s{r}_{c};" for c in range(count)
-        ]
+        lines += [f"*({name} *)(s + {(r * count + c) * width}) = s{r}_{c};" for c in range(count)]
     lines.append("STORED(s);")
     covered = starts[-1] - first - (count - 1) * width
     whole = count if covered == 0 else count - 1
@@ -302,7 +300,9 @@ def _tile(
         inner += nest([("j", whole * width)], step)
     if covered:
         at = starts[-1] - covered
-        step = element("(i + r)", f"({at} + j)", f"s[(r * {count} + {count - 1}) * {width} + {-covered} + j]")
+        step = element(
+            "(i + r)", f"({at} + j)", f"s[(r * {count} + {count - 1}) * {width} + {-covered} + j]"
+        )
         inner += nest([("j", end - at)], step)
     return lines + nest([("r", rows)], inner)
 

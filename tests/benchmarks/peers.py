@@ -64,6 +64,15 @@ def ours_recorded(workload: Workload) -> Epochs:
     return _fit(workload, {"name": "fused", "cuda_graph": "auto"}, DEVICE)
 
 
+def ours_in_c(workload: Workload) -> Epochs:
+    """The same on the backend c."""
+    from ortflex_plugins.c.compiler import obstacle
+
+    if reason := obstacle():
+        raise Absent(reason)
+    return _fit(workload, "c")
+
+
 def ours_on_xla(workload: Workload) -> Epochs:
     """The same on the backend xla, on as many processors as JAX."""
     # It limits the processors that JAX sees, before the first of its arrays.
@@ -258,6 +267,7 @@ PEERS: dict[str, tuple[Callable[[Workload], Epochs], tuple[str, ...]]] = {
         ours,
         ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training"),
     ),
+    "ortflex c": (ours_in_c, ("onnxruntime",)),
     "ortflex xla": (ours_on_xla, ("jax",)),
     "ortflex xla bf16": (ours_on_xla_in_bf16, ("jax",)),
     "ortflex openvino": (ours_on_openvino, ("openvino",)),

@@ -55,6 +55,7 @@ class CEngine(DeviceEngine):
         self._gradients = [
             a for p, a in self._arrays.items() if getattr(p, "role", "") == "gradient"
         ]
+        self._trained = self._parts("parameter")
         self._kept: Array | None = None
         self._kept_step = 0
         self._constants = problem.constants()
@@ -66,6 +67,16 @@ class CEngine(DeviceEngine):
         self._runs = 0
         alone = problem.updating.accumulate == 1
         self._function("step" if alone else "gradient", problem.batch_size)
+
+    def _parts(self, role: str) -> list[Array]:
+        """The memory of all tensors of a role: one array for each type."""
+        parts: dict[str, tuple[int, int, Any]] = {}
+        for memory, place in zip(self._layout.memory, self._layout.places, strict=True):
+            if isinstance(memory.key, Port) and memory.key.role == role:
+                size = int(np.prod(memory.shape, dtype=np.int64)) * memory.dtype.itemsize
+                first = parts.get(place.member, (place.start, 0, None))[0]
+                parts[place.member] = (first, place.start + size, memory.dtype)
+        return [self._block[a:b].view(dtype) for a, b, dtype in parts.values()]
 
     # Training ----------------------------------------------------------------------------------
 
@@ -252,6 +263,8 @@ class CEngine(DeviceEngine):
         self._step = int(slots.get("step", self._step))
 
     def not_finite(self) -> str | None:
+        if all(np.isfinite(part).all() for part in self._trained):
+            return None
         return first_not_finite({n: self._arrays[p] for n, p in self._parameters.items()})
 
     def keep(self) -> None:
