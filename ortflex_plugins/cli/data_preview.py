@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,19 @@ class Look:
     shapes: dict[str, tuple[int, ...]]
     classes: list[str] | None = None
     """The names of the classes, if the data have them, in the order of the labels."""
+    in_memory: bool = True
+    """Whether all rows are in memory, so that a fraction of them can be held out."""
+
+    @property
+    def stratifies(self) -> bool:
+        """Whether the rows have a few classes of two rows or more."""
+        labels = self.labels
+        if self.classes is not None or labels is None:
+            return self.classes is not None
+        if labels.ndim > 1 and labels.shape[1:] != (1,):
+            return False
+        counts = Counter(labels.ravel().tolist())
+        return min(counts.values()) >= 2 and len(counts) <= self.rows / 10
 
 
 def look(path: str, target: str | None, folder: Path, plugins: Plugins, model: Model) -> Look:
@@ -132,7 +146,8 @@ def _look_at_images(
     table["path"] = Path(os.path.relpath(path, folder)).as_posix()
     labels = np.arange(len(classes))
     shapes = {"X": (rows, channels, *size)}
-    return Look(table, lines, ["X"], labels, rows, shapes, classes)
+    in_memory = isinstance(pieces, Columns)
+    return Look(table, lines, ["X"], labels, rows, shapes, classes, in_memory)
 
 
 def check_inputs(model: Model, shapes: dict[str, tuple[int, ...]], path: str) -> None:
@@ -195,24 +210,109 @@ def _with_option(text: str, target: str | None) -> str:
     return changed
 
 
-def loss_of_labels(model: Model, output: str, labels: Array) -> tuple[str, str] | None:
-    """The loss for labels that are classes, and the reason; None for other labels.
+def loss_of_labels(
+    model: Model, output: str, labels: Array
+) -> tuple[str, str, dict[str, Any]] | None:
+    """The loss for labels that are classes, the reason, and its parameters; None for other labels.
 
-    If the scores have the shape [N, C > 1], one whole number or name per row is a class. If there is one
-    score per row, labels that are only 0 and 1 are two classes.
+    If the scores have the shape [N, C > 1], one whole number or name per row is a class; if they have one
+    more axis of C classes than whole numbers have axes, these are classes, too. If there is one score per
+    row, labels of two different names, or that are only 0 and 1, are two classes.
     """
     shape = model.value(output).shape
     if shape is None or len(shape) < 2 or labels.dtype.kind not in "iubUSO":
         return None
     one_a_row = labels.ndim == 1 or labels.shape[1:] == (1,)
     classes = shape[1]
-    if isinstance(classes, int) and classes > 1 and one_a_row:
-        kind = "names" if labels.dtype.kind in "USO" else "whole numbers"
+    kind = "names" if labels.dtype.kind in "USO" else "whole numbers"
+    if len(shape) == 2 and isinstance(classes, int) and classes > 1 and one_a_row:
         why = (
             f"{output!r} has {classes} scores per row, and the labels are {kind}, one per row: "
             "classes"
         )
-        return "softmax_cross_entropy", why
-    if classes == 1 and one_a_row and set(labels.ravel().tolist()) <= {0, 1}:
-        return "log_loss", f"{output!r} has one score per row, and the labels are 0 and 1"
+        return "softmax_cross_entropy", why, {}
+    if classes == 1 and one_a_row:
+        found = set(labels.ravel().tolist())
+        if found <= {0, 1} or (kind == "names" and len(found) == 2):
+            what = "0 and 1" if found <= {0, 1} else "two names"
+            return "log_loss", f"{output!r} has one score per row, and the labels are {what}", {}
+    if len(shape) > 2 and kind == "whole numbers" and labels.ndim == len(shape) - 1:
+        for axis in (1, -1):
+            rest = [side for k, side in enumerate(shape) if k != axis % len(shape)][1:]
+            pairs = zip(rest, labels.shape[1:], strict=True)
+            if isinstance(shape[axis], int) and all(
+                not isinstance(w, int) or w == n for w, n in pairs
+            ):
+                why = f"{output!r} has {shape[axis]} scores for each of the labels, which are whole numbers"
+                return "softmax_cross_entropy", why, {"axis": -1} if axis == -1 else {}
     return None
+
+
+def classes_of_labels(
+    model: Model, output: str, labels: Array
+) -> tuple[int | list[Any] | None, list[Any] | None]:
+    """The values of ``head`` and of ``classes`` for labels that are one class per row; None for no value.
+
+    A new head is for names, or numbers from 0 on, of which there are more than scores, or at most half as
+    many; ``classes`` is for names that the file lacks, and for other numbers.
+    """
+    from ortflex_core import file_classes
+
+    shape = model.value(output).shape or ()
+    count = shape[1] if len(shape) == 2 else None
+    one_a_row = labels.ndim == 1 or labels.shape[1:] == (1,)
+    if not isinstance(count, int) or not one_a_row or labels.dtype.kind not in "iuUSO":
+        return None, None
+    found = sorted(set(labels.ravel().tolist()))
+    known = file_classes(model)
+    if known is not None and {*found} <= {*known}:
+        return None, None
+    names, size = labels.dtype.kind in "USO", len(found)
+    if count == 1:
+        return None, found if names and size == 2 else None
+    if names:
+        return (None, found) if size == count else (found, None)
+    if found[0] >= 0 and found[-1] < count and not (found == [*range(size)] and 2 * size <= count):
+        return None, None
+    if size == count:
+        return None, found
+    # More numbers than that are no classes.
+    few = size <= max(_FEW_CLASSES, len(labels) // 10)
+    if not few:
+        return None, None
+    return (size if found == [*range(size)] else found), None
+
+
+_FEW_CLASSES = 20
+"""The number of different whole numbers up to which they count as classes."""
+
+
+def check_recipe(text: str, folder: Path, plugins: Plugins, data: str) -> None:
+    """Check that the data fit the model and the loss of a recipe, without a session.
+
+    Raises:
+        ConfigError: they do not, with the reason; nothing was written.
+    """
+    import tempfile
+
+    from ortflex_core import OrtflexError, Parts, Pieces, Recipe, Trainer, internals_of
+
+    try:
+        # Its paths are relative to this folder.
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".init-", suffix=".toml") as file:
+            file.write(text.encode())
+            file.flush()
+            recipe = Recipe.load(file.name, plugins=plugins)
+    except OSError:
+        return  # the folder cannot be written to, which is reported when the recipe is written
+    try:
+        trainer = Trainer.from_recipe(recipe, plugins)
+        source = Parts(trainer.plugins).build("data", recipe.data)
+        rows = source.load()
+        first = next(rows.read(0)) if isinstance(rows, Pieces) else rows
+        inner = internals_of(trainer)
+        columns = inner.setup.open(first, None, None)
+        problem = attrs.evolve(inner.problem, terms=inner.live.terms(columns))
+        inner.live.preparing(problem).columns(columns)
+    except OrtflexError as error:
+        raise ConfigError(f"{data}: {error}. Nothing was written") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -74,7 +75,15 @@ def init(
     head = _head(classes)
     if head is None and look is not None and look.classes is not None:
         head = _own_classes(loaded, look.classes)
+    elif head is None and look is not None and look.labels is not None:
+        from ortflex_plugins.cli.data_preview import classes_of_labels
+
+        head = classes_of_labels(loaded, suggest_loss(loaded)[0], look.labels)[0]
     text = template(loaded, output.parent, plugins, look, head)
+    if look is not None and data is not None:
+        from ortflex_plugins.cli.data_preview import check_recipe
+
+        check_recipe(text, output.parent, plugins, data)
     write_bytes(output, text.encode())
     if look is not None:
         click.echo(f"wrote {output}; run it: ortflex train {output}")
@@ -121,15 +130,19 @@ def template(
     if head is not None:
         given = Arguments(loss="", head=head).head
         model = apply_edits(model, [read_head(given, plugins)], 0, ["--classes"])
-    output, loss, why = suggest_loss(model)
-    if head is not None and loss == "squared_error":
-        loss, why = "softmax_cross_entropy", f"{output!r} has a score for each of your classes"
-    if look is not None and look.labels is not None and head is None:
-        from ortflex_plugins.cli.data_preview import loss_of_labels
+    from ortflex_plugins.cli.data_preview import classes_of_labels, loss_of_labels
 
-        raw = loss == "squared_error"  # otherwise a Softmax or a Sigmoid determines the loss
-        if raw and (found := loss_of_labels(model, output, look.labels)) is not None:
-            loss, why = found
+    output, loss, why = suggest_loss(model)
+    labels = None if look is None else look.labels
+    options: dict[str, Any] = {}
+    raw = loss == "squared_error"  # otherwise a Softmax or a Sigmoid determines the loss
+    if head is not None and raw:
+        loss, why = "softmax_cross_entropy", f"{output!r} has a score for each of your classes"
+    elif labels is not None and raw:
+        if (found := loss_of_labels(model, output, labels)) is not None:
+            loss, why, options = found
+    elif look is None and raw and (named := loss_of_names(model, output)) is not None:
+        loss, why, options = named
     model, choices = trainable_model(model, [output], None)
     path = Path(os.path.relpath(model.path or "model.onnx", folder)).as_posix()
     lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
@@ -143,13 +156,18 @@ def template(
     if frozen:
         lines += [f"# Not trained ({len(frozen)}):"]
         lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in frozen)
-    lines += ["", *_model_keys(model, path, output, loss, why, plugins, look)]
+    lines += ["", *_model_keys(model, path, output, loss, why, plugins, look, options)]
     chosen: dict[str, Any] = {"optimizer": "adam"}
     if head is not None:
         chosen["head"] = head
-    if look is None or look.rows >= _ENOUGH:
+    elif labels is not None and (known := classes_of_labels(model, output, labels)[1]) is not None:
+        chosen["classes"] = known
+    if look is None or (look.rows >= _ENOUGH and look.in_memory):
         chosen["validation"] = 0.2
-    if loss in _ON_CLASSES and "validation" in chosen:  # metrics are computed on validation data
+        if look is not None and loss in _ON_CLASSES and look.stratifies:
+            chosen["stratify"] = True
+    # Metrics are computed on validation data; accuracy reads one class for each row.
+    if loss in _ON_CLASSES and "validation" in chosen and options.get("axis") != -1:
         chosen["metrics"] = ["accuracy"]
     if model.fixed_batch is not None:
         can_free = _can_free_batch(model, plugins)
@@ -197,6 +215,37 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
     return sorted(suggestions, key=lambda f: f[1])[0]
 
 
+_OF_SCORES = {"score", "scores", "logit", "logits", "class", "classes"}
+"""Words in the name of an output that has scores of classes."""
+_MANY = 100
+"""The number of columns from which an output is taken for scores of classes."""
+
+
+def loss_of_names(model: Model, output: str) -> tuple[str, str, dict[str, Any]] | None:
+    """The loss that fits the name and the shape of an output, the reason, and its parameters.
+
+    >>> set(re.findall("[a-z]+", "head.Logits".lower())) & _OF_SCORES
+    {'logits'}
+    """
+    shape = model.value(output).shape or ()
+    words = set(re.findall("[a-z]+", output.lower())) & _OF_SCORES
+    if len(shape) < 2:
+        return None
+    count = shape[1]
+    if len(shape) == 2 and count == 1 and words & {"logit", "logits"}:
+        return "log_loss", f"{output!r} has one score per row, by its name", {}
+    many = len(shape) == 2 and isinstance(count, int) and count >= _MANY
+    if len(shape) == 3 and words and isinstance(shape[2], int) and not isinstance(count, int):
+        why = f"{output!r} has {shape[2]} scores for each position, by its name"
+        return "softmax_cross_entropy", why, {"axis": -1}
+    if isinstance(count, int) and count > 1 and (words or many):
+        why = f"{output!r} has {count} columns" + (
+            ", which are scores by its name" if words else ""
+        )
+        return "softmax_cross_entropy", f"{why}; for numbers use squared_error", {}
+    return None
+
+
 def candidates(model: Model) -> list[TensorSpec]:
     """The float tensors that a loss can be attached to: the outputs, or the scores before a ZipMap.
 
@@ -217,6 +266,7 @@ def _model_keys(
     why: str,
     plugins: Plugins,
     look: Look | None,
+    options: Mapping[str, Any],
 ) -> Iterator[str]:
     from ortflex_core import file_classes, has_normalized_scores, to_toml
 
@@ -240,7 +290,7 @@ def _model_keys(
     yield from _comment(f"{_help('loss')}. {why}.")
     yield from _choices("loss", plugins)
     tensors = candidates(model)
-    table = {"name": loss}
+    table: dict[str, Any] = {"name": loss, **options}
     if loss == "log_loss" and has_normalized_scores(model, output):
         table["on"] = "probabilities"
     if len(tensors) > 1:
@@ -284,6 +334,7 @@ def _other_keys(plugins: Plugins, chosen: Mapping[str, Any]) -> Iterator[str]:
         "constraint": {"name": "max_norm", "bound": 2.0},
         "averaging": "ema",
         "distributed": "auto",
+        "quantize": "int8",
         "sync_every": 8,
         "classes": ["no", "yes"],
         "progress": False,

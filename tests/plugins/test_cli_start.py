@@ -66,6 +66,10 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
     (folder / "in").mkdir()
     np.savez("in/mine.npz", X=X, y=labels)
     result = ortflex("init", "model.onnx", "--data", "in/mine.npz", "-o", "new.toml")
+    if labels.shape == (40, 1) and outputs > 1:  # nothing adds or drops an axis of class numbers
+        assert "class numbers need the shape [batch]: y.reshape(-1)" in result.output
+        assert not (folder / "new.toml").exists()
+        return
     assert result.exit_code == 0, result.output
     assert "run it: ortflex train new.toml" in result.output
     text = (folder / "new.toml").read_text()
@@ -75,10 +79,7 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
     assert {"metrics", "validation"}.isdisjoint(recipe)  # of 40 rows: a fifth is too few
     assert f"X: float32[40, 5], y: {labels.dtype}{list(labels.shape)}" in text
     done = ortflex("train", "new.toml", "epochs=2", "output=run")
-    if labels.shape == (40, 1) and outputs > 1:  # nothing adds or drops an axis of class numbers
-        assert "class numbers need the shape [batch]: y.reshape(-1)" in done.output
-    else:
-        assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -80,3 +80,78 @@ def test_shapes_that_will_fail_are_refused(tmp_path, monkeypatch, shape, way_out
     fitting = np.zeros((8, 3, 16, 12), np.float32)
     np.savez("d.npz", X=fitting, y=np.arange(8) % 4)
     assert run("init", "m.onnx", "--data", "d.npz").exit_code == 0
+
+
+def scores(path, name, shape):
+    """x [n, 4] -> one product and a name for the result."""
+    count = shape[-1]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], [name])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*shape[:-1], 4])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(np.ones((4, count), np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "loss"),
+    [
+        ("scores", ["n", 5], "softmax_cross_entropy"),
+        ("class_logits", ["n", 3], "softmax_cross_entropy"),
+        ("output", ["n", 1000], "softmax_cross_entropy"),
+        ("logits", ["n", 1], "log_loss"),
+        ("logits", ["n", "t", 30], {"name": "softmax_cross_entropy", "axis": -1}),
+        ("output", ["n", 5], "squared_error"),
+        ("price", ["n", 1], "squared_error"),
+    ],
+)
+def test_names_and_shapes_choose_the_loss_without_data(tmp_path, monkeypatch, name, shape, loss):
+    monkeypatch.chdir(tmp_path)
+    scores("m.onnx", name, shape)
+    np.savez("data.npz", X=np.zeros((2, 4), np.float32))  # the path of the recipe
+    assert run("init", "m.onnx").exit_code == 0
+    assert Recipe.load("train.toml").loss == loss
+
+
+LETTERS = np.array(["b", "a", "d", "c"])
+
+
+@pytest.mark.parametrize(
+    ("count", "labels", "key", "value"),
+    [
+        (1000, np.arange(60) % 5, "head", 5),
+        (3, np.arange(60) % 5, "head", 5),
+        (9, np.arange(60) % 5, None, None),  # some of the classes do not occur
+        (9, LETTERS[np.arange(60) % 4], "head", ("a", "b", "c", "d")),
+        (4, LETTERS[np.arange(60) % 4], "classes", ("a", "b", "c", "d")),
+        (3, np.arange(60) % 3 + 1, "classes", (1, 2, 3)),
+        (1, LETTERS[np.arange(60) % 2], "classes", ("a", "b")),
+    ],
+)
+def test_other_classes_than_the_model_s(tmp_path, monkeypatch, count, labels, key, value):
+    monkeypatch.chdir(tmp_path)
+    scores("m.onnx", "y", ["n", count])
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    np.savez("d.npz", X=x, y=labels)
+    made = run("init", "m.onnx", "--data", "d.npz")
+    assert made.exit_code == 0, made.output
+    recipe = Recipe.load("train.toml")
+    for name in ("head", "classes"):
+        assert getattr(recipe, name) == (value if name == key else None)
+    assert recipe.stratify
+    done = run("train", "train.toml", "output=run", "epochs=1")
+    assert done.exit_code == 0, done.output
+    assert "warning" not in done.output
+
+
+def test_labels_that_no_loss_takes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores("m.onnx", "y", ["n", 3])
+    x = np.zeros((60, 4), np.float32)
+    np.savez("d.npz", X=x, y=np.linspace(0, 1, 60))
+    made = run("init", "m.onnx", "--data", "d.npz")
+    assert made.exit_code == 1
+    assert not Path("train.toml").exists()
