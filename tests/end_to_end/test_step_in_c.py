@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from ortflex_core import ModelError, Unsupported, apply_state, open_step
 from ortflex_plugins.c import compiler
 from ortflex_plugins.c.export import export_c
+from ortflex_plugins.c.products import Machine
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import make
@@ -89,7 +90,7 @@ def exported(case: str, root: Path) -> tuple[onnx.ModelProto, Path, Path]:
     step, folder = root / f"{len(case)}-step", root / f"{len(case)}-c"
     trainer.export_step(step, X, CLASSES if classes else TARGETS, weights, rows=ROWS)
     export_c(step, folder)
-    subprocess.run(["make", "-C", folder, "CFLAGS=-O2 -Wall"], check=True, capture_output=True)
+    subprocess.run(["make", "-C", folder, "CFLAGS=-O1 -Wall"], check=True, capture_output=True)
     return model, step, folder
 
 
@@ -207,6 +208,35 @@ def test_the_steps_are_those_of_onnxruntime(case: str, root: Path, tmp_path: Pat
     if "dropout" not in case:
         np.testing.assert_allclose(predicted, trained, rtol=1e-5, atol=1e-6)
     assert not np.allclose(predicted, models.predict(model, {"X": X})["Y"], atol=1e-3)
+
+
+BUILDS = [
+    ("gcc", "-O3 -march=native", 16),
+    ("gcc", "-O0", 1),
+    ("clang", "-O3", 8),
+    ("clang-14", "-O1", 1),
+    ("clang-14", "-O3 -march=native", 4),
+]
+"""Compilers, options, and the numbers in a vector for which the products are written."""
+
+
+@pytest.mark.slow
+def test_every_compiler_and_option_gives_the_same_bits(root: Path, tmp_path: Path) -> None:
+    _, step, folder = exported("dropout", root)
+    native = Library(folder)
+    native.train([X, CLASSES], None, STEPS)
+    expected, tried = native.save(), 0
+    for k, (program, flags, lanes) in enumerate(BUILDS):
+        if shutil.which(program) is None:
+            continue
+        other = export_c(step, tmp_path / f"{k}", Machine(lanes=lanes))
+        made = ["make", "-C", other, f"CC={program}", f"CFLAGS={flags}", "libstep.so"]
+        subprocess.run(made, check=True, capture_output=True)
+        library = Library(other)
+        library.train([X, CLASSES], None, STEPS)
+        assert library.save() == expected, BUILDS[k]
+        tried += 1
+    assert tried
 
 
 def test_rows_settings_and_labels_are_arguments(root: Path) -> None:
