@@ -79,7 +79,11 @@ def of_components() -> Iterator[str]:
         if registry.kind == HOOKS:
             continue
         for entry in registry:
-            if entry.owner != OURS or not attrs.has(cls := registry.loaded(entry)):
+            if entry.owner != OURS:
+                continue
+            found = registry.loaded(entry)
+            # Families of rules and decompositions are objects; older versions of attrs take classes only.
+            if not attrs.has(cls := found if isinstance(found, type) else type(found)):
                 continue
             for field in attrs.fields(cls):
                 if field.name in (*_PLACES, "init", "tokenizer", "vocabulary", "directory", "uri"):
