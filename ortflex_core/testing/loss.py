@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from ortflex_core.compiler.autodiff.cotangents import full
 from ortflex_core.compiler.autodiff.families import load_rules
-from ortflex_core.compiler.autodiff.reverse import gradients
+from ortflex_core.compiler.autodiff.reverse import gradients_of_some
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.ops import Ops, Tensor
 from ortflex_core.compiler.problem.hyperparameters import symbolic
@@ -21,34 +22,46 @@ from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.data.columns import spec_of
+from ortflex_core.training.trainer import Trainer
 
-Reference = Callable[[Array, Array | None], Array]
+Predicted = Array | Mapping[str, Array]
+"""What a loss reads: an array, or several by its names for them."""
+Reference = Callable[[Any, Array | None], Array]
 RATE = 0.1
+_ALONE = "predicted"
+"""The name of the tensor of a loss that reads one."""
+_EXPECTED, _SEED = "/expected", "/seed"
 
 
 class LossKit(FormulaKit):
-    """Override ``component`` and ``reference``; if no default labels fit, ``labels``.
+    """Override ``component`` and ``reference``; if no default fits, ``predicted`` and ``labels``.
 
     ``reference(predicted, expected)`` is the value of every sample, in numpy and float64. Without a
-    reference (None), the values are not compared. A loss that needs no labels gets None.
+    reference (None), the values are not compared. A loss that needs no labels gets None. A loss of
+    several ``tensors`` gets them by name, with its columns and its own trained tensors.
     """
 
     kind: ClassVar[str] = "losses"
+    independent: ClassVar[bool] = True
+    """Whether the value of a row depends on this row alone; not if rows are compared with one another."""
 
     @pytest.fixture
-    def predicted(self) -> Array:
-        """Scores of six rows, three a row."""
-        return np.random.default_rng(1).normal(size=(6, 3))
+    def predicted(self, component: Loss) -> Predicted:
+        """Scores of six rows, three a row; for each of the loss's ``tensors``, without its ``columns``."""
+        if not component.tensors:
+            return np.random.default_rng(1).normal(size=(6, 3))
+        names = [n for n in component.tensors if n not in component.columns]
+        return {n: np.random.default_rng(k).normal(size=(6, 3)) for k, n in enumerate(names, 1)}
 
     @pytest.fixture
-    def labels(self, component: Loss, predicted: Array) -> Array | None:
+    def labels(self, component: Loss, predicted: Predicted) -> Array | None:
         """The first labels that the loss accepts of: numbers, fractions, 0 or 1, −1 or 1, class numbers.
 
         None for a loss that needs no labels.
         """
         if not component.needs_labels:
             return None
-        for candidate in _candidates(predicted.shape):
+        for candidate in _candidates(_first(predicted).shape):
             if not _refused(component, predicted, candidate):
                 return candidate
         raise AssertionError(
@@ -56,29 +69,43 @@ class LossKit(FormulaKit):
         )
 
     def test_value(
-        self, component: Loss, reference: Reference | None, predicted: Array, labels: Array | None
+        self,
+        component: Loss,
+        reference: Reference | None,
+        predicted: Predicted,
+        labels: Array | None,
     ) -> None:
         """``per_sample`` is the reference's value."""
         if reference is None:
             pytest.skip("no reference was given")
-        got = Run(component, predicted, labels)()["value"]
-        close(got, reference(predicted, labels), 1e-9, "per_sample compared with the reference")
+        run = Run(component, predicted, labels)
+        close(
+            run()["value"],
+            reference(run.read, labels),
+            1e-9,
+            "per_sample compared with the reference",
+        )
 
-    def test_gradient(self, component: Loss, predicted: Array, labels: Array | None) -> None:
-        """The gradient, given or derived, is the slope of the value, for every cotangent."""
+    def test_gradient(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
+        """The gradients, given or derived, are the slopes of the value, for every cotangent."""
         check_gradient(component, predicted, labels, seed=None)
 
     def test_scores_of_0_and_100(
-        self, component: Loss, reference: Reference | None, predicted: Array, labels: Array | None
+        self,
+        component: Loss,
+        reference: Reference | None,
+        predicted: Predicted,
+        labels: Array | None,
     ) -> None:
         """Value and gradient are finite and right at 0 and ±100, also in float32."""
         for score in (0.0, 100.0, -100.0):
-            scores = np.full(predicted.shape, score)
-            exact = Run(component, scores, labels)()
+            scores = _each(predicted, partial(np.full_like, fill_value=score))
+            run = Run(component, scores, labels)
+            exact = run()
             if reference is not None:
-                wanted = reference(scores, labels)
+                wanted = reference(run.read, labels)
                 close(exact["value"], wanted, 1e-6, f"values at a score of {score:g}")
-            single = Run(component, scores.astype(np.float32), labels)()
+            single = Run(component, _single(scores), labels)()
             for what, array in exact.items():
                 require(
                     np.isfinite(array).all(),
@@ -93,7 +120,9 @@ class LossKit(FormulaKit):
                     f"{what} at a score of {score:g} in float32",
                 )
 
-    def test_dynamic_batch(self, component: Loss, predicted: Array, labels: Array | None) -> None:
+    def test_dynamic_batch(
+        self, component: Loss, predicted: Predicted, labels: Array | None
+    ) -> None:
         """One graph computes batches of any size; the values are [B, …], and rows are independent."""
         run = Run(component, predicted, labels)
         shape = run.program.outputs[0].shape
@@ -104,54 +133,67 @@ class LossKit(FormulaKit):
         )
         whole = run()
         require(
-            whole["value"].ndim <= predicted.ndim,
+            whole["value"].ndim <= max(a.ndim for a in _named(predicted).values()),
             f"per_sample returns {shape_text(whole['value'].shape)} for predictions "
-            f"{shape_text(predicted.shape)}",
+            f"{shape_text(_first(predicted).shape)}",
         )
         for rows in (slice(0, 1), slice(2, 5)):
             part = run(rows)
+            shapes = {n: a.shape for n, a in run.read_rows(rows).items()}
+            for name in run.moving:
+                require(
+                    part[f"gradient of {name}"].shape == shapes[name],
+                    f"the gradient of {name} has another shape in a batch of other size",
+                )
+            if not self.independent:
+                continue
             close(
                 part["value"],
                 whole["value"][rows],
                 1e-12,
                 "the value of a row depends on other rows",
             )
-            close(
-                part["gradient"],
-                whole["gradient"][rows],
-                1e-12,
-                "the gradient of a row depends on other rows",
-            )
+            for name in _named(predicted):
+                if name in run.moving:
+                    close(
+                        part[f"gradient of {name}"],
+                        whole[f"gradient of {name}"][rows],
+                        1e-12,
+                        "the gradient of a row depends on other rows",
+                    )
 
-    def test_float64(self, component: Loss, predicted: Array, labels: Array | None) -> None:
+    def test_float64(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
         """Float64 stays float64, with its accuracy; float32 stays float32."""
         run = Run(component, predicted, labels)
-        wide, narrow = run(), Run(component, predicted.astype(np.float32), labels)()
+        wide, narrow = run(), Run(component, _single(predicted), labels)()
         for what in wide:
             require(wide[what].dtype == np.float64, f"{what} of float64 is {wide[what].dtype}")
             require(narrow[what].dtype == np.float32, f"{what} of float32 is {narrow[what].dtype}")
         step = 1e-10  # float32 would lose it
-        moved = run(predicted=predicted + step)["value"] - wide["value"]
-        change, slope = float((run.seed * moved).sum()), float(wide["gradient"].sum())
+        names = [n for n in _named(predicted) if n in run.moving]
+        moved = run(moved={n: _named(predicted)[n] + step for n in names})["value"] - wide["value"]
+        change = float((run.seed * moved).sum())
+        slope = float(sum(wide[f"gradient of {n}"].sum() for n in names))
         require(
             abs(change / step - slope) < 0.1 * max(1.0, abs(slope)),
             "float64 is computed with the accuracy of float32",
         )
 
-    def test_sample_weights(self, component: Loss, predicted: Array, labels: Array | None) -> None:
+    def test_sample_weights(
+        self, component: Loss, predicted: Predicted, labels: Array | None
+    ) -> None:
         """A weight multiplies value and gradient of its row, and a Trainer reports Σ w·l / Σ w."""
-        weight = np.resize([0.0, 2.0, 1.0, 0.5, 3.0, 0.25], len(predicted))
+        weight = np.resize([0.0, 2.0, 1.0, 0.5, 3.0, 0.25], len(_first(predicted)))
         check_gradient(component, predicted, labels, seed=weight)
-        model = running.shifted_model(predicted.shape[1:])
-        trainer = running.trainer(model, loss=component, params=["shift"])
-        got = trainer.evaluate(predicted.astype(np.float32), labels, weight)["loss"]
+        trainer = _trainer(component, predicted)
+        got = trainer.evaluate(_inputs(component, predicted), labels, weight)["loss"]
         close(got, weighted(component, predicted, labels, weight)[0], 1e-4, "Σ w·l / Σ w")
 
     def label_weights(self, component: Loss, labels: Array | None) -> Array | None:
         """Override it for a loss that weights its values by their labels: those weights, per value."""
         return None
 
-    def test_counts(self, component: Loss, predicted: Array, labels: Array | None) -> None:
+    def test_counts(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
         """``counts`` are the mask, times the weights by which the loss multiplies its values."""
         run = Run(component, predicted, labels)
         found, weights = run(), self.label_weights(component, labels)
@@ -163,24 +205,28 @@ class LossKit(FormulaKit):
             "counts, by which the loss is divided, compared with the mask and label_weights of the kit",
         )
 
-    def test_backends(self, component: Loss, predicted: Array, labels: Array | None) -> None:
-        """Every backend that supports the loss computes the step of its gradient."""
-        weight = np.linspace(0.5, 2.0, len(predicted))
+    def test_backends(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
+        """Every backend that supports the loss computes the step of its gradients."""
+        weight = np.linspace(0.5, 2.0, len(_first(predicted)))
         value, slopes = weighted(component, predicted, labels, weight)
-        model = running.shifted_model(predicted.shape[1:])
+        own = own_tensors(component, predicted)
 
         def train(backend: str) -> None:
-            trainer = running.trainer(
-                model, loss=component, backend=backend, params=["shift"], learning_rate=RATE
-            )
-            got = trainer.step((predicted.astype(np.float32), labels, weight))
+            trainer = _trainer(component, predicted, backend=backend, learning_rate=RATE)
+            got = trainer.step((_inputs(component, predicted), labels, weight))
             close(got, value, 1e-4, f"the loss on {backend}")
-            moved = trainer.get_state()["shift"]
-            close(moved, -RATE * slopes.sum(axis=0), 1e-4, f"the step on {backend}")
+            after = trainer.get_state()
+            for name, slope in slopes.items():
+                if name in own:
+                    moved = after[f"{component.name}.{name}"] - own[name]
+                else:
+                    moved = after[f"shift/{name}"]
+                    slope = slope.sum(axis=0)
+                close(moved, -RATE * slope, 1e-4, f"the step of {name} on {backend}")
 
         running.on_every_backend(train, f"the loss {component.name}")
 
-    def test_determinism(self, component: Loss, predicted: Array, labels: Array | None) -> None:
+    def test_determinism(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
         """The same rows give the same bits, and the same formula the same graph."""
         first, second = (Run(component, predicted, labels) for _ in range(2))
         running.same_bits(first(), second(), component.name)
@@ -190,104 +236,192 @@ class LossKit(FormulaKit):
         )
 
     def test_hyperparameters_are_symbols(
-        self, component: Loss, predicted: Array, labels: Array | None
+        self, component: Loss, predicted: Predicted, labels: Array | None
     ) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""
         check_hyperparameters(component, lambda c: Run(c, predicted, labels).program)
 
-    def test_wrong_labels_are_refused(self, component: Loss, predicted: Array) -> None:
+    def test_wrong_labels_are_refused(self, component: Loss, predicted: Predicted) -> None:
         """Labels with another number of columns are an error; they are never broadcast."""
         if not component.needs_labels:
             pytest.skip("the loss needs no labels")
-        trainer = running.trainer(
-            running.shifted_model(predicted.shape[1:]), loss=component, params=["shift"]
-        )
-        x, last = predicted.astype(np.float32), predicted.shape[-1]
-        for columns in (1, last + 4) if last > 1 else (last + 4,):
+        trainer = _trainer(component, predicted)
+        shape = _first(predicted).shape
+        for columns in (1, shape[-1] + 4) if shape[-1] > 1 else (shape[-1] + 4,):
             with pytest.raises(DataError):
-                trainer.evaluate(x, np.zeros((*predicted.shape[:-1], columns)))
+                trainer.evaluate(_inputs(component, predicted), np.zeros((*shape[:-1], columns)))
 
 
 class Run:
-    """Value, gradient and mask of a loss as one graph of predictions, labels and a cotangent."""
+    """Value, gradients and mask of a loss as one graph of its tensors, labels and a cotangent."""
 
     def __init__(
-        self, loss: Loss, predicted: Array, labels: Array | None, seed: Array | None = None
+        self, loss: Loss, predicted: Predicted, labels: Array | None, seed: Array | None = None
     ) -> None:
         twin, rules = symbolic(loss), load_rules(running.plugins())
-        arrays = {"predicted": predicted}
+        tensors = _named(predicted)
+        dtype = _first(predicted).dtype
+        specs = {name: _spec(name, array) for name, array in tensors.items()}
+        self.own = own_tensors(loss, predicted)
+        self._several = bool(loss.tensors)
+        arrays = {**tensors, **self.own}
+        self.moving = [name for name, array in arrays.items() if array.dtype.kind == "f"]
+        """The tensors that have a gradient."""
+        self._names = list(arrays)
         if labels is not None:
-            wanted = loss.label(_spec(predicted), spec_of("y", labels))
-            arrays["expected"] = labels.astype(wanted.numpy)
+            wanted = loss.label(_seen(loss, specs), spec_of("y", labels))
+            arrays[_EXPECTED] = labels.astype(wanted.numpy)
         self._values = loss.hyper_values()
 
-        def value(
-            op: Ops, predicted: Tensor, expected: Tensor | None = None
-        ) -> Mapping[str, Tensor]:
-            return {"value": calls.per_sample(twin, op, predicted, expected)}
+        def read(given: Mapping[str, Tensor]) -> tuple[Tensor | dict[str, Tensor], Tensor | None]:
+            seen = {name: given[name] for name in self._names}
+            return _seen(loss, seen), given.get(_EXPECTED)
 
-        alone = running.traced(value, arrays, batch="N")
+        def value(op: Ops, **given: Tensor) -> Mapping[str, Tensor]:
+            return {"value": calls.per_sample(twin, op, *read(given))}
+
+        alone = running.traced(value, arrays, batch="N", whole=self.own)
         self.shape = running.run(alone, arrays, self._values)["value"].shape
         """The shape of the values."""
         drawn = running.signed(np.random.default_rng(2), self.shape)
         self.seed = drawn if seed is None else self.by_row(seed) if seed.ndim == 1 else seed
-        self._arrays = {**arrays, "seed": self.seed.astype(predicted.dtype)}
+        self._arrays = {**arrays, _SEED: self.seed.astype(dtype)}
 
-        def formula(
-            op: Ops, predicted: Tensor, seed: Tensor, expected: Tensor | None = None
-        ) -> dict[str, Tensor]:
-            made = calls.per_sample(twin, op, predicted, expected)
-            pairs = calls.loss_gradient(twin, op, predicted, expected, seed)
+        def formula(op: Ops, **given: Tensor) -> dict[str, Tensor]:
+            seen, expected = read(given)
+            made = calls.per_sample(twin, op, seen, expected)
+            pairs = calls.loss_gradient(twin, op, seen, expected, given[_SEED])
             if pairs is None:
-                own = gradients([(made, seed)], [predicted], rules)[0]
-            else:
-                ((_, own),) = pairs
-            ones = op.constant(np.ones(1, self._arrays["seed"].dtype))
-            given: dict[str, Tensor | None] = {"mask": None, "counts": None}
+                inputs = [given[name] for name in self.moving]
+                pairs = gradients_of_some([(made, given[_SEED])], inputs, rules)
+            found = {id(tensor): gradient for tensor, gradient in pairs}
+            ones = op.constant(np.ones(1, dtype))
+            none = op.constant(np.zeros((), dtype))
+            factors: dict[str, Tensor | None] = {"mask": None, "counts": None}
             if expected is not None:
-                given = {"mask": twin.mask(op, expected), "counts": twin.counts(op, expected)}
-            factors = {
-                n: ones if f is None else op.Cast(f, to=predicted.dtype) for n, f in given.items()
+                factors = {"mask": twin.mask(op, expected), "counts": twin.counts(op, expected)}
+            return {
+                "value": made,
+                **{
+                    f"gradient of {name}": full(op, found.get(id(given[name]), none), given[name])
+                    for name in self.moving
+                },
+                **{n: ones if f is None else op.Cast(f, to=made.dtype) for n, f in factors.items()},
             }
-            return {"value": made, "gradient": full(op, own, predicted), **factors}
 
-        self.program = running.traced(formula, self._arrays, batch="N")
+        self.program = running.traced(formula, self._arrays, batch="N", whole=self.own)
+
+    @property
+    def read(self) -> Any:
+        """What the formula reads: an array, or arrays by name, with columns and own tensors."""
+        return self.read_rows(slice(None)) if self._several else self._arrays[_ALONE]
+
+    def read_rows(self, rows: slice) -> dict[str, Array]:
+        """Rows of what the formula reads, by name; own tensors have no rows."""
+        return {n: a for n, a in self._cut(rows, {}).items() if n in self._names}
+
+    def _cut(self, rows: slice, moved: Mapping[str, Array]) -> dict[str, Array]:
+        arrays = {**self._arrays, **moved}
+        return {n: a if n in self.own else a[rows] for n, a in arrays.items()}
 
     def __call__(
-        self, rows: slice = slice(None), predicted: Array | None = None
+        self, rows: slice = slice(None), moved: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Value, gradient of Σ seed·value, mask and counts of some rows, or of other predictions."""
-        given = self._arrays if predicted is None else {**self._arrays, "predicted": predicted}
-        return running.run(self.program, {n: a[rows] for n, a in given.items()}, self._values)
+        """Value, gradients of Σ seed·value, mask and counts of some rows, or of other tensors."""
+        return running.run(self.program, self._cut(rows, moved or {}), self._values)
+
+    def value_with(self, name: str, array: Array) -> Array:
+        """The values with another array for one tensor."""
+        return self(moved={name: array})["value"]
 
     def by_row(self, weight: Array) -> Array:
         """One weight per row, in a shape that broadcasts with the values."""
         return weight.reshape(-1, *[1] * (len(self.shape) - 1))
 
 
-def check_gradient(loss: Loss, predicted: Array, labels: Array | None, seed: Array | None) -> None:
-    """Fail unless the gradient with this cotangent is the slope of Σ seed·value."""
+def own_tensors(loss: Loss, predicted: Predicted) -> dict[str, Array]:
+    """The loss's own trained tensors, in the type of the predictions."""
+    if not loss.tensors:
+        return {}
+    specs = {name: _spec(name, array) for name, array in _named(predicted).items()}
+    given = loss.parameters(specs, np.random.default_rng(7))
+    return {name: np.asarray(array, _first(predicted).dtype) for name, array in given.items()}
+
+
+def check_gradient(
+    loss: Loss, predicted: Predicted, labels: Array | None, seed: Array | None
+) -> None:
+    """Fail unless the gradients with this cotangent are the slopes of Σ seed·value."""
     run = Run(loss, predicted, labels, seed)
-    slopes = running.differences(
-        lambda moved: run(predicted=moved)["value"], predicted, np.broadcast_to(run.seed, run.shape)
-    )
-    close(run()["gradient"], slopes, 1e-5, f"the gradient of {loss.name} and finite differences")
+    found = run()
+    for name in run.moving:
+        slopes = running.differences(
+            partial(run.value_with, name),
+            run.read_rows(slice(None))[name],
+            np.broadcast_to(run.seed, run.shape),
+        )
+        which = "" if name == _ALONE else f" by {name}"
+        what = f"the gradient of {loss.name}{which} and finite differences"
+        close(found[f"gradient of {name}"], slopes, 1e-5, what)
 
 
 def weighted(
-    loss: Loss, predicted: Array, labels: Array | None, weight: Array
-) -> tuple[float, Array]:
-    """Σ w·l / Σ w and its gradient, with the mask and the counts of the loss."""
+    loss: Loss, predicted: Predicted, labels: Array | None, weight: Array
+) -> tuple[float, dict[str, Array]]:
+    """Σ w·l / Σ w and its gradients by name, with the mask and the counts of the loss."""
     run = Run(loss, predicted, labels)
     found, w = run(), run.by_row(weight)
     denominator = np.broadcast_to(w * found["counts"], run.shape).sum()
     factors = np.broadcast_to(w * found["mask"], run.shape) / denominator
-    slopes = Run(loss, predicted, labels, factors)()["gradient"]
-    return float((factors * found["value"]).sum()), slopes
+    slopes = Run(loss, predicted, labels, factors)()
+    return float((factors * found["value"]).sum()), {
+        name: slopes[f"gradient of {name}"] for name in run.moving
+    }
 
 
-def _spec(predicted: Array) -> TensorSpec:
-    return TensorSpec("predicted", onnx_dtype(predicted.dtype), ("N", *predicted.shape[1:]))
+def _named(predicted: Predicted) -> Mapping[str, Array]:
+    return predicted if isinstance(predicted, Mapping) else {_ALONE: predicted}
+
+
+def _first(predicted: Predicted) -> Array:
+    return next(iter(_named(predicted).values()))
+
+
+def _seen(loss: Loss, named: Mapping[str, Any]) -> Any:
+    """What the methods of a loss get: all by name, or the only one."""
+    return dict(named) if loss.tensors else named[_ALONE]
+
+
+def _each(predicted: Predicted, change: Callable[[Array], Array]) -> Predicted:
+    """Float arrays, changed; columns of integers stay."""
+    if not isinstance(predicted, Mapping):
+        return change(predicted)
+    return {n: change(a) if a.dtype.kind == "f" else a for n, a in predicted.items()}
+
+
+def _single(predicted: Predicted) -> Predicted:
+    return _each(predicted, lambda array: array.astype(np.float32))
+
+
+def _inputs(loss: Loss, predicted: Predicted) -> Any:
+    """X for the model of :func:`_trainer`."""
+    given = _named(_single(predicted))
+    return {n if n in loss.columns else f"in/{n}": array for n, array in given.items()}
+
+
+def _trainer(loss: Loss, predicted: Predicted, **options: Any) -> Trainer:
+    """A trainer of a shift of each tensor, and of the loss's own tensors."""
+    tensors = {n: a for n, a in _named(predicted).items() if n not in loss.columns}
+    model = running.shifted_outputs({n: a.shape[1:] for n, a in tensors.items()})
+    given = {"params": [f"shift/{n}" for n in tensors], "batch_size": len(_first(predicted))}
+    trainer = running.trainer(model, loss=loss, **given, **options)
+    if own := own_tensors(loss, predicted):
+        trainer.set_state({f"{loss.name}.{n}": a.astype(np.float32) for n, a in own.items()})
+    return trainer
+
+
+def _spec(name: str, predicted: Array) -> TensorSpec:
+    return TensorSpec(name, onnx_dtype(predicted.dtype), ("N", *predicted.shape[1:]))
 
 
 def _candidates(shape: tuple[int, ...]) -> Iterator[Array]:
@@ -300,10 +434,11 @@ def _candidates(shape: tuple[int, ...]) -> Iterator[Array]:
         yield rng.integers(0, shape[1], (shape[0], *shape[2:]))
 
 
-def _refused(loss: Loss, predicted: Array, labels: Array) -> bool:
+def _refused(loss: Loss, predicted: Predicted, labels: Array) -> bool:
+    seen = _seen(loss, {n: _spec(n, a) for n, a in _named(predicted).items()})
     try:
-        spec = loss.label(_spec(predicted), spec_of("y", labels))
-        loss.check_labels(_spec(predicted), labels.astype(spec.numpy))
+        spec = loss.label(seen, spec_of("y", labels))
+        loss.check_labels(seen, labels.astype(spec.numpy))
     except OrtflexError:
         return True
     return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,22 @@ def close(got: Any, wanted: Any, rtol: float, what: str) -> None:
     np.testing.assert_allclose(got, wanted, rtol=rtol, atol=rtol * scale, err_msg=what)
 
 
-def traced(formula: Formula, arrays: Mapping[str, Array], *, batch: str | None = None) -> Program:
-    """The graph of ``formula(op, **tensors)``; with ``batch`` the first axis is that symbol."""
+def traced(
+    formula: Formula,
+    arrays: Mapping[str, Array],
+    *,
+    batch: str | None = None,
+    whole: Collection[str] = (),
+) -> Program:
+    """The graph of ``formula(op, **tensors)``; with ``batch`` the first axis is that symbol.
+
+    Arrays of the names ``whole`` have no axis of rows.
+    """
     trace = Trace({"": OPSET})
     tensors = {}
     for name, array in arrays.items():
-        shape = (batch, *array.shape[1:]) if batch and array.ndim else array.shape
+        rows = batch and array.ndim and name not in whole
+        shape = (batch, *array.shape[1:]) if rows else array.shape
         tensors[name] = trace.input(name, array.dtype, shape)
     return build(trace, formula(trace.op, **tensors), name="formula")
 
@@ -167,6 +177,22 @@ def shifted_model(shape: tuple[int, ...]) -> onnx.ModelProto:
     """``Y = X + shift`` in float32 with rows of ``shape``: the gradient by shift is the loss's own."""
     nodes = [onnx.helper.make_node("Add", ["X", "shift"], ["Y"])]
     return model_of(nodes, shape, shape, {"shift": np.zeros(shape)})
+
+
+def shifted_outputs(rows: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """``NAME = in/NAME + shift/NAME`` in float32 for several names, with rows of a shape each."""
+    kind, helper = onnx.TensorProto.FLOAT, onnx.helper
+    nodes = [helper.make_node("Add", [f"in/{n}", f"shift/{n}"], [n]) for n in rows]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(start + n, kind, ["N", *row]) for n, row in rows.items()]
+        for start in ("in/", "")
+    )
+    weights = [
+        onnx.numpy_helper.from_array(np.zeros(row, np.float32), f"shift/{n}")
+        for n, row in rows.items()
+    ]
+    graph = helper.make_graph(nodes, "conformance", inputs, outputs, weights)
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", OPSET)])
 
 
 def model_of(

@@ -209,7 +209,10 @@ PLANTED = [
         "test_scores_of_0_and_100", Overflowing(), "value at a score of 100", {"reference": None}
     ),
     Planted(
-        "test_scores_of_0_and_100", Cornered(), "gradient at a score of 0", {"reference": None}
+        "test_scores_of_0_and_100",
+        Cornered(),
+        "gradient of predicted at a score of 0",
+        {"reference": None},
     ),
     Planted("test_dynamic_batch", Averaged(), "at least one value per sample"),
     Planted("test_dynamic_batch", Centered(), "the value of a row depends on other rows"),
@@ -233,6 +236,130 @@ PLANTED = [
     Planted("test_docstring", documented("``e²``\n\n>>> 1 + 1\n3\n"), "Expected:\n    3"),
     Planted("test_docstring", documented("``e²``\n\n>>> Nobody()\n1\n"), "NameError"),
 ]
+
+
+@attrs.frozen(kw_only=True)
+class Weighed(Loss[Any, Any]):
+    """``Σ g·(a − p)²`` of two tensors, with trained factors g of the columns, and no labels."""
+
+    name: ClassVar[str] = "weighed"
+    tensors: ClassVar[tuple[str, ...]] = ("a", "p")
+
+    @property
+    def needs_labels(self) -> bool:
+        return False
+
+    def parameters(self, predicted: Any, generator: Any) -> Any:
+        return {"g": generator.uniform(1, 2, predicted["a"].shape[-1])}
+
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        error = predicted["a"] - predicted["p"]
+        return op.ReduceSum(predicted["g"] * error * error, axes=[1], keepdims=0)
+
+    def slopes(self, op: Any, predicted: Any, cotangent: Any) -> dict[str, Any]:
+        error, each = predicted["a"] - predicted["p"], op.Unsqueeze(cotangent, axes=[1])
+        slope = 2.0 * predicted["g"] * error * each
+        own = op.ReduceSum(each * error * error, axes=[0], keepdims=0)
+        return {"a": slope, "p": -slope, "g": own}
+
+
+class Own(Weighed):
+    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        return self.slopes(op, predicted, cotangent)
+
+
+class OneTensor(Weighed):
+    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        slopes = self.slopes(op, predicted, cotangent)
+        return {"a": slopes["a"], "g": slopes["g"]}
+
+
+class Exchanged(Weighed):
+    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        slopes = self.slopes(op, predicted, cotangent)
+        return {**slopes, "a": slopes["p"], "p": slopes["a"]}
+
+
+class Untrained(Weighed):
+    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        slopes = self.slopes(op, predicted, cotangent)
+        return {"a": slopes["a"], "p": slopes["p"]}
+
+
+class Fixed(Weighed):
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        own = op.stop_gradient(predicted["g"])
+        return super().per_sample(op, {**predicted, "g": own}, expected)
+
+
+class InBatch(Weighed):
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        mean = op.ReduceMean(predicted["p"], axes=[0], keepdims=1)
+        return super().per_sample(op, {**predicted, "p": predicted["p"] - mean}, expected)
+
+
+class FirstAlone(Weighed):
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return super().per_sample(op, {**predicted, "p": predicted["a"] * 0.0}, expected)
+
+
+class Narrow(Weighed):
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        narrow = through_float32(op, predicted["p"])
+        return super().per_sample(op, {**predicted, "p": narrow}, expected)
+
+
+class Labelled(Weighed):
+    @property
+    def needs_labels(self) -> bool:
+        return True
+
+    def label(self, predicted: Any, given: Any) -> Any:
+        return attrs.evolve(predicted["a"], name="y")
+
+    def counts(self, op: Any, expected: Any) -> Any:
+        return op.constant(np.full(1, 2.0))
+
+
+SEVERAL = {
+    "reference": lambda read, _: (read["g"] * (read["a"] - read["p"]) ** 2).sum(axis=1),
+    "predicted": {"a": normal(6, 3), "p": np.random.default_rng(4).normal(size=(6, 3))},
+    "labels": None,
+}
+PLANTED_SEVERAL = [
+    Planted("test_value", FirstAlone(), "compared with the reference"),
+    Planted("test_gradient", OneTensor(), "gradient of weighed by p"),
+    Planted("test_gradient", Exchanged(), "gradient of weighed by a"),
+    Planted("test_gradient", Untrained(), "gradient of weighed by g"),
+    Planted("test_gradient", Fixed(), "gradient of weighed by g"),
+    Planted("test_dynamic_batch", InBatch(), "depends on other rows"),
+    Planted("test_float64", Narrow(), "accuracy of float32"),
+    Planted("test_sample_weights", OneTensor(), "gradient of weighed by p"),
+    Planted("test_counts", Labelled(), "by which the loss is divided", {"labels": normal(6, 3)}),
+]
+OF_SEVERAL = (
+    *("test_value", "test_gradient", "test_scores_of_0_and_100", "test_dynamic_batch"),
+    *("test_float64", "test_sample_weights", "test_counts", "test_backends", "test_determinism"),
+)
+
+
+@cases(PLANTED_SEVERAL)
+def test_a_mistake_in_a_loss_of_several_tensors_is_rejected(planted: Planted) -> None:
+    """The class: a tensor, or a trained one of the loss, without its gradient, or with that of another."""
+    rejected(LossKit, planted, SEVERAL)
+
+
+@pytest.mark.parametrize("loss", [Weighed(), Own()], ids=["derived", "own"])
+@pytest.mark.parametrize("check", OF_SEVERAL)
+def test_a_right_loss_of_several_tensors_without_labels_passes(check: str, loss: Loss) -> None:
+    called(LossKit, check, loss, SEVERAL)
+
+
+def test_a_loss_of_rows_that_are_compared_says_so() -> None:
+    class Compared(LossKit):
+        independent: ClassVar[bool] = False
+
+    called(Compared, "test_dynamic_batch", InBatch(), SEVERAL)
 
 
 @cases(PLANTED)

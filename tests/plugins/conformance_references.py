@@ -56,7 +56,40 @@ def causal_lm(s: Array, y: Array) -> Array:
     return np.where(tokens == -100, 0, -picked)
 
 
+def triplet(read: Mapping[str, Array], y: Any, margin: float) -> Array:
+    near, far = (
+        np.sqrt(np.square(read["anchor"] - read[other] + 1e-6).sum(1))
+        for other in ("positive", "negative")
+    )
+    return np.maximum(near - far + margin, 0)
+
+
+def _cosines(a: Array, b: Array) -> Array:
+    lengths = [np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (a, b)]
+    return (a / lengths[0]) @ (b / lengths[1]).T
+
+
+def _log_softmax(s: Array, axis: int = 1) -> Array:
+    s = s - s.max(axis, keepdims=True)
+    return s - np.log(np.exp(s).sum(axis, keepdims=True))
+
+
+def margin_softmax(read: Mapping[str, Array], y: Array, scale: float) -> Array:
+    cosines = _cosines(read["embedding"], read["weight"])
+    moved = cosines * np.cos(0.5) - np.sqrt(np.maximum(1 - cosines**2, 1e-9)) * np.sin(0.5)
+    own = y[:, None] == np.arange(cosines.shape[1])
+    return -_log_softmax(scale * np.where(own, moved, cosines))[own]
+
+
+def contrastive(read: Mapping[str, Array], y: Any, temperature: float) -> Array:
+    s = _cosines(read["anchor"], read["positive"]) / temperature
+    return -(np.diag(_log_softmax(s)) + np.diag(_log_softmax(s, 0))) / 2
+
+
 LOSSES: dict[str, Reference] = {
+    "triplet": triplet,
+    "margin_softmax": margin_softmax,
+    "contrastive": contrastive,
     "causal_lm": causal_lm,
     "squared_error": oracles.squared_error,
     "absolute_error": oracles.absolute_error,

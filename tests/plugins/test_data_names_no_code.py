@@ -287,6 +287,7 @@ def recipe(place: Path, change: Change) -> Iterator[Callable[[], Any]]:
         ("graph", ("-o", "out.svg", "--training")),
         ("new-flower-app", ("-o", "app")),
         ("check", ()),
+        ("find-rate", ()),
     ):
         yield lambda name=name, options=options: command(name, path, *options)  # type: ignore[misc]
 
