@@ -4,7 +4,7 @@
 NOX := .venv/bin/nox
 REPORTS := .nox/reports
 
-.PHONY: help demo check test test-all lint types package bench docs clean
+.PHONY: help demo check test test-all lint types package bench docs wheel clean
 
 help:
 	@echo "make demo      fine-tune a classifier on handwritten digits"
@@ -13,14 +13,15 @@ help:
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     microseconds a step, compared with torch, scikit-learn and JAX (WORKLOADS=\"W1 W5\")"
 	@echo "make lint types"
-	@echo "make package   the wheel and the source distribution, in .nox/dist, checked and tested"
+	@echo "make wheel     the wheel and the source distribution in dist/; pip install dist/*.whl installs it"
+	@echo "make package   the same, checked, and tested in a fresh environment"
 	@echo "make docs      the site, in docs/_build/html; its examples run"
 	@echo "make clean     remove the environments"
 
 $(NOX): .ci/bootstrap
 	@.ci/bootstrap && touch $(NOX)
 
-demo lint types docs package: $(NOX)
+demo lint types docs package wheel: $(NOX)
 	@$(NOX) --session $@
 
 check: $(NOX)
@@ -38,4 +39,4 @@ test test-all: $(NOX)
 	exit $$status
 
 clean:
-	rm -rf .venv .nox
+	rm -rf .venv .nox dist

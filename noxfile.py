@@ -24,7 +24,7 @@ import nox
 
 ROOT = Path(__file__).parent
 REPORTS = ROOT / ".nox" / "reports"
-DIST = ROOT / ".nox" / "dist"
+DIST = ROOT / "dist"
 EXAMPLE_PLUGIN = ROOT / "tests" / "fixtures" / "ortflex_example"
 TESTS = ("python", "-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal")
 VARIABLES = {
@@ -217,14 +217,20 @@ def types(session: nox.Session) -> None:
         session.run("mypy")
 
 
+@nox.session(python=PYTHONS["3.11"])
+def wheel(session: nox.Session) -> None:
+    """The wheel and the source distribution in dist/, as an index takes them."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.install("build", "hatchling", "twine")
+    # The wheel is built from the source distribution, which therefore has all that it needs.
+    session.run("python", "-m", "build", "--no-isolation", "--outdir", str(DIST))
+
+
 @nox.session(python=PYTHONS["3.11"], tags=["tests"], reuse_venv=False)
 def package(session: nox.Session) -> None:
     """The wheel and the source distribution: built, checked, and used from a fresh environment."""
     with reported("package"):
-        shutil.rmtree(DIST, ignore_errors=True)
-        session.install("build", "hatchling", "twine")
-        # The wheel is built from the source distribution, which therefore has all that it needs.
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(DIST))
+        wheel.func(session)
         files = sorted(map(str, DIST.iterdir()))
         session.run("python", "-m", "twine", "check", "--strict", *files)
         session.run("python", "tests/distributions.py", *files)
@@ -238,6 +244,9 @@ def package(session: nox.Session) -> None:
         session.run("python", str(ROOT / "tests" / "first_run.py"))
         session.run("python", "-m", "ortflex", "--help", silent=True)
         session.run("ortflex", "plugins", silent=True)
+        # Messages name the wheel, not an index.
+        code = "from ortflex_core import install_command as c; print(c('xla'))"
+        assert ".whl[xla]" in session.run("python", "-c", code, silent=True)
         session.run("ortflex", "train", "train.toml", 'output="run"')
 
 

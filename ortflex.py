@@ -122,9 +122,11 @@ if not TYPE_CHECKING:  # with it, every name would exist for type checkers
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRAS:
                 raise
+            from ortflex_core import install_command
+
             raise ImportError(
                 f"ortflex.{name} needs {package}, which is not installed: "
-                f'pip install "ortflex[{_EXTRAS[package]}]"'
+                f"{install_command(_EXTRAS[package])}"
             ) from error
         return value
 

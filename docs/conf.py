@@ -70,6 +70,15 @@ html_theme_options = {
 # The front page has cards, no sections.
 html_sidebars = {"index": []}
 
+INSTALLED = "."
+"""What ``pip install`` installs in the commands of all pages: a checkout, or "ortflex" from an index."""
+
+
+def name_what_is_installed(_app: object, _page: str, source: list[str]) -> None:
+    """The install commands of a page, with extras."""
+    source[0] = source[0].replace('pip install ".[', f'pip install "{INSTALLED}[')
+
+
 ORDER = (
     "plot_export_from_torch.py",
     "plot_finetune_convolutional.py",
@@ -123,3 +132,8 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "reset_modules": ("matplotlib",),
 }
+
+
+def setup(app: object) -> None:
+    """Connect the substitution."""
+    app.connect("source-read", name_what_is_installed)  # type: ignore[attr-defined]

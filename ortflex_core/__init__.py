@@ -37,6 +37,7 @@ PUBLIC = {
     "kernel.files": "make_folder OutputError write_bytes",
     "kernel.hooks": "Callback hook HookManager Hooks NAMES",
     "kernel.host_scalars": "Host HostProgram",
+    "kernel.install_command": "install_command",
     "kernel.kinds": "HOOKS KINDS Kinds TABLES",
     "kernel.last_good": "first_not_finite",
     "kernel.locks": "FolderLock lock_handle",

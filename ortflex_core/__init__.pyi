@@ -59,6 +59,7 @@ from ortflex_core.kernel.hooks import (
     NAMES as NAMES,
 )
 from ortflex_core.kernel.host_scalars import Host as Host, HostProgram as HostProgram
+from ortflex_core.kernel.install_command import install_command as install_command
 from ortflex_core.kernel.kinds import (
     HOOKS as HOOKS,
     KINDS as KINDS,

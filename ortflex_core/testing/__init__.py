@@ -23,9 +23,9 @@ from __future__ import annotations
 try:
     import pytest  # noqa: F401  # imported first, for the message
 except ImportError as error:
-    raise ImportError(
-        "ortflex_core.testing needs pytest: pip install 'ortflex[testing]'"
-    ) from error
+    from ortflex_core.kernel.install_command import install_command
+
+    raise ImportError(f"ortflex_core.testing needs pytest: {install_command('testing')}") from error
 
 from ortflex_core.moved import forwarding
 

@@ -41,6 +41,7 @@ from ortflex_core import (
     Value,
     binding_counts,
     forward_program,
+    install_command,
     loss_program,
     ports_of,
     read_into,
@@ -80,7 +81,7 @@ class TrainingAgentBackend(LayerBackend):
             return []
         return [
             f"{runtime} has no TrainingAgent; "
-            "install 'ortflex[agent]' or 'ortflex[session]' into a separate environment"
+            f"in a separate environment, {install_command('agent')} (or session)"
         ]
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:

@@ -42,6 +42,7 @@ from ortflex_core import (
     buffer_value,
     check_state,
     error_reason,
+    install_command,
     keep_alive,
     ports_of,
     session_options,
@@ -154,8 +155,8 @@ class TrainingSessionBackend(Backend):
         if runtime.has_training_session:
             return []
         return [
-            f"{runtime} has no TrainingSession; install 'ortflex[session]' (onnxruntime-training "
-            "1.16.3: Linux x86_64, Python 3.11, numpy < 2) into a separate environment"
+            f"{runtime} has no TrainingSession; in a separate environment (Linux x86_64, Python 3.11, "
+            f"numpy < 2), {install_command('session')} installs onnxruntime-training 1.16.3"
         ]
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ortflex_core import ConfigError
+from ortflex_core import ConfigError, install_command
 
 
 def require(callback: str, package: str, extra: str) -> None:
@@ -16,5 +16,5 @@ def require(callback: str, package: str, extra: str) -> None:
     if find_spec(package) is None:
         raise ConfigError(
             f"the callback {callback!r} needs {package}, which is not installed: "
-            f"pip install 'ortflex[{extra}]'"
+            f"{install_command(extra)}"
         )

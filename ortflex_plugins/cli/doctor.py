@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any, TypedDict
 
 import attrs
@@ -20,11 +21,18 @@ from ortflex_core import (
     Runtime,
     RuntimeUnavailable,
     find_distributions,
+    install_command,
     require_runtime,
 )
 from ortflex_plugins.c.compiler import find_compiler, obstacle
 from ortflex_plugins.cli.terminal import new_table
 
+_TELEMETRY = (
+    ".cache/Microsoft/DeveloperTools/.onnxruntime",
+    "intel/openvino_ga_cid",
+    "intel/stats",
+)
+"""What onnxruntime from 1.29 on and openvino write into the home folder."""
 _PACKAGES = ("ortflex", "numpy", "onnx", "torch", "scikit-learn", "skl2onnx")
 
 
@@ -34,7 +42,8 @@ class Report(TypedDict):
     ``backends`` and ``devices`` have the reasons why each one does not work, and an empty list if it
     works. If the installation is broken, both are empty, and ``fault`` says how to repair it.
     ``telemetry`` says whether onnxruntime may report how it is used to its authors. ``compiler`` is the
-    C compiler, or the reason why none is used.
+    C compiler, or the reason why none is used. ``telemetry_files`` are what onnxruntime and openvino wrote
+    into the home folder. ``install`` is the command that adds an extra to this installation.
     """
 
     python: str
@@ -44,6 +53,8 @@ class Report(TypedDict):
     fault: str | None
     runtime: dict[str, Any] | None
     telemetry: bool
+    telemetry_files: list[str]
+    install: str
     compiler: str
     backends: dict[str, list[str]]
     devices: dict[str, list[str]]
@@ -70,6 +81,10 @@ def examine() -> Report:
         fault=fault,
         runtime=None if runtime is None else attrs.asdict(runtime),
         telemetry=runtime is not None and _reports_usage(runtime),
+        telemetry_files=[
+            str(path) for path in map(Path.home().joinpath, _TELEMETRY) if path.exists()
+        ],
+        install=install_command("EXTRA"),
         compiler=obstacle() or str(find_compiler()),
         backends={} if runtime is None else _reasons("backends", runtime),
         devices={} if runtime is None else _reasons("devices", runtime),
@@ -90,6 +105,10 @@ def show(report: Report, console: Console) -> None:
         facts.add_row("  newest model", f"opset {runtime['max_opset']}, IR {runtime['max_ir']}")
         off = "may be on; the environment variable ORT_DISABLE_TELEMETRY=1 switches it off"
         facts.add_row("  telemetry", off if report["telemetry"] else "off")
+    if report["telemetry_files"]:
+        what = "written by onnxruntime or openvino, not by ortflex; you may delete them"
+        facts.add_row("telemetry files", escape(f"{', '.join(report['telemetry_files'])}: {what}"))
+    facts.add_row("more extras", escape(report["install"]))
     console.print(facts)
     if report["fault"] is not None:
         console.print()

@@ -95,7 +95,7 @@ def _show(sweep: RateSweep) -> None:
 
 def _write(sweep: RateSweep, path: Path) -> None:
     """Write all steps as a table, or draw them."""
-    from ortflex_core import ConfigError, write_bytes
+    from ortflex_core import ConfigError, install_command, write_bytes
 
     if path.suffix == ".csv":
         sweep.to_csv(path)
@@ -104,7 +104,7 @@ def _write(sweep: RateSweep, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
-            f'{path}: a picture needs matplotlib: pip install "ortflex[plot]"; .csv needs nothing'
+            f"{path}: a picture needs matplotlib: {install_command('plot')}; .csv needs nothing"
         ) from error
     figure = Figure(layout="constrained")
     sweep.plot(figure.subplots())

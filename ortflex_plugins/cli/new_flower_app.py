@@ -30,13 +30,13 @@ def new_flower_app(recipe: Path, output: Path, trust_code: bool) -> None:
     RECIPE is a TOML file as for `ortflex train`. `flwr run` takes the project; by default it simulates
     the clients on this machine, each with a part of the rows.
     """
-    from ortflex_core import make_folder, write_bytes
+    from ortflex_core import install_command, make_folder, write_bytes
 
     for path, text in project(recipe, output, trust_code=trust_code).items():
         make_folder(path.parent)
         write_bytes(path, text.encode())
     click.echo(
-        f"wrote {output}; next, where ortflex[stock,flower] is installed: "
+        f"wrote {output}; next, after {install_command('stock', 'flower')}: "
         f'flwr run {output} --federation-config "num-supernodes=3" --stream'
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Columns, DataError, suggest
+from ortflex_core import Array, Columns, DataError, install_command, suggest
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 from ortflex_plugins.data._features import Features, Fill, Kind, is_kind
 
@@ -41,7 +41,7 @@ def pyarrow() -> Any:
     except ImportError as error:
         raise DataError(
             f"parquet and arrow files are read by pyarrow, which cannot be imported ({error}); "
-            "pip install 'ortflex[parquet]'"
+            f"{install_command('parquet')}"
         ) from error
     return package
 

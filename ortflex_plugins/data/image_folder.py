@@ -15,6 +15,7 @@ from ortflex_core import (
     DataError,
     DataSource,
     Pieces,
+    install_command,
     is_count,
     open_regular,
     read_if_small,
@@ -197,7 +198,8 @@ def pillow() -> Any:
         import PIL.ImageOps
     except ImportError as error:
         raise DataError(
-            f"images are read by pillow, which cannot be imported ({error}); pip install 'ortflex[images]'"
+            f"images are read by pillow, which cannot be imported ({error}); "
+            f"{install_command('images')}"
         ) from error
     return PIL
 

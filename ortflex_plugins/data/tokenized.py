@@ -18,6 +18,7 @@ from ortflex_core import (
     DataError,
     DataSource,
     expected_count,
+    install_command,
     is_count,
     lines,
     open_regular,
@@ -114,7 +115,7 @@ class Tokenized(DataSource):
         except ImportError as error:
             raise DataError(
                 f"strings are read by tokenizers, which cannot be imported ({error}); "
-                "pip install 'ortflex[text]'"
+                f"{install_command('text')}"
             ) from error
         file = Path(self.path).parent / self.tokenizer
         try:

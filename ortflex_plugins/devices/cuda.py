@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Device, Runtime, Value
+from ortflex_core import Array, Device, Runtime, Value, install_command
 
 _PROVIDER = "CUDAExecutionProvider"
 
@@ -41,7 +41,7 @@ class Cuda(Device):
         if _PROVIDER not in runtime.providers:
             return [
                 f"the installed {runtime.distribution} has no {_PROVIDER}; install a build for GPUs: "
-                "pip install 'ortflex[stock-gpu]' or 'ortflex[agent-gpu]', after uninstalling "
+                f"{install_command('stock-gpu')} (or agent-gpu), after uninstalling "
                 f"{runtime.distribution}"
             ]
         driver = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"

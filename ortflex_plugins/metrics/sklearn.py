@@ -10,7 +10,16 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core import Array, ConfigError, DataError, Metric, number, setting, suggest
+from ortflex_core import (
+    Array,
+    ConfigError,
+    DataError,
+    Metric,
+    install_command,
+    number,
+    setting,
+    suggest,
+)
 from ortflex_plugins.metrics._averages import Finite, columns
 from ortflex_plugins.metrics._classes import classes, has_columns, numbers, rows_of_columns
 
@@ -183,7 +192,7 @@ def _function(score: str) -> Callable[..., Any]:
     except ImportError as error:
         raise ConfigError(
             f"the metric 'sklearn.{score}' needs scikit-learn, which cannot be imported ({error}): "
-            "pip install 'ortflex[sklearn]'"
+            f"{install_command('sklearn')}"
         ) from error
     scores = {
         name: member

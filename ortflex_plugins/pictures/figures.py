@@ -7,7 +7,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ortflex_core import ConfigError
+from ortflex_core import ConfigError, install_command
 from ortflex_plugins.pictures import layout as place
 from ortflex_plugins.pictures.layout import Box, Drawing
 from ortflex_plugins.pictures.scene import CHIPS, COLORS, clean
@@ -30,7 +30,7 @@ def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
-            'PNG needs matplotlib: pip install "ortflex[plot]"; or draw .svg or .html'
+            f"PNG needs matplotlib: {install_command('plot')}; or draw .svg or .html"
         ) from error
     shown = [k for k in kinds if k not in ("io", "plain")]
     top = 30 + 18 * len(shown)

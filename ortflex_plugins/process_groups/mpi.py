@@ -11,7 +11,15 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Communicator, OrtflexError, ProcessGroup, number, setting
+from ortflex_core import (
+    Array,
+    Communicator,
+    OrtflexError,
+    ProcessGroup,
+    install_command,
+    number,
+    setting,
+)
 
 # Rank and size, as MPICH and Intel MPI, Open MPI, and Slurm's own launcher set them.
 _VARIABLES = (
@@ -52,7 +60,7 @@ class Mpi(ProcessGroup):
     def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
         """Reasons why this process does not belong to a world of MPI."""
         if importlib.util.find_spec("mpi4py") is None:
-            return ["mpi4py is not installed: pip install 'ortflex[mpi]'"]
+            return [f"mpi4py is not installed: {install_command('mpi')}"]
         incomplete = []
         for pair in _VARIABLES:
             found = [name for name in pair if environ.get(name)]
@@ -79,7 +87,7 @@ class _World:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise OrtflexError(
-                f"mpi4py finds no MPI library: {error}. pip install 'ortflex[mpi]' brings one"
+                f"mpi4py finds no MPI library: {error}. {install_command('mpi')} brings one"
             ) from error
         self._world = MPI.COMM_WORLD
         self.rank: int = self._world.Get_rank()

@@ -13,7 +13,15 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Communicator, OrtflexError, ProcessGroup, number, setting
+from ortflex_core import (
+    Array,
+    Communicator,
+    OrtflexError,
+    ProcessGroup,
+    install_command,
+    number,
+    setting,
+)
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
@@ -48,7 +56,7 @@ class Torch(ProcessGroup):
     def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
         """Reasons why this process does not belong to a group of torch.distributed."""
         if importlib.util.find_spec("torch") is None:
-            return ["torch is not installed: pip install 'ortflex[distributed]'"]
+            return [f"torch is not installed: {install_command('distributed')}"]
         if _initialized():
             return []
         missing = [name for name in _VARIABLES if not environ.get(name)]

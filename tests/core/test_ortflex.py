@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ortflex
+from ortflex_core import install_command
 from tests.core import public_names
 
 pytestmark = pytest.mark.once
@@ -81,13 +82,14 @@ print([name for name in ("sklearn", "skl2onnx", "torch") if name in sys.modules]
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
-    name: str, package: str, extra: str, tmp_path: Path
+    name: str, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = f"import sys; sys.modules[{package!r}] = None\nfrom ortflex import {name}"
     last = run("-c", code, folder=tmp_path).stderr.splitlines()[-1]
+    monkeypatch.chdir(tmp_path)
     assert last == (
         f"ImportError: ortflex.{name} needs {package}, which is not installed: "
-        f'pip install "ortflex[{extra}]"'
+        f"{install_command(extra)}"
     )
 
 

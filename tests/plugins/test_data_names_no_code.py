@@ -98,7 +98,7 @@ READS_NO_NAMES = {
         *("data tokenized.tokenizer", "verify(data)", "verify --data", "quantize --data"),
     ),
     "a file is written": (
-        *("AdaptedModel.export(path)", "Adapter.write(path)", "History.to_csv(path)"),
+        *("Adapter.write(path)", "History.to_csv(path)"),
         *("BaseOnnxClass.save_onnx_graph(folder)", "Model.export(path)"),
         *("FolderLock.acquire(folder)", "FolderLock.holder(folder)"),
         *("OrtEstimator.to_onnx(path)", "Picture.save(path)"),

@@ -63,7 +63,8 @@ class Card:
             "## Run it",
             _code("python", self._run()),
             "## Train it further",
-            "Install `ortflex[default,hub]`. `X` are rows of the inputs, `y` their labels.",
+            "Install ortflex with the extras `default` and `hub`. `X` are rows of the inputs, `y` "
+            "their labels.",
             _code("python", self._train()),
         ]
         if self.recipe:

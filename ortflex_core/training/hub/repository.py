@@ -16,6 +16,7 @@ from ortflex_core.compiler.onnx_files import model_file, vetting
 from ortflex_core.compiler.onnx_files.external_data import is_outside
 from ortflex_core.kernel.errors import ConfigError, ModelError, suggest
 from ortflex_core.kernel.files import OutputError
+from ortflex_core.kernel.install_command import install_command
 from ortflex_core.kernel.regular_files import open_regular, read_text, reason
 from ortflex_core.training.hub.card import MARK
 
@@ -35,7 +36,7 @@ def client(api: Any) -> Any:
     except ImportError as error:
         raise ConfigError(
             "models on the Hugging Face Hub need huggingface_hub, which is not installed: "
-            "pip install 'ortflex[hub]'"
+            f"{install_command('hub')}"
         ) from error
     return hub.HfApi(library_name="ortflex", library_version=ortflex_core.__version__)
 

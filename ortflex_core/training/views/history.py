@@ -15,6 +15,7 @@ import numpy as np
 
 from ortflex_core.kernel.errors import ConfigError, suggest
 from ortflex_core.kernel.files import write_bytes
+from ortflex_core.kernel.install_command import install_command
 from ortflex_core.training.views.tables import html_table
 
 _COUNTS = ("epoch", "rows")
@@ -179,7 +180,7 @@ class History:
                 ax._ipython_display_ = lambda: None
         except ImportError as error:
             raise ConfigError(
-                'History.plot needs matplotlib: pip install "ortflex[plot]"'
+                f"History.plot needs matplotlib: {install_command('plot')}"
             ) from error
         curves = {name: self[name] for name in columns}
         if not columns:

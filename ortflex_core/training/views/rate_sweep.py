@@ -15,6 +15,7 @@ import numpy as np
 
 from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.files import write_bytes
+from ortflex_core.kernel.install_command import install_command
 
 _FIRST = 10
 """The number of steps at the start whose smoothed losses are means of too few to compare with."""
@@ -112,7 +113,7 @@ class RateSweep:
                 ax._ipython_display_ = lambda: None  # matplotlib shows the figure
         except ImportError as error:
             raise ConfigError(
-                'RateSweep.plot needs matplotlib: pip install "ortflex[plot]"; to_csv writes a table'
+                f"RateSweep.plot needs matplotlib: {install_command('plot')}; to_csv writes a table"
             ) from error
         ax.plot(self.rates, self.losses, linewidth=0.7, alpha=0.5, label="loss")
         ax.plot(self.rates, self.smoothed, label="smoothed")

@@ -18,6 +18,7 @@ from ortflex_core import (
     Problem,
     Runtime,
     Unsupported,
+    install_command,
 )
 from ortflex_plugins.backends.step_plan import check_steps
 
@@ -81,7 +82,7 @@ class OpenVinoBackend(Backend):
     def available(cls, runtime: Runtime) -> list[str]:
         """A reason if OpenVINO is not installed."""
         if importlib.util.find_spec("openvino") is None:
-            return ["openvino is not installed: pip install 'ortflex[openvino]'"]
+            return [f"openvino is not installed: {install_command('openvino')}"]
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:

@@ -16,6 +16,7 @@ from ortflex_core import (
     NotDifferentiable,
     Problem,
     Runtime,
+    install_command,
     numpy_dtype,
 )
 from ortflex_plugins.backends.step_plan import check_steps
@@ -64,7 +65,7 @@ class XlaBackend(Backend):
     def available(cls, runtime: Runtime) -> list[str]:
         """A reason if JAX is not installed."""
         if importlib.util.find_spec("jax") is None:
-            return ["jax is not installed: pip install 'ortflex[xla]'"]
+            return [f"jax is not installed: {install_command('xla')}"]
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
