@@ -89,6 +89,8 @@ ORDER = (
     "plot_time_series.py",
     "plot_categories.py",
     "plot_detect_objects.py",
+    "plot_teach_a_small_model.py",
+    "plot_read_digits.py",
     "plot_torch_layer.py",
     "plot_training_graphs.py",
     "plot_benchmark_backends.py",

@@ -42,9 +42,10 @@ from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_traceback
 from ortflex_core.tools.report import ModelReport, NodeReport, Status
-from ortflex_core.training.config.arguments import ASSUMED_LOSS, default
+from ortflex_core.training.config.arguments import ASSUMED_LOSS, Arguments, default
 from ortflex_core.training.config.components import Parts
 from ortflex_core.training.engines import backend_choice
+from ortflex_core.training.setup import edit_model
 
 _STRONGEST: Sequence[Status] = ("no rule", "trainable", "passes", "not differentiable", "frozen")
 """The status of a node among those of the nodes that it was decomposed into."""
@@ -56,6 +57,8 @@ def check_model(
     loss: Any = None,
     params: str | Iterable[str] | None = None,
     *,
+    head: Any = None,
+    edits: Any = (),
     families: Sequence[str] = (),
     plugins: Plugins | None = None,
 ) -> ModelReport:
@@ -69,6 +72,8 @@ def check_model(
         model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
         loss: as for :class:`Trainer`; None is the squared error on every float output.
         params: as for :class:`Trainer`: what to train; None for all parameters.
+        head: as for :class:`Trainer`; the model is checked with it.
+        edits: as for :class:`Trainer`; the model is checked as they leave it.
         families: families of gradient rules that take precedence if two define an operator.
         plugins: the plugins to use; None for the installed ones.
 
@@ -87,6 +92,7 @@ def check_model(
     """
     plugins = Plugins.given(plugins)
     source = model if isinstance(model, Model) else Model(model, plugins=plugins)
+    source, changes = _edited(source, head, edits, plugins)
     rules = load_rules(plugins, families, source.internal.graph.node)  # which may contain kernels
     with contextlib.suppress(RuntimeUnavailable):
         require_runtime()
@@ -102,7 +108,7 @@ def check_model(
     choices = tuple(chosen)
     nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
     names = plugins["backends"].names()
-    notes = list(_notes(source))
+    notes = [*changes, *_notes(source)]
     try:
         problem = _problem(source, requests, choices, rules, plugins)
         prefix = find_prefix(problem, outputs)
@@ -121,6 +127,22 @@ def check_model(
         products=tuple(place.product for place in find_products(source)),
         notes=tuple(notes),
     )
+
+
+def _edited(model: Model, head: Any, edits: Any, plugins: Plugins) -> tuple[Model, list[str]]:
+    """The model as edits leave it, and what they changed."""
+    parts, given = Parts(plugins), Arguments(loss=ASSUMED_LOSS, edits=edits).edits
+    found = {f"edits[{k}]": edit for k, edit in enumerate(parts.build("edits", given))}
+    found |= {} if head is None else {"head": parts.build("head", head)}
+    if not found:
+        return model, []
+    edited = edit_model(model, found, 0)
+    names = ", ".join(str(edit.name) for edit in found.values())
+    outputs = ", ".join(map(str, edited.outputs))
+    weights = ", ".join(edited.new_head)
+    return edited, [
+        f"checked as {names} leaves it: {outputs}" + (f"; new are {weights}" if weights else "")
+    ]
 
 
 def _notes(model: Model) -> Iterator[str]:

@@ -42,6 +42,10 @@ _COLORS = {
     "--params", multiple=True, help="A parameter to train, as a name or glob; may be repeated."
 )
 @click.option(
+    "--head",
+    help="Check the model with a new last layer: the number of classes, or labels with commas.",
+)
+@click.option(
     "--all", "everything", is_flag=True, help="List every node and every trained tensor, too."
 )
 @click.option("--memory", is_flag=True, help="Estimate the memory of a step, too.")
@@ -68,6 +72,7 @@ def check(
     model: str,
     loss: str | None,
     params: tuple[str, ...],
+    head: str | None,
     everything: bool,
     memory: bool,
     batch_size: int | None,
@@ -85,7 +90,7 @@ def check(
     """
     try:
         refuse_recipe(model, "check")
-        report = check_model(model, loss, list(params) or None)
+        report = check_model(model, loss, list(params) or None, head=_classes(head))
         if memory:
             given: dict[str, Any] = {"loss": loss, "batch_size": batch_size, "optimizer": optimizer}
             given |= {"params": list(params) or None, "recompute": _recompute(recompute)}
@@ -104,6 +109,13 @@ def check(
         _show(report, everything)
     if not report.trainable:
         raise SystemExit(1)
+
+
+def _classes(given: str | None) -> int | list[str] | None:
+    """A number of classes, or their labels."""
+    if given is None:
+        return None
+    return int(given) if given.lstrip("-").isdigit() else given.split(",")
 
 
 def _sizes(given: tuple[str, ...]) -> dict[str, int]:
