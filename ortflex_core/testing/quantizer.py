@@ -80,10 +80,10 @@ class QuantizerKit(ComponentKit):
         made = [trainer(model, component) for _ in range(2)]
         for one in made:
             one.calibrate(x)
-        files = [one.export().SerializeToString(deterministic=True) for one in made]
-        require(files[0] == files[1], f"{component.name}: one calibration gives two files")
-        exported = onnx.load_from_string(files[0])
-        close(run(exported, x), made[0].predict(x), 1e-5, f"the export of {component.name}")
+        files = [one.export() for one in made]
+        same = files[0].graph == files[1].graph
+        require(same, f"{component.name}: one calibration gives two files")
+        close(run(files[0], x), made[0].predict(x), 1e-5, f"the export of {component.name}")
 
     def test_resume(self, component: Quantizer, tmp_path: Path) -> None:
         """A checkpoint continues to the same bits, with the ranges of the calibration."""

@@ -164,9 +164,15 @@ def _made(
         raise
 
 
-def restore(trainer: Settings, inner: Internals, folder: Path, strict: bool) -> None:
-    """Put a Trainer into the state of a checkpoint."""
-    _take(trainer, inner, checkpoint.read(folder, model=False), strict)
+def restore(
+    trainer: Settings, folder: Path, strict: bool, calibrated: Callable[[Any], Internals]
+) -> None:
+    """Put a Trainer into the state of a checkpoint.
+
+    ``calibrated`` returns its internals with the ranges of the quantizer that the checkpoint has recorded.
+    """
+    found = checkpoint.read(folder, model=False)
+    _take(trainer, calibrated(found.record.arguments.get("quantize")), found, strict)
 
 
 def _take(

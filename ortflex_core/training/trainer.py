@@ -460,6 +460,18 @@ class Trainer(SharesModels):
         scales = {c.name for c in setup.problem.choices if c.sort == SCALES}
         self._internals.live.replace({n: a for n, a in state.items() if n not in scales})
 
+    def _calibrated_as(self, recorded: Any) -> Internals:
+        """The internals with the ranges of a quantizer of a checkpoint, if they are missing."""
+        setup = self._internals.setup
+        known, quantizer = setup.model.quantization, setup.quantizer
+        if known is None or quantizer is None or not known.missing:
+            return self._internals
+        if isinstance(recorded, Mapping) and recorded.get("ranges"):
+            table = {**self.plugins.described("quantizers", quantizer)}
+            table["ranges"] = recorded["ranges"]
+            self._quantize(self.plugins.component("quantizers", table, "quantize"))
+        return self._internals
+
     def _check_calibrated(self, what: str) -> None:
         known = self._internals.setup.model.quantization
         if known is not None:
@@ -830,7 +842,7 @@ class Trainer(SharesModels):
         Raises:
             CheckpointError: as :meth:`resume`, and what differs; nothing was changed.
         """
-        checkpointing.restore(self, self._internals, Path(folder), strict)
+        checkpointing.restore(self, Path(folder), strict, self._calibrated_as)
 
     def save_onnx_graph(self, folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """All graphs in use, written to ``<folder>/<name>.onnx``, or without a folder as ModelProtos.

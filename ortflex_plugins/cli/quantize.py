@@ -14,6 +14,8 @@ from ortflex_plugins.cli.completion import names_of
 from ortflex_plugins.cli.terminal import new_table, plain, right
 
 if TYPE_CHECKING:
+    import onnx
+
     from ortflex_core import Array, Model, Plugins, Recipe, Trainer
 
 _LEAST_SECONDS = 0.2
@@ -253,7 +255,7 @@ def _run(recipe: Recipe, plugins: Plugins, path: Path, *, trains: bool) -> None:
     what, rows = trained.source(recipe, original, None)
     trainer.calibrate(_training_rows(recipe, trainer))
     table = {"float": _scores(original, rows), "calibrated": _scores(trainer, rows)}
-    bytes_of = {"float": original.export().ByteSize(), "calibrated": trainer.export().ByteSize()}
+    bytes_of = {"float": _bytes(original.export()), "calibrated": _bytes(trainer.export())}
     files = {"float": original.export(), "calibrated": trainer.export()}
     if trains:
         place = run_folder.make(recipe)
@@ -268,7 +270,7 @@ def _run(recipe: Recipe, plugins: Plugins, path: Path, *, trains: bool) -> None:
             place.lock.release()
         table["trained"] = _scores(trainer, rows)
         files["trained"] = trainer.export()
-        bytes_of["trained"] = files["trained"].ByteSize()
+        bytes_of["trained"] = _bytes(files["trained"])
     trainer.export(path)
     inputs = _inputs(original, rows)
     seconds = _times({k: file.SerializeToString() for k, file in files.items()}, inputs)
@@ -285,6 +287,14 @@ def _run(recipe: Recipe, plugins: Plugins, path: Path, *, trains: bool) -> None:
     if trains:
         click.echo(f"wrote {trainer.folder} (a page: ortflex report {trainer.folder})")
     click.echo(f"wrote {path}")
+
+
+def _bytes(file: onnx.ModelProto) -> int:
+    """The size of a file without its metadata, such as the receipt of a training."""
+    bare = type(file)()
+    bare.CopyFrom(file)
+    del bare.metadata_props[:]
+    return int(bare.ByteSize())
 
 
 def _scores(trainer: Trainer, rows: Any) -> dict[str, float]:

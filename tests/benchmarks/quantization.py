@@ -92,6 +92,7 @@ def measure(name: str, seed: int, epochs: int, bits: list[str]) -> dict[str, lis
         trainer = Trainer(model, loss=loss, learning_rate=3e-3, epochs=25, **quiet)
         trainer.fit(x, y)
         original = trainer.export(path)
+        del original.metadata_props[:]
         first = scores(original, held, truth, loss)
         end = original.graph.output[0].name
         taught: dict[str, Any] = {"teacher": str(path), "predicted": end}
@@ -113,6 +114,7 @@ def measure(name: str, seed: int, epochs: int, bits: list[str]) -> dict[str, lis
             before = scores(quantized.export(), held, truth, loss)
             quantized.fit(x)
             small = quantized.export()
+            del small.metadata_props[:]  # the receipt
             after = scores(small, held, truth, loss)
             static = np.nan
             if label == "W8A8":

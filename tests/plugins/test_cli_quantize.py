@@ -47,7 +47,7 @@ def test_the_trained_file_is_small_and_has_the_loss_of_the_table(folder: Path, d
     assert trained[0] < 0.5 * calibrated[0] or bits == "int8"
     assert trained[1] == calibrated[1]
     run = next((folder / "runs").iterdir())
-    assert (run / "trained.onnx").read_bytes() == (folder / "small.onnx").read_bytes()
+    assert onnx.load(run / "trained.onnx").graph == onnx.load(folder / "small.onnx").graph
     assert ortflex("report", str(run)).exit_code == 0
     again = ortflex("evaluate", str(run))
     assert again.exit_code == 0, again.output

@@ -543,7 +543,9 @@ class _Placement:
         scale, zero = scale.reshape(shape), zero.reshape(shape)
         inputs = [name, self._constant(f"{name}/scale", scale, TensorProto.FLOAT)]
         kind = self._kind(values.shape, self.weights[name][0], settings.get("block_size", 0))
-        if not q.symmetric:
+        # onnxruntime fuses a Gemm into an integer kernel only if its weight has a zero point.
+        is_fused = kind == TensorProto.INT8 and q.activations != "none"
+        if is_fused or not q.symmetric:
             inputs.append(self._constant(f"{name}/zero_point", zero, kind))
         layout = attrs.evolve(
             _layout(settings), name=name, dtype=kind, scale=inputs[1], bits=q.bits
