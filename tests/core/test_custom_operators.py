@@ -90,18 +90,21 @@ def test_the_kernels_of_a_family_are_asked_for_once(loaded: list[str]) -> None:
     assert asked == ["asked"]
 
 
-def test_a_family_whose_kernels_fail_is_tried_once_unless_it_is_named(loaded: list[str]) -> None:
+def test_a_family_whose_kernels_fail_is_tried_once_unless_it_is_named(
+    loaded: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     tried = []
 
     def library() -> str:
         tried.append("tried")
-        raise OSError("no such kernel")
+        raise OSError("no such kernel")  # each text is a warning once in a process
 
     family = Rules()
     family.kernels(library)
     rules = load_rules(with_family(family))
     assert [rules.lookup("custom", name, 1)[0] for name in ("Cube", "Sphere")] == [False, False]
     assert tried == ["tried"]
+    assert "no such kernel" in caplog.text
     with pytest.raises(PluginError):
         load_rules(with_family(family), first=["custom"])
 

@@ -38,6 +38,7 @@ from ortflex_core import (
     verify,
 )
 from ortflex_core.training import receipt as receipts
+from ortflex_plugins.c.export import export_c
 from ortflex_plugins.pictures import draw
 from tests import edited_checkpoints, models
 from tests.plugins import entrances
@@ -72,7 +73,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     ),
     "run": ("report folders", "report(what)", "evaluate run", "predict run"),
     "state": ("apply_state(state)", "apply-state state"),
-    "step": ("open_step(folder)",),
+    "step": ("open_step(folder)", "export_c(step)"),
     "peft": ("adapters lora.source",),
     "hub": ("SharesModels.from_hub(repo_id)", "SharesModels.from_hub(filename)"),
     "model": (
@@ -114,7 +115,13 @@ READS_NO_NAMES = {
         *("init --output", "predict --output", "graph --output", "report --output"),
         *("export-step --output", "apply-state --output", "new-plugin --output"),
         *("new-flower-app --output", "diff --output", "find-rate --output"),
-        *("RateSweep.to_csv(path)", "Page.save(path)", "report(path)", "quantize --output"),
+        *(
+            "export_c(folder)",
+            "RateSweep.to_csv(path)",
+            "Page.save(path)",
+            "report(path)",
+            "quantize --output",
+        ),
     ),
     "the caller names code": (
         *("Plugins.with_folder(folder)", "Plugins.for_data(folder)", "use_library(path)"),
@@ -319,6 +326,7 @@ def step(place: Path, change: Change) -> Iterator[Callable[[], Any]]:
     yield lambda: open_step(path.parent)
     path.write_text(json.dumps({**table, "schedule": change}))
     yield lambda: open_step(path.parent)
+    yield lambda: export_c(path.parent, place / "in_c")
 
 
 def peft(place: Path, change: Change) -> Iterator[Callable[[], Any]]:

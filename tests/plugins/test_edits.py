@@ -308,9 +308,12 @@ def test_more_tokens_grow_the_longest_table_unless_one_is_named(at: str, grown: 
         [models.floats("y", "N", 3)],
         {name: rng.standard_normal((size, 3)).astype(np.float32) for name, size in sizes.items()},
     )
-    edit = {"name": "more_tokens", "add": 2} | ({"at": at} if at else {})
+    edit = {"name": "more_tokens", "add": 300} | ({"at": at} if at else {})
     tables = models.weights_of(make(model, edits=[edit]).export())
-    assert {n: len(tables[n]) for n in sizes} == sizes | {grown: sizes[grown] + 2}
+    assert {n: len(tables[n]) for n in sizes} == sizes | {grown: sizes[grown] + 300}
+    old, new = np.split(tables[grown].astype(np.float64), [sizes[grown]])
+    spread = (new - old.mean(axis=0)).std(axis=0) / old.std(axis=0)
+    np.testing.assert_allclose(spread, 10**-4.5, rtol=0.25)  # near the mean, and no two are equal
 
 
 # ---------------------------------------------------------------------- refusals
@@ -336,7 +339,7 @@ REFUSED: dict[str, tuple[onnx.ModelProto, dict[str, Any], tuple[str, ...]]] = {
     "at names nothing": (TAILS["softmax"][0], {"head": {"outputs": 3, "at": "w9"}}, ("w9", "w2")),
     "on names nothing": (TAILS["softmax"][0], {"head": {"outputs": 3, "on": "hh"}}, ("hh", "h")),
     "cut at nothing": (TAILS["softmax"][0], {"edits": [{"name": "cut", "at": "z"}]}, ("'z'",)),
-    "no embedding": (TAILS["softmax"][0], {"edits": [{"name": "more_tokens", "add": 1}]}, ()),
+    "no embedding": (TAILS["softmax"][0], {"edits": [{"name": "more_tokens", "add": 1}]}, ("Gather",)),
     "no classes": (TAILS["softmax"][0], {"head": {}}, ("head", "outputs")),
     "a number of classes": (TAILS["softmax"][0], {"head": 0}, ("head",)),
     "twice the same class": (TAILS["softmax"][0], {"head": ["a", "a"]}, ("head", "'a'")),
