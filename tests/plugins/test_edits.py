@@ -339,7 +339,11 @@ REFUSED: dict[str, tuple[onnx.ModelProto, dict[str, Any], tuple[str, ...]]] = {
     "at names nothing": (TAILS["softmax"][0], {"head": {"outputs": 3, "at": "w9"}}, ("w9", "w2")),
     "on names nothing": (TAILS["softmax"][0], {"head": {"outputs": 3, "on": "hh"}}, ("hh", "h")),
     "cut at nothing": (TAILS["softmax"][0], {"edits": [{"name": "cut", "at": "z"}]}, ("'z'",)),
-    "no embedding": (TAILS["softmax"][0], {"edits": [{"name": "more_tokens", "add": 1}]}, ("Gather",)),
+    "no embedding": (
+        TAILS["softmax"][0],
+        {"edits": [{"name": "more_tokens", "add": 1}]},
+        ("Gather",),
+    ),
     "no classes": (TAILS["softmax"][0], {"head": {}}, ("head", "outputs")),
     "a number of classes": (TAILS["softmax"][0], {"head": 0}, ("head",)),
     "twice the same class": (TAILS["softmax"][0], {"head": ["a", "a"]}, ("head", "'a'")),
