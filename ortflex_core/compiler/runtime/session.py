@@ -105,6 +105,9 @@ def session_options(threads: int) -> Any:
     options.intra_op_num_threads = min(threads, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     options.enable_mem_reuse = not _reuses_too_early(onnxruntime.__version__)
+    if version_tuple(onnxruntime.__version__) < (1, 17):
+        # A DequantizeLinear that two nodes read would be duplicated, and the copy loses its axis.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     for library in tuple(_libraries):
         options.register_custom_ops_library(library)
     return options
