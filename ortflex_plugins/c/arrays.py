@@ -118,6 +118,21 @@ class Tensor:
     def __pow__(self, other: Any) -> Tensor:
         return self.trace.map("Pow", self, other)
 
+    def __ne__(self, other: object) -> Any:
+        return self.trace.map("Not", self.trace.map("Equal", self, other))
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        """Of integers, downwards; the quotient in C is towards zero."""
+        other = self.trace.lift(other, self.dtype)
+        towards = self.trace.map("Div", self, other)
+        whole = self.trace.map("Equal", self.trace.map("Mul", towards, other), self)
+        below = [self.trace.map("Less", v, 0) for v in (self, other)]
+        stays = self.trace.map("Or", whole, self.trace.map("Equal", *below))
+        return self.trace.map("Where", stays, towards, self.trace.map("Sub", towards, 1))
+
+    def __mod__(self, other: Any) -> Tensor:
+        return self.trace.map("Mod", self, other)
+
     def __hash__(self) -> int:
         return self.number
 
@@ -537,6 +552,8 @@ class Namespace:
 
     def expm1(self, x: Any) -> Any:
         """eˣ − 1, also near 0 (Kahan)."""
+        if isinstance(x, Tensor) and x.dtype == np.float32:
+            return self._trace.map("Expm1", x)
         e = self.exp(x)
         less = e - 1
         near = less * x / self.log(e)
@@ -544,9 +561,63 @@ class Namespace:
 
     def log1p(self, x: Any) -> Any:
         """log(1 + x), also near 0 (Kahan)."""
+        if isinstance(x, Tensor) and x.dtype == np.float32:
+            return self._trace.map("Log1p", x)
         u = 1 + x
         exact = self.where(self.equal(u, np.inf), u, self.log(u) * x / (u - 1))
         return self.where(self.equal(u, 1), x, exact)
+
+    def sinh(self, x: Any) -> Any:
+        """(eˣ − e⁻ˣ) / 2, also near 0."""
+        less = self.expm1(self.abs(x))
+        half = self.where(self.isfinite(less), (less + less / (less + 1)) * 0.5, less)
+        return self.where(x < 0, -half, half)
+
+    def cosh(self, x: Any) -> Any:
+        """(eˣ + e⁻ˣ) / 2."""
+        power = self.exp(self.abs(x))
+        return (power + 1 / power) * 0.5
+
+    def tan(self, x: Any) -> Any:
+        """The tangent."""
+        return self.sin(x) / self.cos(x)
+
+    def arctan(self, x: Any) -> Any:
+        """The polynomial of Cephes (atanf) on a third of the range, and two reflections."""
+        size = self.abs(x)
+        far, middle = size > 2.414213562373095, size > 0.4142135623730950
+        near = self.where(middle, (size - 1) / (size + 1), size)
+        z = self.where(far, -1 / size, near)
+        start = self.where(far, math.pi / 2, self.where(middle, math.pi / 4, size * 0))
+        square = z * z
+        series = 8.05374449538e-2 * square - 1.38776856032e-1
+        series = (series * square + 1.99777106478e-1) * square - 3.33329491539e-1
+        angle = start + (series * square * z + z)
+        return self.where(x < 0, -angle, angle)
+
+    def arcsin(self, x: Any) -> Any:
+        """By the arctangent of the opposite over the adjacent side."""
+        return self.arctan(x / self.sqrt((1 - x) * (1 + x)))
+
+    def arccos(self, x: Any) -> Any:
+        """π/2 less the arcsine."""
+        return math.pi / 2 - self.arcsin(x)
+
+    def arcsinh(self, x: Any) -> Any:
+        """log(x + √(x² + 1)), also near 0."""
+        size = self.abs(x)
+        square = size * size
+        out = self.log1p(size + square / (1 + self.sqrt(square + 1)))
+        return self.where(x < 0, -out, out)
+
+    def arccosh(self, x: Any) -> Any:
+        """log(x + √(x² − 1))."""
+        above = x - 1
+        return self.log1p(above + self.sqrt(above * (x + 1)))
+
+    def arctanh(self, x: Any) -> Any:
+        """log((1 + x) / (1 − x)) / 2, also near 0."""
+        return self.log1p(2 * x / (1 - x)) * 0.5
 
     def logaddexp(self, a: Any, b: Any) -> Any:
         """log(eᵃ + eᵇ)."""

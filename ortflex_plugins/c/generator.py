@@ -82,6 +82,8 @@ class Layout:
         members = []
         start = 0
         for dtype in dict.fromkeys(m.dtype for m in memory):
+            if dtype.name not in C_TYPES:
+                raise NotTranslatable(f"tensors of {dtype.name}")
             count, align = 0, 64 // dtype.itemsize
             for k, own in enumerate(memory):
                 if own.dtype == dtype:
@@ -180,7 +182,10 @@ class _File:
         for k, host in enumerate(program.hosts):
             feeds[host.spec.name] = self._trace.input("host", k, (), host.spec.numpy)
         self._hosts = [h.spec.numpy for h in program.hosts]
-        found = Translation(program, CForms(self._trace))(feeds)
+        try:
+            found = Translation(program, CForms(self._trace))(feeds)
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise NotTranslatable(f"this model: {str(error).splitlines()[0]}") from error
         results = {key: found[spec.name] for key, spec in program.gives.items()}
         self._costs = [self._trace.lift(results[key]).reshape(()) for key in costs]
         self._new: dict[int, Tensor] = {}
