@@ -81,7 +81,7 @@ def train(
         try:
             with internals_of(trainer).sharing_errors():
                 if resume is not None:
-                    trainer.restore(run_folder.checkpoint(resume), strict=strict)
+                    _restore(trainer, run_folder.checkpoint(resume), strict=strict)
                 loaded = loaded.found(plugins)
                 run_folder.begin(folder, loaded.resolved(plugins), trainer)
             history = run_and_write(loaded, trainer, measures)
@@ -96,6 +96,40 @@ def train(
         hint = f"; continue: ortflex train {recipe} --resume {folder}" if resumable else ""
         click.echo(f"interrupted: these are the results so far{hint}", err=True)
         raise SystemExit(130)
+
+
+_WORDS = {
+    ", or use Trainer.resume(folder), which reads them from the checkpoint": " in the recipe",
+    "continue anyway with strict=False": "continue anyway with --no-strict",
+    ". To use only its weights, call set_state(Trainer.resume(folder).get_state())": "",
+    "Trainer.resume(folder, strict=False)": "--no-strict",
+}
+"""What an error of a checkpoint advises in Python, and what it means for the command."""
+
+
+def _restore(trainer: Trainer, checkpoint: Path, *, strict: bool) -> None:
+    """Continue from a checkpoint, and say so if nothing is left to train.
+
+    Raises:
+        CheckpointError: the checkpoint is of another training; in the words of the command line.
+    """
+    from ortflex_core import CheckpointError, internals_of
+
+    try:
+        trainer.restore(checkpoint, strict=strict)
+    except CheckpointError as error:
+        text = str(error)
+        for python, command in _WORDS.items():
+            text = text.replace(python, command)
+        raise CheckpointError(text) from error
+    position = internals_of(trainer).live.standing.position
+    if position is not None and (position.stopped or position.progress.epoch >= trainer.epochs):
+        done = position.progress.epoch
+        end = "was stopped by a callback" if position.stopped else "has all of its epochs"
+        click.echo(
+            f"nothing is left to train: the run {end} ({done} are finished, the recipe has epochs = "
+            f"{trainer.epochs}); epochs={max(done, trainer.epochs) + 10} trains further"
+        )
 
 
 def _follow(recipe: Recipe, trainer: Trainer, resume: Path | None, *, strict: bool) -> None:

@@ -60,7 +60,7 @@ def test_cells_show_what_a_reader_wants(tmp_path: Path) -> None:
     made = executed(CELLS, tmp_path)
     _, fitted, plotted, exported, printed, gradient, line, wrong = made
     assert not [o for cell in made for o in cell if o.get("name") == "stderr"]
-    assert "training 2 parameters, 6 numbers" in shown(fitted)
+    assert "training 2 tensors with 6 numbers" in shown(fitted)
     assert "<Axes" not in shown(plotted)
     assert [o for o in plotted if "image/png" in o.get("data", {})]
     assert shown(exported).startswith("<ModelProto ")

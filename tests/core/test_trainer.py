@@ -108,7 +108,7 @@ def test_the_first_line_says_what_is_trained_and_what_is_not(
     with caplog.at_level(logging.INFO, "ortflex"):
         trainer.fit(*regression(features=6))
     assert caplog.messages[0].startswith(
-        "training 5 parameters, 65 numbers; left out: 1 by params=;"
+        "training 5 tensors with 65 numbers; left out: 1 by params=;"
     )
     told = trainer.describe()
     assert told.startswith("training 5 parameters: W1 [6, 8], b1 [8], b2 [4], W3 [4, 1], b3 [1]")

@@ -98,7 +98,7 @@ def fitted(capfd: pytest.CaptureFixture[str], **options: Any) -> list[str]:
 
 def test_a_line_an_epoch_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     lines = fitted(capfd, progress=None, metrics=["r2"])
-    assert lines[0].startswith("training 2 parameters, 6 numbers")
+    assert lines[0].startswith("training 2 tensors with 6 numbers")
     assert [text.split(":")[0] for text in lines[1:]] == ["epoch 1", "epoch 2", "epoch 3"]
     assert all("validation_r2" in text and "penalty" not in text for text in lines[1:])
 
@@ -113,7 +113,7 @@ def test_configured_logging_has_the_lines_and_they_are_not_printed(
     with caplog.at_level(logging.INFO, logger="ortflex"):
         assert fitted(capfd, progress=None) == []
     assert sum(r.getMessage().startswith("epoch ") for r in caplog.records) == 3
-    assert sum("training 2 parameters" in r.getMessage() for r in caplog.records) == 1
+    assert sum("training 2 tensors" in r.getMessage() for r in caplog.records) == 1
 
 
 def test_the_callback_that_prints_epochs_replaces_the_lines(
@@ -154,7 +154,7 @@ def test_a_notebook_has_a_bar_that_ends_full(
     )
     captured = capfd.readouterr()
     assert captured.err == ""
-    assert captured.out.startswith("training 2 parameters")
+    assert captured.out.startswith("training 2 tensors")
     assert captured.out.count("\n") == 1
     last = notebook.shown[-1]
     assert last.startswith("epoch 3 ")

@@ -85,7 +85,7 @@ def test_training_fills_the_run_folder(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     changed = "Trainer.summary() or `ortflex check --all` lists them, params= changes it"
-    assert lines[0] == f"training 2 parameters, 6 numbers; {changed}"
+    assert lines[0] == f"training 2 tensors with 6 numbers; {changed}"
     assert lines[1].startswith("backend ")
     assert sum(line.startswith("epoch ") for line in lines) == 4
     assert lines[-1] == f"wrote {folder / 'run'}"

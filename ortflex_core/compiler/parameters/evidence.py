@@ -171,9 +171,7 @@ def of_values(array: Array) -> Iterator[Fact]:
     elif array.ndim == 1 and flat.size > 2 and abs(np.linalg.norm(sample) - 1) < 1e-5:
         yield Fact("unit", "its norm is 1")
     elif flat.size >= 16 and np.unique(sample).size > 0.9 * sample.size:
-        yield Fact(
-            "random", "its values are nearly all different and follow no pattern, as in weights"
-        )
+        yield Fact("random", "its values look like weights: nearly all different, no pattern")
 
 
 def _is_regular(values: Array) -> bool:

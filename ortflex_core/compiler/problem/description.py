@@ -49,7 +49,7 @@ def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:
     """How much is trained and how much is not, and how to change it, in one short line."""
     trained = problem.parameters
     numbers = sum(math.prod(problem.shape_of(n)) for n in trained)
-    text = f"training {_counted(len(trained), 'parameter')}, {_counted(numbers, 'number')}"
+    text = f"training {_counted(len(trained), 'tensor')} with {_counted(numbers, 'number')}"
     later = sum(len(g.parameters) for g in problem.updating.groups if g.start_epoch)
     if later:
         text += f" ({later} of them from a later epoch on)"
