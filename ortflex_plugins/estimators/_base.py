@@ -193,7 +193,7 @@ class OrtEstimator(BaseEstimator):
             dtype = self._dtype(X)
             proto = perceptron(X.shape[1], layers, outputs, self.activation, random, dtype)
         else:
-            proto = given(self)
+            proto = _parameters.edited(self, given(self), random)
         self._set_model(proto)
         self._check_model(X, outputs)
 

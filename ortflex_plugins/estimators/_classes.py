@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from ortflex_core import Array, ConfigError, DataError, Loss, PluginError, Plugins, TensorSpec
 
-PROBABILISTIC = ("log_loss", "softmax_cross_entropy")
+PROBABILISTIC = ("log_loss", "softmax_cross_entropy", "distillation")
 """Losses whose scores are log-odds."""
 
 

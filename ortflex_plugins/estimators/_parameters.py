@@ -8,8 +8,18 @@ from typing import Any
 
 import attrs
 import numpy as np
+from onnx import ModelProto
 
-from ortflex_core import Arguments, Precision, loss_tables, suggest
+from ortflex_core import (
+    Arguments,
+    Model,
+    Parts,
+    Plugins,
+    Precision,
+    apply_edits,
+    loss_tables,
+    suggest,
+)
 from ortflex_plugins.estimators._networks import ACTIVATIONS
 
 
@@ -69,7 +79,30 @@ def trainers(estimator: Any, own: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{_class(estimator)}.options: unknown argument {name!r}; {suggest(name, known)}"
             )
-    return options
+    return {name: value for name, value in options.items() if name not in _EDITING}
+
+
+_EDITING = ("edits", "head")
+"""Options that change the model; they are applied before the training, once."""
+
+
+def edited(estimator: Any, model: ModelProto, random: np.random.RandomState) -> ModelProto:
+    """The model of an estimator after the options ``edits`` and ``head``, with first values of its seed.
+
+    Raises:
+        ConfigError, ModelError: they do not fit the model.
+    """
+    options = dict(estimator.options or {})
+    if not any(options.get(name) for name in _EDITING):
+        return model
+    arguments = Arguments(loss="squared_error", **{n: options[n] for n in _EDITING if n in options})
+    plugins = Plugins.given(options.get("plugins"))
+    parts = Parts(plugins)
+    found = {f"edits[{k}]": e for k, e in enumerate(parts.build("edits", arguments.edits))}
+    found |= {} if arguments.head is None else {"head": parts.build("head", arguments.head)}
+    seed = int(random.randint(2**31 - 1))
+    source = Model(model, plugins=plugins)
+    return apply_edits(source, list(found.values()), seed, list(found)).export({})
 
 
 def asked_loss(loss: Any) -> tuple[str | None, dict[str, Any]]:

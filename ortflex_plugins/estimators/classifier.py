@@ -185,7 +185,8 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         if len(shape) > 2 or (isinstance(width, int) and width != classes and not self._single):
             raise ModelError(
                 f"y has {classes} classes, but the model has {scores} scores; use a model with "
-                "one score per class (for two classes, one score is enough)"
+                "one score per class (for two classes, one score is enough), or give it a new last "
+                f"layer: options={{'head': {classes}}}"
             )
         known = [] if (classes_in_file := file_classes(model)) is None else classes_in_file.tolist()
         ours = self.classes_.tolist()

@@ -88,7 +88,7 @@ def test_auto_takes_a_file_for_large_columns(folder: Path, monkeypatch: pytest.M
     small = trainer(cache="auto")
     small.fit(x, y)
     assert not folder.exists()
-    monkeypatch.setattr(derived, "_MOST_MEMORY", 1000)
+    monkeypatch.setattr(derived, "MOST_MEMORY", 1000)
     large = trainer(cache="auto")
     large.fit(x, y)
     assert len(files(folder)) == 1

@@ -25,6 +25,7 @@ from ortflex_core import (
     hook,
     run_ranks,
 )
+from ortflex_core.compiler.runtime import memory_limits
 from ortflex_core.training.data.prefix_session import PrefixSession
 from tests import models
 from tests.training import every_backend, make, same
@@ -100,6 +101,33 @@ def test_every_row_is_computed_once(rows_run: list[int]) -> None:
     run.fit(x, y, validation_data=(x[:10], y[:10]))
     assert sum(rows_run) == 40 + 3 * 8 + 2 + 2  # three times the rows of the test, two for types
     assert inputs_of(run) == ["f"]
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_a_second_training_computes_no_row_again(cache: str, rows_run: list[int]) -> None:
+    run, whole = trainer(backend="fused", cache=cache), trainer(backend="fused", cache=False)
+    x, y = images()
+    held = (x[:10], y[:10])
+    run.find_rate(x, y, steps=4)
+    run.fit(x, y, validation_data=held)
+    before = sum(rows_run)
+    run.fit(x, y, validation_data=held)
+    few = 3 * 8 + 2 + 2  # the rows of the test, and of types
+    assert sum(rows_run) - before == few
+    for _ in range(2):
+        whole.fit(x, y, validation_data=held)
+    same(run.get_state(), whole.get_state())
+    changed = x.copy()
+    changed[3] += 1
+    run.fit(changed, y)
+    assert sum(rows_run) - before - few >= len(x)
+
+
+def test_columns_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = images()
+    monkeypatch.setattr(memory_limits, "available", lambda: 1000)
+    with pytest.raises(DataError, match="cache='disk'"):
+        trainer(backend="fused", cache="memory").fit(x, y)
 
 
 def test_the_trained_file_after_100_steps() -> None:

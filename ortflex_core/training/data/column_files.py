@@ -59,11 +59,16 @@ def bytes_of(layout: Layout) -> int:
     return sum(column.nbytes for column in layout.values())
 
 
+MOST_MEMORY = 2**30
+"""The bytes of columns that "auto" keeps in memory, and that are kept there between two trainings."""
+
+
 class ColumnFiles:
-    """The files of the derived columns of one owner, which are removed when it is deleted."""
+    """The derived columns of one owner: files, which are removed when it is deleted, and arrays."""
 
     def __init__(self, owner: object) -> None:
         self._paths: set[Path] = set()
+        self._arrays: dict[str, dict[str, Array]] = {}
         weakref.finalize(owner, _remove, self._paths, os.getpid())
 
     def find(self, key: str, layout: Layout) -> dict[str, Array] | None:
@@ -80,6 +85,18 @@ class ColumnFiles:
             return None
         self._paths.add(path)
         return _mapped(path, layout, "r")
+
+    def recall(self, key: str) -> dict[str, Array] | None:
+        """The columns that an earlier training kept in memory; None without them."""
+        return self._arrays.get(key)
+
+    def keep(self, key: str, arrays: dict[str, Array]) -> None:
+        """Keep columns in memory for the next training; those before it make room for them."""
+        for array in arrays.values():
+            array.flags.writeable = False
+        self._arrays[key] = arrays
+        while sum(a.nbytes for kept in self._arrays.values() for a in kept.values()) > MOST_MEMORY:
+            self._arrays.pop(next(iter(self._arrays)))
 
     @contextlib.contextmanager
     def making(self, key: str, layout: Layout) -> Iterator[dict[str, Array]]:

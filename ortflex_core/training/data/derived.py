@@ -18,11 +18,18 @@ import numpy as np
 
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs.prefix import Prefix
+from ortflex_core.compiler.runtime import memory_limits
 from ortflex_core.kernel.batches import Batch, Block, Epoch, Lasting, Source
 from ortflex_core.kernel.digests import of_array
 from ortflex_core.kernel.errors import DataError, GraphError
 from ortflex_core.kernel.types import Array, shape_text
-from ortflex_core.training.data.column_files import Column, ColumnFiles, Layout, bytes_of
+from ortflex_core.training.data.column_files import (
+    MOST_MEMORY,
+    Column,
+    ColumnFiles,
+    Layout,
+    bytes_of,
+)
 from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_core.training.process_groups.peers import Peers, pack, unpack
 
@@ -31,9 +38,6 @@ Cache = Literal["auto", "memory", "disk", False]
 
 Counting = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 """Shows the progress of a number of rows; the function in the context gets the rows so far."""
-
-_MOST_MEMORY = 2**30
-"""The bytes of columns that "auto" keeps in memory."""
 
 _AT_ONCE = 1024
 """Rows that are computed together if they are small."""
@@ -212,16 +216,34 @@ class Derivation:
         stack: contextlib.ExitStack,
     ) -> tuple[bool, dict[str, Array]]:
         """Arrays for the columns, and whether they have their values already."""
-        on_disk = self.cache == "disk" or (self.cache == "auto" and bytes_of(layout) > _MOST_MEMORY)
-        if not on_disk:
-            return False, {n: np.empty(c.shape, c.dtype) for n, c in layout.items()}
+        on_disk = self.cache == "disk" or (self.cache == "auto" and bytes_of(layout) > MOST_MEMORY)
         key = self._key(layout, inputs, size)
-        kept = self.files.find(key, layout)
+        kept = self.files.find(key, layout) if on_disk else self.files.recall(key)
         if self.peers is not None and self.peers.any("columns to compute", kept is None):
             kept = None
         if kept is not None:
             return True, kept
+        if not on_disk:
+            self._check_memory(layout)
+            made = {n: np.empty(c.shape, c.dtype) for n, c in layout.items()}
+            stack.push(lambda failed, *_: None if failed else self.files.keep(key, made))
+            return False, made
         return False, stack.enter_context(self.files.making(key, layout))
+
+    def _check_memory(self, layout: Layout) -> None:
+        """Refuse columns that do not fit into memory.
+
+        Raises:
+            DataError: they are larger than what is available.
+        """
+        room = memory_limits.available()
+        if room is not None and bytes_of(layout) > room:
+            columns = ", ".join(f"{name} {shape_text(c.shape)}" for name, c in layout.items())
+            raise DataError(
+                f"cache={self.cache!r}: the derived columns ({columns}) need "
+                f"{bytes_of(layout) / 1e9:.2f} GB, but this process can get {room / 1e9:.2f} GB of memory; "
+                "pass cache='disk' or cache=False"
+            )
 
     def _key(self, layout: Layout, inputs: Mapping[str, Array], size: int) -> str:
         """A digest of everything that the bits of the columns depend on."""
