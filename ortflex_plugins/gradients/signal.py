@@ -73,14 +73,16 @@ def _at_run_time(op: Ops, node: NodeView, whole: Tensor) -> Tensor:
     size = op.Gather(op.Shape(x), along)
     settings: dict[str, Any] = {"axis": _axis(node) if axis is None else axis}
     if node.onesided and node.inverse:
-        if given is not None:
-            raise NoGradientRule("of half a spectrum, with a length that is not constant")
+        # An element with an image in the missing half counts twice: all but the first one, and but the
+        # middle one of an even length. A spectrum of another size is an error of the Reshape.
+        length = 2 * (size - 1) if given is None else op.Cast(op.Reshape(given, [-1]), to=_INT64)
+        half = length / 2 + 1
+        place = count_to(op, op.Squeeze(half, axes=[0]))
+        alone = op.Or(op.Equal(place, 0), op.Equal(2 * place, length))
+        counts = op.Where(alone, op.constant(1.0, x.dtype), op.constant(2.0, x.dtype))
         back = op.DFT(whole, **settings, onesided=1)
-        count = op.Squeeze(size, axes=[0])
-        ends = op.Equal(op.Mod(count_to(op, count), op.Max(count - 1, 1)), 0)
-        counts = op.Where(ends, op.constant(1.0, x.dtype), op.constant(2.0, x.dtype))
-        back = back * op.Reshape(counts, _shape_along(op, x, along, size))
-        return back / op.Cast(2 * (size - 1), to=x.dtype)
+        back = back * op.Reshape(counts, _shape_along(op, x, along, half))
+        return op.Reshape(back / op.Cast(length, to=x.dtype), op.Shape(x))
     length = size if given is None else op.Cast(op.Reshape(given, [-1]), to=_INT64)
     if node.onesided:
         whole = _padded_at_run_time(op, whole, along, length - (length / 2 + 1))

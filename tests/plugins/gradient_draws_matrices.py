@@ -146,7 +146,7 @@ def dft(draw: Draw, operator: str) -> Case:
     since = 20 if kind == "real" else 17
     if draw(st.booleans()) and kind != "real":
         since, arrays["at"] = 20, np.array(axis)
-    if length is not None and kind != "real" and draw(st.booleans()):
+    if length is not None and draw(st.booleans()):
         arrays["n"] = np.array(length)
 
     def formula(op: Any, x: Any, at: Any = axis, n: Any = length) -> Any:
@@ -169,7 +169,6 @@ def dft(draw: Draw, operator: str) -> Case:
         formula,
         arrays,
         since=since,
-        needs_sizes=kind == "real" and length is not None,
         torch=in_torch,
     )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
+from ortflex_core import gradient_model
 from tests.gradcheck import computed, data
 from tests.tracing import NEWEST
 
@@ -151,3 +155,31 @@ def test_attention_equals_torch() -> None:
     for name, tensor in zip("qkv", tensors, strict=True):
         # onnxruntime moves the factor 3**-0.5 into its fused product, as float32.
         np.testing.assert_allclose(ours[name], tensor.grad.numpy(), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_an_embedding_bag_of_the_exporter_without_dynamo(mode: str) -> None:
+    """A loop over the bags that gathers rows; the other exporter collects a sequence, which is refused."""
+    torch.manual_seed(0)
+    bag = torch.nn.EmbeddingBag(7, 3, mode=mode)
+    rows, offsets = torch.tensor([1, 2, 2, 5, 0, 6, 1]), torch.tensor([0, 2, 3])
+    file = io.BytesIO()
+    names = ["rows", "offsets"]
+    axes = {"rows": {0: "N"}, "offsets": {0: "B"}}
+    torch.onnx.export(
+        bag, (rows, offsets), file, dynamo=False, opset_version=17,
+        input_names=names, output_names=["y"], dynamic_axes=axes,
+    )  # fmt: skip
+    graph = gradient_model(onnx.load_from_string(file.getvalue()), wrt=["weight"])
+    bag(rows, offsets).square().sum().backward()
+    feeds = {"rows": rows.numpy(), "offsets": offsets.numpy()}
+    session = onnxruntime.InferenceSession(graph.SerializeToString())
+    cotangent = next(i.name for i in session.get_inputs() if i.name.startswith("cotangent"))
+    feeds |= {
+        "weight": bag.weight.detach().numpy(),
+        cotangent: 2 * bag(rows, offsets).detach().numpy(),
+    }
+    known = {i.name for i in session.get_inputs()}
+    found = session.run(["gradient/weight"], {n: a for n, a in feeds.items() if n in known})[0]
+    np.testing.assert_allclose(found, bag.weight.grad.numpy(), rtol=1e-5, atol=1e-6)
