@@ -267,6 +267,8 @@ def classes_of_labels(
     known = file_classes(model)
     if known is not None and {*found} <= {*known}:
         return None, None
+    if known is not None and labels.dtype.kind in "iu" and {*found} <= {*range(len(known))}:
+        return None, [*range(len(known))]  # the places of the classes
     names, size = labels.dtype.kind in "USO", len(found)
     if count == 1:
         return None, found if names and size == 2 else None

@@ -29,10 +29,17 @@ from ortflex_plugins.data._columns import rows_or_none
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
+def _sides(value: int | Sequence[int]) -> Any:
+    """One number as both sides."""
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
 def _size(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if len(value) != 2 or not all(is_count(side) for side in value):
+    if is_count(value):
+        return
+    if not isinstance(value, tuple) or len(value) != 2 or not all(is_count(side) for side in value):
         raise ValueError(
-            f"ImageFolder.size must be height and width, got {short_repr(list(value))}"
+            f"ImageFolder.size must be height and width, or one number, got {short_repr(value)}"
         )
 
 
@@ -76,7 +83,12 @@ class ImageFolder(DataSource):
     name: ClassVar[str] = "image_folder"
 
     path: str = setting(help="the folder with one folder per class")
-    size: Sequence[int] = setting(default=(224, 224), validator=_size, help="height and width")
+    size: int | tuple[int, ...] = setting(
+        default=(224, 224),
+        converter=_sides,
+        validator=_size,
+        help="height and width; one number is both",
+    )
     resize: Literal["crop", "stretch"] = setting(
         default="crop",
         validator=attrs.validators.in_(("crop", "stretch")),
@@ -102,6 +114,12 @@ class ImageFolder(DataSource):
         validator=rows_or_none,
         help="the number of rows that are shuffled together; by default as many as fit into 64 MiB",
     )
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width."""
+        assert isinstance(self.size, tuple)
+        return self.size[0], self.size[1]
 
     def load(self) -> Columns | Pieces:
         """Read data that fit into the buffer; of larger data, only the names of the files."""
@@ -129,7 +147,7 @@ class ImagePieces(Pieces):
         if source.buffer is not None:
             self._buffer = source.buffer
         else:
-            height, width = source.size
+            height, width = source.sides
             row = np.broadcast_to(np.float32(0), (1, source.channels, height, width))
             self._buffer = usual_buffer(
                 Columns(inputs={"X": row}, labels={"y": np.zeros(1, np.int64)})
@@ -158,7 +176,7 @@ class ImagePieces(Pieces):
         yield Columns(inputs=inputs, labels={"y": np.array([label])})
 
     def _pixels(self, file: Path) -> Array:
-        height, width = self._source.size
+        height, width = self._source.sides
         try:
             with open_regular(file) as raw, self._pillow.Image.open(raw) as image:
                 _check_pixels(image.size, self._pillow.Image.MAX_IMAGE_PIXELS)

@@ -76,10 +76,11 @@ def test_a_recipe_has_every_argument_and_begins_with_the_files() -> None:
 
 def test_the_page_of_keys_has_the_help_of_every_argument() -> None:
     rows = [line for line in pages(plugins())["configuration.md"].splitlines() if line[:3] == "| `"]
-    assert len(rows) == len(attrs.fields(Recipe))
-    for row, field in zip(rows, attrs.fields(Recipe), strict=True):
+    fields = {f"`{field.name}`": field for field in attrs.fields(Recipe)}
+    assert len(rows) == len(fields)
+    for row in rows:
         cells = [c.strip() for c in re.split(r"(?<!\\)\|", row)[1:-1]]
-        assert cells[0] == f"`{field.name}`"
+        field = fields.pop(cells[0])
         assert cells[3].replace("`", "") == field.metadata["help"].replace("`", "")
 
 

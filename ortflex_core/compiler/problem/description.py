@@ -16,6 +16,8 @@ from ortflex_core.compiler.problem.problem import Problem
 
 # The number of parameters that a warning names.
 _FEW = 3
+# The tensors that a description lists.
+_LISTED = 20
 # The numbers of a loss that are listed.
 _MOST = 10
 _PLURALS = {
@@ -30,12 +32,12 @@ def describe(problem: Problem, requests: Sequence[LossRequest]) -> str:
     specs = problem.model.initializers
     trained = [f"{n} {list(specs[n].shape or ())}" for n in problem.parameters]
     left = [f"{c.name} ({c.reason})" for c in problem.choices if not c.trained]
-    text = f"training {len(trained)} parameters: {', '.join(trained)}"
+    text = f"training {len(trained)} parameters: {_listed(trained)}"
     for group in problem.updating.groups:
         if group.start_epoch:
             text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
     if left:
-        text += f"; not: {', '.join(left)}"
+        text += f"; not: {_listed(left)}"
     text += _resting_norms(problem, requests)
     words = ", then ".join(term.words for term in problem.updating.transforms)
     return (
@@ -43,6 +45,13 @@ def describe(problem: Problem, requests: Sequence[LossRequest]) -> str:
         + (f"; transforms of gradients: {words}" if words else "")
         + _readings(problem, requests)
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many there are more."""
+    hidden = len(names) - _LISTED
+    more = f" and {hidden} more (Trainer.summary() has all)" if hidden > 0 else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:

@@ -66,10 +66,13 @@ def _encode(array: Array, classes: Array, label: str) -> Array:
     except (KeyError, TypeError):
         row, value = next((k, v) for k, v in enumerate(flat) if v not in place)
         shown = ", ".join(map(repr, classes[:10].tolist()))
+        places = range(len(classes))
+        numbers = classes.dtype.kind not in "iuf" and all(v in places for v in flat)
+        of_places = f"; if they are the places of these classes, classes={[*places]}" * numbers
         raise DataError(
             f"{label!r} has the class {value!r} (row {row}), which is not among the model's classes "
             f"{shown}; pass classes=[…] in the order of the scores, or give the model a last layer for "
-            "your own classes: head=[…]"
+            f"your own classes: head=[…]{of_places}"
         ) from None
     return np.asarray(codes, dtype=np.int64).reshape(array.shape)
 

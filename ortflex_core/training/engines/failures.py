@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from ortflex_core.compiler.graph.ops import FLOATS
-from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.kernel.batches import Batch
 from ortflex_core.kernel.errors import DataError, GraphError, MissingKernel
 from ortflex_core.kernel.protocols.backend import Engine
-from ortflex_core.kernel.types import Array, shape_text
+from ortflex_core.kernel.types import Array, Shape, shape_text
 
 
 def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch) -> Exception:
@@ -60,6 +60,28 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
                 f"for this batch (the model says {declared}), its labels {term.label_key!r} have "
                 f"{shape_text(label)}; expected equal shapes"
             )
+        _check_positions(term, got, label)
+
+
+def _check_positions(term: LossTerm, got: Shape, label: Shape) -> None:
+    """Refuse class numbers of another number of positions than the scores have.
+
+    Raises:
+        DataError: names both shapes.
+    """
+    seen, wanted = term.predicted.shape, None if term.label is None else term.label.shape
+    if seen is None or wanted is None or len(label) != len(got) - 1:
+        return
+    axes = [k for k in range(1, len(seen)) if wanted == (*seen[:k], *seen[k + 1 :])]
+    fitting = [(*got[:k], *got[k + 1 :]) for k in axes]
+    if fitting and label not in fitting:
+        raise DataError(
+            f"the labels {term.label_key!r} have the shape {shape_text(label)}, but "
+            f"{term.predicted.name!r}, which the {term.loss.name} loss reads, has {shape_text(got)}: "
+            "expected labels of the shape "
+            f"{shape_text(fitting[0])}. For the next token the loss causal_lm shifts the labels itself; "
+            "shorter labels are filled with ignore_index (-100)"
+        )
 
 
 def broken_weight(problem: Problem, state: Mapping[str, Array]) -> str:
