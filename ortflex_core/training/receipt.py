@@ -8,7 +8,9 @@ digest of the file. :mod:`ortflex_core.tools.verification` repeats the training.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import os
@@ -20,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 from onnx import ModelProto
 
 import ortflex_core
@@ -507,8 +508,11 @@ def _installed(distribution: str) -> str | None:
 
 def cpu() -> str:
     """The machine and its newest instructions, which choose the kernels of numpy and onnxruntime."""
-    core = getattr(np, "_core", None) or np.core
-    features = getattr(core._multiarray_umath, "__cpu_features__", {})
+    features: Mapping[str, bool] = {}
+    for module in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
+        with contextlib.suppress(ImportError):
+            features = getattr(importlib.import_module(module), "__cpu_features__", features)
+            break
     found = next((name for name in _FEATURES if features.get(name)), "")
     return f"{platform.machine()} {found}".strip()
 

@@ -145,11 +145,17 @@ def state(run: Path, trainer: Trainer) -> str:
 def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Trainer:
     import attrs
 
-    from ortflex_core import Trainer
+    from ortflex_core import ModelError, Trainer
 
     chosen = [_metric(text) for text in metrics]
     settings = attrs.evolve(recipe, metrics=chosen or recipe.metrics, progress=False)
-    return Trainer.from_recipe(settings, plugins)
+    trainer = Trainer.from_recipe(settings, plugins)
+    if trainer.model.fixed_batch is None or settings.free_batch:
+        return trainer
+    # Any number of rows, if the graph treats every row alike.
+    with contextlib.suppress(ModelError):
+        return Trainer.from_recipe(attrs.evolve(settings, free_batch=True), plugins)
+    return trainer
 
 
 def _metric(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests import models
 from tests.plugins.commands import ortflex
-from tests.training import regression
+from tests.training import make, regression
 
 pytestmark = pytest.mark.once
 
@@ -66,3 +67,41 @@ def test_pages_say_all_where_check_needs_it(run: Path) -> None:
             assert "--all" in text[max(0, place.start() - 400) : place.start()], page
         for line in re.findall(r".*reason for each tensor.*", text):
             assert "--all" in line, page
+
+
+def test_a_fixed_batch_takes_any_number_of_rows(run: Path) -> None:
+    """predict and evaluate of a model that was exported with a batch of 4."""
+    model = onnx.load("m.onnx")
+    x, y = regression(features=6, rows=10)
+    expected = models.predict(model, {"X": x})["Y"]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 4
+    onnx.save(model, "fixed.onnx")
+    np.save("X.npy", x)
+    np.savez("ten.npz", X=x, y=y)
+    said = ortflex("predict", "fixed.onnx", "X.npy", "-o", "p.npy")
+    assert said.exit_code == 0, said.output
+    assert "fixed.onnx (as the file is)" in said.output
+    np.testing.assert_allclose(np.load("p.npy"), expected, rtol=1e-5, atol=1e-6)
+    said = ortflex("evaluate", "fixed.onnx", "ten.npz", "--json")
+    assert json.loads(said.stdout)["loss"] == pytest.approx(
+        np.square(expected - y).mean(), rel=1e-5
+    )
+
+
+def test_several_inputs_are_a_list_as_in_keras() -> None:
+    """newcomer.md 37."""
+    nodes = [
+        onnx.helper.make_node("Mul", ["D", "E"], ["P"]),
+        onnx.helper.make_node("Mul", ["P", "w"], ["Y"]),
+    ]
+    inputs = [models.floats(name, "N", 3) for name in "DE"]
+    model = models.model(nodes, inputs, [models.floats("Y", "N", 3)], {"w": np.ones((1, 3))})
+    rng = np.random.default_rng(0)
+    d, e, y = (rng.standard_normal((12, 3)).astype(np.float32) for _ in range(3))
+    one, other = (make(model, backend="fused", epochs=2, params=["w"]) for _ in range(2))
+    one.fit([d, e], y)
+    other.fit({"D": d, "E": e}, y)
+    np.testing.assert_array_equal(one.get_state()["w"], other.get_state()["w"])
+    np.testing.assert_array_equal(one.predict([d, e]), other.predict({"E": e, "D": d}))
+    assert one.evaluate([d, e], y) == other.evaluate({"D": d, "E": e}, y)
