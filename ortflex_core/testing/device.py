@@ -57,6 +57,14 @@ class DeviceKit(ComponentKit):
         require(got_type == array.dtype, f"put of {what} has the type {got_type}")
         same(here.read(value), array, f"read after put of {what}")
 
+    @pytest.mark.parametrize("what", ARRAYS)
+    def test_share(self, here: Device, what: str) -> None:
+        """A tensor of a read-only array has its values, wherever its memory is."""
+        array = ARRAYS[what].copy(order="K")
+        array.setflags(write=False)
+        value = here.share(array)
+        same(here.read(value), array, f"read after share of {what}")
+
     def test_put_is_a_copy(self, here: Device) -> None:
         """Later changes of the array do not change the value, and vice versa."""
         array = np.zeros(4, np.float32)

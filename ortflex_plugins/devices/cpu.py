@@ -50,6 +50,15 @@ class Cpu(Device):
         self.write(value, array)
         return value
 
+    def share(self, array: Array) -> Value:
+        """A tensor in the memory of the array, which may be that of a mapped file."""
+        import onnxruntime
+
+        plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isbuiltin == 1
+        if not plain or not array.size:
+            return self.put(array)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)._ortvalue  # type: ignore[no-any-return]
+
     def write(self, value: Value, array: Array) -> None:
         self.view(value)[...] = array
 

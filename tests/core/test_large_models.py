@@ -94,6 +94,10 @@ def test_tensors_outside_train_and_export(tmp_path: Path, params: Any) -> None:
     trainer = check(path, 1000, tmp_path / "out", params=params)
     assert ("table" in trainer.get_state()) == (params is None)
     assert "table" not in {t.name for t in trainer.model.internal.graph.initializer}
+    if params:  # the engine reads the table where the file is mapped
+        value, array = trainer.engine.evaluator._frozen["table"]
+        assert value.data_ptr() == array.ctypes.data
+        assert not array.flags.owndata
     # As the same model trains that is inside.
     onnx.save(onnx.load(path), tmp_path / "whole.onnx")
     twin = make(

@@ -52,6 +52,10 @@ class Device(Component, abc.ABC):
     def put(self, array: Array) -> Value:
         """A copy of an array on the device."""
 
+    def share(self, array: Array) -> Value:
+        """A tensor that is only read, in the memory of the array if possible; the caller keeps both."""
+        return self.put(array)
+
     @abc.abstractmethod
     def write(self, value: Value, array: Array) -> None:
         """Copy an array over a tensor of the same shape and type."""

@@ -28,21 +28,23 @@ class Evaluator:
     """Runs the model in inference mode on weights that belong to an engine.
 
     The parameters are inputs of the graphs, so no weight is copied; large frozen initializers are
-    copied to the device once. There is no caching binder, because a binder belongs to one thread,
-    and several threads may predict with one Trainer.
+    copied to the device once, or shared with it. There is no caching binder, because a binder belongs to
+    one thread, and several threads may predict with one Trainer.
     """
 
     def __init__(self, problem: Problem, device: Device) -> None:
         self._problem = problem
         self._device = device
-        self._frozen: dict[str, Value] = {}
+        self._frozen: dict[str, tuple[Value, Array]] = {}
+        """The tensors and the arrays whose memory they may share."""
         self.programs: dict[tuple[str, tuple[tuple[str, ...], ...]], Program] = {}
 
     def frozen(self, name: str) -> Value:
         """A large frozen initializer, or a buffer with its values from the file, on the device."""
         if name not in self._frozen:
-            self._frozen[name] = self._device.put(buffer_value(self._problem, name))
-        return self._frozen[name]
+            array = buffer_value(self._problem, name)
+            self._frozen[name] = self._device.share(array), array
+        return self._frozen[name][0]
 
     def frozen_port(self, key: Key) -> Value:
         """The value of :meth:`frozen` for a port of a program."""
