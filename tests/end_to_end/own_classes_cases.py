@@ -145,6 +145,7 @@ HEADS: dict[str, dict[str, Callable[[int], nn.Module]]] = {
         "tags": lambda n: nn.Sequential(nn.Linear(WIDTH, n)),
         "mean": lambda n: nn.Sequential(Pooled(1), nn.Linear(WIDTH, n)),
         "first": lambda n: nn.Sequential(First(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, n)),
+        "pooler": lambda n: nn.Sequential(First(), linear(), nn.Tanh(), nn.Linear(WIDTH, n)),
     },
 }
 _ON_WORDS = ("words", "lstm", "gru", "attention")

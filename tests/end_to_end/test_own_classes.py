@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -28,14 +32,17 @@ FAST = [
 
 
 def fine_tuned(
-    form: tuple[str, str, str], dynamo: bool, freeze: Any
+    form: tuple[str, str, str],
+    dynamo: bool,
+    freeze: Any,
+    stored: Callable[[onnx.ModelProto], Any] = lambda file: file,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The scores after 20 steps of SGD, of ortflex and of torch, from one file."""
     kind, _, head = form
     net, x = cases.network(*form)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        file = cases.exported(net, x[:ROWS], dynamo)
+        file = stored(cases.exported(net, x[:ROWS], dynamo))
     loss: Any = {"name": "softmax_cross_entropy"}
     if head == "tags":
         loss["axis"] = -1
@@ -81,6 +88,82 @@ def test_a_new_head_trains_as_in_torch(form: tuple[str, str, str], freeze: Any) 
 def test_every_form_of_network(form: tuple[str, str, str], dynamo: bool, freeze: Any) -> None:
     got, wanted = fine_tuned(form, dynamo, freeze)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=TOLERANCE)
+
+
+def fixed(file: onnx.ModelProto) -> onnx.ModelProto:
+    """The file for batches of one size."""
+    for value in (*file.graph.input, *file.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = ROWS
+    del file.graph.value_info[:]
+    return file
+
+
+@pytest.mark.parametrize("way", ["fixed batch", "external data", "labels"])
+def test_files_as_they_come(way: str, tmp_path: Path) -> None:
+    """A batch of one size, weights in another file, labels in the metadata."""
+
+    def stored(file: onnx.ModelProto) -> Any:
+        if way == "fixed batch":
+            return fixed(file)
+        if way == "labels":
+            entry = file.metadata_props.add()
+            entry.key, entry.value = "classes", str(list(range(10)))
+        path = str(tmp_path / "net.onnx")
+        external = way == "external data"
+        onnx.save(file, path, save_as_external_data=external, size_threshold=0)
+        return path
+
+    got, wanted = fine_tuned(("plane", "groups", "flat"), False, (), stored)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=TOLERANCE)
+
+
+def test_two_heads_train_as_in_torch() -> None:
+    """A network with two outputs: the head of one gets 5 classes, and both have losses."""
+    body = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh())
+    kind, price = torch.nn.Linear(8, 10), torch.nn.Linear(8, 1)
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.kind, self.price = body, kind, price
+
+        def forward(self, x: Any) -> Any:
+            shared = self.body(x)
+            return self.kind(shared), self.price(shared)
+
+    torch.manual_seed(3)
+    net, x = Both(), torch.randn(12, 6)
+    names = {"input_names": ["x"], "output_names": ["kind", "price"]}
+    axes = {name: {0: "N"} for name in ("x", "kind", "price")}
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (x,), file, dynamo=False, dynamic_axes=axes, **names)
+    trainer = make(
+        file.getvalue(),
+        head={"outputs": 5, "at": "kind"},
+        loss={"kind": "softmax_cross_entropy", "price": "squared_error"},
+        optimizer="sgd",
+        learning_rate=RATE,
+        backend="fused",
+    )
+    weight, bias = (trainer.model.initializer(name) for name in trainer.model.new_head)
+    net.kind = torch.nn.Linear(8, 5)
+    own = np.array(weight if weight.shape == (5, 8) else weight.T, order="C")
+    net.kind.weight.data = torch.from_numpy(own)
+    net.kind.bias.data = torch.from_numpy(bias.copy())
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+    y, prices = torch.arange(12) % 5, torch.randn(12, 1)
+    for _ in range(STEPS):
+        trainer.step((x.numpy(), {"kind": y.numpy(), "price": prices.numpy()}))
+        optimizer.zero_grad()
+        scores, found = net(x)
+        functional = torch.nn.functional
+        (functional.cross_entropy(scores, y) + functional.mse_loss(found, prices)).backward()
+        optimizer.step()
+    for name, wanted in zip(("kind", "price"), net(x), strict=True):
+        got = trainer.predict(x.numpy())[name]
+        np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-5, atol=TOLERANCE)
 
 
 def test_the_list_has_many_forms() -> None:
