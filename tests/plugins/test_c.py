@@ -91,6 +91,51 @@ def test_an_index_out_of_range_is_an_error_and_not_another_address() -> None:
             trainer.fit(np.where(x == 4, wrong, x), y)
 
 
+def recurrent() -> Any:
+    """Y = a product with the last state of a GRU over the steps of X [N, 6, 3]."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    sizes = {"W": (1, 12, 3), "R": (1, 12, 4), "B": (1, 24), "out": (4, 2)}
+    weights = {n: rng.standard_normal(s).astype(np.float32) / 2 for n, s in sizes.items()}
+    axis = numpy_helper.from_array(np.array([0]), "axis")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Transpose", ["X"], ["T"], perm=[1, 0, 2]),
+            helper.make_node(
+                "GRU", ["T", "W", "R", "B"], ["", "H"], hidden_size=4, linear_before_reset=1
+            ),
+            helper.make_node("Squeeze", ["H", "axis"], ["S"]),
+            helper.make_node("MatMul", ["S", "out"], ["Y"]),
+        ],
+        "recurrent",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 6, 3])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 2])],
+        [*(numpy_helper.from_array(a, n) for n, a in weights.items()), axis],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_recurrent_network_trains_as_on_fused() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((8, 6, 3)).astype(np.float32)
+    y = rng.standard_normal((8, 2)).astype(np.float32)
+    trained = []
+    for backend in ("c", "fused"):
+        trainer = Trainer(
+            recurrent(),
+            loss="squared_error",
+            optimizer="adam",
+            batch_size=4,
+            epochs=2,
+            backend=backend,
+            progress=False,
+        )
+        trainer.fit(x, y)
+        trained.append(trainer)
+    agree(*trained)
+
+
 def test_names_of_the_model_are_not_in_the_file() -> None:
     """A model's names are data: in C they are numbers."""
     from ortflex_plugins.backends.c.steps import part_of
