@@ -52,9 +52,7 @@ def test_a_group_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch)
         lambda name, *rest: None if name in absent else found(name, *rest),
     )
     for group, extra in (("torch", "distributed"), ("mpi", "mpi")):
-        with pytest.raises(
-            ConfigError, match=rf"is not installed: pip install 'ortflex\[{extra}\]'"
-        ):
+        with pytest.raises(ConfigError, match=rf"is not installed: pip install .*\[{extra}\]"):
             training(distributed=group)
     with pytest.raises(OrtflexError, match="unknown process group 'nccl'"):
         training(distributed="nccl")

@@ -383,7 +383,7 @@ def test_what_is_right_passes(check: str) -> None:
 def test_without_pytest_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ortflex_core.testing")
     monkeypatch.setitem(sys.modules, "pytest", None)
-    with pytest.raises(ImportError, match=r"needs pytest: pip install 'ortflex\[testing\]'"):
+    with pytest.raises(ImportError, match=r"needs pytest: pip install .*\[testing\]"):
         importlib.import_module("ortflex_core.testing")
 
 

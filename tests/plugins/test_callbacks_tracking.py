@@ -362,7 +362,7 @@ def test_without_its_package_a_callback_says_what_to_install(
         "ortflex_plugins.callbacks._extras.find_spec",
         lambda wanted: None if wanted == package else real(wanted),
     )
-    with pytest.raises(ConfigError, match=rf"needs {package}, .* pip install 'ortflex\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"needs {package}, .* pip install .*\[{name}\]"):
         train(name)
 
 

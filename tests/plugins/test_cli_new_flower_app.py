@@ -66,5 +66,5 @@ def test_without_flower_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(__import__("sys").modules, "flwr", None)
     for make in (lambda: client_app(lambda context: ()), lambda: server_app("model.onnx")):
-        with pytest.raises(ConfigError, match=r"Flower is not installed: pip install 'ortflex\["):
+        with pytest.raises(ConfigError, match=r"Flower is not installed: pip install .*\["):
             make()

@@ -177,5 +177,5 @@ def test_without_tokenizers_it_says_what_to_install(
 ) -> None:
     write(folder / "data.jsonl", text=TEXTS, label=LABELS)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"pip install 'ortflex\[text\]'"):
+    with pytest.raises(DataError, match=r"pip install .*\[text\]"):
         source(folder).load()
