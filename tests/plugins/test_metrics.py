@@ -144,16 +144,27 @@ CLASS_SCORES = np.array([[2.0, 1.0, -np.inf], [0.1, 0.2, 0.7], [0.3, 0.5, 0.2]])
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["accuracy_score", "f1_score", "roc_auc_score", "r2_score"])
-def test_a_prediction_that_is_not_finite_makes_a_score_nan(name: str, wrong: float) -> None:
-    """The class of errors: an ordinary number computed from NaN, whole or streamed; the kit asks ours."""
-    pytest.importorskip("sklearn")
-    given = {"f1_score": {"average": "macro"}, "roc_auc_score": {"multi_class": "ovr"}}
-    metric = plugins().component("metrics", {"name": f"sklearn.{name}", **given.get(name, {})})
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *((name, {}) for name in ("accuracy", "roc_auc", "mae", "rmse", "r2")),
+        ("f1", {"average": "macro"}),
+        ("top_k", {"k": 2}),
+        ("sklearn.accuracy_score", {}),
+        ("sklearn.r2_score", {}),
+        ("sklearn.f1_score", {"average": "macro"}),
+        ("sklearn.roc_auc_score", {"multi_class": "ovr"}),
+    ],
+)
+def test_a_prediction_that_is_not_finite_makes_the_result_nan(
+    name: str, given: dict[str, Any], wrong: float
+) -> None:
+    """The class of errors: an ordinary number computed from NaN or ∞, whole or streamed."""
+    metric = plugins().component("metrics", {"name": name, **given})
     labels, scores = np.array([0, 1, 2, 1, 0, 2]), np.tile(CLASS_SCORES, (2, 1))
     scores[scores == -np.inf] = 0
     scores /= scores.sum(axis=1, keepdims=True)
-    if name == "r2_score":
+    if name in ("mae", "rmse", "r2", "sklearn.r2_score"):
         labels, scores = labels[:, None].astype(float), scores[:, :1]
     for batch in (6, 3):
         assert np.isfinite(streamed(metric, labels, scores, None, batch))
