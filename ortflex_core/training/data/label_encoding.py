@@ -85,11 +85,10 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
     labels: dict[str, Array] = {}
     for request in requests:
         array = columns.labels.get(request.label)
-        predicted = model.value(request.predicted)
-        shape, seen = predicted.shape or (), request.seen(model)
+        shape = model.value(request.predicted).shape or ()
         if array is None or array.ndim + 1 != len(shape) or shape[-1] != 1:
             continue
-        fitting = array[..., np.newaxis]
+        seen, fitting = request.seen(model), array[..., np.newaxis]
         if not _accepts(request, seen, array) and _accepts(request, seen, fitting):
             labels[request.label] = fitting
     return attrs.evolve(columns, labels={**columns.labels, **labels}) if labels else columns
