@@ -12,9 +12,11 @@ import numpy as np
 
 from ortflex_core import Array, DataError, is_number, short_repr, suggest
 
-KINDS = ("number", "category", "boolean", "date", "string")
+KINDS = ("number", "category", "boolean", "date", "year", "string")
 """What a column may be; a list of names is a category with these codes."""
 _FLAGS = {"true": 1.0, "yes": 1.0, "1": 1.0, "false": 0.0, "no": 0.0, "0": 0.0}
+_DAY_2000 = 10957
+"""2000-01-01 in days since 1970-01-01."""
 _FEW = 20
 """The number of different strings up to which a column counts as one of categories."""
 
@@ -164,13 +166,13 @@ def _odd(column: str, kind: Kind, value: Any, shown: Any, advice: str) -> str:
         )
     if not isinstance(kind, str):
         return f"expected a category that is known, got {value!r}; {suggest(str(value), kind)}"
-    if kind == "date":
+    if kind in ("date", "year"):
         return f"expected a date as 2024-12-31, got {value!r}"
     if kind == "boolean":
         return f"expected true or false, got {value!r}"
     of_dates = isinstance(value, datetime.date)
     advice = advice or (
-        f"columns = {{ {column} = {'date' if of_dates else 'category'!r} }} makes "
+        f"columns = {{ {column} = {'year' if of_dates else 'category'!r} }} makes "
         f"{'dates' if of_dates else 'names'} numbers; columns = […] leaves it out"
     )
     return f"expected a number, got {value!r}; {advice}"
@@ -202,7 +204,7 @@ def median(column: str, values: Iterable[Any], number: Number = float) -> float:
 def guessed(values: Iterable[Any], number: Number = float) -> str:
     """What a column seems to be; ``number`` if no other kind fits all values."""
     known = [value for value in values if not is_missing(value)]
-    for kind in ("number", "boolean", "date"):
+    for kind in ("number", "boolean", "year"):
         if all(_value(value, kind, number) is not None for value in known):
             return kind
     few = len({str(value) for value in known}) <= max(_FEW, len(known) // 10)
@@ -216,6 +218,8 @@ def _value(value: Any, kind: str, number: Number) -> float | None:
             return _FLAGS.get(str(value).lower())
         if kind == "date":
             return _days(value)
+        if kind == "year":
+            return (_days(value) - _DAY_2000) / 365.25
         return number(value)
     except (ValueError, TypeError, OverflowError):
         return None

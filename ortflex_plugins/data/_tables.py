@@ -132,7 +132,7 @@ class Plan:
         ):
             kind = schema.field(name).type
             if not _is_number(kind) and name not in kinds:
-                what = "date" if pyarrow().types.is_temporal(kind) else "category"
+                what = "year" if pyarrow().types.is_temporal(kind) else "category"
                 raise DataError(
                     f"{file}: the column {name!r} is {kind}, which cannot be joined with columns of "
                     f"numbers; columns = {{ {name} = {what!r} }} makes it numbers, columns = […] leaves it "
@@ -249,7 +249,7 @@ def odd_kind(kind: Any) -> str:
     """What a column of a type that is no number may be; "" for numbers and lists."""
     types = pyarrow().types
     if types.is_temporal(kind):
-        return "date"
+        return "year"
     texts = types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind)
     return "category" if texts else ""
 

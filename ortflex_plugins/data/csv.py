@@ -78,10 +78,11 @@ class Csv(DataSource):
     write it into the recipe.
 
     A feature is a number, or what ``columns`` says: ``"category"`` (its place among the sorted names of the
-    training data, or in a given list), ``"boolean"`` (true, yes, 1 or false, no, 0) ``"date"`` (days
-    since 1970-01-01, from ISO 8601) or ``"string"`` (an input of its own, with the name of the column, for
-    models that read strings). A mapping names the columns that are not numbers; the
-    others are numbers. Empty fields, NA, NaN, null, None and ? are missing: an error, or ``fill``.
+    training data, or in a given list), ``"boolean"`` (true, yes, 1 or false, no, 0), ``"date"`` (days
+    since 1970-01-01, from ISO 8601), ``"year"`` (years since 2000-01-01, whose scale suits networks) or
+    ``"string"`` (an input of its own, with the name of the column, for models that read strings). A
+    mapping names the columns that are not numbers; the others are numbers. Empty fields, NA, NaN, null,
+    None and ? are missing: an error, or ``fill``.
 
     Raises:
         DataError: the file or a column does not exist, there is no header, two columns have one name, a

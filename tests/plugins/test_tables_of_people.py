@@ -63,6 +63,9 @@ def source(form: str, folder: Path, table: dict[str, list[Any]], **options: Any)
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_numbers(form: str, tmp_path: Path) -> None:
+    years = source(form, tmp_path, TABLE, columns={**KINDS, "day": "year"}, fill="median").load()
+    wanted = [(day - datetime.date(2000, 1, 1)).days / 365.25 for day in DAYS]
+    np.testing.assert_allclose(years.inputs["X"][:, 2], wanted, rtol=1e-6)
     made = source(form, tmp_path, TABLE, columns=KINDS, fill="median")
     columns = made.load()
     assert columns.inputs["X"].tolist() == [[1, 1, 2, 1.5], [0, 0, 0, 2.25], [1, 0, 1, 3]]
@@ -174,7 +177,7 @@ def test_init_finds_what_columns_are(
     done = CliRunner().invoke(main, ["init", "m.onnx", "--data", path, "--target", "y"])
     assert done.exit_code == 0, done.output
     text = Path("train.toml").read_text()
-    assert all(word in text for word in ("Bern", "date", "size"))
+    assert all(word in text for word in ("Bern", "year", "size"))
     for command in (["train", "train.toml", "output=run", "epochs=1"], ["evaluate", "run"]):
         done = CliRunner().invoke(main, command)
         assert done.exit_code == 0, done.output
