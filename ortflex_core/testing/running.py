@@ -242,9 +242,11 @@ def linear_gradients(w: Mapping[str, Array], x: Array, y: Array) -> dict[str, Ar
 
 @functools.cache
 def working_backends() -> tuple[str, ...]:
-    """The backends that run on the installed onnxruntime."""
+    """The backends that run on the installed onnxruntime, those of the highest priority first."""
     registry, runtime = plugins()["backends"], require_runtime()
-    return tuple(n for n in registry.names() if not registry.load(n).available(runtime))
+    found = {n: registry.load(n) for n in registry.names()}
+    here = [n for n, backend in found.items() if not backend.available(runtime)]
+    return tuple(sorted(here, key=lambda n: -found[n].priority))
 
 
 def trainer(model: Any, **options: Any) -> Trainer:
