@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -12,6 +13,7 @@ from ortflex_core.compiler.model.quantize import limits
 from ortflex_core.compiler.model.quantizer import Quantizer
 from ortflex_core.kernel.errors import DataError, OrtflexError
 from ortflex_core.kernel.protocols.constraint import Constraint
+from ortflex_core.kernel.protocols.transform import Transform, TransformContext
 from ortflex_core.kernel.types import Array
 
 _SAMPLE = 2**16
@@ -28,6 +30,25 @@ class Floor(Constraint):
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
         """The weight, or the smallest number that is allowed."""
         return op.Max(weight, self.least)
+
+
+@attrs.frozen(kw_only=True)
+class ScaleFactors(Transform):
+    """``g ← factor·g`` for the gradients of scales: the first half of the factor of LSQ."""
+
+    name: ClassVar[str] = "lsq"
+    scaled: ClassVar[bool] = True
+    factors: tuple[tuple[str, float], ...]
+
+    def apply(
+        self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
+    ) -> Mapping[str, Tensor]:
+        """The formula; it is linear, so gradients may have any scale."""
+        return {**gradients, **{n: gradients[n] * f for n, f in self.factors if n in gradients}}
+
+    def describe(self) -> dict[str, Any]:
+        """Its name; the factors follow from the sizes of tensors."""
+        return {"name": self.name}
 
 
 @attrs.define

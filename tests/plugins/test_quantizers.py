@@ -157,6 +157,37 @@ def test_what_is_skipped_stays_in_float(skip: str) -> None:
     assert values["A"].dtype == np.int8
 
 
+def test_a_frozen_weight_keeps_its_integers_and_its_scale() -> None:
+    """Scales of activations are trained, so the codes of a frozen bias follow their unit."""
+    made = trainer(params=["C", "c"], epochs=1)
+    made.calibrate(X)
+    before = values_of(made.export())
+    made.fit(X, Y)
+    after = values_of(made.export())
+    assert {n for n in made.get_state() if n[0].isupper()} == {"C", "C/scale"}
+    for name in ("A", "A/scale", "B", "B/scale"):
+        np.testing.assert_array_equal(before[name], after[name])
+    np.testing.assert_array_equal(after["b/scale"], after["r1/scale"] * after["B/scale"])
+    np.testing.assert_allclose(run(made.export()), made.predict(X), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"penalty": "l2", "constraint": "max_norm", "averaging": "ema"},
+        {"accumulate": 2, "clip_norm": 1.0, "groups": [{"params": "C", "rate": 0.1}]},
+        {"head": 5, "freeze": "backbone"},
+        {"precision": "fp16_mixed"},
+    ],
+    ids=str,
+)
+def test_a_quantizer_stands_next_to_other_arguments(arguments: dict[str, Any]) -> None:
+    labels = DRAW.standard_normal((64, 5)).astype(np.float32) if "head" in arguments else Y
+    made = trainer(epochs=1, optimizer="adam", **arguments)
+    made.fit(X, labels)
+    np.testing.assert_allclose(run(made.export()), made.predict(X), rtol=1e-5, atol=1e-5)
+
+
 def test_a_normalization_is_folded_before_its_weight_is_rounded() -> None:
     made = trainer(quantize={"activations": "none", "name": "minmax"})
     before, first = values_of(network()), made.get_state()
@@ -245,6 +276,8 @@ def test_bad_input_is_refused_with_a_way_out(tmp_path: Path) -> None:
         trainer(quantize={"skip": "haed"})
     with pytest.raises(ConfigError, match="ranges"):
         trainer(quantize={"ranges": {"nothing": [0, 1]}})
+    with pytest.raises(ConfigError, match="recompute"):
+        trainer(recompute=True)
     with pytest.raises(ConfigError, match="weights"):
         trainer(quantize={"weights": "int3"})
     with pytest.raises(ModelError, match="nothing to quantize"):

@@ -128,7 +128,6 @@ class MasterModel(Model):
         self.base, self.weights = base, weights
         known = base.quantization
         self._first = {} if known is None else known.masters
-        self._factors = {} if known is None else {n: known.factor(n) for n in known.scales}
         self._initializers = dict(base._initializers)
         self._arrays = {n: a for n, a in base._arrays.items() if n not in weights}
         # Kept only while they are in use: the engine has copies.
@@ -255,12 +254,10 @@ class MasterModel(Model):
         *,
         infer: bool = False,
     ) -> dict[str, Tensor]:
-        """As of a Model, with the factors of the gradients of scales, and biases that are rounded."""
-        scaled = {n: _slower(trace.op, given[n], f) for n, f in self._factors.items() if n in given}
-        known = {**given, **scaled}
+        """As of a Model, with biases that are rounded."""
 
         def scale(name: str) -> Tensor:
-            return known[name] if name in known else trace.constant(self.initializer(name))
+            return given[name] if name in given else trace.constant(self.initializer(name))
 
         def rounding(
             trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
@@ -271,7 +268,7 @@ class MasterModel(Model):
                 return [_rounded(trace.op, inputs[0], trace.op.stop_gradient(data * own))]
             return None if rewrite is None else rewrite(trace, node, inputs)
 
-        return super().replay(trace, outputs, known, rounding, infer=infer)
+        return super().replay(trace, outputs, given, rounding, infer=infer)
 
     @property
     def stamp(self) -> str:
@@ -385,12 +382,6 @@ def _scales_of_biases(
         if a.size == 1 and np.array_equal(np.asarray(a.reshape(()) * b, np.float32), product):
             out[bias.output[0]] = names[:2]
     return out
-
-
-def _slower(op: Ops, scale: Tensor, factor: float) -> Tensor:
-    """The same value, whose gradient has a factor."""
-    part = scale * factor
-    return op.stop_gradient(scale) + (part - op.stop_gradient(part))
 
 
 def _rounded(op: Ops, bias: Tensor, scale: Tensor) -> Tensor:

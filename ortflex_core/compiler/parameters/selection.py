@@ -10,7 +10,11 @@ from onnx import NodeProto
 
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.model.heads import head_parameters
-from ortflex_core.compiler.model.master_weights import quantized_weights, with_masters
+from ortflex_core.compiler.model.master_weights import (
+    quantized_weights,
+    with_masters,
+    without_masters,
+)
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters import classical_nodes, evidence, quantized
 from ortflex_core.compiler.parameters.evidence import POINTS, Fact
@@ -102,10 +106,14 @@ def _trained_scales(model: Model, choices: Sequence[Choice], outputs: Sequence[s
     known = model.quantization
     if known is None:
         return []
-    frozen = {c.name for c in choices if not c.trained}
+    trained = {c.name for c in choices if c.trained}
     reached = {name for node in model.ancestors(outputs) for name in reads(node)}
-    of = {w.scale: name for name, w in quantized_weights(model).items() if not w.is_bias}
-    return [n for n in known.scales if n in reached and of.get(n) not in frozen]
+    of = {
+        w.scale: name
+        for name, w in quantized_weights(without_masters(model)).items()
+        if not w.is_bias
+    }
+    return [n for n in known.scales if n in reached and (n not in of or of[n] in trained)]
 
 
 def choose_parameters(
