@@ -42,6 +42,8 @@ from ortflex_plugins.c.scalars import HEADERS, literal
 from ortflex_plugins.operators.calls import NotTranslatable
 from ortflex_plugins.operators.translation import Translation
 
+_MOST_TEXT = 500_000
+"""Characters of a file: the compiler needs about 10 seconds for them."""
 _MOST_CONSTANTS = 1 << 20
 """The bytes of tables of constants."""
 
@@ -410,8 +412,13 @@ class _File:
             *(body.format(name) for body, name in names.items()),
             *self._step(calls, offsets, tables),
         ]
+        source = "\n".join(text) + "\n"
+        if len(source) > _MOST_TEXT:
+            raise NotTranslatable(
+                f"a step of {len(self._order)} loops: its file is too long to compile"
+            )
         return Generated(
-            source="\n".join(text) + "\n",
+            source=source,
             arena=size,
             columns=tuple(self._columns),
             frozen=tuple(self._frozen),

@@ -20,6 +20,7 @@ from ortflex_core import (
     Port,
     Problem,
     Program,
+    Unsupported,
     Value,
     buffer_value,
     check_state,
@@ -34,6 +35,7 @@ from ortflex_plugins.backends.c.steps import (
     views,
 )
 from ortflex_plugins.backends.epoch_runs import Cost, Costs, step_values, steps_per_run
+from ortflex_plugins.operators.calls import NotTranslatable
 
 _COLUMNS_KEPT = 8
 """Arrays of columns whose addresses are kept."""
@@ -153,7 +155,13 @@ class CEngine(DeviceEngine):
     def _function(self, kind: str, rows: int | None) -> Compiled:
         key = (kind, rows)
         if key not in self._compiled:
-            part = part_of(self.problem, kind, rows)
+            try:
+                part = part_of(self.problem, kind, rows)
+            except NotTranslatable as error:
+                raise Unsupported(
+                    f"the backend c has no form in C for {error}, in batches of {rows} rows; use "
+                    "backend='fused', or drop_last=True"
+                ) from error
             self._compiled[key] = Compiled(part, self._block.ctypes.data)
         return self._compiled[key]
 
