@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import re
@@ -48,6 +49,7 @@ from ortflex_core.training.differences import default_of
 from ortflex_core.training.internals import Internals, Settings
 from ortflex_core.training.standing import Training
 
+_log = logging.getLogger("ortflex")
 FORMAT = 1
 MOST = 2048
 """The largest number of bytes of a receipt."""
@@ -418,11 +420,20 @@ def sealing(
     source = inner.setup.model.as_read
     if not inner.arguments["receipt"]:
         return None if source.receipt is None else lambda model, _: _remove(model)
+    try:
+        training = _of_training(inner, settings)
+    except (
+        OrtflexError,
+        TypeError,
+        ValueError,
+    ) as error:  # an export is never lost for its receipt
+        _log.warning("the export has no receipt: %s", error)
+        return lambda model, _: _remove(model)
     table = {
         "format": FORMAT,
         "model": source.content.digest,
         "parent": _digest_of(source.receipt),
-        **_of_training(inner, settings),
+        **training,
         "fits": standing.fits,
         "epochs": now.epoch,
         "steps": now.step,
