@@ -59,7 +59,7 @@ KEY_GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "The run": (
         *("epochs", "batch_size", "drop_last", "shuffle", "seed", "callbacks", "check_finite"),
-        "progress",
+        *("progress", "receipt"),
     ),
     "Speed and memory": (
         *("backend", "device", "threads", "precision", "recompute", "distributed", "sync_every"),
