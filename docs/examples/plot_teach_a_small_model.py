@@ -7,6 +7,9 @@ gets 200 labels only. It is trained three times: with its labels, and with the s
 for the rows without labels, at two temperatures.
 """
 
+import tempfile
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 from onnx import numpy_helper, parser
@@ -51,7 +54,8 @@ large = Trainer(
     **settings,
 )
 teacher = large.fit(rows[train], labels[train], **held_out)
-large.export("large.onnx")
+path = str(Path(tempfile.mkdtemp()) / "large.onnx")
+large.export(path)
 print(f"the teacher: {teacher['validation_accuracy'][-1]:.1%}")
 
 # %%
@@ -66,7 +70,7 @@ histories = {"200 labels": alone.fit(rows[few], labels[few], **held_out)}
 for temperature in (1.0, 4.0):
     loss = {
         "name": "distillation",
-        "teacher": "large.onnx",
+        "teacher": path,
         "temperature": temperature,
         "alpha": 1.0,
     }
