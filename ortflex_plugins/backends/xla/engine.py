@@ -145,9 +145,9 @@ class XlaEngine(DeviceEngine):
                     columns = tuple(self._resident[n] for n in function.columns)
                     self._whole[function.sizes] = columns
                 return columns, batches.rows.astype(np.int32).reshape(steps, -1)
-        gathered = tuple(gathered(batches, n) for n in function.columns)
+        columns = tuple(gathered(batches, n) for n in function.columns)
         rows = sum(function.sizes) * steps
-        return gathered, np.arange(rows, dtype=np.int32).reshape(steps, -1)
+        return columns, np.arange(rows, dtype=np.int32).reshape(steps, -1)
 
     def _numbers(
         self,
