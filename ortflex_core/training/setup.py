@@ -30,7 +30,6 @@ from ortflex_core.compiler.problem.teachers import Teacher
 from ortflex_core.compiler.problem.updating import ConstraintTerm, Group, TransformTerm, Updating
 from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import Runtime
-from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.protocols.edit import Edit
@@ -208,12 +207,6 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     if own:
         grouped = attrs.evolve(grouped, choices=(*grouped.choices, *own))
         grouped = _with_scales(grouped, model, values["optimizer"])
-    if own and arguments.recompute:
-        # The first loss of such a step is wrong (1.17 instead of 108 on a small network).
-        raise ConfigError(
-            "recompute: steps that train scales of quantization cannot recompute tensors; keep the scales "
-            "of the calibration, quantize={'train_scales': False}, or leave recompute out"
-        )
     if own and model.quantization is not None:
         pairs = tuple((c.name, model.quantization.factor(c.name)) for c in own)
         first = TransformTerm(index=len(transforms or ()), transform=ScaleFactors(factors=pairs))

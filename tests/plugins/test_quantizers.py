@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from ortflex import Trainer
 from ortflex_core import ConfigError, DataError, ModelError, OrtflexError, require_runtime
+from ortflex_core.compiler.runtime import recompute
 from tests import models
 
 DRAW = np.random.default_rng(5)
@@ -276,8 +277,6 @@ def test_bad_input_is_refused_with_a_way_out(tmp_path: Path) -> None:
         trainer(quantize={"skip": "haed"})
     with pytest.raises(ConfigError, match="ranges"):
         trainer(quantize={"ranges": {"nothing": [0, 1]}})
-    with pytest.raises(ConfigError, match="recompute"):
-        trainer(recompute=True)
     with pytest.raises(ConfigError, match="weights"):
         trainer(quantize={"weights": "int3"})
     with pytest.raises(ModelError, match="nothing to quantize"):
@@ -293,6 +292,36 @@ def test_bad_input_is_refused_with_a_way_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="quantize="):
         trainer(quantize=None).calibrate(X)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("quantize", [{}, {"train_scales": False}, None], ids=str)
+def test_recomputed_tensors_have_the_same_bits(
+    quantize: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of trained and of fixed scales, and of a file that is quantized already.
+
+    Runtimes copy a DequantizeLinear of several readers, and the copies ran after the memory of its input
+    had been used again.
+    """
+    monkeypatch.setattr(recompute, "SMALL", 0)
+    first = trainer()
+    first.calibrate(X)
+    file = first.export() if quantize is None else network()
+
+    def trained(way: Any) -> dict[str, Any]:
+        made = trainer(
+            file, quantize, recompute=way, batch_size=16, epochs=2, seed=3, optimizer="adam"
+        )
+        history = made.fit(X, Y)
+        return {**made.get_state(buffers=True), "losses": np.array(history["loss"])}
+
+    wanted = trained(False)
+    for way in (2, 3, True):
+        got = trained(way)
+        assert got.keys() == wanted.keys()
+        for name, array in wanted.items():
+            assert np.isfinite(array).all(), name
+            assert got[name].tobytes() == array.tobytes(), (way, name)
 
 
 def test_constant_activations_have_a_scale() -> None:

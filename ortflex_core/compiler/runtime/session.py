@@ -39,6 +39,8 @@ _NO_FUSION = 5000
 _NO_BASICS = 6000
 # Above this number of bytes of all tensors, memory matters more than the time to allocate it.
 _LARGE = 2**26
+_KEEPS_PAIRS = "session.disable_quant_qdq"
+"""With this entry of a session, pairs of QuantizeLinear and DequantizeLinear run as they are."""
 _TENSOR = re.compile(r"tensor\((?!string)(\w+)\)")
 """The types of onnxruntime that can be bound to memory."""
 _cache: OrderedDict[Hashable, Any] = OrderedDict()
@@ -107,7 +109,7 @@ def session_options(threads: int) -> Any:
     options.enable_mem_reuse = not _reuses_too_early(onnxruntime.__version__)
     if version_tuple(onnxruntime.__version__) < (1, 17):
         # A DequantizeLinear that two nodes read would be duplicated, and the copy loses its axis.
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.add_session_config_entry(_KEEPS_PAIRS, "1")
     for library in tuple(_libraries):
         options.register_custom_ops_library(library)
     return options
@@ -213,6 +215,9 @@ def new_session(
             model = bytes(schedule_of(program, device, threads).model.SerializeToString())
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = ExecutionOrder.PRIORITY_BASED  # the order of the file
+            # A DequantizeLinear of several readers would get copies that run after the planned memory of
+            # its input has been used again.
+            options.add_session_config_entry(_KEEPS_PAIRS, "1")
         return open_session(model, options, device, providers)
     except OrtflexError:
         raise
