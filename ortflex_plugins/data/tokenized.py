@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,6 +88,8 @@ class Tokenized(DataSource):
 
     def load(self) -> Columns:
         """Read the file and tokenize its strings."""
+        if not os.path.lexists(self.path):
+            raise DataError(f"{self.path}: no such file")
         tokenizer = self._tokenizer()
         target = self.target if self.target is not None else {}
         labels = {"y": target} if isinstance(target, str) else dict(target)
@@ -153,8 +156,6 @@ def _columns(file: Path, names: Sequence[str]) -> dict[str, list[Any]]:
                 table = opened.read(columns=list(dict.fromkeys(names)))
         except DataError:
             raise
-        except FileNotFoundError:
-            raise DataError(f"{file}: no such file") from None
         except Exception as error:
             raise DataError(f"{file}: cannot be read: {error}") from error
         out: dict[str, list[Any]] = {name: table[name].to_pylist() for name in names}
@@ -168,8 +169,6 @@ def _columns(file: Path, names: Sequence[str]) -> dict[str, list[Any]]:
                 _check_names(file, names, row)
                 for name in out:
                     out[name].append(row[name])
-        except FileNotFoundError:
-            raise DataError(f"{file}: no such file") from None
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{file}: cannot be read: {reason(error)}") from error
     if names and not out[names[0]]:
