@@ -274,7 +274,7 @@ def test_casts_of_a_float32_file_round(backend: str, to: int) -> None:
     if require_runtime().version_info < (1, 19):
         pytest.skip("this runtime removes a pair of Casts, whatever type is between them")
     if backend in ("training_agent", "c"):
-        with pytest.raises(Unsupported, match="float32 and float64|float16"):
+        with pytest.raises(Unsupported, match=r"float32 and float64|float16"):
             trainer.step((x, y))
         return
     half = torch.bfloat16 if to == BF16 else torch.float16
