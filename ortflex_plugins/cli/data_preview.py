@@ -35,6 +35,8 @@ class Look:
     """The names of the classes, if the data have them, in the order of the labels."""
     in_memory: bool = True
     """Whether all rows are in memory, so that a fraction of them can be held out."""
+    repeats_input: bool = False
+    """Whether the labels are the numbers of an input, apart from negative ones, which are ignored."""
 
     @property
     def stratifies(self) -> bool:
@@ -70,7 +72,10 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins, model: M
         source = source.proposed()
         loaded = source.load()
     except DataError as error:
-        raise DataError(_with_option(str(error), target)) from error
+        text = _with_option(str(error), target)
+        if "--target NAME" in text and any(loss_of_inputs(model, s.name) for s in model.outputs):
+            text += ". The labels of a language model are its inputs: save the tokens as y, too"
+        raise DataError(text) from error
     if not isinstance(loaded, Columns):
         raise ConfigError(
             f"{path}: these data are read piece by piece; add data = … to the recipe yourself"
@@ -91,7 +96,17 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins, model: M
         spec = relative
     labels = next(iter(loaded.labels.values())) if len(loaded.labels) == 1 else None
     shapes = {name: array.shape for name, array in loaded.inputs.items()}
-    return Look(spec, lines, list(loaded.inputs), labels, loaded.rows, shapes)
+    repeats = labels is not None and any(_repeats(labels, a) for a in loaded.inputs.values())
+    return Look(
+        spec, lines, list(loaded.inputs), labels, loaded.rows, shapes, repeats_input=repeats
+    )
+
+
+def _repeats(labels: Array, given: Array) -> bool:
+    if labels.shape != given.shape or labels.dtype.kind not in "iu" or given.dtype.kind not in "iu":
+        return False
+    counted = labels >= 0
+    return bool(counted.any() and (labels == given)[counted].all())
 
 
 def _image_classes(path: str) -> list[str] | None:
@@ -208,6 +223,18 @@ def _with_option(text: str, target: str | None) -> str:
     if changed == text and f"no column {column!r}" in text:
         changed += "; name the column of labels with --target NAME"
     return changed
+
+
+def loss_of_inputs(model: Model, output: str) -> tuple[str, str, dict[str, Any]] | None:
+    """The loss for labels that are the inputs, the reason, and its parameters; None for other outputs."""
+    shape = model.value(output).shape
+    if shape is None or len(shape) != 3 or not isinstance(shape[2], int):
+        return None
+    why = (
+        f"{output!r} has {shape[2]} scores for each position, and the labels are the tokens of the "
+        "input: each position predicts the next one"
+    )
+    return "causal_lm", why, {}
 
 
 def loss_of_labels(

@@ -130,7 +130,7 @@ def template(
     if head is not None:
         given = Arguments(loss="", head=head).head
         model = apply_edits(model, [read_head(given, plugins)], 0, ["--classes"])
-    from ortflex_plugins.cli.data_preview import classes_of_labels, loss_of_labels
+    from ortflex_plugins.cli.data_preview import classes_of_labels, loss_of_inputs, loss_of_labels
 
     output, loss, why = suggest_loss(model)
     labels = None if look is None else look.labels
@@ -138,6 +138,8 @@ def template(
     raw = loss == "squared_error"  # otherwise a Softmax or a Sigmoid determines the loss
     if head is not None and raw:
         loss, why = "softmax_cross_entropy", f"{output!r} has a score for each of your classes"
+    elif look is not None and look.repeats_input and (found := loss_of_inputs(model, output)):
+        loss, why, options = found
     elif labels is not None and raw:
         if (found := loss_of_labels(model, output, labels)) is not None:
             loss, why, options = found
@@ -169,6 +171,8 @@ def template(
     # Metrics are computed on validation data; accuracy reads one class for each row.
     if loss in _ON_CLASSES and "validation" in chosen and options.get("axis") != -1:
         chosen["metrics"] = ["accuracy"]
+    elif loss == "causal_lm" and "validation" in chosen:
+        chosen["metrics"] = ["perplexity", "token_accuracy"]
     if model.fixed_batch is not None:
         can_free = _can_free_batch(model, plugins)
         chosen |= {"free_batch": True} if can_free else {"batch_size": model.fixed_batch[1]}
@@ -236,6 +240,9 @@ def loss_of_names(model: Model, output: str) -> tuple[str, str, dict[str, Any]] 
         return "log_loss", f"{output!r} has one score per row, by its name", {}
     many = len(shape) == 2 and isinstance(count, int) and count >= _MANY
     if len(shape) == 3 and words and isinstance(shape[2], int) and not isinstance(count, int):
+        if shape[2] in _embedding_rows(model):
+            why = f"{output!r} has a score for each of the {shape[2]} tokens of the input"
+            return "causal_lm", f"{why}; for other labels of tokens use softmax_cross_entropy", {}
         why = f"{output!r} has {shape[2]} scores for each position, by its name"
         return "softmax_cross_entropy", why, {"axis": -1}
     if isinstance(count, int) and count > 1 and (words or many):
@@ -244,6 +251,26 @@ def loss_of_names(model: Model, output: str) -> tuple[str, str, dict[str, Any]] 
         )
         return "softmax_cross_entropy", f"{why}; for numbers use squared_error", {}
     return None
+
+
+_MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators between the numbers of tokens and their embedding."""
+
+
+def _embedding_rows(model: Model) -> set[int]:
+    """The numbers of rows of the weights from which an input selects rows."""
+    inputs = {spec.name for spec in model.inputs}
+    found = set()
+    for node in model.producers.values():
+        if node.op_type != "Gather" or node.input[0] not in model.initializers:
+            continue
+        name = node.input[1]
+        while (before := model.producers.get(name)) is not None and before.op_type in _MOVES:
+            name = before.input[0]
+        count = (model.initializers[node.input[0]].shape or (None,))[0]
+        if name in inputs and isinstance(count, int):
+            found.add(count)
+    return found
 
 
 def candidates(model: Model) -> list[TensorSpec]:
@@ -314,6 +341,8 @@ def _labels(model: Model, loss: str) -> str:
         return "class labels, one per row; or one column per class"
     if loss == "log_loss":
         return "0 and 1, in the shape of the scores"
+    if loss == "causal_lm":
+        return "the numbers of the tokens, as in the input; -100 where none is predicted"
     columns = ' (from a csv: target = ["y"])' if shape and len(shape) == 2 else ""
     return f"numbers of shape {shape_text(shape)}{columns}"
 

@@ -116,6 +116,68 @@ def test_names_and_shapes_choose_the_loss_without_data(tmp_path, monkeypatch, na
     assert Recipe.load("train.toml").loss == loss
 
 
+def language_model(path, tokens=12, scores=12):
+    """Token numbers [n, t] -> scores [n, t, scores], which depend on the token in the same place."""
+    draw = np.random.default_rng(0)
+    shapes = {"embedding": (tokens, 8), "w": (8, scores)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["ids"], ["numbers"], to=TensorProto.INT64),
+            helper.make_node("Gather", ["embedding", "numbers"], ["e"]),
+            helper.make_node("MatMul", ["e", "w"], ["logits"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT32, ["n", "t"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", "t", scores])],
+        [
+            numpy_helper.from_array(draw.normal(size=s).astype(np.float32), n)
+            for n, s in shapes.items()
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+
+
+IDS = (np.random.default_rng(1).integers(0, 12, (60, 1)) + np.arange(10)) % 12
+BY_TOKEN = {"name": "softmax_cross_entropy", "axis": -1}
+
+
+@pytest.mark.parametrize(
+    ("labels", "loss"),
+    [
+        (IDS, "causal_lm"),
+        (np.where(np.arange(10) < 7, IDS, -100), "causal_lm"),
+        (np.roll(IDS, -1, 1), BY_TOKEN),  # shifted already
+    ],
+)
+def test_a_language_model_predicts_the_next_token(tmp_path, monkeypatch, labels, loss):
+    """Labels that are the inputs: without a shift, the identity would be learned."""
+    monkeypatch.chdir(tmp_path)
+    language_model("m.onnx")
+    np.savez("d.npz", X=IDS.astype(np.int32), y=labels)
+    assert run("init", "m.onnx", "--data", "d.npz").exit_code == 0
+    assert Recipe.load("train.toml").loss == loss
+    done = run("train", "train.toml", "output=run", "epochs=60", "learning_rate=0.05")
+    assert done.exit_code == 0, done.output
+    if loss == "causal_lm":
+        last = done.output[done.output.rindex("validation_token_accuracy") :].split()
+        assert float(last[2]) > 0.9
+
+
+def test_a_language_model_without_labels(tmp_path, monkeypatch):
+    """By its embedding, without data; with data that have no labels, the error says what they are."""
+    monkeypatch.chdir(tmp_path)
+    language_model("m.onnx")
+    language_model("tagger.onnx", scores=5)
+    np.savez("data.npz", X=IDS.astype(np.int32))
+    for name, loss in (("m.onnx", "causal_lm"), ("tagger.onnx", BY_TOKEN)):
+        assert run("init", name, "--force").exit_code == 0
+        assert Recipe.load("train.toml").loss == loss
+    refused = run("init", "m.onnx", "--data", "data.npz", "--force")
+    assert refused.exit_code == 1
+    assert "save the tokens as y" in refused.output
+
+
 LETTERS = np.array(["b", "a", "d", "c"])
 
 
