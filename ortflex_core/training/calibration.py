@@ -9,12 +9,16 @@ import attrs
 import numpy as np
 
 from ortflex_core.compiler.graph.ops import Ops, Tensor
+from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.quantize import limits
 from ortflex_core.compiler.model.quantizer import Quantizer
 from ortflex_core.kernel.errors import DataError, OrtflexError
 from ortflex_core.kernel.protocols.constraint import Constraint
 from ortflex_core.kernel.protocols.transform import Transform, TransformContext
 from ortflex_core.kernel.types import Array
+from ortflex_core.training.data.columns import Columns
+from ortflex_core.training.data.feed import Feed
+from ortflex_core.training.views.progress import RowCount
 
 _SAMPLE = 2**16
 """The number of values of a tensor that a quantizer gets."""
@@ -89,6 +93,38 @@ class Observer:
         return float(min(low[0], 0.0)), float(max(high[0], 0.0))
 
 
+def calibrate(
+    quantizer: Quantizer,
+    columns: Columns,
+    names: Sequence[str],
+    predictions: Callable[[Feed, Sequence[str]], Mapping[str, Array]],
+    chunk: int,
+    progress: bool | None,
+) -> Quantizer:
+    """The quantizer with the ranges of some activations over its number of rows, at equal distances.
+
+    Args:
+        quantizer: has the formula of the ranges, and the number of rows.
+        columns: rows of the inputs.
+        names: the activations.
+        predictions: computes tensors of some rows.
+        chunk: the number of rows at once.
+        progress: the argument of the Trainer.
+
+    Raises:
+        DataError: there are no rows, or a value is not finite.
+    """
+    rows = min(columns.rows, quantizer.rows)
+    chosen = np.linspace(0, columns.rows - 1, rows).astype(np.int64)
+
+    def tensors(index: Array) -> Mapping[str, Array]:
+        return predictions(Feed.of_columns(columns.take(chosen[index]), len(index)), names)
+
+    with RowCount("calibration", rows, progress) as counted:
+        found = observe(tensors, names, rows, quantizer, counted, chunk)
+    return attrs.evolve(quantizer, ranges={**quantizer.ranges, **found})
+
+
 def observe(
     predict: Callable[[Array], Mapping[str, Array]],
     names: Sequence[str],
@@ -122,12 +158,13 @@ def observe(
     return {observer.name: observer.range(quantizer) for observer in observers}
 
 
-def refuse_uncalibrated(missing: Sequence[str], what: str) -> None:
+def refuse_uncalibrated(model: Model, what: str) -> None:
     """Refuse what needs the ranges of activations.
 
     Raises:
-        OrtflexError: some are missing.
+        OrtflexError: the model lacks some.
     """
+    missing = () if model.quantization is None else model.quantization.missing
     if missing:
         some = ", ".join(map(repr, missing[:3])) + (", …" if len(missing) > 3 else "")
         raise OrtflexError(

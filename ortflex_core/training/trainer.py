@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-import numpy as np
 import onnx
 
 from ortflex_core.compiler.adapters.portable import write_adapter, write_base
@@ -38,7 +37,7 @@ from ortflex_core.training.setup import Setup, resolve
 from ortflex_core.training.sharing import SharesModels
 from ortflex_core.training.state import Live
 from ortflex_core.training.views.history import History
-from ortflex_core.training.views.progress import RowCount, say
+from ortflex_core.training.views.progress import say
 from ortflex_core.training.views.rate_sweep import RateSweep
 from ortflex_core.training.views.summary import Summary
 
@@ -430,20 +429,14 @@ class Trainer(SharesModels):
         state = self.get_state()
         original.set_state({n: state[n] for n in original.get_state() if n in state})
         observed = [*known.missing, *(quantizer.ranges if again else ())]
-        columns = feed.head(quantizer.rows)
-        rows = min(columns.rows, quantizer.rows)
-        chosen = np.linspace(0, columns.rows - 1, rows).astype(np.int64)
-
-        def tensors(index: Array) -> dict[str, Array]:
-            part = Feed.of_columns(columns.take(chosen[index]), len(index))
-            return original._internals.live.predictions(part, observed)
-
         if observed:
-            with RowCount("calibration", rows, self.progress) as counted:
-                done = calibration.observe(
-                    tensors, observed, rows, quantizer, counted, self.batch_size
+            tensors = original._internals.live.predictions
+            columns = feed.head(quantizer.rows)
+            self._quantize(
+                calibration.calibrate(
+                    quantizer, columns, observed, tensors, self.batch_size, self.progress
                 )
-            self._quantize(attrs.evolve(quantizer, ranges={**quantizer.ranges, **done}))
+            )
         return self._internals
 
     def _quantize(self, quantizer: Quantizer) -> None:
@@ -472,11 +465,6 @@ class Trainer(SharesModels):
             self._quantize(self.plugins.component("quantizers", table, "quantize"))
         return self._internals
 
-    def _check_calibrated(self, what: str) -> None:
-        known = self._internals.setup.model.quantization
-        if known is not None:
-            calibration.refuse_uncalibrated(known.missing, what)
-
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
         self.model.files.verify()
         setup = self._internals.setup
@@ -492,7 +480,7 @@ class Trainer(SharesModels):
         The schedule gives the rate after the steps so far. In several processes, each passes its own
         batch, and all return the cost of the step over the batches of all processes.
         """
-        self._check_calibrated("step")
+        calibration.refuse_uncalibrated(self.model, "step")
         with self._internals.sharing_errors():
             return fit.step(self._internals, self, batch)
 
@@ -547,7 +535,7 @@ class Trainer(SharesModels):
         """
         from ortflex_core.training import rate_finder
 
-        self._check_calibrated("find_rate")
+        calibration.refuse_uncalibrated(self.model, "find_rate")
         sweep = rate_finder.Sweep(start=start, end=end, steps=steps, smoothing=smoothing, stop=stop)
         with self._internals.sharing_errors():
             data = (X, y, sample_weight)
@@ -571,7 +559,7 @@ class Trainer(SharesModels):
 
         One output is an array, several are a mapping; ``outputs`` may name any tensors of the graph.
         """
-        self._check_calibrated("predict")
+        calibration.refuse_uncalibrated(self.model, "predict")
         wanted = [o.name for o in self.model.outputs]
         if outputs is not None:
             wanted = names("outputs", outputs)
@@ -587,7 +575,7 @@ class Trainer(SharesModels):
 
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
-        self._check_calibrated("evaluate")
+        calibration.refuse_uncalibrated(self.model, "evaluate")
         return self._internals.live.scorer(self._feed(X, y, sample_weight))()
 
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:
@@ -595,7 +583,7 @@ class Trainer(SharesModels):
 
         With several losses, a mapping from the tensor of each loss.
         """
-        self._check_calibrated("per_sample_losses")
+        calibration.refuse_uncalibrated(self.model, "per_sample_losses")
         out = self._internals.live.per_sample(self._internals.setup.open(X, y, None))
         return out if len(out) > 1 else next(iter(out.values()))
 
@@ -668,7 +656,7 @@ class Trainer(SharesModels):
             OutputError: the file cannot be written, or its suffix is that of another format; an old file
                 of that name is untouched.
         """
-        self._check_calibrated("export")
+        calibration.refuse_uncalibrated(self.model, "export")
         if not inference and (still := training_nodes(self.model.proto)):
             _log.warning(
                 "%s is in training mode (%s), so the export is in training mode, too; "
@@ -739,7 +727,7 @@ class Trainer(SharesModels):
             GraphError, NotDifferentiable: the step needs a fixed number of rows.
             OutputError: the folder has other files, or cannot be written to; nothing was changed.
         """
-        self._check_calibrated("export_step")
+        calibration.refuse_uncalibrated(self.model, "export_step")
         from ortflex_core.training import portable_step
 
         feed = None if X is None else self._feed(X, y, sample_weight)
