@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,60 @@ def test_mixed_precision_has_the_same_bits(precision: str) -> None:
     except Unsupported as error:
         pytest.skip(str(error)[:80])
     compare(made)
+
+
+PAIRS = """
+<ir_version: 8, opset_import: ["": 17]>
+pairs (float[N, 12] X) => (float[N, 3] Y)
+<float scale = {0.05}, uint8 zero = {120}>
+{
+    a = MatMul (X, A)
+    q = QuantizeLinear (a, scale, zero)
+    d = DequantizeLinear (q, scale, zero)
+    t = Tanh (d)
+    m = Mul (t, d)
+    s = Sub (m, d)
+    Y = MatMul (s, B)
+}
+"""
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("network", ["pairs", *step_programs.NETWORKS])
+def test_the_runtime_runs_the_planned_nodes(
+    network: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node that the runtime adds would read memory that the plan has given to another tensor."""
+    found: list[tuple[onnx.ModelProto, Any]] = []
+    real = session.open_session
+
+    def opened(model: bytes, options: Any, *given: Any) -> Any:
+        if options.execution_order.name != "PRIORITY_BASED":
+            return real(model, options, *given)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(tmp_path / "profile")
+        found.append((onnx.load_from_string(model), real(model, options, *given)))
+        return found[-1][1]
+
+    monkeypatch.setattr(session, "open_session", opened)
+    if network == "pairs":
+        model, rng = onnx.parser.parse_model(PAIRS), np.random.default_rng(0)
+        for name, shape in {"A": (12, 12), "B": (12, 3)}.items():
+            weight = rng.standard_normal(shape).astype(np.float32)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+        x, y = (rng.standard_normal((16, n)).astype(np.float32) for n in (12, 3))
+        options = {"loss": "squared_error", "batch_size": 8}
+        made = compositions.Composition(model=model, options=options, x=x, y=y, weight=None)
+    else:
+        made = step_programs.draw(network, "adam", "softmax_cross_entropy", alone=True)
+    everything(made, recompute=3)
+    assert found
+    for planned_model, runner in found:
+        events = json.loads(Path(runner.end_profiling()).read_text())
+        ran = Counter(e["args"]["op_name"] for e in events if e["name"].endswith("_kernel_time"))
+        nodes = Counter(node.op_type for node in planned_model.graph.node)
+        runs = ran.total() // nodes.total()
+        assert ran == Counter({name: runs * count for name, count in nodes.items()})
 
 
 @pytest.mark.usefixtures("whole")
