@@ -154,7 +154,7 @@ def test_the_runtime_runs_the_planned_nodes(
         if options.execution_order.name != "PRIORITY_BASED":
             return real(model, options, *given)
         options.enable_profiling = True
-        options.profile_file_prefix = str(tmp_path / "profile")
+        options.profile_file_prefix = str(tmp_path / f"profile{len(found)}")
         found.append((onnx.load_from_string(model), real(model, options, *given)))
         return found[-1][1]
 

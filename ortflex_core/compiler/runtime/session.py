@@ -39,8 +39,6 @@ _NO_FUSION = 5000
 _NO_BASICS = 6000
 # Above this number of bytes of all tensors, memory matters more than the time to allocate it.
 _LARGE = 2**26
-_KEEPS_PAIRS = "session.disable_quant_qdq"
-"""With this entry of a session, pairs of QuantizeLinear and DequantizeLinear run as they are."""
 _TENSOR = re.compile(r"tensor\((?!string)(\w+)\)")
 """The types of onnxruntime that can be bound to memory."""
 _cache: OrderedDict[Hashable, Any] = OrderedDict()
@@ -96,8 +94,12 @@ def use_library(path: str | os.PathLike[str]) -> None:
         _libraries[name] = None
 
 
-def session_options(threads: int) -> Any:
-    """The options of all our sessions: quiet, sequential, ``threads`` inside an operator."""
+def session_options(threads: int, *, keep_nodes: bool = False) -> Any:
+    """The options of all our sessions: quiet, sequential, ``threads`` inside an operator.
+
+    With ``keep_nodes``, no node is added. Otherwise a DequantizeLinear of several readers gets copies,
+    which may run after the planned memory of its input has been used again.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -107,9 +109,9 @@ def session_options(threads: int) -> Any:
     options.intra_op_num_threads = min(threads, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     options.enable_mem_reuse = not _reuses_too_early(onnxruntime.__version__)
-    if version_tuple(onnxruntime.__version__) < (1, 17):
-        # A DequantizeLinear that two nodes read would be duplicated, and the copy loses its axis.
-        options.add_session_config_entry(_KEEPS_PAIRS, "1")
+    # Before 1.17, the copies also lose their axis.
+    if keep_nodes or version_tuple(onnxruntime.__version__) < (1, 17):
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     for library in tuple(_libraries):
         options.register_custom_ops_library(library)
     return options
@@ -195,7 +197,7 @@ def new_session(
     import onnxruntime
     from onnxruntime.capi._pybind_state import ExecutionOrder
 
-    options = session_options(threads)
+    options = session_options(threads, keep_nodes=program.recompute is not False)
     if stop_spinning:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.graph_optimization_level = _choose_level(program, optimize)
@@ -215,9 +217,6 @@ def new_session(
             model = bytes(schedule_of(program, device, threads).model.SerializeToString())
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = ExecutionOrder.PRIORITY_BASED  # the order of the file
-            # A DequantizeLinear of several readers would get copies that run after the planned memory of
-            # its input has been used again.
-            options.add_session_config_entry(_KEEPS_PAIRS, "1")
         return open_session(model, options, device, providers)
     except OrtflexError:
         raise
