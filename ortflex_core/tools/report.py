@@ -17,7 +17,7 @@ Status = Literal["trainable", "passes", "frozen", "not differentiable", "no rule
 
 _WORDS: Mapping[Status, str] = {
     "trainable": "trainable",
-    "passes": "passes a gradient",
+    "passes": "passing a gradient",
     "frozen": "frozen",
     "not differentiable": "not differentiable",
     "no rule": "no rule",

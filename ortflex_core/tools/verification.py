@@ -373,7 +373,9 @@ class _Repetition:
 
 def _is_arrays(data: Any) -> bool:
     """Whether a mapping has arrays by the names of inputs, not a data source."""
-    return isinstance(data, Mapping) and not isinstance(data.get("name"), str)
+    return isinstance(data, Mapping) and not any(
+        isinstance(data.get(key), str) for key in ("name", "path")
+    )
 
 
 def _has_digest(value: Any) -> bool:

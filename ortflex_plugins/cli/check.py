@@ -184,9 +184,9 @@ def _show(report: ModelReport, everything: bool) -> None:
     for line in lines:
         console.print(plain(line))
     if not everything:
-        hidden = f"{len(report.nodes) - len(nodes)} nodes"
+        hidden = f"{'other ' if nodes else ''}{len(report.nodes) - len(nodes)} nodes"
         trained = sum(c.trained for c in choices)
-        console.print(f"\n--all lists the other {hidden} and the {trained} trained tensors")
+        console.print(f"\n--all lists the {hidden} and the {trained} trained tensors")
     if report.memory is not None:
         _show_memory(console, report.memory)
 

@@ -37,6 +37,8 @@ class Look:
     """Whether all rows are in memory, so that a fraction of them can be held out."""
     repeats_input: bool = False
     """Whether the labels are the numbers of an input, apart from negative ones, which are ignored."""
+    loss: tuple[str, str, dict[str, Any]] | None = None
+    """The loss of pairs, the reason and its parameters; None: the labels choose the loss."""
 
     @property
     def stratifies(self) -> bool:
@@ -50,7 +52,14 @@ class Look:
         return min(counts.values()) >= 2 and len(counts) <= self.rows / 10
 
 
-def look(path: str, target: str | None, folder: Path, plugins: Plugins, model: Model) -> Look:
+def look(
+    path: str,
+    target: str | None,
+    columns: list[str] | None,
+    folder: Path,
+    plugins: Plugins,
+    model: Model,
+) -> Look:
     """Read a file or folder of data; the path in ``spec`` is relative to ``folder``.
 
     A folder with a folder of images for each class has the size that the model takes.
@@ -67,15 +76,21 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins, model: M
     table = parts.as_table("data", path)
     if target is not None:
         table["target"] = target
+    if columns is not None:
+        table["columns"] = columns
     source = parts.build("data", table)
     try:
         source = source.proposed()
         loaded = source.load()
     except DataError as error:
-        text = _with_option(str(error), target)
-        if "--target NAME" in text and any(loss_of_inputs(model, s.name) for s in model.outputs):
-            text += ". The labels of a language model are its inputs: save the tokens as y, too"
-        raise DataError(text) from error
+        # Pairs of embeddings need no labels.
+        if target is not None or not hasattr(source, "target") or _pair(model) is None:
+            text = _with_option(str(error), target)
+            if "--target NAME" in text and any(loss_of_inputs(model, s.name) for s in model.outputs):
+                text += ". The labels of a language model are its inputs: save the tokens as y, too"
+            raise DataError(text) from error
+        source = attrs.evolve(source, target={})
+        loaded = source.load()
     if not isinstance(loaded, Columns):
         raise ConfigError(
             f"{path}: these data are read piece by piece; add data = … to the recipe yourself"
@@ -97,8 +112,16 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins, model: M
     labels = next(iter(loaded.labels.values())) if len(loaded.labels) == 1 else None
     shapes = {name: array.shape for name, array in loaded.inputs.items()}
     repeats = labels is not None and any(_repeats(labels, a) for a in loaded.inputs.values())
+    loss = loss_of_pairs(model, loaded)
     return Look(
-        spec, lines, list(loaded.inputs), labels, loaded.rows, shapes, repeats_input=repeats
+        spec,
+        lines,
+        list(loaded.inputs),
+        labels,
+        loaded.rows,
+        shapes,
+        repeats_input=repeats,
+        loss=loss,
     )
 
 
@@ -107,6 +130,42 @@ def _repeats(labels: Array, given: Array) -> bool:
         return False
     counted = labels >= 0
     return bool(counted.any() and (labels == given)[counted].all())
+
+
+_ALIKE = ({-1, 1}, {0, 1})
+"""The labels of pairs that are similar or not."""
+
+
+def _pair(model: Model) -> list[str] | None:
+    """The only two outputs of a model, if both are embeddings [B, D] of one size D."""
+    from ortflex_core import FLOATS
+
+    shapes = {o.name: o.shape or () for o in model.outputs if o.dtype in FLOATS}
+    sizes = {shape[1] for shape in shapes.values() if len(shape) == 2}
+    two = len(model.outputs) == len(shapes) == 2 and all(len(s) == 2 for s in shapes.values())
+    size = next(iter(sizes), None)
+    return [*shapes] if two and len(sizes) == 1 and isinstance(size, int) and size > 1 else None
+
+
+def loss_of_pairs(model: Model, rows: Columns) -> tuple[str, str, dict[str, Any]] | None:
+    """The loss of two embeddings without labels, which are pairs, the reason, and its parameters.
+
+    Raises:
+        ConfigError: two embeddings, and labels of similar and other pairs.
+    """
+    import numpy as np
+
+    pair, labels = _pair(model), [*rows.labels.values()]
+    if pair is not None and not labels:
+        why = f"{pair[0]!r} and {pair[1]!r} are embeddings of one size, and the data have no labels: pairs"
+        return "contrastive", why, {"predicted": dict(zip(("anchor", "positive"), pair, strict=True))}
+    if pair is not None and len(labels) == 1 and {*np.unique(labels[0]).tolist()} in _ALIKE:
+        raise ConfigError(
+            f"{pair[0]!r} and {pair[1]!r} are embeddings, and the labels say which pairs are similar: no loss "
+            "reads these together. Keep the similar pairs and leave the labels out, for the loss "
+            "contrastive; or give the model one output [N, 2, D], for cosine_embedding. Nothing was written"
+        )
+    return None
 
 
 def _image_classes(path: str) -> list[str] | None:
@@ -205,7 +264,7 @@ def _check_shape(spec: TensorSpec, name: str, shape: tuple[int, ...], path: str)
     elif len(shape) == len(spec.shape) == 2 and isinstance(spec.shape[1], int):
         text += (
             f"; there are {shape[1]} columns of features, expected {spec.shape[1]}: name the label with "
-            "--target, and leave out columns that are no features (of a csv file: columns = […])"
+            "--target, and the columns of features of a table with --columns NAME,NAME"
         )
     elif len(shape) == 1 and fits((*shape, 1)):
         text += f"; {name}.reshape(-1, 1) fits"

@@ -40,6 +40,10 @@ _ENOUGH = 50
 )
 @click.option("--target", help="With --data: the column or array of labels, if it is not called y.")
 @click.option(
+    "--columns",
+    help="With --data: the columns of features, with commas between them, if a table has more.",
+)
+@click.option(
     "--classes",
     help="Your own classes: their number, or their names with commas between them; the model gets a new "
     "last layer.",
@@ -50,6 +54,7 @@ def init(
     output: Path,
     data: str | None,
     target: str | None,
+    columns: str | None,
     classes: str | None,
     force: bool,
 ) -> None:
@@ -70,12 +75,12 @@ def init(
         from ortflex_plugins.cli.data_preview import check_inputs
         from ortflex_plugins.cli.data_preview import look as look_at
 
-        look = look_at(data, target, output.parent, plugins, loaded)
+        look = look_at(data, target, _names(columns), output.parent, plugins, loaded)
         check_inputs(loaded, look.shapes, data)
     head = _head(classes)
     if head is None and look is not None and look.classes is not None:
         head = _own_classes(loaded, look.classes)
-    elif head is None and look is not None and look.labels is not None:
+    elif head is None and look is not None and look.labels is not None and look.loss is None:
         from ortflex_plugins.cli.data_preview import classes_of_labels
 
         head = classes_of_labels(loaded, suggest_loss(loaded)[0], look.labels)[0]
@@ -95,7 +100,12 @@ def _head(classes: str | None) -> int | list[str] | None:
     """The value of the key ``head`` for ``--classes``: a number, or names."""
     if classes is None or classes.strip().isdigit():
         return None if classes is None else int(classes)
-    return [name.strip() for name in classes.split(",")]
+    return _names(classes)
+
+
+def _names(text: str | None) -> list[str] | None:
+    """The names in a text with commas between them."""
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def _own_classes(model: Model, classes: list[str]) -> int | None:
@@ -136,7 +146,10 @@ def template(
     labels = None if look is None else look.labels
     options: dict[str, Any] = {}
     raw = loss == "squared_error"  # otherwise a Softmax or a Sigmoid determines the loss
-    if head is not None and raw:
+    determined = None if look is None else look.loss
+    if head is None and raw and determined is not None:
+        loss, why, options = determined
+    elif head is not None and raw:
         loss, why = "softmax_cross_entropy", f"{output!r} has a score for each of your classes"
     elif look is not None and look.repeats_input and (found := loss_of_inputs(model, output)):
         loss, why, options = found
@@ -162,7 +175,7 @@ def template(
     chosen: dict[str, Any] = {"optimizer": "adam"}
     if head is not None:
         chosen["head"] = head
-    elif labels is not None and (known := classes_of_labels(model, output, labels)[1]) is not None:
+    elif determined is None and labels is not None and (known := classes_of_labels(model, output, labels)[1]) is not None:
         chosen["classes"] = known
     if look is None or (look.rows >= _ENOUGH and look.in_memory):
         chosen["validation"] = 0.2
@@ -323,7 +336,7 @@ def _model_keys(
     if len(tensors) > 1:
         shown = ", ".join(spec.name for spec in tensors)
         yield from _comment(f"It can be attached to: {shown}.")
-        table["predicted"] = output
+        table.setdefault("predicted", output)
     yield f"loss = {to_toml(table if len(table) > 1 else loss)}"
     yield ""
     classes = file_classes(model)
@@ -343,6 +356,8 @@ def _labels(model: Model, loss: str) -> str:
         return "0 and 1, in the shape of the scores"
     if loss == "causal_lm":
         return "the numbers of the tokens, as in the input; -100 where none is predicted"
+    if loss == "contrastive":
+        return "not needed, the rows are pairs"
     columns = ' (from a csv: target = ["y"])' if shape and len(shape) == 2 else ""
     return f"numbers of shape {shape_text(shape)}{columns}"
 

@@ -205,10 +205,11 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
         return path, _single(path, trainer.model)
     given = recipe.data
     known = parts.as_table("data", given) if isinstance(given, str) else dict(given)
-    wanted = parts.as_table("data", path)
-    if Path(path).suffix.lower() == Path(str(known.get("path", ""))).suffix.lower():
-        wanted = {**known, "path": path}
-    return path, parts.build("data", wanted)
+    ending = Path(path).suffix.lower()
+    alike = ending == Path(str(known.get("path", ""))).suffix.lower()
+    if alike or (os.path.isfile(path) and ending[1:] not in trainer.plugins["data"]):
+        return path, parts.build("data", {**known, "path": path})  # also one image of a folder
+    return path, parts.build("data", path)
 
 
 def _single(path: str, model: Model) -> Columns:

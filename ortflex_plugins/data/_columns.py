@@ -62,7 +62,7 @@ def sort_columns(
     if not inputs:
         raise DataError(
             f"{where}: no column is left for the model's inputs; all are labels or weights: "
-            f"{', '.join(sorted(taken))}"
+            f"{', '.join(sorted(taken))}. Labels that repeat an input are a second array of the file"
         )
     for name, array in arrays.items():
         if array.ndim == 0:

@@ -67,12 +67,14 @@ class ImageFolder(DataSource):
 
     The images become one float32 input of shape [rows, channels, height, width] with the values
     (v / 255 − mean) / std. Labels are the numbers of the classes, int64 [rows], in the order of their
-    names or of ``classes``. Folders inside the folder of a class are also read. Data that do not fit
-    into the buffer are read during the training, one image at a time, so that all images are shuffled.
+    names or of ``classes``. Folders inside the folder of a class are also read. A folder of images without
+    folders for classes, or one image, has no labels: for predictions, or for training by a teacher. Data
+    that do not fit into the buffer are read during the training, one image at a time, so that all images
+    are shuffled.
 
     Raises:
-        DataError: pillow is not installed; the folder does not exist or has no class; a class has no
-            image; or a file, which is named, is not an image.
+        DataError: pillow is not installed; the folder does not exist; it, or a class, has
+            no image; or a file, which is named, is not an image.
 
     >>> ImageFolder(path="photos", size=[64, 64]).channels
     3
@@ -138,9 +140,12 @@ class ImagePieces(Pieces):
         self._source = source
         root = Path(source.path)
         names = _classes(root, source.classes)
-        self._files = [
+        self._files: list[tuple[Path, int | None]] = [
             (file, label) for label, name in enumerate(names) for file in _images(root / name)
         ]
+        if not names:
+            images = [root] if root.is_file() else _images(root)
+            self._files = [(file, None) for file in images]
         self._mean, self._std = (
             np.asarray(values, np.float32).reshape(-1, 1, 1) for values in (source.mean, source.std)
         )
@@ -173,7 +178,7 @@ class ImagePieces(Pieces):
             return
         file, label = self._files[piece]
         inputs = {self._source.input: self._pixels(file)[None]}
-        yield Columns(inputs=inputs, labels={"y": np.array([label])})
+        yield Columns(inputs=inputs, labels={} if label is None else {"y": np.array([label])})
 
     def _pixels(self, file: Path) -> Array:
         height, width = self._source.sides
@@ -223,12 +228,12 @@ def pillow() -> Any:
 
 
 def _classes(root: Path, given: Sequence[str] | None) -> list[str]:
+    if root.is_file():
+        return []
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     known = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if not known:
-        raise DataError(f"{root}: expected a folder for each class in this folder, found none")
-    if given is None:
+    if given is None or not known:
         return known
     if lost := [name for name in given if name not in known]:
         raise DataError(f"{root}: no folder for the class {lost[0]!r}; {suggest(lost[0], known)}")

@@ -119,11 +119,23 @@ def test_pieces_train_as_arrays_do(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_images_without_folders_of_classes_have_no_labels(tmp_path: Path) -> None:
+    expected = write(tmp_path)["X"][:3]
+    settings: dict[str, Any] = {"size": SIDE, "mean": (0.0,), "std": (1.0,)}
+    folder = ImageFolder(path=str(tmp_path / "ant"), **settings).load()
+    single = ImageFolder(path=str(tmp_path / "ant" / "2.png"), **settings).load()
+    assert isinstance(folder, Columns)
+    assert isinstance(single, Columns)
+    assert not folder.labels
+    assert not single.labels
+    np.testing.assert_allclose(folder.inputs["X"], expected, atol=1e-6)
+    np.testing.assert_array_equal(single.inputs["X"], folder.inputs["X"][2:])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda p: {"path": str(p / "nowhere")}, "nowhere: no such folder"),
-        (lambda p: {"path": str(p / "ant")}, "expected a folder for each class"),
         (lambda p: (p / "cow").mkdir(), r"cow: no image in this folder \(of \.bmp"),
         (lambda p: {"classes": ["ant", "be"]}, "no folder for the class 'be'; did you mean 'bee'"),
         (lambda p: (p / "bee" / "1.png").write_bytes(b"no image") and None, "bee/1.png: cannot be"),

@@ -62,6 +62,10 @@ def test_a_folder_of_images_trains_without_a_warning(tmp_path, monkeypatch, clas
     trained = run("train", "train.toml", "epochs=1", "output=run")
     assert trained.exit_code == 0, trained.output
     assert "warning" not in trained.output.lower()
+    for path, rows in [("photos/bee", 14), ("photos/bee/0.png", 1)]:  # without labels
+        assert run("predict", "run", path, "-o", "p.npz", "--force").exit_code == 0
+        with np.load("p.npz") as predicted:
+            assert [len(array) for array in predicted.values()] == [rows]
     outputs = onnx.load("run/trained.onnx").graph.output
     assert outputs[0].type.tensor_type.shape.dim[1].dim_value == classes
 
@@ -217,3 +221,63 @@ def test_labels_that_no_loss_takes_are_refused(tmp_path, monkeypatch):
     made = run("init", "m.onnx", "--data", "d.npz")
     assert made.exit_code == 1
     assert not Path("train.toml").exists()
+
+
+def save(path, nodes, inputs, outputs, **weights):
+    kinds = {"ids": TensorProto.INT64}
+    values = [
+        [helper.make_tensor_value_info(n, kinds.get(n[:3], TensorProto.FLOAT), s) for n, s in side]
+        for side in (inputs.items(), outputs.items())
+    ]
+    rng = np.random.default_rng(0)
+    tensors = [
+        numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n)
+        for n, s in weights.items()
+    ]
+    graph = helper.make_graph([helper.make_node(*n) for n in nodes], "g", *values, tensors)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def test_two_embeddings_without_labels_are_pairs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    towers = [("MatMul", ["a", "v"], ["question"]), ("MatMul", ["b", "w"], ["answer"])]
+    sizes = {"question": ["n", 3], "answer": ["n", 3]}
+    save("m.onnx", towers, {"a": ["n", 4], "b": ["n", 5]}, sizes, v=(4, 3), w=(5, 3))
+    rng = np.random.default_rng(1)
+    rows = {n: rng.normal(size=(60, s)).astype(np.float32) for n, s in [("a", 4), ("b", 5)]}
+    np.savez("pairs.npz", **rows)
+    made = run("init", "m.onnx", "--data", "pairs.npz")
+    assert made.exit_code == 0, made.output
+    loss = Recipe.load("train.toml").loss
+    assert loss["name"] == "contrastive"
+    assert dict(loss["predicted"]) == {"anchor": "question", "positive": "answer"}
+    for data in ([], ["data=pairs.npz"]):  # the path alone is enough where no loss reads labels
+        done = run("train", "train.toml", "output=run", "epochs=1", "--force", *data)
+        assert done.exit_code == 0, done.output
+    supervised = run("train", "train.toml", "data=pairs.npz", "loss={question='squared_error'}")
+    assert supervised.exit_code == 1
+    np.savez("judged.npz", **rows, y=np.arange(60) % 2)
+    judged = run("init", "m.onnx", "--data", "judged.npz", "-o", "judged.toml")
+    assert judged.exit_code == 1
+    assert "contrastive" in judged.output
+
+
+def test_the_columns_of_features_are_an_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores("m.onnx", "y", ["n", 1])
+    Path("d.csv").write_text(
+        "date;a;b;c;d;price\n"
+        + "".join(f"2024-01-0{k % 9 + 1};{k},5;1;{k % 7};2;{k}\n" for k in range(60))
+    )
+    options = ["init", "m.onnx", "--data", "d.csv", "--target", "price"]
+    refused = run(*options)
+    assert refused.exit_code == 1
+    assert "--columns" in refused.output
+    made = run(*options, "--columns", "a, b,c,d")
+    assert made.exit_code == 0, made.output
+    assert list(Recipe.load("train.toml").data["columns"]) == ["a", "b", "c", "d"]
+    # The ending of a path names the source, in a table as in a string.
+    table = 'data={path = "d.csv", target = "price", columns = ["a", "b", "c", "d"]}'
+    done = run("train", "train.toml", table, "output=run", "epochs=1")
+    assert done.exit_code == 0, done.output

@@ -577,8 +577,8 @@ class _Placement:
                 return kind
             text = numpy_dtype(kind).name
             self.notes.append(
-                f"{weight.name} is not stored as {text}: {require_runtime()} has no right {weight.op_type} "
-                f"by a weight of {text} with {outputs} outputs"
+                f"{weight.name} is not stored as {text}: {require_runtime()} computes "
+                f"{weight.op_type} wrongly, or not at all, for an {text} weight with {outputs} outputs"
             )
         return self.kinds[-1]
 

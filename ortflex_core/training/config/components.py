@@ -231,6 +231,9 @@ class Parts:
             return float(value)
         if isinstance(value, str):
             value = self.as_table(name, value)
+        elif isinstance(value, Mapping) and isinstance(value.get("path"), str):
+            # The path names the source, as it does without a table: {path = "t.csv", target = "price"}.
+            value = value if "name" in value else {**self.as_table(name, value["path"]), **value}
         source: DataSource = self.plugins.component("data", value, name)
         path = getattr(source, "path", None)
         if isinstance(path, str) and "://" not in path and not os.path.exists(path):

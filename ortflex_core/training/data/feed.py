@@ -82,7 +82,7 @@ class Feed:
         if limit is not None and not is_count(limit):
             raise DataError(f"steps_per_epoch: {expected_count(limit)}")
         if isinstance(X, DataSource):
-            X = load(X)
+            X = load(X, labeled=labeled)
         if isinstance(X, Pieces):
             X = read_if_small(X)
         if y is None and gives_rows(X):

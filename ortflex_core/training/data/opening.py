@@ -51,7 +51,7 @@ def open_source(
     For predictions, they may lack the inputs that only losses read.
     """
     if isinstance(X, DataSource):
-        X = load(X)
+        X = load(X, labeled=any(r.loss.needs_labels for r in requests))
     if isinstance(X, Pieces):
         X = read_if_small(X)
     if isinstance(X, Pieces | Batches):
@@ -146,10 +146,24 @@ def _rename_columns(columns: Columns, inputs: Sequence[str], labels: Sequence[st
     return renamed
 
 
-def load(source: DataSource) -> Any:
-    """The rows of a data source."""
+def load(source: DataSource, *, labeled: bool = True) -> Any:
+    """The rows of a data source; without ``labeled``, a file may lack the usual labels."""
     with calling(source, "load"):
-        given = source.load()
+        try:
+            given = source.load()
+        except DataError:
+            without = None if labeled else without_usual_labels(source)
+            if without is None:
+                raise
+            given = without.load()
     if not isinstance(given, Columns | Pieces | Batches):
         raise calls.wrong(source, "load", given, "Columns, Pieces or Batches")
     return given
+
+
+def without_usual_labels(source: DataSource) -> DataSource | None:
+    """The same source without labels; None if it has no ``target``, or not that which it has by default."""
+    field = attrs.fields_dict(type(source)).get("target") if attrs.has(type(source)) else None
+    if field is None or getattr(source, "target", None) != field.default:
+        return None
+    return attrs.evolve(source, target={})
