@@ -104,7 +104,7 @@ def _head(classes: str | None) -> int | list[str] | None:
 
 
 def _names(text: str | None) -> list[str] | None:
-    """The names in a text with commas between them."""
+    """The names of an option with commas between them."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 

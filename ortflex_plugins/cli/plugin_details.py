@@ -38,19 +38,25 @@ def details(plugins: Plugins, what: str) -> tuple[list[Entry], str]:
         registry = plugins[kind]
         return list(registry), _kind(registry)
     named = [(r, e) for r in plugins if r.kind != HOOKS for e in r if _is(e, what)]
+    aliased = [
+        (singular(registry.kind), called)
+        for registry in plugins
+        if registry.kind != HOOKS
+        for called, plugin in registry.classes()
+        if what.lower() in getattr(plugin, "aliases", ())
+    ]
     if not named:
         known = [*plugins.kinds, *(entry.name for registry in plugins for entry in registry)]
-        for registry in plugins:
-            for called, plugin in registry.classes() if registry.kind != HOOKS else ():
-                if what.lower() in getattr(plugin, "aliases", ()):
-                    raise PluginError(
-                        f"no plugin is called {what!r}; its name in ortflex is {called!r}"
-                    )
+        for _, called in aliased:
+            raise PluginError(f"no plugin is called {what!r}; its name in ortflex is {called!r}")
         hint = suggest(what, known, listing="`ortflex plugins` lists all")
         raise PluginError(f"neither a kind of plugins nor a plugin is called {what!r}; {hint}")
-    return [entry for _, entry in named], "\n\n".join(
-        "\n".join(_plugin(registry, entry)) for registry, entry in named
-    )
+    texts = ["\n".join(_plugin(registry, entry)) for registry, entry in named]
+    texts += [
+        f"{what} is also another name of the {kind} {called}: `ortflex plugins {called}`"
+        for kind, called in aliased
+    ]
+    return [entry for _, entry in named], "\n\n".join(texts)
 
 
 def kind_of(what: str, kinds: Kinds) -> str | None:

@@ -166,4 +166,5 @@ def without_usual_labels(source: DataSource) -> DataSource | None:
     field = attrs.fields_dict(type(source)).get("target") if attrs.has(type(source)) else None
     if field is None or getattr(source, "target", None) != field.default:
         return None
-    return attrs.evolve(source, target={})
+    changes: dict[str, Any] = {"target": {}}
+    return attrs.evolve(source, **changes)
