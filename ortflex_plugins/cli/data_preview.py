@@ -86,7 +86,9 @@ def look(
         # Pairs of embeddings need no labels.
         if target is not None or not hasattr(source, "target") or _pair(model) is None:
             text = _with_option(str(error), target)
-            if "--target NAME" in text and any(loss_of_inputs(model, s.name) for s in model.outputs):
+            if "--target NAME" in text and any(
+                loss_of_inputs(model, s.name) for s in model.outputs
+            ):
                 text += ". The labels of a language model are its inputs: save the tokens as y, too"
             raise DataError(text) from error
         source = attrs.evolve(source, target={})
@@ -158,7 +160,11 @@ def loss_of_pairs(model: Model, rows: Columns) -> tuple[str, str, dict[str, Any]
     pair, labels = _pair(model), [*rows.labels.values()]
     if pair is not None and not labels:
         why = f"{pair[0]!r} and {pair[1]!r} are embeddings of one size, and the data have no labels: pairs"
-        return "contrastive", why, {"predicted": dict(zip(("anchor", "positive"), pair, strict=True))}
+        return (
+            "contrastive",
+            why,
+            {"predicted": dict(zip(("anchor", "positive"), pair, strict=True))},
+        )
     if pair is not None and len(labels) == 1 and {*np.unique(labels[0]).tolist()} in _ALIKE:
         raise ConfigError(
             f"{pair[0]!r} and {pair[1]!r} are embeddings, and the labels say which pairs are similar: no loss "

@@ -175,7 +175,11 @@ def template(
     chosen: dict[str, Any] = {"optimizer": "adam"}
     if head is not None:
         chosen["head"] = head
-    elif determined is None and labels is not None and (known := classes_of_labels(model, output, labels)[1]) is not None:
+    elif (
+        determined is None
+        and labels is not None
+        and (known := classes_of_labels(model, output, labels)[1]) is not None
+    ):
         chosen["classes"] = known
     if look is None or (look.rows >= _ENOUGH and look.in_memory):
         chosen["validation"] = 0.2
