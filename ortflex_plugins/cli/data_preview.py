@@ -167,8 +167,8 @@ def loss_of_pairs(model: Model, rows: Columns) -> tuple[str, str, dict[str, Any]
         )
     if pair is not None and len(labels) == 1 and {*np.unique(labels[0]).tolist()} in _ALIKE:
         raise ConfigError(
-            f"{pair[0]!r} and {pair[1]!r} are embeddings, and the labels say which pairs are similar: no loss "
-            "reads these together. Keep the similar pairs and leave the labels out, for the loss "
+            f"{pair[0]!r} and {pair[1]!r} are embeddings, and the labels say which pairs are similar: "
+            "no loss reads these together. Keep the similar pairs and leave the labels out, for the loss "
             "contrastive; or give the model one output [N, 2, D], for cosine_embedding. Nothing was written"
         )
     return None

@@ -80,7 +80,7 @@ def init(
     head = _head(classes)
     if head is None and look is not None and look.classes is not None:
         head = _own_classes(loaded, look.classes)
-    elif head is None and look is not None and look.labels is not None and look.loss is None:
+    elif head is None and look is not None and look.labels is not None:
         from ortflex_plugins.cli.data_preview import classes_of_labels
 
         head = classes_of_labels(loaded, suggest_loss(loaded)[0], look.labels)[0]
@@ -158,7 +158,8 @@ def template(
             loss, why, options = found
     elif look is None and raw and (named := loss_of_names(model, output)) is not None:
         loss, why, options = named
-    model, choices = trainable_model(model, [output], None)
+    read = options.get("predicted")
+    model, choices = trainable_model(model, [*read.values()] if read else [output], None)
     path = Path(os.path.relpath(model.path or "model.onnx", folder)).as_posix()
     lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
     lines += ["#", "# Inputs of the model:", *_listed(f"#   {spec}" for spec in model.inputs)]
@@ -175,11 +176,7 @@ def template(
     chosen: dict[str, Any] = {"optimizer": "adam"}
     if head is not None:
         chosen["head"] = head
-    elif (
-        determined is None
-        and labels is not None
-        and (known := classes_of_labels(model, output, labels)[1]) is not None
-    ):
+    elif labels is not None and (known := classes_of_labels(model, output, labels)[1]) is not None:
         chosen["classes"] = known
     if look is None or (look.rows >= _ENOUGH and look.in_memory):
         chosen["validation"] = 0.2

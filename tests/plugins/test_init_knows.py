@@ -251,6 +251,7 @@ def test_two_embeddings_without_labels_are_pairs(tmp_path, monkeypatch):
     assert made.exit_code == 0, made.output
     loss = Recipe.load("train.toml").loss
     assert loss["name"] == "contrastive"
+    assert "Not trained" not in Path("train.toml").read_text()
     assert dict(loss["predicted"]) == {"anchor": "question", "positive": "answer"}
     for data in ([], ["data=pairs.npz"]):  # the path alone is enough where no loss reads labels
         done = run("train", "train.toml", "output=run", "epochs=1", "--force", *data)
