@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,7 @@ def test_the_runtime_runs_the_planned_nodes(
         return found[-1][1]
 
     monkeypatch.setattr(session, "open_session", opened)
+    monkeypatch.setattr(session, "_cache", OrderedDict())
     if network == "pairs":
         model, rng = onnx.parser.parse_model(PAIRS), np.random.default_rng(0)
         for name, shape in {"A": (12, 12), "B": (12, 3)}.items():
