@@ -12,7 +12,7 @@ import numpy as np
 
 from ortflex_core import Array, DataError, is_number, short_repr, suggest
 
-KINDS = ("number", "category", "boolean", "date", "year", "string")
+KINDS = ("number", "category", "boolean", "date", "year", "string", "unused")
 """What a column may be; a list of names is a category with these codes."""
 _FLAGS = {"true": 1.0, "yes": 1.0, "1": 1.0, "false": 0.0, "no": 0.0, "0": 0.0}
 _DAY_2000 = 10957
@@ -72,6 +72,11 @@ class Features:
     def fill_of(self, column: str) -> float | str | None:
         """What replaces the missing values of a column; None for an error."""
         return self.fill.get(column) if isinstance(self.fill, Mapping) else self.fill
+
+    @property
+    def unused(self) -> set[str]:
+        """The columns that are left out; a table may lack them."""
+        return {column for column, kind in self.kinds.items() if kind == "unused"}
 
     @property
     def wants_median(self) -> bool:
@@ -173,7 +178,7 @@ def _odd(column: str, kind: Kind, value: Any, shown: Any, advice: str) -> str:
     of_dates = isinstance(value, datetime.date)
     advice = advice or (
         f"columns = {{ {column} = {'year' if of_dates else 'category'!r} }} makes "
-        f"{'dates' if of_dates else 'names'} numbers; columns = […] leaves it out"
+        f"{'dates' if of_dates else 'names'} numbers, {column} = 'unused' leaves it out"
     )
     return f"expected a number, got {value!r}; {advice}"
 

@@ -118,6 +118,7 @@ class Plan:
         }
         if not inputs:
             listed = columns is not None and not isinstance(columns, Mapping)
+            taken |= Features(kinds, None).unused
             features = list(columns or ()) if listed else [n for n in counts if n not in taken]
             inputs = _side_by_side(features, schema, input, kinds)
         if not _names(inputs.values()):
@@ -125,7 +126,8 @@ class Plan:
                 f"{file}: no column is left for the features; all are labels or weights"
             )
         plan = cls(inputs, labels, weights, schema, file, Features(kinds, fill), padding)
-        if missing := [name for name in (*plan.columns, *kinds) if name not in counts]:
+        used = [name for name, kind in kinds.items() if kind != "unused"]
+        if missing := [name for name in (*plan.columns, *used) if name not in counts]:
             raise DataError(f"{file}: no column {missing[0]!r}; {suggest(missing[0], counts)}")
         for name in _names(
             c for c in (*inputs.values(), *labels.values()) if not isinstance(c, str)
@@ -135,8 +137,8 @@ class Plan:
                 what = "year" if pyarrow().types.is_temporal(kind) else "category"
                 raise DataError(
                     f"{file}: the column {name!r} is {kind}, which cannot be joined with columns of "
-                    f"numbers; columns = {{ {name} = {what!r} }} makes it numbers, columns = […] leaves it "
-                    "out"
+                    f"numbers; columns = {{ {name} = {what!r} }} makes it numbers, {name} = 'unused' leaves "
+                    "it out"
                 )
         return plan
 

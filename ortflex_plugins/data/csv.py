@@ -81,7 +81,8 @@ class Csv(DataSource):
     training data, or in a given list), ``"boolean"`` (true, yes, 1 or false, no, 0), ``"date"`` (days
     since 1970-01-01, from ISO 8601), ``"year"`` (years since 2000-01-01, whose scale suits networks) or
     ``"string"`` (an input of its own, with the name of the column, for models that read strings). A
-    mapping names the columns that are not numbers; the others are numbers. Empty fields, NA, NaN, null,
+    mapping names the columns that are not numbers; the others are numbers, and ``"unused"`` columns are
+    left out. Empty fields, NA, NaN, null,
     None and ? are missing: an error, or ``fill``.
 
     Raises:
@@ -193,10 +194,15 @@ class Csv(DataSource):
         table = self._table(quiet=True)
         source = self
         features = self._features(table)
-        if self.columns is None:
+        if not isinstance(self.columns, Mapping):
             kinds = {name: guessed(table.texts(name), table.value) for name in features}
             odd = {name: kind for name, kind in kinds.items() if kind != "number"}
-            source = attrs.evolve(source, columns=odd or None)
+            every = attrs.evolve(self, columns=None)._features(table)
+            if features == [
+                name for name in every if name in features
+            ]:  # in the order of the table
+                odd |= {name: "unused" for name in every if name not in features} if odd else {}
+                source = attrs.evolve(source, columns=odd or self.columns)
         if self.fill is None and any(None in table.texts(name) for name in features):
             source = attrs.evolve(source, fill="median")
         found = source.found()
@@ -225,9 +231,11 @@ class Csv(DataSource):
     def _features(self, table: _Table) -> list[str]:
         target = self.target
         names = [target] if isinstance(target, str) else [*_values(target)]
-        taken = {*names, self.weight}
+        unused = Features(self._kinds, None).unused
+        taken = {*names, self.weight, *unused}
         for column in self._kinds:
-            table.place(column)
+            if column not in unused:
+                table.place(column)
         if self.columns is not None and not isinstance(self.columns, Mapping):
             return list(self.columns)
         return [c for c in table.header if c not in taken]

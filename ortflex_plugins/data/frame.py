@@ -134,12 +134,14 @@ class Frame(DataSource):
         Raises:
             DataError: none is left.
         """
+        unused = self._features.unused
         for name in self._kinds:
-            self._check(name)
+            if name not in unused:
+                self._check(name)
         if self.columns is not None and not isinstance(self.columns, Mapping):
             return list(self.columns)
         target = self.target.values() if isinstance(self.target, Mapping) else self.target
-        taken = {self.weight, *([target] if isinstance(target, str) else target)}
+        taken = {self.weight, *([target] if isinstance(target, str) else target), *unused}
         names = [name for name in self._header if name not in taken]
         if not names:
             raise DataError("the frame: no column is left for the features")

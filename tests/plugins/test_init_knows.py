@@ -278,6 +278,18 @@ def test_the_columns_of_features_are_an_option(tmp_path, monkeypatch):
     made = run(*options, "--columns", "a, b,c,d")
     assert made.exit_code == 0, made.output
     assert list(Recipe.load("train.toml").data["columns"]) == ["a", "b", "c", "d"]
+    Path("c.csv").write_text(
+        "id,a,city,b,c,price\n"
+        + "".join(f"n{k},{k},{'Rom' if k % 3 else 'Bern'},1,2,{k}\n" for k in range(60))
+    )
+    options = ["init", "m.onnx", "--data", "c.csv", "--target", "price", "-o", "c.toml"]
+    mixed = run(*options, "--columns", "a,city,b,c")
+    assert mixed.exit_code == 0, mixed.output
+    assert Recipe.load("c.toml").data["columns"] == {"city": ("Bern", "Rom"), "id": "unused"}
+    assert run("train", "c.toml", "output=mixed", "epochs=1").exit_code == 0
+    Path("new.csv").write_text("a,city,b,c\n1,Rom,1,2\n")  # an unused column may be missing
+    predicted = run("predict", "mixed", "new.csv")
+    assert predicted.exit_code == 0, predicted.output
     # The ending of a path names the source, in a table as in a string.
     table = 'data={path = "d.csv", target = "price", columns = ["a", "b", "c", "d"]}'
     done = run("train", "train.toml", table, "output=run", "epochs=1")

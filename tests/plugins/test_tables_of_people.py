@@ -62,6 +62,15 @@ def source(form: str, folder: Path, table: dict[str, list[Any]], **options: Any)
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_an_unused_column_is_left_out_and_may_be_missing(form: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"columns": {**KINDS, "day": "unused"}, "fill": 0}
+    without = {name: values for name, values in TABLE.items() if name != "day"}
+    for table in (TABLE, without):
+        loaded = source(form, tmp_path, table, **options).load()
+        assert loaded.inputs["X"].tolist() == [[1, 1, 1.5], [0, 0, 0], [1, 0, 3]]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_numbers(form: str, tmp_path: Path) -> None:
     years = source(form, tmp_path, TABLE, columns={**KINDS, "day": "year"}, fill="median").load()
     wanted = [(day - datetime.date(2000, 1, 1)).days / 365.25 for day in DAYS]

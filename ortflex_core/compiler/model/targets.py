@@ -36,11 +36,11 @@ def default_output(model: Model) -> str:
     if not floats:
         raise ModelError(
             f"{model.label} has no float output for a loss; give a tensor of the graph: "
-            "loss={'tensor name': 'loss'}"
+            "loss={'name of the tensor': …}"
         )
     raise ModelError(
         f"{model.label} has {len(floats)} float outputs ({', '.join(floats)}) and the loss does not "
-        f"name one; choose one: loss={{{floats[0]!r}: 'loss'}}"
+        f"name one; choose one: loss={{{floats[0]!r}: …}}"
     )
 
 
