@@ -137,8 +137,8 @@ class Plan:
                 what = "year" if pyarrow().types.is_temporal(kind) else "category"
                 raise DataError(
                     f"{file}: the column {name!r} is {kind}, which cannot be joined with columns of "
-                    f"numbers; columns = {{ {name} = {what!r} }} makes it numbers, {name} = 'unused' leaves "
-                    "it out"
+                    f"numbers; columns = {{ {name} = {what!r} }} makes it numbers, {name} = 'unused' "
+                    "leaves it out"
                 )
         return plan
 

@@ -238,6 +238,10 @@ def _check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
         text += f"; reshape it: {what}.reshape(-1, 1)"
     elif len(shape) == 2 and len(want) == 1 and shape[1] == 1:
         text += f"; reshape it: {what}.ravel()"
+    elif len(shape) == len(want) - 1 and all(
+        not isinstance(w, int) or h == w for h, w in zip(shape, want[1:], strict=True)
+    ):
+        text += f"; if it is a single row, pass {what}[None]"
     raise DataError(text)
 
 

@@ -51,9 +51,9 @@ def out_of_scale(model: Model, columns: Columns) -> Iterator[str]:
         result = size * _norm(model.initializer(weight)) / max(1, outputs) ** 0.5
         if np.isfinite(result) and min(size, result) > _LARGEST:
             yield (
-                f"the values of {what} have the size {size:.3g}, so that the first layer ({weight!r}) "
-                f"computes values of the size {result:.3g}; a training usually needs values of the size "
-                f"1: {what} = ({what} - {what}.mean(0)) / {what}.std(0)"
+                f"the values of {what} are about {size:.3g} in size, so the first layer ({weight!r}) "
+                f"gives values of about {result:.3g}; training usually needs values of about 1: "
+                f"{what} = ({what} - {what}.mean(0)) / {what}.std(0)"
             )
 
 
