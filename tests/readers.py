@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import resource
@@ -29,9 +30,11 @@ from PIL import Image
 from ortflex_core import FolderLock, Model, OrtflexError, Plugins, Recipe, Trainer, apply_state
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel import locks, regular_files
+from ortflex_core.training import receipt
 from ortflex_core.training.data import column_files
 from ortflex_core.training.hub import repository
 from ortflex_core.training.process_groups import mailbox
+from ortflex_plugins.c import compiler
 from tests import models
 from tests.fuzz import seeds
 from tests.training import make, plugins, regression
@@ -154,6 +157,55 @@ def _with_checkpoints(folder: Path) -> Trainer:
 def a_run_that_continues(folder: Path) -> None:
     trainer = Trainer.resume(folder / "cks", plugins=plugins())
     trainer.fit(*regression(rows=8, features=3))
+
+
+def _resumed(folder: Path) -> None:
+    _run_with_checkpoints(folder)
+    (folder / "train.toml").write_text("epochs = 2\n")
+
+
+@reader(_resumed)
+def a_recipe_of_a_run_that_continues(folder: Path) -> None:
+    from ortflex_plugins.cli.run_folder import plain_descent
+
+    plain_descent(folder / "train.toml", (), folder / "cks")
+
+
+def _loss_of_a_file(folder: Path) -> None:
+    (folder / "own.py").write_text("")
+
+
+@reader(_loss_of_a_file)
+def a_file_of_code_in_a_receipt(folder: Path) -> None:
+    receipt._of_file(str(folder / "own.py"))
+
+
+def _library(folder: Path) -> None:
+    with _cache(folder):
+        compiler.compile_library("int kept;")
+
+
+@reader(_library)
+def a_library_that_was_compiled(folder: Path) -> None:
+    with _cache(folder):
+        compiler.compile_library("int kept;")
+        compiler.compile_library(f"int number_{next(_NUMBERS)};")
+
+
+@contextlib.contextmanager
+def _cache(folder: Path) -> Iterator[None]:
+    before = os.environ.get(compiler.CACHE)
+    os.environ[compiler.CACHE] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[compiler.CACHE]
+        else:
+            os.environ[compiler.CACHE] = before
+
+
+_NUMBERS = itertools.count()
 
 
 def _step(folder: Path) -> None:

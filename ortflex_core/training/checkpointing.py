@@ -273,7 +273,7 @@ def _compare(
     label = str(found.folder)
     changed = differences.arguments(record, inner, identity)
     if record.structure != identity.structure:
-        if edited := [changed[name] for name in ("head", "edits") if name in changed]:
+        if edited := [changed[name] for name in ("head", "edits", "quantize") if name in changed]:
             raise CheckpointError(
                 f"the checkpoint {label!r} belongs to a model that was edited with other arguments: "
                 f"{'; '.join(edited)}. Restore them, or use Trainer.resume(folder)"

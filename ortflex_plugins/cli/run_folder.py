@@ -30,6 +30,7 @@ from ortflex_core import (
     list_checkpoints,
     make_folder,
     read_json,
+    read_text,
     reason,
     write_bytes,
 )
@@ -232,7 +233,7 @@ def plain_descent(recipe: Path, overrides: Sequence[str], given: Path) -> list[s
     It was the default of 0.2; a training continues with the optimizer that it had.
     """
     try:
-        named = "optimizer" in tomllib.loads(recipe.read_text("utf-8"))
+        named = "optimizer" in tomllib.loads(read_text(recipe))
         folder = checkpoint(given)
         newest = [folder, *list_checkpoints(folder)][-1]
         was = read_json(newest / "checkpoint.json", TABLE)["arguments"]["optimizer"]["name"]

@@ -38,8 +38,7 @@ class Frame(DataSource):
         DataError: a column does not exist; a value is missing, is no number, or lists differ in length,
             with row and column.
 
-    >>> import pandas
-    >>> frame = pandas.DataFrame({"city": ["Rom", "Bern"], "size": [1.5, None], "y": [0, 1]})
+    >>> frame = {"city": ["Rom", "Bern"], "size": [1.5, None], "y": [0, 1]}
     >>> source = Frame(frame=frame, columns={"city": "category"}, fill="median")
     >>> source.load().inputs["X"].tolist()
     [[1.0, 1.5], [0.0, 1.5]]

@@ -94,7 +94,11 @@ OTHERS: list[tuple[str, Any]] = [
 ]
 
 # Those that make another model.
-EDITS: list[tuple[str, Any]] = [("head", 3), ("edits", [{"name": "cut", "at": "h2"}])]
+EDITS: list[tuple[str, Any]] = [
+    ("head", 3),
+    ("edits", [{"name": "cut", "at": "h2"}]),
+    ("quantize", {"weights": "int8"}),
+]
 
 # Values that do not change the training, of every argument that may differ.
 SAME: dict[str, Any] = {

@@ -14,7 +14,7 @@ from tests import models
 from tests.training import make, plugins, regression
 
 PUBLIC = {
-    *("fit", "step", "predict", "evaluate", "per_sample_losses"),
+    *("fit", "step", "predict", "evaluate", "per_sample_losses", "calibrate", "find_rate"),
     *("summary", "describe", "get_state", "set_state", "update_bn"),
     *("save", "resume", "restore", "from_recipe", "from_hub", "push_to_hub"),
     *("export", "export_step", "export_adapter", "export_base", "save_onnx_graph"),

@@ -37,6 +37,8 @@ OTHERWISE = {
 ALLOWED = {
     ("kernel/tracebacks.py", "torch"),  # the package, whose frames are left out
     ("compiler/problem/labels.py", "softmax_cross_entropy"),  # advice to the user
+    ("training/engines/failures.py", "causal_lm"),  # the same
+    ("training/receipt.py", "cpu"),  # a key of receipts: the processor
     ("compiler/runtime/installation.py", "training_session"),  # a module of onnxruntime
 }
 

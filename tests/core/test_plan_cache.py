@@ -43,6 +43,8 @@ def batches() -> Any:
 def test_a_bound_on_the_shapes_that_are_kept_changes_no_bit(
     backend: str, accumulate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if backend == "c":
+        pytest.skip("c needs the sizes of all inputs but the number of rows")
     if backend == "training_session" and accumulate > 1:
         pytest.skip("it updates the weights itself")
     options: dict[str, Any] = {"backend": backend, "accumulate": accumulate, "batch_size": 8}

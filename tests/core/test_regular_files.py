@@ -79,7 +79,7 @@ ALLOWED = {
     "ortflex_core.compiler.onnx_files.export._has": ("mmap", GIVEN),
     "ortflex_core.compiler.onnx_files.external_data._File.__init__": ("mmap", "a type"),
     "ortflex_core.compiler.onnx_files.external_data._File.array": ("mmap", GIVEN),
-    "ortflex_core.kernel.synonyms.words": ("read_text", PART),
+    "ortflex_core.kernel.synonyms.names_elsewhere": ("read_text", PART),
     "ortflex_core.testing.edit.run": ("InferenceSession", GIVEN),
     "ortflex_core.training.data.column_files.ColumnFiles.making": ("open memmap", OWN),
     "ortflex_core.training.data.column_files._mapped": (
@@ -127,6 +127,18 @@ ALLOWED = {
     "ortflex_plugins.data.parquet._RowGroups.look": ("ParquetFile", GIVEN),
     "ortflex_plugins.data.parquet._RowGroups.read": ("ParquetFile", GIVEN),
     "ortflex_plugins.data.tokenized._columns": ("ParquetFile", GIVEN),
+    "ortflex_core.kernel.install_command.origin": (
+        "read_text",
+        "the metadata of ortflex itself, which its installer wrote",
+    ),
+    "ortflex_plugins.c.export._Source._generated": ("load", OWN),
+    "ortflex_plugins.c.export._Source.files": ("read_bytes", OWN),
+    "ortflex_plugins.c.export._Source._state_header": ("read_bytes", OWN),
+    "ortflex_plugins.c.export._filled": ("read_text", PART),
+    "ortflex_plugins.cli.data_preview.check_recipe": ("open", METHOD),
+    "ortflex_plugins.cli.quantize._inputs": ("open", METHOD),
+    "ortflex_plugins.cli.quantize._times": ("InferenceSession", OWN),
+    "ortflex_plugins.cli.quantize._saturation": ("InferenceSession", OWN),
 }
 """What may open files elsewhere: the names, and the reason."""
 

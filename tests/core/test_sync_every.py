@@ -121,7 +121,7 @@ def test_local_steps_and_means_are_a_plain_simulation(
 def test_gradient_descent_of_two_processes_in_numpy() -> None:
     """A linear model in float64, two local steps between the means."""
     x, y = X.astype(np.float64), Y.astype(np.float64)
-    trainer = training(models.mlp((6, 1)), epochs=1)
+    trainer = training(models.mlp((6, 1)), epochs=1, optimizer="sgd")
     start = trainer.get_state()
     weight = next(a for a in start.values() if a.size == 6).astype(np.float64)
     bias = next(a for a in start.values() if a.size == 1).astype(np.float64)
@@ -138,7 +138,9 @@ def test_gradient_descent_of_two_processes_in_numpy() -> None:
             own = [middle, middle]  # type: ignore[list-item]
 
     def job(group: ThreadGroup) -> Any:
-        made = training(models.mlp((6, 1)), epochs=1, distributed=group, sync_every=2)
+        made = training(
+            models.mlp((6, 1)), epochs=1, optimizer="sgd", distributed=group, sync_every=2
+        )
         made.fit(X, Y)
         return made.get_state()
 

@@ -27,6 +27,13 @@ class FloatsOnly(CPU):
         return super().put(array.astype(np.float32))
 
 
+class Clearing(CPU):
+    """Gives memory of the right size, without the values."""
+
+    def share(self, array: Any) -> Any:
+        return self.put(np.zeros_like(array))
+
+
 class Sharing(CPU):
     """Reads without a copy."""
 
@@ -66,6 +73,7 @@ class Losing(CPU):
 DEVICES = [
     Planted("test_available", SaysYes(), "available returns True, expected a list of reasons"),
     Planted("test_there_and_back", FloatsOnly(), "the type float32", {"what": "float64"}),
+    Planted("test_share", Clearing(), "read after share", {"what": "float64"}),
     Planted("test_put_is_a_copy", Sharing(), "an array that was read and changed"),
     Planted("test_write", Moving(), "read after write"),
     Planted("test_view", Peeking(), "read after a change by view"),

@@ -108,7 +108,7 @@ def test_several_weighted_losses_on_several_outputs_are_torch_s(backend: str) ->
     ("table", "text"),
     [
         ({"class_weight": [1.0, -1.0]}, "class_weight: must be numbers >= 0, one per class"),
-        ({"class_weight": [0, 0]}, "not all 0, got"),
+        ({"class_weight": [0, 0]}, "not all 0, or 'balanced', got"),
         ({"class_weight": [2.0]}, "class_weight: must be numbers >= 0, one per class"),
         ({"class_weight": "two"}, "class_weight: expected a list of numbers"),
         ({"label_smoothing": 1.5}, "label_smoothing: must be a number >= 0 and <= 1, got 1.5"),
@@ -129,7 +129,9 @@ def test_class_weights_are_no_mapping_whose_keys_would_be_taken() -> None:
     ):
         SoftmaxCrossEntropy(class_weight=by_class)  # type: ignore[arg-type]
     loss = {"name": "softmax_cross_entropy", "class_weight": by_class}
-    with pytest.raises(ConfigError, match=r"loss\.class_weight: expected a list of numbers, got"):
+    with pytest.raises(
+        ConfigError, match=r"loss\.class_weight: expected a list of numbers or 'balanced', got"
+    ):
         make(models.mlp((6, 3)), loss=loss)
     loss = {"name": "softmax_cross_entropy", "class_weight": np.array([1.0, 2.0, 3.0])}
     made = make(models.mlp((6, 3)), loss=loss)

@@ -84,7 +84,8 @@ def test_openvino_keeps_the_state_inside_and_holds_several_steps_in_a_graph() ->
 def test_openvino_restores_the_good_state_of_a_training_that_diverges() -> None:
     x, y, _ = data(WORKLOADS["W5"])
     options = {"loss": "squared_error", "batch_size": 15, "reduction": "sum", "progress": False}
-    trainer = Trainer(network(WORKLOADS["W5"]), backend="openvino", learning_rate=1e3, **options)
+    options |= {"optimizer": "sgd", "learning_rate": 1e3}
+    trainer = Trainer(network(WORKLOADS["W5"]), backend="openvino", **options)
     before = trainer.get_state()
     with pytest.raises(TrainingDiverged, match="at the start of epoch 1 is kept"):
         trainer.fit(x, y)
