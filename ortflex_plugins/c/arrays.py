@@ -171,6 +171,19 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
+def _same_memory(array: Array, shape: tuple[int, ...]) -> Array:
+    """An array in another shape, which never reads its elements.
+
+    Raises:
+        ValueError, AttributeError: with this shape they would have to be copied.
+    """
+    if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
+        return np.reshape(array, shape, copy=False)
+    array = array.view()
+    array.shape = shape  # deprecated since numpy 2.5
+    return array
+
+
 _COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsFinite")
 _LOGICAL = {"And": "BitwiseAnd", "Or": "BitwiseOr", "Xor": "BitwiseXor"}
 
@@ -282,9 +295,8 @@ class Tracing:
         _, _, strides = x.strided()
         shown = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), x.shape, strides)
         try:
-            shown = shown.view()
-            shown.shape = tuple(shape)
-        except AttributeError:
+            shown = _same_memory(shown, tuple(shape))
+        except (AttributeError, ValueError):
             return self.reshape(self.copy(x), shape)
         base, offset, _ = x.strided()
         return self._view(base, offset, shown.shape, shown.strides)

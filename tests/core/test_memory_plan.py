@@ -132,8 +132,8 @@ def test_nodes_run_in_the_order_of_the_plan(
     real_options, real_open = session.session_options, session.open_session
     opened: list[tuple[bytes, Any]] = []
 
-    def options(threads: int) -> Any:
-        made = real_options(threads)
+    def options(threads: int, **given: Any) -> Any:
+        made = real_options(threads, **given)
         made.enable_profiling = True
         made.profile_file_prefix = str(tmp_path / "profile")
         return made
