@@ -309,7 +309,7 @@ class Narrow(Weighed):
         return super().per_sample(op, {**predicted, "p": narrow}, expected)
 
 
-class Labelled(Weighed):
+class Labeled(Weighed):
     @property
     def needs_labels(self) -> bool:
         return True
@@ -335,7 +335,7 @@ PLANTED_SEVERAL = [
     Planted("test_dynamic_batch", InBatch(), "depends on other rows"),
     Planted("test_float64", Narrow(), "accuracy of float32"),
     Planted("test_sample_weights", OneTensor(), "gradient of weighed by p"),
-    Planted("test_counts", Labelled(), "by which the loss is divided", {"labels": normal(6, 3)}),
+    Planted("test_counts", Labeled(), "by which the loss is divided", {"labels": normal(6, 3)}),
 ]
 OF_SEVERAL = (
     *("test_value", "test_gradient", "test_scores_of_0_and_100", "test_dynamic_batch"),

@@ -282,7 +282,10 @@ def reference(folder: Path, place: Path) -> bytes:
 
 GO_ENVIRONMENT = {"GO111MODULE": "off", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local"}
 LANGUAGES = {
-    "Python": ("python", "{python} {examples}/train.py {folder}/libstep.so 2 x.bin label.bin"),
+    "Python": (
+        "python",
+        "{python} {examples}/train_ctypes.py {folder}/libstep.so 2 x.bin label.bin",
+    ),
     "C++": (
         "c++",
         "c++ {examples}/train.cpp -I {folder} {folder}/libstep.so -Wl,-rpath,{folder} -o t && "

@@ -1,4 +1,4 @@
-"""Train with the library of an exported step: python train.py libstep.so EPOCHS x.bin label.bin."""
+"""Train with the library of an exported step: python train_ctypes.py libstep.so EPOCHS x.bin label.bin."""
 
 import ctypes
 import sys
