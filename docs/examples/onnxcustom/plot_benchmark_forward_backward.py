@@ -40,6 +40,7 @@ def whole(backend):
         trainer = Trainer(
             model,
             loss="squared_error",
+            optimizer="sgd",
             learning_rate=1e-3,
             batch_size=batch,
             epochs=epochs,

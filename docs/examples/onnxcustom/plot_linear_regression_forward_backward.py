@@ -58,6 +58,7 @@ for order in orders:
 trainer = Trainer(
     model,
     loss="squared_error",
+    optimizer="sgd",
     learning_rate=float(rate),
     batch_size=batch,
     epochs=1,

@@ -173,6 +173,7 @@ print(f"{1e6 * (time.perf_counter() - began) / len(losses):.0f} µs a step")
 trainer = Trainer(
     model("float[N, 50] X", "float[N, 1] Y"),
     loss="squared_error",
+    optimizer="sgd",
     learning_rate=float(rate),
     batch_size=batch,
     epochs=5,

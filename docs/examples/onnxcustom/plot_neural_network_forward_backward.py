@@ -59,6 +59,7 @@ hand = (time.perf_counter() - began) / epochs
 trainer = Trainer(
     model,
     loss="squared_error",
+    optimizer="sgd",
     learning_rate=float(rate),
     batch_size=batch,
     epochs=epochs,
