@@ -57,6 +57,8 @@ SETTINGS = ("batch_size", "epochs", "shuffle", "seed", "learning_rate", "schedul
 """The arguments that are attributes of a Trainer and may change between fits."""
 APART = ("backend", "callbacks", "check_finite", "distributed", "progress", "receipt", "threads")
 """The arguments that are not in the recipe of a receipt, or in another form."""
+_MOST_OF_A_FILE = 64 << 30
+"""The bytes of a file that is read for its digest, such as the model of a teacher."""
 _LEFT_OUT = "sha256:"
 """The beginning of a value of which only the digest is kept."""
 _FEATURES = (
@@ -397,7 +399,7 @@ def is_place(text: str) -> bool:
 
 def _of_file(path: str) -> str:
     try:
-        with open_regular(path) as file:
+        with open_regular(path, _MOST_OF_A_FILE) as file:
             return _LEFT_OUT + hashlib.file_digest(file, "sha256").hexdigest()[:LENGTH]
     except (OSError, ValueError):
         return f"{_LEFT_OUT}not a file"
