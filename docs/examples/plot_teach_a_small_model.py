@@ -80,7 +80,7 @@ for name, history in histories.items():
     print(f"{name}: {history['validation_accuracy'][-1]:.1%}")
 
 # %%
-# Accuracy on rows that nobody has seen
+# Accuracy on held-out rows
 # -------------------------------------
 # The three trainings have about the same number of steps.
 

@@ -18,7 +18,7 @@ Specs = Mapping[str, TensorSpec]
 class Consistency(Loss[Tensors, Specs]):
     """Squared difference of two predictions: ``l = 1/C · Σ_c (softmax(a)_c − softmax(b)_c)²``.
 
-    ``a`` and ``b`` are the raw scores [B, C, …] of one model for two draws of the same rows: the hook
+    ``a`` and ``b`` are the logits [B, C, …] of one model for two draws of the same rows: the hook
     ``batch_drawn`` of the callbacks is called twice, with other random numbers, and masks of Dropout
     differ, too. No labels are needed. The softmax is along ``axis`` (1, or -1 for scores [B, …, C]);
     values have the shape [B, …]. Evaluations draw nothing, so there the loss is 0.

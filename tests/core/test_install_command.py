@@ -30,7 +30,7 @@ def test_each_origin_has_its_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert command_of(folder, ("stock", "xla")) == 'pip install ".[stock,xla]"'
     spaced = {"url": "file:///a%20b/ortflex-1.0-py3-none-any.whl", "archive_info": {}}
     assert command_of(spaced, ("xla",)) == 'pip install "/a b/ortflex-1.0-py3-none-any.whl[xla]"'
-    web = {"url": "https://host/ortflex-1.0-py3-none-any.whl", "archive_info": {}}
+    web = {"url": "s3://bucket/ortflex-1.0-py3-none-any.whl", "archive_info": {}}
     assert command_of(web, ("xla",)) == f'pip install "ortflex[xla] @ {web["url"]}"'
     assert command_of(None) == 'pip install "ortflex"'
 
