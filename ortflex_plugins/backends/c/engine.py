@@ -13,7 +13,6 @@ from ortflex_core import (
     Block,
     DataError,
     Device,
-    DeviceEngine,
     Key,
     Lasting,
     Losses,
@@ -35,13 +34,14 @@ from ortflex_plugins.backends.c.steps import (
     views,
 )
 from ortflex_plugins.backends.epoch_runs import Cost, Costs, step_values, steps_per_run
+from ortflex_plugins.backends.port_engine import PortEngine
 from ortflex_plugins.operators.calls import NotTranslatable
 
 _COLUMNS_KEPT = 8
 """Arrays of columns whose addresses are kept."""
 
 
-class CEngine(DeviceEngine):
+class CEngine(PortEngine):
     """A compiled problem (see :class:`ortflex_core.Engine`)."""
 
     def __init__(self, problem: Problem, device: Device, steps: int | None = None) -> None:
@@ -246,29 +246,6 @@ class CEngine(DeviceEngine):
         for name, array in given.items():
             self._arrays[ports[name]][...] = array
         self._values = None
-
-    def state(self) -> dict[str, Array]:
-        return self._read(self._parameters)
-
-    def load(self, state: Mapping[str, Array]) -> None:
-        self._write(state, self._parameters, "parameter")
-        keys = self.problem.average_keys if self.problem.updating.average is not None else {}
-        own = {keys[n]: array for n, array in state.items() if n in keys}
-        self._write(own, self.problem.slot_ports, "average")
-
-    def buffers(self) -> dict[str, Array]:
-        return self._read(self._statistics)
-
-    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
-        self._write(buffers, self._statistics, "buffer")
-
-    def slots(self) -> dict[str, Array]:
-        return {**self._read(self.problem.slot_ports), "step": np.asarray(self._step)}
-
-    def load_slots(self, slots: Mapping[str, Array]) -> None:
-        own = {n: a for n, a in slots.items() if n != "step"}
-        self._write(own, self.problem.slot_ports, "optimizer slot")
-        self._step = int(slots.get("step", self._step))
 
     def not_finite(self) -> str | None:
         if all(np.isfinite(part).all() for part in self._trained):

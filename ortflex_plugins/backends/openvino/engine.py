@@ -15,7 +15,6 @@ from ortflex_core import (
     Block,
     DataError,
     Device,
-    DeviceEngine,
     Evaluator,
     GraphError,
     HostEngine,
@@ -43,6 +42,7 @@ from ortflex_core import (
 from ortflex_plugins.backends.fused import steps_per_run
 from ortflex_plugins.backends.openvino.compiled import Compiled, Hints, compile_program, error_line
 from ortflex_plugins.backends.openvino.draws import split_draws
+from ortflex_plugins.backends.port_engine import PortEngine
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns, StepPlan
 
 _MOST_NODES = 200
@@ -181,7 +181,7 @@ class CompiledStep(StepPlan):
             np.copyto(arrays[key], self._states[name].state.data.reshape(arrays[key].shape))
 
 
-class OpenVinoEngine(DeviceEngine):
+class OpenVinoEngine(PortEngine):
     """A compiled problem on OpenVINO (see :class:`ortflex_core.Engine`).
 
     The state is inside the request of the plan that ran last; if another plan runs, or the state is
@@ -285,29 +285,6 @@ class OpenVinoEngine(DeviceEngine):
         self._inside = None
         for name, array in given.items():
             self._arrays[ports[name]][...] = array
-
-    def state(self) -> dict[str, Array]:
-        return self._read(self._parameters)
-
-    def load(self, state: Mapping[str, Array]) -> None:
-        self._write(state, self._parameters, "parameter")
-        keys = self.problem.average_keys if self.problem.updating.average is not None else {}
-        own = {keys[n]: array for n, array in state.items() if n in keys}
-        self._write(own, self.problem.slot_ports, "average")
-
-    def buffers(self) -> dict[str, Array]:
-        return self._read(self._statistics)
-
-    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
-        self._write(buffers, self._statistics, "buffer")
-
-    def slots(self) -> dict[str, Array]:
-        return {**self._read(self.problem.slot_ports), "step": np.asarray(self._step)}
-
-    def load_slots(self, slots: Mapping[str, Array]) -> None:
-        own = {n: a for n, a in slots.items() if n != "step"}
-        self._write(own, self.problem.slot_ports, "optimizer slot")
-        self._step = int(slots.get("step", self._step))
 
     def not_finite(self) -> str | None:
         self._fetch()
