@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -17,6 +17,7 @@ _MOST_WORK = 2e10
 """The largest number of operations per run: Ctrl-C takes effect within about a second."""
 _UNKNOWN = 32
 """Steps per run if the length of an epoch is unknown."""
+T = TypeVar("T")
 
 
 def steps_per_run(problem: Problem) -> int:
@@ -124,6 +125,53 @@ def step_values(
     first = count * problem.updating.accumulate + 1
     own = tuple({**values, DRAW: first + j} for j in range(batches))
     return StepValues(own, np.tile(scales, batches), bool((sums != 0).all()))
+
+
+class RunNumbers(Generic[T]):
+    """The host scalars of runs, in the form that an engine passes on; those of equal runs are made once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._constants = problem, problem.constants()
+        self._known: dict[Hashable, tuple[Any, Any, T, Array, bool]] = {}
+
+    def values(
+        self,
+        done: int,
+        batches: int,
+        denominators: Sequence[Sequence[float]],
+        rates: Sequence[float],
+    ) -> StepValues:
+        """The host symbols, see :func:`step_values`."""
+        return step_values(self._problem, self._constants, done, batches, denominators, rates)
+
+    def __call__(
+        self,
+        key: Hashable,
+        make: Callable[[tuple[Mapping[str, Any], ...]], T],
+        counts: bool,
+        run: tuple[int, int, Sequence[Sequence[float]], Sequence[float]],
+    ) -> tuple[T, Array]:
+        """The host scalars that ``make`` has for the symbols of each batch, and the factors of the costs.
+
+        ``key`` stands for the graph and the number of steps, ``counts`` says whether the scalars depend on
+        the number of the step, ``run`` are the arguments of :meth:`values`.
+        """
+        _, _, denominators, rates = run
+        known = self._known.get(key)
+        if known is not None and not counts and known[0] == rates:
+            # Whole batches of unweighted data share their denominators.
+            if known[1] == denominators:
+                return known[2], known[3]
+            if self._problem.reduction == "sum" and known[4] and np.array(denominators).all():
+                return known[2], known[3]
+        own = self.values(*run)
+        numbers = make(own.values)
+        self._known[key] = (rates, denominators, numbers, own.factors, own.weighted)
+        return numbers, own.factors
+
+    def clear(self) -> None:
+        """Forget all runs."""
+        self._known.clear()
 
 
 # Costs ---------------------------------------------------------------------------------------------

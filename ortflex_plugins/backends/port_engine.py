@@ -7,19 +7,42 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ortflex_core import Array, DeviceEngine, Port
+from ortflex_core import Array, Device, DeviceEngine, Port, Problem, Value, buffer_value
+
+
+def first_state(problem: Problem) -> dict[Port, Array]:
+    """The values at the start, by their ports: parameters, slots, running statistics."""
+    start = {Port("parameter", of=n): problem.model.initializer(n) for n in problem.parameters}
+    slots = problem.slot_values()
+    start |= {port: slots[name] for name, port in problem.slot_ports.items()}
+    start |= {Port("buffer", of=n): buffer_value(problem, n) for n in problem.buffers}
+    return {port: np.asarray(array) for port, array in start.items()}
 
 
 class PortEngine(DeviceEngine):
     """An engine that reads and writes its state by ports.
 
-    A subclass sets ``_parameters`` and ``_statistics``, the ports by the names of their tensors, and
-    ``_step``, the number of finished steps.
+    ``_parameters`` and ``_statistics`` are the ports by the names of their tensors, ``_step`` is the
+    number of finished steps. A subclass sets ``_copies`` to None when the state changes.
     """
 
-    _parameters: dict[str, Port]
-    _statistics: dict[str, Port]
-    _step: int
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self._parameters = {n: Port("parameter", of=n) for n in problem.parameters}
+        self._statistics = {n: Port("buffer", of=n) for n in problem.buffers}
+        self._copies: dict[str, Value] | None = None
+        """The state in memory that onnxruntime reads; None if it is not the current one."""
+
+    @property
+    def _now(self) -> Mapping[str, Value]:
+        """The weights of predictions."""
+        if self._copies is None:
+            ports = self.problem.slot_ports.items()
+            averages = self._read({n: p for n, p in ports if p.role == "average"})
+            weights = self.problem.averaged(self._read(self._parameters), averages)
+            arrays = {**weights, **self._read(self._statistics)}
+            self._copies = {n: self.device.put(array) for n, array in arrays.items()}
+        return self._copies
 
     @abc.abstractmethod
     def _read(self, ports: Mapping[str, Port]) -> dict[str, Array]:

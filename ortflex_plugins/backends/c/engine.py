@@ -20,7 +20,6 @@ from ortflex_core import (
     Problem,
     Program,
     Unsupported,
-    Value,
     buffer_value,
     check_state,
     first_not_finite,
@@ -28,13 +27,12 @@ from ortflex_core import (
 from ortflex_plugins.backends.c.steps import (
     Compiled,
     aligned,
-    first_state,
     layout_of,
     part_of,
     views,
 )
-from ortflex_plugins.backends.epoch_runs import Cost, Costs, step_values, steps_per_run
-from ortflex_plugins.backends.port_engine import PortEngine
+from ortflex_plugins.backends.epoch_runs import Cost, Costs, RunNumbers, steps_per_run
+from ortflex_plugins.backends.port_engine import PortEngine, first_state
 from ortflex_plugins.operators.calls import NotTranslatable
 
 _COLUMNS_KEPT = 8
@@ -52,20 +50,16 @@ class CEngine(PortEngine):
         self._arrays: dict[Key, Array] = dict(views(self._layout, self._block))
         for port, array in first_state(problem).items():
             self._arrays[port][...] = array
-        self._parameters = {n: Port("parameter", of=n) for n in problem.parameters}
-        self._statistics = {n: Port("buffer", of=n) for n in problem.buffers}
         self._gradients = [
             a for p, a in self._arrays.items() if getattr(p, "role", "") == "gradient"
         ]
         self._trained = self._parts("parameter")
         self._kept: Array | None = None
         self._kept_step = 0
-        self._constants = problem.constants()
+        self._numbers = RunNumbers[Array](problem)
         self._compiled: dict[tuple[str, int | None], Compiled] = {}
         self._data: dict[int, tuple[Any, tuple[Array, ...]]] = {}
         self._frozen: dict[Key, Array] = {}
-        self._hosts: dict[Any, tuple[Any, ...]] = {}
-        self._values: dict[str, Value] | None = None
         self._runs = 0
         alone = problem.updating.accumulate == 1
         self._function("step" if alone else "gradient", problem.batch_size)
@@ -84,7 +78,7 @@ class CEngine(PortEngine):
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
         size = self.problem.updating.accumulate
-        self._values = None
+        self._copies = None
         if size == 1:
             if isinstance(batches, Block) and len(batches) == len(rates) > 1:
                 return self._run(batches, batches.denominators, rates)
@@ -109,7 +103,12 @@ class CEngine(PortEngine):
     ) -> Cost:
         steps = len(rates)
         compiled = self._function("step", batches.size)
-        numbers, factors = self._numbers(compiled, batches.size, denominators, rates)
+        numbers, factors = self._numbers(
+            (batches.size, steps),
+            lambda values: np.ascontiguousarray(compiled.part.numbers(values[0], steps)),
+            compiled.part.numbers.counts,
+            (self._step, 1, denominators, rates),
+        )
         costs = self._call(compiled, batches, steps, numbers)
         self._step += steps
         self._runs += 1
@@ -118,7 +117,7 @@ class CEngine(PortEngine):
     def _several(self, batches: Sequence[Batch], rate: float) -> Cost:
         """A step of several batches: their gradients are added one after the other."""
         below = [b.denominators for b in batches]
-        own = step_values(self.problem, self._constants, self._step, len(batches), below, [rate])
+        own = self._numbers.values(self._step, len(batches), below, [rate])
         costs, sums = [], []
         for k, batch in enumerate(batches):
             compiled = self._function("gradient", batch.size)
@@ -201,41 +200,6 @@ class CEngine(PortEngine):
                 self._frozen[key] = np.ascontiguousarray(value)
         return tuple(self._frozen[key] for key in compiled.part.generated.frozen)
 
-    def _numbers(
-        self,
-        compiled: Compiled,
-        size: int,
-        denominators: Sequence[Sequence[float]],
-        rates: Sequence[float],
-    ) -> tuple[Array, Array]:
-        """The host scalars of all steps, in float64, and the factors of the costs."""
-        key = (size, len(rates))
-        known = self._hosts.get(key)
-        if known is not None and not compiled.part.numbers.counts and known[0] == rates:
-            # Whole batches of unweighted data share their denominators.
-            if known[1] == denominators:
-                return known[2], known[3]
-            if self.problem.reduction == "sum" and known[4] and np.array(denominators).all():
-                return known[2], known[3]
-        own = step_values(self.problem, self._constants, self._step, 1, denominators, rates)
-        numbers = np.ascontiguousarray(compiled.part.numbers(own.values[0], len(rates)))
-        self._hosts[key] = (rates, denominators, numbers, own.factors, own.weighted)
-        return numbers, own.factors
-
-    # Inference ---------------------------------------------------------------------------------
-
-    @property
-    def _now(self) -> dict[str, Value]:
-        """The weights of predictions, in memory that onnxruntime reads."""
-        if self._values is None:
-            slots = {n: p for n, p in self.problem.slot_ports.items() if p.role == "average"}
-            weights = self.problem.averaged(
-                self._read(self._parameters), {n: self._arrays[p].copy() for n, p in slots.items()}
-            )
-            values = {**weights, **self._read(self._statistics)}
-            self._values = {n: self.device.put(a) for n, a in values.items()}
-        return self._values
-
     # State -------------------------------------------------------------------------------------
 
     def _read(self, ports: Mapping[str, Port]) -> dict[str, Array]:
@@ -245,7 +209,7 @@ class CEngine(PortEngine):
         check_state(given, {n: self._arrays[p].shape for n, p in ports.items()}, what)
         for name, array in given.items():
             self._arrays[ports[name]][...] = array
-        self._values = None
+        self._copies = None
 
     def not_finite(self) -> str | None:
         if all(np.isfinite(part).all() for part in self._trained):
@@ -261,7 +225,7 @@ class CEngine(PortEngine):
     def back(self) -> None:
         assert self._kept is not None
         np.copyto(self._block, self._kept)
-        self._step, self._values = self._kept_step, None
+        self._step, self._copies = self._kept_step, None
 
     # What it has -------------------------------------------------------------------------------
 
@@ -278,4 +242,4 @@ class CEngine(PortEngine):
     def close(self) -> None:
         self._compiled.clear()
         self._data.clear()
-        self._hosts.clear()
+        self._numbers.clear()

@@ -18,7 +18,6 @@ from ortflex_core import (
     Port,
     Problem,
     Program,
-    buffer_value,
     get_program,
     gradient_program,
     problem_key,
@@ -26,6 +25,7 @@ from ortflex_core import (
     update_program,
 )
 from ortflex_plugins.backends.epoch_runs import PENALTY, HostNumbers
+from ortflex_plugins.backends.port_engine import first_state
 from ortflex_plugins.c.compiler import find_compiler, load_library
 from ortflex_plugins.c.generator import Generated, Layout, Memory, generate
 from ortflex_plugins.c.products import Machine
@@ -51,19 +51,12 @@ def machine() -> Machine:
 
 def layout_of(problem: Problem) -> Layout:
     """What the engine keeps: weights, slots, running statistics, and gradients of several batches."""
-    return Layout.of([Memory(port, a.shape, a.dtype) for port, a in first_state(problem).items()])
-
-
-def first_state(problem: Problem) -> dict[Port, Array]:
-    """The values at the start, by their ports."""
-    weights = {n: problem.model.initializer(n) for n in problem.parameters}
-    slots = problem.slot_values()
-    start: dict[Port, Array] = {Port("parameter", of=n): a for n, a in weights.items()}
-    start |= {port: slots[name] for name, port in problem.slot_ports.items()}
-    start |= {Port("buffer", of=n): buffer_value(problem, n) for n in problem.buffers}
+    state = first_state(problem)
     if problem.updating.accumulate > 1:
-        start |= {Port("gradient", of=n): np.zeros_like(a) for n, a in weights.items()}
-    return {port: np.asarray(a) for port, a in start.items()}
+        state |= {
+            Port("gradient", of=n): state[Port("parameter", of=n)] for n in problem.parameters
+        }
+    return Layout.of([Memory(port, a.shape, a.dtype) for port, a in state.items()])
 
 
 @attrs.frozen

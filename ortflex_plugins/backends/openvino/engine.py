@@ -28,7 +28,6 @@ from ortflex_core import (
     TensorSpec,
     Value,
     array_at,
-    buffer_value,
     check_state,
     first_not_finite,
     get_program,
@@ -42,7 +41,7 @@ from ortflex_core import (
 from ortflex_plugins.backends.fused import steps_per_run
 from ortflex_plugins.backends.openvino.compiled import Compiled, Hints, compile_program, error_line
 from ortflex_plugins.backends.openvino.draws import split_draws
-from ortflex_plugins.backends.port_engine import PortEngine
+from ortflex_plugins.backends.port_engine import PortEngine, first_state
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns, StepPlan
 
 _MOST_NODES = 200
@@ -193,16 +192,10 @@ class OpenVinoEngine(PortEngine):
     ) -> None:
         super().__init__(problem, device)
         self.hints = hints
-        slots = problem.slot_values()
-        start: dict[Key, Array] = {
-            Port("parameter", of=n): problem.model.initializer(n) for n in problem.parameters
+        self._values: dict[Key, Value] = {
+            key: device.put(array) for key, array in first_state(problem).items()
         }
-        start |= {port: slots[name] for name, port in problem.slot_ports.items()}
-        start |= {Port("buffer", of=n): buffer_value(problem, n) for n in problem.buffers}
-        self._values = {key: device.put(array) for key, array in start.items()}
         self._arrays = {key: _view(device, value) for key, value in self._values.items()}
-        self._parameters = {n: Port("parameter", of=n) for n in problem.parameters}
-        self._statistics = {n: Port("buffer", of=n) for n in problem.buffers}
         self._plans: dict[Any, CompiledStep] = {}
         self._inside: CompiledStep | None = None
         """The plan with the current state; None if only the arrays have it."""

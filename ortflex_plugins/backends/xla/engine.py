@@ -12,24 +12,23 @@ from ortflex_core import (
     Batch,
     Block,
     Device,
-    DeviceEngine,
     Lasting,
     Losses,
     Port,
     Problem,
     Program,
-    Value,
     buffer_value,
     check_state,
 )
 from ortflex_plugins.backends.epoch_runs import (
     Cost,
     Costs,
+    RunNumbers,
     gathered,
     joined,
-    step_values,
     steps_per_run,
 )
+from ortflex_plugins.backends.port_engine import PortEngine, first_state
 from ortflex_plugins.backends.xla.steps import (
     StepFunction,
     state_ports,
@@ -40,7 +39,7 @@ _ROOM = 4 * 2**30
 """Up to this number of bytes, training data are copied to JAX; of larger data, each run gets its rows."""
 
 
-class XlaEngine(DeviceEngine):
+class XlaEngine(PortEngine):
     """A compiled problem on JAX (see :class:`ortflex_core.Engine`)."""
 
     def __init__(
@@ -53,16 +52,10 @@ class XlaEngine(DeviceEngine):
         super().__init__(problem, device)
         self.steps_per_run = steps_per_run(problem) if steps is None else steps
         self._ports = state_ports(problem)
-        weights = {n: problem.model.initializer(n) for n in problem.parameters}
-        statistics = {n: buffer_value(problem, n) for n in problem.buffers}
-        start: dict[Port, Array] = {Port("parameter", of=n): a for n, a in weights.items()}
-        slots = problem.slot_values()
-        start |= {port: slots[name] for name, port in problem.slot_ports.items()}
-        start |= {Port("buffer", of=n): a for n, a in statistics.items()}
+        start = first_state(problem)
         self._at = {port: k for k, port in enumerate(self._ports)}
         with self._wide():
             self._state = tuple(self._put(start[port]) for port in self._ports)
-        self._constants = problem.constants()
         self._kept_step = 0
         self._kept: tuple[Array, ...] = ()
         self._columns: Mapping[str, Array] | None = None
@@ -71,9 +64,8 @@ class XlaEngine(DeviceEngine):
         self._compiled: dict[Any, Any] = {}
         self._frozen: dict[str, Any] = {}
         self._used: dict[Any, StepFunction] = {}
-        self._values: dict[str, Value] | None = None
         self._runs = 0
-        self._hosts: dict[Any, tuple[Any, ...]] = {}
+        self._numbers = RunNumbers[tuple[Any, ...]](problem)
 
     def _wide(self) -> Any:
         """A context with 64-bit types for this thread, which does not change JAX's default."""
@@ -108,7 +100,14 @@ class XlaEngine(DeviceEngine):
     ) -> Cost:
         function = self._function(sizes)
         columns, rows = self._data(function, batches, len(rates))
-        hosts, factors = self._numbers(function, denominators, rates)
+        hosts, factors = self._numbers(
+            (sizes, len(rates)),
+            lambda values: tuple(
+                map(self._put, function.typed(function.numbers(values, len(rates))))
+            ),
+            function.counts,
+            (self._step, len(sizes), denominators, rates),
+        )
         frozen = tuple(map(self._frozen_value, function.frozen))
         given = (self._state, frozen, columns, rows, hosts)
         if columns is self._whole.get(sizes):
@@ -120,7 +119,7 @@ class XlaEngine(DeviceEngine):
         self._state, costs = run(*given)
         self._step += len(rates)
         self._runs += 1
-        self._values = None
+        self._copies = None
         return Cost(costs, factors, len(self.problem.terms))
 
     def _function(self, sizes: tuple[int, ...]) -> StepFunction:
@@ -149,28 +148,6 @@ class XlaEngine(DeviceEngine):
         rows = sum(function.sizes) * steps
         return columns, np.arange(rows, dtype=np.int32).reshape(steps, -1)
 
-    def _numbers(
-        self,
-        function: StepFunction,
-        denominators: Sequence[Sequence[float]],
-        rates: Sequence[float],
-    ) -> tuple[Any, Array]:
-        """The host scalars of all steps, in float64, and the factors of the costs."""
-        size, steps = len(function.sizes), len(rates)
-        known = self._hosts.get((function.sizes, steps))
-        if known is not None and not function.counts and known[0] == rates:
-            # Whole batches of unweighted data share their denominators.
-            if known[1] == denominators:
-                return known[2], known[3]
-            if self.problem.reduction == "sum" and known[4] and np.array(denominators).all():
-                return known[2], known[3]
-        own = step_values(self.problem, self._constants, self._step, size, denominators, rates)
-        hosts = function.numbers(own.values, steps)
-        given = tuple(map(self._put, function.typed(hosts)))
-        found = (rates, denominators, given, own.factors, own.weighted)
-        self._hosts[function.sizes, steps] = found
-        return given, found[3]
-
     def _frozen_value(self, port: Any) -> Any:
         """A tensor of the model that is not trained, or a statistic with its value of the file."""
         name = str(port.of)
@@ -178,69 +155,20 @@ class XlaEngine(DeviceEngine):
             self._frozen[name] = self._put(buffer_value(self.problem, name))
         return self._frozen[name]
 
-    # Inference ---------------------------------------------------------------------------------
-
-    @property
-    def _now(self) -> dict[str, Value]:
-        """The weights of predictions, in memory that onnxruntime reads."""
-        if self._values is None:
-            slots = {n: p for n, p in self.problem.slot_ports.items() if p.role == "average"}
-            weights = self.problem.averaged(
-                self._read("parameter"), {n: self._array(p) for n, p in slots.items()}
-            )
-            values = {**weights, **self._read("buffer")}
-            self._values = {n: self.device.put(a) for n, a in values.items()}
-        return self._values
-
     # State -------------------------------------------------------------------------------------
 
-    def _array(self, port: Port) -> Array:
-        return np.array(self._state[self._at[port]])
+    def _read(self, ports: Mapping[str, Port]) -> dict[str, Array]:
+        return {name: np.array(self._state[self._at[port]]) for name, port in ports.items()}
 
-    def _read(self, role: str) -> dict[str, Array]:
-        return {str(p.of): self._array(p) for p in self._ports if p.role == role}
-
-    def _write(self, values: Mapping[Port, Array]) -> None:
+    def _write(self, given: Mapping[str, Array], ports: Mapping[str, Port], what: str) -> None:
+        check_state(given, {n: self._state[self._at[p]].shape for n, p in ports.items()}, what)
         state = list(self._state)
         with self._wide():
-            for port, array in values.items():
-                old = state[self._at[port]]
-                state[self._at[port]] = self._put(np.asarray(array).astype(old.dtype))
+            for name, array in given.items():
+                at = self._at[ports[name]]
+                state[at] = self._put(np.asarray(array).astype(state[at].dtype))
         self._state = tuple(state)
-        self._values = None
-
-    def _checked(
-        self, given: Mapping[str, Array], ports: Mapping[str, Port], what: str
-    ) -> dict[Port, Array]:
-        shapes = {n: self._state[self._at[p]].shape for n, p in ports.items()}
-        check_state(given, shapes, what)
-        return {ports[n]: array for n, array in given.items()}
-
-    def state(self) -> dict[str, Array]:
-        return self._read("parameter")
-
-    def load(self, state: Mapping[str, Array]) -> None:
-        ports = {n: Port("parameter", of=n) for n in self.problem.parameters}
-        values = self._checked(state, ports, "parameter")
-        keys, of_slot = self.problem.average_keys, self.problem.slot_ports
-        values |= {of_slot[keys[n]]: array for n, array in state.items() if n in keys}
-        self._write(values)
-
-    def buffers(self) -> dict[str, Array]:
-        return self._read("buffer")
-
-    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
-        ports = {n: Port("buffer", of=n) for n in self.problem.buffers}
-        self._write(self._checked(buffers, ports, "buffer"))
-
-    def slots(self) -> dict[str, Array]:
-        slots = {n: self._array(p) for n, p in self.problem.slot_ports.items()}
-        return {**slots, "step": np.asarray(self._step)}
-
-    def load_slots(self, slots: Mapping[str, Array]) -> None:
-        own = {n: a for n, a in slots.items() if n != "step"}
-        self._write(self._checked(own, self.problem.slot_ports, "optimizer slot"))
-        self._step = int(slots.get("step", self._step))
+        self._copies = None
 
     def not_finite(self) -> str | None:
         for port, array in zip(self._ports, self._state, strict=True):
@@ -259,7 +187,7 @@ class XlaEngine(DeviceEngine):
     def back(self) -> None:
         with self._wide():
             self._state = tuple(map(self._put, self._kept))
-        self._step, self._values = self._kept_step, None
+        self._step, self._copies = self._kept_step, None
 
     # What it has -------------------------------------------------------------------------------
 
