@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ortflex_core.kernel.entries import OURS, Entry, singular
@@ -15,7 +15,7 @@ from ortflex_core.kernel.errors import (
     OrtflexError,
     describe_error,
 )
-from ortflex_core.kernel.plugin_trace import is_traced, traced
+from ortflex_core.kernel.plugin_trace import traced
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Progress
 
@@ -72,7 +72,7 @@ def checked_rate(schedule: Schedule, base: float, progress: Progress) -> float:
         BrokenPlugin: the schedule fails, or returns something other than a number.
     """
     try:
-        with traced("rate", lambda: whose(schedule)) if is_traced() else nullcontext():
+        with traced("rate", lambda: whose(schedule)):
             value = schedule.rate(base, progress)
         good = math.isfinite(value) and value >= 0
     except (OrtflexError, KeyboardInterrupt):

@@ -33,7 +33,7 @@ from ortflex_core.kernel.errors import (
     short_repr,
 )
 from ortflex_core.kernel.kinds import HOOKS
-from ortflex_core.kernel.plugin_trace import is_traced, traced
+from ortflex_core.kernel.plugin_trace import traced
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array, Progress
 
@@ -351,11 +351,12 @@ class HookCall:
 
     def __call__(self, **values: Any) -> Any:
         """Call all of them; ``values`` are the arguments without the Trainer."""
-        if is_traced():
-            plugins = {id(impl.plugin): impl.plugin for impl in self._impls}.values()
-            with traced(self._caller.name, lambda: ", ".join(map(self._whose, plugins))):
-                return self._answers(values)
-        return self._answers(values)
+        with traced(self._caller.name, self._names):
+            return self._answers(values)
+
+    def _names(self) -> str:
+        plugins = {id(impl.plugin): impl.plugin for impl in self._impls}.values()
+        return ", ".join(map(self._whose, plugins))
 
     def _answers(self, values: dict[str, Any]) -> Any:
         values["trainer"] = self._trainer

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 TRACE = "ORTFLEX_TRACE_PLUGINS"
 
@@ -16,15 +16,19 @@ def is_traced() -> bool:
     return os.environ.get(TRACE, "") not in ("", "0")
 
 
-@contextmanager
-def traced(call: str, whose: Callable[[], str]) -> Iterator[None]:
+def traced(call: str, whose: Callable[[], str]) -> AbstractContextManager[None]:
     """Print a call, the plugin that answers it, and its milliseconds, if that is wanted.
 
     The time of a call contains that of the calls within it.
     """
-    if not is_traced():
-        yield
-        return
+    return _printed(call, whose) if is_traced() else _SILENT
+
+
+_SILENT = nullcontext()
+
+
+@contextmanager
+def _printed(call: str, whose: Callable[[], str]) -> Iterator[None]:
     began = time.perf_counter()
     try:
         yield

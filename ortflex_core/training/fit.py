@@ -365,7 +365,7 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     except GraphError as error:
         raise failures.explained(error, live.problem, internals.engine, prepared) from error
     live.standing.changed_by("Trainer.step")
-    moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + sum(b.size for b in batches))
-    live.standing.manual = moved
+    rows = now.rows + sum(b.size for b in batches)
+    live.standing.manual = attrs.evolve(now, step=now.step + 1, rows=rows)
     live.standing.last = None
     return loss + penalty

@@ -7,6 +7,7 @@ batches are in ``batches`` (arrays), ``pieces`` (files read piece by piece) and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ class Columns:
         Raises:
             DataError: columns of different lengths, or none.
         """
-        counts = {len(array) for _, array in self}
+        parts = (self.inputs, self.labels, self.weights)
+        counts = {len(array) for part in parts for array in part.values()}
         if len(counts) > 1:
             # A list: an input and a label may have the same name.
             lengths = [(name, len(array)) for name, array in self]
@@ -272,10 +274,9 @@ def _check_size(array: Array, converted: Array, spec: TensorSpec, what: str) -> 
 
 
 def _is_finite(array: Array) -> bool:
-    # One pass over the data: a sum is finite if and only if every element is, overflow aside.
-    # In the array's own type: a sum in float64 would take twice as long.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+    # One pass without another array: a finite sum of squares has finite terms only; it may overflow.
+    flat = array.ravel("K")
+    return math.isfinite(np.vdot(flat, flat)) or bool(np.isfinite(array).all())
 
 
 def _check_finite(array: Array, what: str) -> None:
