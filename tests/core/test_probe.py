@@ -20,6 +20,7 @@ from ortflex_core import (
     gradient_model,
     internals_of,
 )
+from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.compiler.opsets.equivalence import Runner
 from tests import models
@@ -307,3 +308,54 @@ def test_an_input_of_whole_numbers_leaves_known_what_does_not_follow_them(
     shape = model.value("a").shape
     assert (shape or (None, None))[-1] == width
     assert width is None or shape == ("batch", 4)
+
+
+def behind_a_product(operator: str, *after: Any) -> Any:
+    """A product by a large constant, then nodes from ``product``; the last one gives Y."""
+    settings = {"transB": 1} if operator == "Gemm" else {}
+    weight = np.random.default_rng(0).standard_normal((300, 400) if settings else (400, 300))
+    nodes = [helper.make_node(operator, ["X", "W"], ["product"], **settings), *after]
+    shape = helper.make_node("Shape", ["product"], ["shape"])
+    return models.model(
+        [nodes[0], shape, *nodes[1:]],
+        [models.floats("X", "N", 400)],
+        [models.floats("Y", None, None)],
+        {"W": weight, "zero": np.asarray([0]), "axes": np.asarray([1])},
+    )
+
+
+@pytest.mark.parametrize("operator", ["MatMul", "Gemm"])
+def test_products_by_large_constants_are_not_computed(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    class Noting(Runner):
+        def __init__(self, model: Any, large: Any) -> None:
+            given.append((model, large))
+            super().__init__(model, large)
+
+    monkeypatch.setattr("ortflex_core.compiler.model.shape_probe.Runner", Noting)
+    model = Model(
+        behind_a_product(operator, helper.make_node("Reshape", ["product", "shape"], ["Y"]))
+    )
+    assert model.unknown()
+    complete_shapes(model)
+    ((probe, large),) = given
+    assert model.value("Y").shape == ("batch", 300)
+    assert operator not in {node.op_type for node in probe.graph.node}
+    assert not large
+    assert probe.ByteSize() < 10_000
+
+
+def test_products_whose_values_decide_sizes_are_computed() -> None:
+    found = [
+        helper.make_node("NonZero", ["product"], ["places"]),
+        helper.make_node("Gather", ["places", "axes"], ["second"], axis=0),
+        helper.make_node("Cast", ["second"], ["Y"], to=1),
+    ]
+    model = Model(behind_a_product("MatMul", *found))
+    nodes = model.ancestors(["Y"])
+    products = shape_probe._large_products(model, nodes)
+    assert products == {"product": 300}
+    assert shape_probe._decide_sizes(nodes, products)

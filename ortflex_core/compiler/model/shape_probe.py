@@ -4,7 +4,8 @@ Operators outside the standard (skl2onnx's Scaler, a runtime's own, a user's) ha
 The installed onnxruntime can run them: runs with different batch sizes show which dimensions are the
 batch and which are fixed. Sizes that a graph computes (N // 2, max(N, 3)) may agree in a few runs by
 chance, so further sizes lie on both sides of each constant of that arithmetic; what these runs
-cannot show stays unknown. Large tensors are fed, so that they are not copied.
+cannot show stays unknown. Large tensors are fed, so that they are not copied. Where no size depends on
+values, products by large constants are replaced by nodes whose outputs have the same sizes.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any
 import attrs
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from ortflex_core.compiler.graph.control_flow import constant_of
-from ortflex_core.compiler.graph.nodes import plain_domain, reads
+from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, reads
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.onnx_files import model_file
@@ -49,6 +50,8 @@ _FURTHER = (5, 7, 16)
 """Batches that are run, too, if their inputs are small or the graph computes sizes."""
 _SMALL, _LARGEST = 2**20, 2**24
 """Bytes of the inputs of further runs, usually and if the graph computes sizes."""
+_LARGE_PRODUCT = 2**16
+"""Products by constants of more elements are not computed in these runs."""
 # Operators that copy elements of a shape; others compute new sizes from them.
 _COPYING = frozenset(
     {"Cast", "Concat", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape"}
@@ -88,6 +91,8 @@ _NOT_FED = frozenset(
     for name, value in TensorProto.DataType.items()
     if name.startswith(("BFLOAT", "FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))
 )
+_SUMMED = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_PREFIX = "ortflex.probe/"
 _WHOLE = frozenset(
     value for name, value in TensorProto.DataType.items() if name in ("BOOL", "INT32", "INT64")
 )
@@ -323,11 +328,81 @@ def _depends_on_values(model: Model) -> bool:
     return False
 
 
+def _large_products(model: Model, nodes: Iterable[NodeProto]) -> dict[str, int]:
+    """The products of data by large constants: their outputs, with the number of columns."""
+    varying = {spec.name for spec in model.inputs}
+    out = {}
+    for node in nodes:
+        if varying.isdisjoint(reads(node)):
+            continue
+        varying.update(node.output)
+        if columns := _columns(model, node, varying):
+            out[node.output[0]] = columns
+    return out
+
+
+def _decide_sizes(nodes: Iterable[NodeProto], products: Iterable[str]) -> bool:
+    """Whether the values of some tensors decide the sizes of others."""
+    varying = set(products)
+    for node in nodes:
+        if node.op_type in ("Shape", "Size") or varying.isdisjoint(reads(node)):
+            continue
+        if node.op_type in _BY_VALUE or any(subgraphs_of(node)):
+            return True
+        if any(k < len(node.input) and node.input[k] in varying for k in _steering(node)):
+            return True
+        varying.update(node.output)
+    return False
+
+
+def _without_products(
+    nodes: Iterable[NodeProto], products: Mapping[str, int]
+) -> tuple[list[NodeProto], list[TensorProto]]:
+    """The nodes with others of the same sizes instead of the products by large constants.
+
+    Returns:
+        the nodes, and the constants that they read.
+    """
+    axes = onnx.numpy_helper.from_array(np.asarray([-1]), f"{_PREFIX}axes")
+    constants = {axes.name: axes}
+    out: list[NodeProto] = []
+    for node in nodes:
+        columns = products.get(node.output[0])
+        if columns is None:
+            out.append(node)
+            continue
+        size = onnx.numpy_helper.from_array(np.asarray([columns]), f"{_PREFIX}{columns}")
+        constants[size.name] = size
+        column = f"{_PREFIX}{node.output[0]}"
+        out.append(helper.make_node("ReduceSum", [node.input[0], axes.name], [column], keepdims=1))
+        out.append(helper.make_node("Expand", [column, size.name], [node.output[0]]))
+    return out, list(constants.values())
+
+
+def _columns(model: Model, node: NodeProto, varying: Collection[str]) -> int | None:
+    """The columns of a product of data by a large constant matrix; None for other nodes."""
+    if plain_domain(node.domain) or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    settings = {attribute.name: attribute.i for attribute in node.attribute}
+    weight = model.value(node.input[1])
+    if node.input[1] in varying or settings.get("transA") or weight.dtype not in _SUMMED:
+        return None
+    sizes = [d for d in weight.shape or () if isinstance(d, int)]
+    if len(sizes) != 2 or len(weight.shape or ()) != 2 or math.prod(sizes) <= _LARGE_PRODUCT:
+        return None
+    return sizes[0] if settings.get("transB") else sizes[1]
+
+
 class _Run:
     """A session of the part of a model that some tensors depend on."""
 
     def __init__(self, model: Model, outputs: Sequence[str]) -> None:
         internal, nodes = model.internal, model.ancestors(outputs)
+        added: list[TensorProto] = []
+        products = _large_products(model, nodes)
+        if products and not _decide_sizes(nodes, products):
+            nodes, added = _without_products(nodes, products)
+            nodes = ancestor_nodes(nodes, outputs)
         read = {name for node in nodes for name in reads(node)}
         part = ModelProto(ir_version=internal.ir_version)
         part.opset_import.extend(internal.opset_import)
@@ -336,6 +411,7 @@ class _Run:
         inside = {t.name for t in internal.graph.initializer}
         large = {n: s for n, s in model.initializers.items() if n in read and n not in inside}
         part.graph.initializer.extend(t for t in internal.graph.initializer if t.name in read)
+        part.graph.initializer.extend(t for t in added if t.name in read)
         given = {n: model.initializer(n) for n, s in large.items() if s.dtype not in _NOT_FED}
         copied = [n for n in large if n not in given]
         if sum(model.initializer(n).nbytes for n in copied) > model_file.HUGE:
@@ -356,7 +432,7 @@ class _Run:
         """Whether any input has integers."""
 
     def __call__(self, point: _Point, symbols: _Symbols) -> dict[str, Any]:
-        """The outputs for zeros and empty strings, or other integers.
+        """The outputs for zeros and empty strings, or other integers: arrays without their values.
 
         Raises:
             GraphError: the run fails; the message has the input shapes.
@@ -371,7 +447,7 @@ class _Run:
             elif spec.dtype in _WHOLE:
                 feeds[spec.name].fill(point.whole)
         try:
-            return self._runner(feeds)
+            return {name: _without_values(value) for name, value in self._runner(feeds).items()}
         except GraphError as error:
             fed = ", ".join(f"{n} {shape_text(a.shape)}" for n, a in feeds.items())
             raise GraphError(f"{error} (on zeros of the shapes {fed})") from error
@@ -392,3 +468,10 @@ class _Run:
             if spec.shape and not isinstance(spec.shape[0], int):
                 shape[0] = point.rows
             yield spec, shape
+
+
+def _without_values(value: Any) -> Any:
+    """An array of the same shape and type that takes no memory; other values as they are."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return np.broadcast_to(np.zeros((), value.dtype), value.shape)
