@@ -17,6 +17,7 @@ from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.types import Array, Size
 from ortflex_core.training.data import single_rows
+from ortflex_core.training.data.chunks import chunk_size, slices
 from ortflex_core.training.data.columns import Columns, split
 from ortflex_core.training.data.iterables import Batches, IterableBatches, gives_batches
 from ortflex_core.training.data.opening import load
@@ -31,7 +32,6 @@ from ortflex_core.training.data.pieces import (
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.data.ranks import RankBatches
 from ortflex_core.training.data.rows import gives_rows, stacked
-from ortflex_core.training.engines.scores import chunk_size, slices
 from ortflex_core.training.process_groups.peers import Peers
 
 _log = logging.getLogger("ortflex")
