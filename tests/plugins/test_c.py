@@ -11,22 +11,14 @@ from ortflex_core import DataError, Trainer, Unsupported
 from ortflex_plugins.c import compiler
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
+from tests.plugins.compiled_training import CompiledTraining, agree
 from tests.plugins.fitted_workloads import fitted
 
 pytestmark = pytest.mark.skipif(compiler.obstacle() is not None, reason=str(compiler.obstacle()))
 
 
-def agree(one: Trainer, other: Trainer, tolerance: float = 1e-4) -> None:
-    np.testing.assert_allclose(one.train_losses_, other.train_losses_, rtol=tolerance)
-    state = other.get_state(buffers=True)
-    for name, array in one.get_state(buffers=True).items():
-        scale = np.abs(state[name]).max() or 1.0
-        assert np.abs(array - state[name]).max() <= tolerance * scale, name
-
-
-@pytest.mark.parametrize("name", ["W1", "W3", "W6"])
-def test_c_trains_a_workload_as_fused_does(name: str) -> None:
-    agree(fitted(name, "c"), fitted(name, "fused"))
+class TestTraining(CompiledTraining):
+    backend = "c"
 
 
 def test_c_runs_the_steps_of_an_epoch_at_once() -> None:

@@ -19,7 +19,6 @@ from ortflex_core import (
     TrainingDiverged,
     Unsupported,
     build,
-    hook,
 )
 from ortflex_core.compiler.runtime import session
 from ortflex_core.testing import running, step_programs
@@ -28,6 +27,7 @@ from ortflex_plugins.backends.openvino.compiled import Hints, compile_program
 from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
+from tests.plugins.compiled_training import CompiledTraining, agree
 from tests.plugins.damaged_files import WAYS, damage
 from tests.plugins.fitted_workloads import fitted
 from tests.training import make, regression
@@ -35,17 +35,9 @@ from tests.training import make, regression
 openvino = pytest.importorskip("openvino")
 
 
-def agree(one: Trainer, other: Trainer, tolerance: float = 1e-4) -> None:
-    np.testing.assert_allclose(one.train_losses_, other.train_losses_, rtol=tolerance)
-    state = {**other.get_state(buffers=True), **other.engine.slots()}
-    for name, array in {**one.get_state(buffers=True), **one.engine.slots()}.items():
-        scale = np.abs(state[name]).max() or 1.0
-        assert np.abs(array - state[name]).max() <= tolerance * scale, name
-
-
-@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W5", "W6"])
-def test_openvino_trains_a_workload_as_fused_does(name: str) -> None:
-    agree(fitted(name, "openvino"), fitted(name, "fused"), 2e-4)
+class TestTraining(CompiledTraining):
+    backend = "openvino"
+    tolerance = 2e-4
 
 
 @pytest.mark.parametrize("name", ["W4", "W7", "W8"])
@@ -81,18 +73,6 @@ def test_openvino_keeps_the_state_inside_and_holds_several_steps_in_a_graph() ->
     agree(alone, trainer, 1e-5)
 
 
-def test_openvino_restores_the_good_state_of_a_training_that_diverges() -> None:
-    x, y, _ = data(WORKLOADS["W5"])
-    options = {"loss": "squared_error", "batch_size": 15, "reduction": "sum", "progress": False}
-    options |= {"optimizer": "sgd", "learning_rate": 1e3}
-    trainer = Trainer(network(WORKLOADS["W5"]), backend="openvino", **options)
-    before = trainer.get_state()
-    with pytest.raises(TrainingDiverged, match="at the start of epoch 1 is kept"):
-        trainer.fit(x, y)
-    for name, array in trainer.get_state().items():
-        assert np.array_equal(array, before[name])
-
-
 def test_openvino_notices_a_value_that_is_not_finite_behind_a_relu() -> None:
     x, y, _ = data(WORKLOADS["W1"])
     x = x[:30].copy()
@@ -107,35 +87,6 @@ def test_openvino_notices_a_value_that_is_not_finite_behind_a_relu() -> None:
         assert np.array_equal(array, before[name])
 
 
-def test_openvino_makes_single_steps_for_a_hook_and_ends_in_the_same_weights() -> None:
-    class Counts:
-        steps = 0
-
-        @hook
-        def step_end(self) -> None:
-            self.steps += 1
-
-    counts = Counts()
-    watched = fitted("W1", "openvino", callbacks=[counts])
-    assert counts.steps == watched.engine.counters()["runs"] == 8
-    agree(watched, fitted("W1", "openvino"), 1e-5)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"accumulate": 2, "optimizer": "adam", "learning_rate": 1e-3},
-        {"averaging": "ema", "clip_norm": 0.5, "penalty": "l2"},
-        {"optimizer": "adam", "learning_rate": 1e-3, "schedule": "cosine", "epochs": 3},
-        # OpenVINO moves an Abs before the Concat of joined parameters, wrongly.
-        {"optimizer": "adamax", "learning_rate": 1e-3, "transforms": ["centralize"]},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_openvino_combines_features_as_fused_does(options: dict[str, Any]) -> None:
-    agree(fitted("W1", "openvino", **options), fitted("W1", "fused", **options), 5e-4)
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_openvino_drops_what_fused_drops(accumulate: int) -> None:
     made = step_programs.draw("mlp, dropping", "sgd", "squared_error", alone=True)
@@ -145,22 +96,6 @@ def test_openvino_drops_what_fused_drops(accumulate: int) -> None:
         trainers.append(running.trainer(made.model, backend=backend, **options))
         trainers[-1].fit(made.x, made.y)
     agree(*trainers, 1e-5)
-
-
-def test_openvino_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
-    class Saves:
-        @hook
-        def epoch_end(self, trainer: Trainer, record: Any) -> None:
-            if record["epoch"] == 2:
-                trainer.save(tmp_path / "half")
-
-    options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3, "epochs": 3}
-    whole = fitted("W1", "openvino", callbacks=[Saves()], **options)
-    x, y, _ = data(WORKLOADS["W1"])
-    rest = Trainer.resume(tmp_path / "half")
-    assert rest.fit(x[:53], y[:53]).losses == whole.history_.losses
-    for name, array in rest.get_state().items():
-        assert np.array_equal(array, whole.get_state()[name]), name
 
 
 @pytest.mark.parametrize("stateful", [True, False])

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer, TrainingDiverged, hook
 from ortflex_core.compiler.runtime import session
 from tests import models
-from tests.benchmarks.onnx_network import network
-from tests.benchmarks.workloads import WORKLOADS, data
+from tests.plugins.compiled_training import CompiledTraining
 from tests.plugins.damaged_files import WAYS, damage
 from tests.plugins.fitted_workloads import fitted
 from tests.training import make, regression
@@ -22,17 +20,8 @@ from tests.training import make, regression
 jax = pytest.importorskip("jax")
 
 
-def agree(one: Trainer, other: Trainer, tolerance: float = 1e-4) -> None:
-    np.testing.assert_allclose(one.train_losses_, other.train_losses_, rtol=tolerance)
-    state = other.get_state(buffers=True)
-    for name, array in one.get_state(buffers=True).items():
-        scale = np.abs(state[name]).max() or 1.0
-        assert np.abs(array - state[name]).max() <= tolerance * scale, name
-
-
-@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W5", "W6"])
-def test_xla_trains_a_workload_as_fused_does(name: str) -> None:
-    agree(fitted(name, "xla"), fitted(name, "fused"))
+class TestTraining(CompiledTraining):
+    backend = "xla"
 
 
 @pytest.mark.parametrize("name", ["W3", "W8"])
@@ -79,61 +68,6 @@ def test_xla_runs_the_steps_of_an_epoch_at_once() -> None:
     # Eight whole batches and the shorter one, three times.
     assert trainer.engine.steps_per_run == 8
     assert trainer.engine.counters() == {"steps": 27, "runs": 6}
-
-
-def test_xla_restores_the_good_state_of_a_training_that_diverges() -> None:
-    x, y, _ = data(WORKLOADS["W5"])
-    options = {"loss": "squared_error", "batch_size": 15, "reduction": "sum", "progress": False}
-    options |= {"optimizer": "sgd", "learning_rate": 1e3}
-    trainer = Trainer(network(WORKLOADS["W5"]), backend="xla", **options)
-    before = trainer.get_state()
-    with pytest.raises(TrainingDiverged, match="at the start of epoch 1 is kept"):
-        trainer.fit(x, y)
-    for name, array in trainer.get_state().items():
-        assert np.array_equal(array, before[name])
-
-
-def test_xla_makes_single_steps_for_a_hook_and_ends_in_the_same_weights() -> None:
-    class Counts:
-        steps = 0
-
-        @hook
-        def step_end(self) -> None:
-            self.steps += 1
-
-    counts = Counts()
-    watched = fitted("W1", "xla", callbacks=[counts])
-    assert counts.steps == watched.engine.counters()["runs"] == 8
-    agree(watched, fitted("W1", "xla"), 1e-5)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"accumulate": 2, "optimizer": "adam", "learning_rate": 1e-3},
-        {"averaging": "ema", "clip_norm": 0.5, "penalty": "l2"},
-        {"optimizer": "adam", "learning_rate": 1e-3, "schedule": "cosine", "epochs": 3},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_xla_combines_features_as_fused_does(options: dict[str, Any]) -> None:
-    agree(fitted("W1", "xla", **options), fitted("W1", "fused", **options), 2e-4)
-
-
-def test_xla_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
-    class Saves:
-        @hook
-        def epoch_end(self, trainer: Trainer, record: Any) -> None:
-            if record["epoch"] == 2:
-                trainer.save(tmp_path / "half")
-
-    options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3, "epochs": 3}
-    whole = fitted("W1", "xla", callbacks=[Saves()], **options)
-    x, y, _ = data(WORKLOADS["W1"])
-    rest = Trainer.resume(tmp_path / "half")
-    assert rest.fit(x[:53], y[:53]).losses == whole.history_.losses
-    for name, array in rest.get_state().items():
-        assert np.array_equal(array, whole.get_state()[name]), name
 
 
 @pytest.fixture
