@@ -307,7 +307,7 @@ def _range(validator: Any) -> str:
 
 
 def component_schema(cls: type) -> list[dict[str, Any]]:
-    """Name, type, default, range and help of every parameter, for the reference and ``init``."""
+    """Name, type, default, range and help of every parameter, required ones first, for people."""
     rows = []
     annotations = field_types(cls)
     for field in attrs.fields(cls):
@@ -328,4 +328,4 @@ def component_schema(cls: type) -> list[dict[str, Any]]:
                 "help": field.metadata.get("help", ""),
             }
         )
-    return rows
+    return sorted(rows, key=lambda row: not row["required"])

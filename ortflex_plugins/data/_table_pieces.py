@@ -25,11 +25,11 @@ from ortflex_plugins.data._columns import rows_or_none
 from ortflex_plugins.data._features import (
     Features,
     Kind,
-    check_fill,
     guessed,
     is_kind,
     is_missing,
 )
+from ortflex_plugins.data._table_source import ListTableSource
 from ortflex_plugins.data._tables import (
     Padding,
     Plan,
@@ -57,36 +57,14 @@ class Reader(abc.ABC):
 
 
 @attrs.frozen(kw_only=True)
-class Table(DataSource, abc.ABC):
+class Table(ListTableSource, abc.ABC):
     """A table in one or several files; data may be larger than the memory."""
 
     path: str = setting(help="the file, or a folder of files")
-    target: str | Sequence[str] | Mapping[str, str] = setting(
-        default="y", help="the column of labels, a list of columns, or {label = column}"
-    )
-    weight: str | None = setting(default=None, help="column of sample weights")
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
         help="the columns of features; {input = column or list}; or what columns are, as {city = "
         "'category'}; None: all other columns",
-    )
-    fill: float | str | Mapping[str, float | str] | None = setting(
-        default=None,
-        validator=check_fill,
-        help="what missing features are replaced by: 'median', a number, or {column = …}; by default they "
-        "are an error",
-    )
-    pad: float | None = setting(
-        default=None,
-        help="what fills lists that are shorter than others, at their ends; by default they are an error",
-    )
-    length: int | None = setting(
-        default=None,
-        validator=rows_or_none,
-        help="with pad: the length of the lists; by default that of the longest one",
-    )
-    input: str = setting(
-        default="X", help="the input for the columns; X fits any model with one input"
     )
     buffer: int | None = setting(
         default=None,

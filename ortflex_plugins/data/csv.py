@@ -27,7 +27,8 @@ from ortflex_core import (
     suggest,
 )
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
-from ortflex_plugins.data._features import Features, Kind, check_fill, check_kinds, guessed
+from ortflex_plugins.data._features import Features, Kind, check_kinds, guessed
+from ortflex_plugins.data._table_source import TableSource
 
 _log = logging.getLogger("ortflex")
 _LONGEST = 1000
@@ -61,7 +62,7 @@ def _encoding(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
 
 
 @attrs.frozen(kw_only=True)
-class Csv(DataSource):
+class Csv(TableSource):
     r"""A table in a csv file: one row per line, with or without a header.
 
     The features become one float32 input of shape [rows, columns]. If ``target`` is a name, labels have
@@ -106,10 +107,6 @@ class Csv(DataSource):
     name: ClassVar[str] = "csv"
 
     path: str = setting(help="the file")
-    target: str | Sequence[str] | Mapping[str, str] = setting(
-        default="y", help="the column of labels, a list of columns, or {label = column}"
-    )
-    weight: str | None = setting(default=None, help="column of sample weights")
     delimiter: str | None = setting(
         default=None,
         validator=_one_character,
@@ -136,15 +133,6 @@ class Csv(DataSource):
         validator=check_kinds,
         help="the columns of features, in this order, or what columns are, as {city = 'category'}; None: "
         "all other columns",
-    )
-    fill: float | str | Mapping[str, float | str] | None = setting(
-        default=None,
-        validator=check_fill,
-        help="what missing features are replaced by: 'median', a number, or {column = …}; by default they "
-        "are an error",
-    )
-    input: str = setting(
-        default="X", help="the input for the columns; X fits any model with one input"
     )
 
     def load(self) -> Columns:

@@ -9,15 +9,15 @@ import attrs
 import numpy as np
 
 from ortflex_core import Columns, DataError, DataSource, setting, suggest
-from ortflex_plugins.data._columns import DEFAULT_WEIGHT, rows_or_none
+from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 from ortflex_plugins.data._features import (
     Features,
     Kind,
-    check_fill,
     check_kinds,
     is_missing,
     padded,
 )
+from ortflex_plugins.data._table_source import ListTableSource
 
 
 def _frame(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -28,7 +28,7 @@ def _frame(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Frame(DataSource):
+class Frame(ListTableSource):
     """A frame in memory, or a mapping of lists and arrays, read as a ``csv`` file is.
 
     Numbers, categories, booleans and dates are side by side in the float32 input ``input``; a column of
@@ -47,32 +47,10 @@ class Frame(DataSource):
     name: ClassVar[str] = "frame"
 
     frame: Any = setting(converter=lambda frame: frame, validator=_frame, help="the frame")
-    target: str | Sequence[str] | Mapping[str, str] = setting(
-        default="y", help="the column of labels, a list of columns, or {label = column}"
-    )
-    weight: str | None = setting(default=None, help="column of sample weights")
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
         validator=check_kinds,
         help="the columns of features, or what columns are, as {city = 'category'}; None: all others",
-    )
-    fill: float | str | Mapping[str, float | str] | None = setting(
-        default=None,
-        validator=check_fill,
-        help="what missing features are replaced by: 'median', a number, or {column = …}; by default they "
-        "are an error",
-    )
-    pad: float | None = setting(
-        default=None,
-        help="what fills lists that are shorter than others, at their ends; by default they are an error",
-    )
-    length: int | None = setting(
-        default=None,
-        validator=rows_or_none,
-        help="with pad: the length of the lists; by default that of the longest one",
-    )
-    input: str = setting(
-        default="X", help="the input for the columns; X fits any model with one input"
     )
 
     def load(self) -> Columns:

@@ -1,0 +1,46 @@
+"""What sources of tables have in common: the columns of labels and weights, missing values, lists."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from ortflex_core import DataSource, setting
+from ortflex_plugins.data._columns import rows_or_none
+from ortflex_plugins.data._features import check_fill
+
+
+@attrs.frozen(kw_only=True)
+class TableSource(DataSource, abc.ABC):
+    """A table with columns of features, labels and weights."""
+
+    target: str | Sequence[str] | Mapping[str, str] = setting(
+        default="y", help="the column of labels, a list of columns, or {label = column}"
+    )
+    weight: str | None = setting(default=None, help="column of sample weights")
+    fill: float | str | Mapping[str, float | str] | None = setting(
+        default=None,
+        validator=check_fill,
+        help="what missing features are replaced by: 'median', a number, or {column = …}; by default they "
+        "are an error",
+    )
+    input: str = setting(
+        default="X", help="the input for the columns; X fits any model with one input"
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ListTableSource(TableSource, abc.ABC):
+    """A table whose cells may be lists."""
+
+    pad: float | None = setting(
+        default=None,
+        help="what fills lists that are shorter than others, at their ends; by default they are an error",
+    )
+    length: int | None = setting(
+        default=None,
+        validator=rows_or_none,
+        help="with pad: the length of the lists; by default that of the longest one",
+    )
