@@ -37,6 +37,7 @@ class Line:
     """An engine: y ≈ a·x + b, trained with the mean squared error and momentum."""
 
     steps_per_run = 1
+    checks_memory = True
 
     def __init__(self) -> None:
         self._weights = {"a": np.zeros(()), "b": np.zeros(())}

@@ -25,6 +25,7 @@ class ReferenceEngine:
     """Steps of ``ortflex_core.tools.double_step.Double``; the state between two steps is float32."""
 
     steps_per_run = 1
+    checks_memory = False
 
     def __init__(self, problem: Problem, device: Device) -> None:
         self._problem, self._double = problem, Double(problem, None, device)

@@ -33,6 +33,9 @@ class Engine(Protocol):
     steps_per_run: int
     """The number of batches that the loop passes to each call of :meth:`run`."""
 
+    checks_memory: bool
+    """Whether the Trainer leaves it to the engine to compare the tensors of a step with the free memory."""
+
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
         """Run one training step for each batch, in order."""
 

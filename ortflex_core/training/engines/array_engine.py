@@ -52,6 +52,7 @@ class HostEngine:
     """
 
     steps_per_run = 1
+    checks_memory = False
 
     def __init__(self, problem: Problem, execute: Execute) -> None:
         model = problem.model

@@ -155,8 +155,7 @@ class Setting:
             with traced("build", lambda: label):
                 result = backend.build(self.problem, self.device, self.runtime)
             missing = [name for name in _ENGINE if not hasattr(result, name)]
-            checked = bool(missing) or getattr(result, "checks_memory", False)
-            if not checked and plans_memory(self.device):
+            if not (missing or result.checks_memory) and plans_memory(self.device):
                 memory_limits.check_programs(result.programs())
         except (OrtflexError, KeyboardInterrupt, MemoryError):
             raise

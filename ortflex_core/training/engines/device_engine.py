@@ -20,8 +20,8 @@ class DeviceEngine(abc.ABC):
 
     Running statistics are frozen, unless an engine overrides :meth:`buffers`.
 
-    ``checks_memory``: what compiles the graphs of its steps compares their tensors with the memory that
-    there is, or they are not in the memory of this machine. Without it, the Trainer compares
+    ``checks_memory`` is True in an engine whose graphs are compared with the free memory while they are
+    compiled, or whose tensors are not in the memory of this machine. Else the Trainer compares
     :meth:`programs <ortflex_core.Engine.programs>` before the first step.
     """
 
