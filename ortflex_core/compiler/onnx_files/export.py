@@ -94,7 +94,7 @@ def write(
             if not is_small(t) and t.data_type != TensorProto.STRING
         )
     if not external:
-        write_bytes(path, model.SerializeToString())
+        write_bytes(path, inline_tensors(model, files, state).SerializeToString())
         return model
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -120,7 +120,7 @@ def inline_tensors(model: ModelProto, files: DataFiles, state: Mapping[str, Arra
             values = array_of(tensor, files) if array is None else array
             raw = _content(tensor, rounded(values, tensor.data_type, tensor.name))
             tensor.ClearField("external_data")
-            tensor.data_location = TensorProto.DEFAULT
+            tensor.ClearField("data_location")
             tensor.raw_data = bytes(raw)
     return model
 

@@ -1,4 +1,6 @@
-"""Tensors in another file, which must be in the model's folder; they are read or mapped.
+"""Tensors outside of the ModelProto: in memory of their own, or in another file, which may be mapped.
+
+The other file must be in the model's folder.
 
 The file that a tensor names has to be a regular file inside the model's folder after links are
 followed; its size is checked before it is read. It is opened once, when the model is read, so that
@@ -10,6 +12,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +27,44 @@ from ortflex_core.kernel.types import Array, numpy_dtype
 
 
 class DataFiles:
-    """The files with tensors of one model, open as long as the model exists.
+    """The tensors of one model that are not in its ModelProto; files are open as long as it exists.
 
-    ``external`` are the names of all initializers in other files, including those that were small
-    enough to be read at once.
+    A ModelProto gives copies of its values only, so large ones are held here, once. ``external`` are the
+    names of all initializers in other files, including those that were small enough to be read at once.
     """
 
     def __init__(self) -> None:
         self.external: frozenset[str] = frozenset()
         self._files: dict[Path, _File] = {}
         self._places: dict[str, tuple[_File, int]] = {}
+        self._held: dict[str, Array] = {}
 
-    def load(self, model: ModelProto, folder: Path, huge: int, small: int) -> None:
-        """Read the external tensors of a model into it, or open the files of those that stay external.
+    def hold(self, values: Mapping[str, Array]) -> None:
+        """Hold the values of tensors that say that they are in another file, and are in memory."""
+        self._held.update(values)
+
+    def holds(self, tensor: TensorProto) -> bool:
+        """Whether the values of a tensor are held."""
+        return is_outside(tensor) and tensor.name in self._held
+
+    def load(
+        self, model: ModelProto, folder: Path, huge: int, small: int, large: int | None = None
+    ) -> None:
+        """Read the external tensors of a model, or open the files of those that are mapped.
 
         Args:
             model: it has been vetted.
             folder: where the model is.
             huge: above this number of bytes the larger initializers stay external.
+            large: above this number of bytes the larger initializers are held; None: they are put into
+                the model.
             small: the largest number of elements of a tensor that is read in any case.
 
         Raises:
             ModelError: data that are missing, too short, or outside of the folder.
         """
         inner = [t for t in vetting.inner_tensors(model) if is_outside(t)]
-        own = [t for t in model.graph.initializer if is_outside(t)]
+        own = [t for t in model.graph.initializer if is_outside(t) and not self.holds(t)]
         self.external = frozenset(t.name for t in own)
         everything = sum(map(vetting.bytes_of, own))
         attributes = sum(map(vetting.bytes_of, inner))
@@ -57,6 +74,8 @@ class DataFiles:
                 "to initializers"
             )
         stays = [everything > huge and math.prod(t.dims) > small for t in own]
+        holds = large is not None and large < everything <= huge
+        initializers = set(map(id, own))
         opened: dict[Path, _File] = {}
         for tensor, left in zip((*own, *inner), (*stays, *(False for _ in inner)), strict=True):
             path, offset = _place(tensor, folder, opened)
@@ -65,16 +84,23 @@ class DataFiles:
                 self._files[path] = file
                 self._places[tensor.name] = file, offset
                 continue
+            apart = holds and id(tensor) in initializers and math.prod(tensor.dims) > small
+            if apart and is_plain(tensor):
+                self._held[tensor.name] = file.copied(tensor, offset)
+                del tensor.external_data[:]
+                continue
             tensor.raw_data = file.read(offset, wanted)
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
 
     def array(self, tensor: TensorProto) -> Array:
-        """The values of a tensor that stayed external, mapped into memory.
+        """The values of a tensor that is not in the model, read-only; those of a file are mapped.
 
         Raises:
             ModelError: its file was changed in place, or the model was read without it.
         """
+        if tensor.name in self._held:
+            return self._held[tensor.name]
         if tensor.name not in self._places:
             raise not_inside(tensor)
         file, offset = self._places[tensor.name]
@@ -120,6 +146,17 @@ class _File:
             raise ModelError(f"{str(self._path)!r} has become shorter: {count} bytes are missing")
         return b"".join(parts)
 
+    def copied(self, tensor: TensorProto, offset: int) -> Array:
+        """The values of a tensor in memory of their own.
+
+        Raises:
+            ModelError: the file was truncated after it was opened.
+        """
+        array = read_values(self._file, tensor, offset)
+        if array is None:
+            raise ModelError(f"{str(self._path)!r} has become shorter: {tensor.name!r} is missing")
+        return array
+
     def verify(self) -> None:
         """Refuse a file that was changed in place.
 
@@ -145,8 +182,33 @@ class _File:
         return np.frombuffer(self._bytes, dtype, count, offset).reshape(shape)
 
 
+def is_plain(tensor: TensorProto) -> bool:
+    """Whether the bytes of a tensor are those of an array of numpy's own types."""
+    try:
+        dtype = np.dtype(numpy_dtype(tensor.data_type))
+    except (KeyError, TypeError, ValueError):
+        return False
+    size = math.prod(tensor.dims) * dtype.itemsize
+    plain = dtype.isbuiltin == 1 and dtype.kind in "biufc" and sys.byteorder == "little"
+    return plain and size == vetting.bytes_of(tensor)
+
+
+def read_values(file: RegularFile, tensor: TensorProto, offset: int) -> Array | None:
+    """Some bytes of a file as a read-only array; None if the file ends before."""
+    array = np.empty(tuple(tensor.dims), numpy_dtype(tensor.data_type))
+    rest = array.reshape(-1).view(np.uint8).data
+    file.seek(offset)
+    while rest.nbytes:
+        count = file.readinto(rest)
+        if not count:
+            return None
+        rest = rest[count:]
+    array.setflags(write=False)
+    return array
+
+
 def is_outside(tensor: TensorProto) -> bool:
-    """Whether a tensor's values are in another file."""
+    """Whether a tensor's values are not in the ModelProto."""
     return bool(external_data_helper.uses_external_data(tensor))
 
 

@@ -1,6 +1,6 @@
 """Model files of any size: reading, checks, and replacement of tensors.
 
-A ModelProto of more than 2 GB cannot be serialized, which checking, inlining and shape inference
+A ModelProto gives copies of its values only, so those of large files are held in arrays, once. A ModelProto of more than 2 GB cannot be serialized, which checking, inlining and shape inference
 require. Tensors of such a model stay in their file and are mapped into memory when they are needed;
 the analysis of the graph works on a skeleton, in which they are inputs.
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,17 @@ from ortflex_core.compiler.onnx_files import external_data, half_floats, vetting
 from ortflex_core.compiler.onnx_files.external_data import DataFiles
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.files import no_file
-from ortflex_core.kernel.regular_files import NotRegular, read_bytes
+from ortflex_core.kernel.regular_files import NotRegular, RegularFile, read_bytes
 from ortflex_core.kernel.types import Array, Shape
 
 HUGE = 2**30
 """Total bytes above which tensors stay outside the ModelProto."""
+LARGE = 2**26
+"""Total bytes above which the values of a file are held outside the ModelProto."""
 _SMALL = 1024
 """The largest number of elements of a tensor that always stays in the ModelProto, for shape inference."""
+_HELD = 16 * _SMALL + 1
+"""The smallest number of bytes of such values: no element has more than 16, so they are not small."""
 MOST = 2**31
 """A protocol buffer cannot have more bytes."""
 _STEP = 10
@@ -44,16 +50,19 @@ def read_model(source: Any, label: str) -> ModelProto:
     Raises:
         ModelError: missing, truncated, not ONNX, or without its external data.
     """
-    return load(source, label)[0]
+    return load(source, label, whole=True)[0]
 
 
-def load(source: Any, label: str, files: DataFiles | None = None) -> tuple[ModelProto, DataFiles]:
-    """Load a model, with the open files of the tensors that stay outside.
+def load(
+    source: Any, label: str, files: DataFiles | None = None, *, whole: bool = False
+) -> tuple[ModelProto, DataFiles]:
+    """Load a model, with the tensors that stay outside.
 
     Args:
         source: a path, bytes or a ModelProto.
         label: the name of the model, for messages.
         files: the files with the tensors of a ModelProto that are not inside.
+        whole: put all tensors into the ModelProto, unless they are over 1 GiB in other files.
 
     Raises:
         ModelError: as :func:`read_model`.
@@ -66,11 +75,11 @@ def load(source: Any, label: str, files: DataFiles | None = None) -> tuple[Model
     for _ in range(_TRIES):
         before = _version(source)
         try:
-            return _load(source, label, files)
+            return _load(source, label, files, whole)
         except ModelError:
             if before == _version(source):  # else it was replaced, and its old data may be gone
                 raise
-    return _load(source, label, files)
+    return _load(source, label, files, whole)
 
 
 def import_standard(model: ModelProto, oldest: int) -> None:
@@ -97,8 +106,11 @@ def _version(source: Any) -> Any:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _load(source: Any, label: str, known: DataFiles | None) -> tuple[ModelProto, DataFiles]:
+def _load(
+    source: Any, label: str, known: DataFiles | None, whole: bool
+) -> tuple[ModelProto, DataFiles]:
     model = ModelProto()
+    files = known or DataFiles()
     size = 0
     try:
         if isinstance(source, ModelProto):
@@ -107,8 +119,10 @@ def _load(source: Any, label: str, known: DataFiles | None) -> tuple[ModelProto,
             size = len(source)
             model = _parse(source, label)
         else:
-            content = read_bytes(source, MOST)
-            size = len(content)
+            with RegularFile(source, MOST) as file:
+                size = file.size
+                content, held = _read(file, whole)
+            files.hold(held)
             model = _parse(content, label)
     except FileNotFoundError as error:
         raise ModelError(no_file(source, label)) from error  # only a path can be missing
@@ -130,17 +144,38 @@ def _load(source: Any, label: str, known: DataFiles | None) -> tuple[ModelProto,
         # An empty file is a valid protocol buffer, without any field.
         raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")
     vetting.vet(model, label)
-    files = known or DataFiles()
     if known is None and isinstance(source, bytes | ModelProto):
         outside = next(filter(external_data.is_outside, vetting.tensors(model)), None)
         if outside is not None:  # onnxruntime would look for the data in the current folder
             raise external_data.not_inside(outside)
     elif known is None:
         try:
-            files.load(model, Path(source).parent, HUGE, _SMALL)
+            files.load(model, Path(source).parent, HUGE, _SMALL, None if whole else LARGE)
         except (ModelError, OSError, ValueError) as error:
             raise ModelError(f"{label} lacks its external data: {error}") from error
     return model, files
+
+
+def _read(file: RegularFile, whole: bool) -> tuple[bytes, dict[str, Array]]:
+    """The content of a model file; of a large one without the values of its tensors, which come apart.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if whole or file.size <= LARGE:
+        return file.readall(), {}
+    with mmap.mmap(file.fileno(), file.size, access=mmap.ACCESS_READ) as mapped:
+        bare, tensors = wire_format.split(mapped, _HELD)
+    names = Counter(tensor.name for tensor, _, _ in tensors)
+    held = {}
+    for tensor, place, length in tensors:
+        plain = external_data.is_plain(tensor) and vetting.bytes_of(tensor) == length
+        array = external_data.read_values(file, tensor, place) if plain else None
+        if array is None or names[tensor.name] > 1 or min(tensor.dims, default=1) < 0:
+            file.seek(0)  # protobuf and vetting say what is wrong, or keep a type that numpy lacks
+            return file.readall(), {}
+        held[tensor.name] = array
+    return bare, held
 
 
 def _parse(content: bytes, label: str, most_nodes: int = vetting.MOST_NODES) -> ModelProto:

@@ -8,11 +8,14 @@ Source: https://protobuf.dev/programming-guides/encoding/.
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
-from onnx import ModelProto
+from google.protobuf.message import DecodeError
+from onnx import GraphProto, ModelProto, TensorProto
 
 from ortflex_core.kernel.errors import ModelError
 
@@ -24,6 +27,19 @@ MOST_PROSE = 2**26
 """The largest number of bytes of documentation and metadata."""
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 _PROSE = {"doc_string", "metadata_props"}
+_GRAPH, _INITIALIZER, _RAW = (
+    message.DESCRIPTOR.fields_by_name[name].number
+    for message, name in (
+        (ModelProto, "graph"),
+        (GraphProto, "initializer"),
+        (TensorProto, "raw_data"),
+    )
+)
+"""The numbers of fields."""
+_DATA = {"data_location", "external_data", "segment"} | {
+    f"{kind}_data" for kind in ("float", "int32", "string", "int64", "double", "uint64")
+}
+"""Fields with which a tensor is not only raw data."""
 
 
 @attrs.frozen
@@ -116,7 +132,111 @@ def _walk(
     counts["nodes"] += nodes
 
 
-def _number(content: bytes, at: int, end: int) -> tuple[int, int]:
+def split(content: bytes | mmap.mmap, least: int) -> tuple[bytes, list[tuple[TensorProto, int, int]]]:
+    """A model without the raw data of the large initializers of its graph.
+
+    Args:
+        content: the bytes of a model.
+        least: the smallest number of bytes of the data that are left out.
+
+    Returns:
+        the bytes of the model, whose tensors without data say that they are in another file; and of
+        each such tensor the message, and the place and the length of its data. All bytes and no tensor,
+        if the model has a form that onnx does not write.
+    """
+    try:
+        parts, found = _without_data(content, least)
+    except (_Malformed, DecodeError):  # protobuf finds the reason
+        return bytes(content[:]), []
+    return b"".join(parts), found
+
+
+def _without_data(
+    content: bytes | mmap.mmap, least: int
+) -> tuple[list[bytes], list[tuple[TensorProto, int, int]]]:
+    found: list[tuple[TensorProto, int, int]] = []
+    graphs = 0
+    out: list[bytes] = []
+    for field, begin, start, end in _fields(content, 0, len(content)):
+        if field != _GRAPH:
+            out.append(bytes(content[begin:end]))
+            continue
+        graphs += 1
+        if graphs > 1:  # they would be merged
+            raise _Malformed
+        inner: list[bytes] = []
+        for part, part_begin, part_start, part_end in _fields(content, start, end):
+            kept = None
+            if part == _INITIALIZER and part_end - part_start > least:
+                kept = _tensor(content, part_start, part_end, least)
+            if kept is None:
+                inner.append(bytes(content[part_begin:part_end]))
+                continue
+            tensor, place, length = kept
+            found.append(kept)
+            bare = tensor.SerializeToString()
+            inner += (_tag(_INITIALIZER), _varint(len(bare)), bare)
+        out += (_tag(_GRAPH), _varint(sum(map(len, inner))), *inner)
+    return out, found
+
+
+def _tensor(
+    content: bytes | mmap.mmap, start: int, end: int, least: int
+) -> tuple[TensorProto, int, int] | None:
+    """A tensor without its raw data, and their place and length; None if it has other data, too."""
+    parts, places = [], []
+    for field, begin, value, after in _fields(content, start, end):
+        if field == _RAW:
+            places.append((value, after - value))
+        else:
+            parts.append(bytes(content[begin:after]))
+    if len(places) != 1 or places[0][1] < least:
+        return None
+    tensor = TensorProto.FromString(b"".join(parts))
+    if {field.name for field, _ in tensor.ListFields()} & _DATA:
+        return None
+    tensor.data_location = TensorProto.EXTERNAL
+    return tensor, *places[0]
+
+
+def _fields(
+    content: bytes | mmap.mmap, start: int, end: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a message: number, first byte, first byte of the value, and the byte after it."""
+    at = start
+    while at < end:
+        begin = at
+        tag, at = _number(content, at, end)
+        field, wire = (tag & 0xFFFFFFFF) >> 3, tag & 7
+        value = at
+        if wire == _BYTES:
+            size, value = _number(content, at, end)
+            at = value + size
+        elif wire == _VARINT:
+            _, at = _number(content, at, end)
+        elif wire in (_EIGHT, _FOUR):
+            at += 8 if wire == _EIGHT else 4
+        else:
+            raise _Malformed
+        if at > end:
+            raise _Malformed
+        yield field, begin, value, at
+
+
+def _tag(field: int) -> bytes:
+    return _varint(field << 3 | _BYTES)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _number(content: bytes | mmap.mmap, at: int, end: int) -> tuple[int, int]:
     """A number of variable length, and the place after it."""
     value = shift = 0
     while at < end and shift < 70:
