@@ -12,7 +12,6 @@ from onnx import ModelProto
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.model.model import Model, as_model
-from ortflex_core.compiler.onnx_files.export import inline_tensors
 from ortflex_core.compiler.problem import losses
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs.step import gradient_program, step_program
@@ -181,6 +180,10 @@ def _list_parts(
     specs = model.initializers
     trained = sum(_bytes(specs[n], 1) for n in problem.parameters)
     every = sum(_bytes(spec, 1) for spec in specs.values())
+    # Arrays of large models are in memory once, unless their type is raised.
+    outside = frozenset() if model.half else model.files.outside
+    once = outside - set(problem.parameters)
+    copied = every - trained - sum(_bytes(specs[n], 1) for n in once if n in specs)
     adding = problem.updating.accumulate > 1
     large = set(host_formulas(problem))
     in_place = set(problem.parameters) if schedule.in_place and not adding else large
@@ -199,8 +202,8 @@ def _list_parts(
         yield "gradients of the large ones", sum(_bytes(specs[n], 1) for n in large)
     if adding:
         yield "gradients that are added up", 3 * trained
-    if every - trained:
-        yield "frozen tensors", every - trained
+    if copied:
+        yield "frozen tensors", copied
     batch = sum(_bytes(s, problem.batch_size) for s in problem.columns)
     yield "a batch of data", batch
     yield "tensors of the step at its peak", step
@@ -234,7 +237,6 @@ def _set_sizes(model: Model, sizes: dict[str, int]) -> Model:
         return model
     proto = ModelProto()
     proto.CopyFrom(model.proto)
-    inline_tensors(proto, model.files, {})
     missing = {}
     for value in proto.graph.input:
         for k, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -252,4 +254,4 @@ def _set_sizes(model: Model, sizes: dict[str, int]) -> Model:
             f"--size {key}=128"
             for key, place in missing.items()
         )
-    return Model(proto, free_batch=model.free_batch)
+    return Model(proto, free_batch=model.free_batch, files=model.files)

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core import Model, ModelError
+from ortflex_core import Model, ModelError, estimate_memory, read_model
 from ortflex_core.compiler.onnx_files import model_file
 from tests import models
 from tests.training import make, same
@@ -169,3 +169,57 @@ def test_a_model_of_more_than_2_gb(tmp_path: Path) -> None:
     check(path, rows, tmp_path / "out", params=["head", "bias"])
     for folder in ("in", "out"):
         shutil.rmtree(tmp_path / folder)
+
+
+def two_layers(folder: Path, *, external: bool) -> Path:
+    """A file of 80 kB with a frozen and a trained matrix."""
+    path = folder / "two.onnx"
+    onnx.save(models.mlp((80, 80, 80, 3)), path)
+    if external:
+        onnx.save(
+            onnx.load(path), path, save_as_external_data=True, location="data", size_threshold=0
+        )
+    return path
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_values_of_a_large_file_are_in_memory_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, external: bool
+) -> None:
+    """Same steps, predictions and files as of a small model; no copy of what is not trained."""
+    path = two_layers(tmp_path, external=external)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((16, 80), np.float32), rng.standard_normal((16, 3), np.float32)
+    seen = []
+    for large in (model_file.LARGE, 2**9):
+        monkeypatch.setattr(model_file, "LARGE", large)
+        trainer = make(path, backend="fused", batch_size=8, epochs=2, params=["W1", "W3", "b3"])
+        trainer.fit(x, y)
+        trainer.export(tmp_path / "out.onnx")
+        contents = [(tmp_path / "out.onnx").read_bytes(), trainer.predict(x).tobytes()]
+        contents.append(trainer.export().SerializeToString())
+        assert trainer.model.content == Model(path).content
+        seen.append((trainer.train_losses_, contents))
+        for file in tmp_path.glob("out*"):
+            file.unlink()
+    assert seen[0] == seen[1]
+    frozen = trainer.model.initializer("W2")
+    assert trainer.model.proto.ByteSize() < frozen.nbytes
+    value, _ = trainer.engine.evaluator._frozen["W2"]
+    assert value.data_ptr() == frozen.ctypes.data
+    assert trainer.model.initializer("W2") is frozen
+    assert all(p.nodes and len(p.model) < 20_000 for p in trainer.engine.programs().values())
+    assert "frozen tensors" in estimate_memory(onnx.load(path), params=["W1"]).parts
+    assert estimate_memory(path, params=["W1"]).parts["frozen tensors"] < frozen.nbytes
+    assert read_model(path, "it").ByteSize() > 2 * frozen.nbytes
+
+
+def test_a_held_file_may_be_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not mapped does not change with the file."""
+    monkeypatch.setattr(model_file, "LARGE", 2**9)
+    path = two_layers(tmp_path, external=True)
+    trainer = make(path, backend="fused", batch_size=8, epochs=1)
+    (tmp_path / "data").write_bytes(b"")
+    path.write_bytes(b"")
+    trainer.fit(np.zeros((8, 80), np.float32), np.zeros((8, 3), np.float32))
+    assert np.isfinite(trainer.export(tmp_path / "out.onnx").ByteSize())

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import DecodeError
@@ -169,3 +170,39 @@ def test_the_graph_of_a_step_may_have_more_nodes(tmp_path: Path) -> None:
     path = tmp_path / "step.onnx"
     path.write_bytes(model.SerializeToString())
     assert len(model_file.read_proto(path).graph.node) == MOST_NODES + 1
+
+
+@pytest.mark.parametrize("name", seeds.all_models())
+def test_values_that_are_split_off_are_those_of_the_file(name: str) -> None:
+    """With the values at their places again, it is the message of the whole file."""
+    content = seeds.all_models()[name]
+    if isinstance(content, ModelProto):
+        content = content.SerializeToString()
+    bare, found = wire_format.split(content, 16)
+    model, whole = ModelProto.FromString(bare), ModelProto.FromString(content)
+    apart = [t for t in model.graph.initializer if t.data_location == t.EXTERNAL]
+    assert len(apart) >= len(found)
+    values = {tensor.name: content[at : at + size] for tensor, at, size in found}
+    for tensor in apart:
+        if tensor.name in values:
+            tensor.raw_data = values[tensor.name]
+            tensor.ClearField("data_location")
+    assert model == whole
+    assert not any(len(t.raw_data) >= 16 for t in ModelProto.FromString(bare).graph.initializer)
+
+
+def test_forms_that_onnx_does_not_write_are_read_whole() -> None:
+    tensor = onnx.numpy_helper.from_array(np.arange(8.0), "w")
+    graph = onnx.GraphProto(initializer=[tensor]).SerializeToString()
+    field = b"\x3a" + length(len(graph)) + graph
+    for content in (field * 2, field[:-1], b"\x3b" + field):
+        assert wire_format.split(content, 16) == (content, [])
+    bare, found = wire_format.split(field, 16)
+    assert [(t.name, field[at : at + size]) for t, at, size in found] == [("w", tensor.raw_data)]
+    assert len(bare) == len(field) - len(tensor.raw_data)  # two bytes go, two say where it is
+    twice = tensor.SerializeToString() + b"\x4a\x01a"
+    both = onnx.TensorProto(name="w", raw_data=bytes(32), float_data=[1]).SerializeToString()
+    for odd in (twice, both):
+        graph = b"\x2a" + length(len(odd)) + odd
+        content = b"\x3a" + length(len(graph)) + graph
+        assert wire_format.split(content, 16) == (content, [])

@@ -120,7 +120,9 @@ def inline_tensors(model: ModelProto, files: DataFiles, state: Mapping[str, Arra
             values = array_of(tensor, files) if array is None else array
             raw = _content(tensor, rounded(values, tensor.data_type, tensor.name))
             tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
+            tensor.data_location = TensorProto.DEFAULT
+            if tensor.name not in files.external:  # as in the file
+                tensor.ClearField("data_location")
             tensor.raw_data = bytes(raw)
     return model
 

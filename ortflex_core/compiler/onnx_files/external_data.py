@@ -43,6 +43,11 @@ class DataFiles:
         """Hold the values of tensors that say that they are in another file, and are in memory."""
         self._held.update(values)
 
+    @property
+    def outside(self) -> frozenset[str]:
+        """The names of the tensors whose arrays are not copies: they are held or mapped."""
+        return frozenset((*self._held, *self._places))
+
     def holds(self, tensor: TensorProto) -> bool:
         """Whether the values of a tensor are held."""
         return is_outside(tensor) and tensor.name in self._held

@@ -1,8 +1,9 @@
 """Model files of any size: reading, checks, and replacement of tensors.
 
-A ModelProto gives copies of its values only, so those of large files are held in arrays, once. A ModelProto of more than 2 GB cannot be serialized, which checking, inlining and shape inference
-require. Tensors of such a model stay in their file and are mapped into memory when they are needed;
-the analysis of the graph works on a skeleton, in which they are inputs.
+A ModelProto gives copies of its values only, so those of large files are held in arrays, once. A
+ModelProto of more than 2 GB cannot be serialized, which checking, inlining and shape inference require.
+Tensors of such a model stay in their file and are mapped into memory when they are needed. The analysis
+of the graph works on a skeleton, in which large tensors are inputs.
 """
 
 from __future__ import annotations

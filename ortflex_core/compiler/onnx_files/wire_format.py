@@ -132,7 +132,9 @@ def _walk(
     counts["nodes"] += nodes
 
 
-def split(content: bytes | mmap.mmap, least: int) -> tuple[bytes, list[tuple[TensorProto, int, int]]]:
+def split(
+    content: bytes | mmap.mmap, least: int
+) -> tuple[bytes, list[tuple[TensorProto, int, int]]]:
     """A model without the raw data of the large initializers of its graph.
 
     Args:
@@ -172,9 +174,8 @@ def _without_data(
             if kept is None:
                 inner.append(bytes(content[part_begin:part_end]))
                 continue
-            tensor, place, length = kept
             found.append(kept)
-            bare = tensor.SerializeToString()
+            bare = kept[0].SerializeToString()
             inner += (_tag(_INITIALIZER), _varint(len(bare)), bare)
         out += (_tag(_GRAPH), _varint(sum(map(len, inner))), *inner)
     return out, found
