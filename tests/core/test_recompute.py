@@ -231,8 +231,8 @@ def planned(path: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> liveness.P
     peaks = []
     real = recompute.apply
 
-    def measured(model: Any, losses: Any, sizes: Any, given: Any) -> None:
-        real(model, losses, sizes, given)
+    def measured(model: Any, losses: Any, sizes: Any, given: Any, frozen: Any) -> None:
+        real(model, losses, sizes, given, frozen)
         nodes = list(model.graph.node)
         known = recompute.with_copies(liveness.completed(nodes, sizes), nodes)
         peaks.append(liveness.peak(nodes, known, {o.name for o in model.graph.output}))
@@ -348,3 +348,24 @@ def test_memory_is_not_planned_ahead_where_tensors_are_computed_again(
     assert plans
     # Training builds of 1.16 never reuse memory. The last session is the one that runs.
     assert plans[-1] is not (again or session._reuses_too_early(onnxruntime.__version__))
+
+
+def test_matrices_of_frozen_tensors_are_computed_before_their_readers() -> None:
+    """onnxruntime orders all nodes that read no data first, with all their results in memory."""
+    matrices = [helper.make_node("Cast", [f"q{k}"], [f"w{k}"], to=1) for k in range(8)]
+    turned = [helper.make_node("Transpose", [f"w{k}"], [f"t{k}"]) for k in range(8)]
+    products = [helper.make_node("MatMul", [f"x{k}", f"t{k}"], [f"x{k + 1}"]) for k in range(8)]
+    graph = onnx.GraphProto(node=[*matrices, *turned, *products])
+    graph.output.add(name="x8")
+    sizes = {o: 10_000 for node in graph.node for o in node.output}
+    before = liveness.peak(graph.node, sizes, {"x8"}).size
+    model = onnx.ModelProto(graph=graph)
+    frozen = [f"q{k}" for k in range(8)]
+    recompute.apply(model, ["x8"], sizes, True, frozen)
+    names = [node.output[0] for node in model.graph.node]
+    assert names == [
+        f"{letter}{k + i}" for k in range(8) for letter, i in (("w", 0), ("t", 0), ("x", 1))
+    ]
+    after = liveness.peak(model.graph.node, sizes, {"x8"}).size
+    assert before >= 80_000
+    assert after <= 40_000

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import attrs
@@ -109,7 +109,8 @@ def repeat_forward(program: Program) -> ModelProto:
     """
     model = program.proto()
     if program.recompute is not False:
-        apply(model, costs_of(program), program.sizes, program.recompute)
+        sizes, which = program.sizes, program.recompute
+        apply(model, costs_of(program), sizes, which, frozen_inputs(program))
     return model
 
 
@@ -118,11 +119,17 @@ def costs_of(program: Program) -> list[str]:
     return [s.name for key, s in program.gives.items() if getattr(key, "role", "") == "loss"]
 
 
+def frozen_inputs(program: Program) -> list[str]:
+    """The names of the inputs that no step changes."""
+    return [s.name for key, s in program.takes.items() if getattr(key, "role", "") == "frozen"]
+
+
 def apply(
     model: ModelProto,
     losses: Collection[str],
     sizes: Mapping[str, int],
     recompute: Recompute,
+    frozen: Collection[str] = (),
 ) -> ModelProto:
     """The same graph, with nodes of the forward pass copied into the backward pass.
 
@@ -131,14 +138,16 @@ def apply(
         losses: the outputs that are costs.
         sizes: bytes of tensors.
         recompute: the selection of tensors.
+        frozen: the inputs that no step changes.
 
     Raises:
         GraphError: a tensor to keep is not in the graph.
     """
     graph = model.graph
     bound = {o.name for o in graph.output}
-    sizes = liveness.completed(graph.node, sizes)
-    plans = _list_plans(_split_forward(list(graph.node), losses, sizes, bound), recompute)
+    nodes = _defer_constants(graph.node, {t.name for t in graph.initializer}.union(frozen))
+    sizes = liveness.completed(nodes, sizes)
+    plans = _list_plans(_split_forward(nodes, losses, sizes, bound), recompute)
     best, least = plans[0], math.inf
     for nodes in plans:  # plans with fewer copies come first, so a later plan must save memory
         size = liveness.peak(nodes, with_copies(sizes, nodes), bound).size
@@ -147,6 +156,39 @@ def apply(
     del graph.node[:]
     graph.node.extend(best)
     return model
+
+
+def _defer_constants(nodes: Iterable[NodeProto], frozen: Collection[str]) -> list[NodeProto]:
+    """The nodes, with those that depend on frozen tensors alone right before their first readers.
+
+    onnxruntime puts them first: the matrices of all quantized weights would be in memory together.
+    """
+    early = set(frozen)
+    waiting: dict[str, NodeProto] = {}
+    out: list[NodeProto] = []
+
+    def add(node: NodeProto) -> None:
+        pending = [node]
+        while pending:
+            needed = [waiting[n] for n in sorted(liveness.reads(pending[-1])) if n in waiting]
+            if needed:
+                pending.extend(needed[:1])
+                continue
+            ready = pending.pop()
+            out.append(ready)
+            for name in ready.output:
+                waiting.pop(name, None)
+
+    for node in nodes:
+        names = liveness.reads(node)
+        if names and names <= early:
+            early.update(node.output)
+            waiting.update((name, node) for name in node.output if name)
+        else:
+            add(node)
+    while waiting:
+        add(next(iter(waiting.values())))
+    return out
 
 
 def with_copies(sizes: Mapping[str, int], nodes: Sequence[NodeProto]) -> dict[str, int]:
