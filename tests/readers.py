@@ -74,6 +74,12 @@ def a_model_whose_data_are_mapped(folder: Path) -> None:
         model.initializer("W1")
 
 
+@reader(_outside)
+def a_model_whose_values_are_held_apart(folder: Path) -> None:
+    with _changed(model_file, "LARGE", 0), _changed(model_file, "_HELD", 0):
+        Model(folder / "m.onnx")
+
+
 def _exported(folder: Path) -> None:
     (folder / "source").mkdir()
     _outside(folder / "source")

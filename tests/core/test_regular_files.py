@@ -77,7 +77,7 @@ ALLOWED = {
     "ortflex_core.training.portable.export._write_graphs": ("open", OUT),
     "ortflex_core.training.hub.repository._place": ("open", OUT),
     "ortflex_core.compiler.onnx_files.export._has": ("mmap", GIVEN),
-    "ortflex_core.compiler.onnx_files.external_data._File.__init__": ("mmap", "a type"),
+    "ortflex_core.compiler.onnx_files.model_file._read": ("mmap", GIVEN),
     "ortflex_core.compiler.onnx_files.external_data._File.array": ("mmap", GIVEN),
     "ortflex_core.kernel.synonyms.names_elsewhere": ("read_text", PART),
     "ortflex_core.testing.edit.run": ("InferenceSession", GIVEN),
@@ -122,7 +122,7 @@ ALLOWED = {
     "ortflex_plugins.data.arrow._RecordBatches.read": ("open_file", GIVEN),
     "ortflex_plugins.data.image_folder.ImagePieces._pixels": ("open", GIVEN),
     "ortflex_plugins.data.npy.map_file": ("memmap", GIVEN),
-    "ortflex_plugins.data.npz._array": ("ZipFile open", GIVEN),
+    "ortflex_plugins.data.npz._array": ("open", GIVEN),
     "ortflex_plugins.data.npz._read": ("ZipFile", GIVEN),
     "ortflex_plugins.data.parquet._RowGroups.look": ("ParquetFile", GIVEN),
     "ortflex_plugins.data.parquet._RowGroups.read": ("ParquetFile", GIVEN),
@@ -151,8 +151,11 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def used(tree: ast.AST, place: str) -> Iterator[tuple[str, ast.expr]]:
-    """Every name and attribute that is read, with the function in which it is."""
+    """Every name and attribute that is read, with the function in which it is; annotations open nothing."""
+    annotations = (getattr(tree, "annotation", None), getattr(tree, "returns", None))
     for node in ast.iter_child_nodes(tree):
+        if node in annotations:
+            continue
         inner = place
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             inner = f"{place}.{node.name}"
