@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         RateSweep,
         Recipe,
         RuntimeUnavailable,
+        Shrunk,
         Summary,
         Trainer,
         TrainingDiverged,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         compare,
         gradient_model,
         hook,
+        shrink,
         verify,
     )
     from ortflex_plugins.c.export import export_c
@@ -69,6 +71,7 @@ __all__ = [
     "RateSweep",
     "Recipe",
     "RuntimeUnavailable",
+    "Shrunk",
     "Summary",
     "Trainer",
     "TrainingDiverged",
@@ -85,6 +88,7 @@ __all__ = [
     "pad_boxes",
     "pipeline_to_onnx",
     "report",
+    "shrink",
     "verify",
 ]
 
@@ -92,8 +96,8 @@ _MODULES = {
     "ortflex_core": (
         "Batches CheckpointError Comparison ConfigError DataError History ModelError "
         "OrtflexError Pieces PluginError Plugins Progress RateSweep Recipe "
-        "RuntimeUnavailable Summary Trainer TrainingDiverged Unsupported Verdict check_model compare "
-        "gradient_model hook verify"
+        "RuntimeUnavailable Shrunk Summary Trainer TrainingDiverged Unsupported Verdict check_model "
+        "compare gradient_model hook shrink verify"
     ),
     "ortflex_plugins.c.export": "export_c",
     "ortflex_plugins.estimators": "OrtClassifier OrtRegressor pipeline_to_onnx",

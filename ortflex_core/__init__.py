@@ -159,6 +159,7 @@ PUBLIC = {
     "tools.memory": "estimate_memory mebibytes MemoryReport",
     "tools.report": "ModelReport NodeReport",
     "tools.times": "time_backends Times",
+    "tools.shrinking": "Shrunk ShrunkLayer shrink",
     "tools.verification": "TensorDifference Verdict verify",
     "testing.adapter": "AdapterKit",
     "testing.average": "AverageKit",

@@ -410,6 +410,11 @@ from ortflex_core.tools.memory import (
 )
 from ortflex_core.tools.report import ModelReport as ModelReport, NodeReport as NodeReport
 from ortflex_core.tools.times import time_backends as time_backends, Times as Times
+from ortflex_core.tools.shrinking import (
+    Shrunk as Shrunk,
+    ShrunkLayer as ShrunkLayer,
+    shrink as shrink,
+)
 from ortflex_core.tools.verification import (
     TensorDifference as TensorDifference,
     Verdict as Verdict,

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "diff": "Show what is different between two models, such as a file before and after its training.",
     "verify": "Compare an exported model with its receipt, and with its training, repeated.",
     "quantize": "Make a small model of integers from a float MODEL.",
+    "shrink": "Write MODEL without the channels that its outputs do not need.",
     "export-step": "Write the training step of a recipe as files that any onnxruntime runs, or as C.",
     "apply-state": "Write MODEL with the weights of STATE.",
     "new-plugin": "Write a package with a plugin of KIND called NAME, and its tests.",

@@ -272,7 +272,7 @@ def _run(recipe: Recipe, plugins: Plugins, path: Path, *, trains: bool) -> None:
         files["trained"] = trainer.export()
         bytes_of["trained"] = _bytes(files["trained"])
     trainer.export(path)
-    inputs = _inputs(original, rows)
+    inputs = model_inputs(original, rows)
     seconds = _times({k: file.SerializeToString() for k, file in files.items()}, inputs)
     _show(table, bytes_of, seconds, what)
     if trains and table["trained"]["loss"] > table["calibrated"]["loss"]:
@@ -316,7 +316,7 @@ def _training_rows(recipe: Recipe, trainer: Trainer) -> Any:
     return split(rows, recipe.validation, trainer.seed, stratify=recipe.stratify)[0]
 
 
-def _inputs(trainer: Trainer, source: Any) -> dict[str, Array]:
+def model_inputs(trainer: Trainer, source: Any) -> dict[str, Array]:
     """Some rows of the inputs, as arrays."""
     from ortflex_core import Columns, Pieces, internals_of, read_if_small
 

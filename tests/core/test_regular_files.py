@@ -136,7 +136,7 @@ ALLOWED = {
     "ortflex_plugins.c.export._Source._state_header": ("read_bytes", OWN),
     "ortflex_plugins.c.export._filled": ("read_text", PART),
     "ortflex_plugins.cli.data_preview.check_recipe": ("open", METHOD),
-    "ortflex_plugins.cli.quantize._inputs": ("open", METHOD),
+    "ortflex_plugins.cli.quantize.model_inputs": ("open", METHOD),
     "ortflex_plugins.cli.quantize._times": ("InferenceSession", OWN),
     "ortflex_plugins.cli.quantize._saturation": ("InferenceSession", OWN),
 }

@@ -174,6 +174,9 @@ EDITS: dict[str, Reference] = {
     "more_classes": more_classes,
     "cut": lambda before, after, x: np.tanh(x @ before["W1"] + before["b1"]),
     "more_tokens": more_tokens,
+    "shrink": lambda before, after, x: (
+        np.tanh(x @ before["W1"] + before["b1"]) @ before["W2"] + before["b2"]
+    ),
 }
 
 

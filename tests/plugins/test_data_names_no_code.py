@@ -83,6 +83,7 @@ TRIED: dict[str, tuple[str, ...]] = {
         *("estimate_memory(model)", "gradient_model(model)", "read_model(source)"),
         *("server_app(model)", "init model", "check model", "Recipe(model)"),
         *("diff first", "diff second", "verify(model)", "verify --model", "quantize model"),
+        *("shrink(model)", "shrink model"),
     ),
     "receipt": ("verify(trained)", "verify trained"),
 }
@@ -97,6 +98,7 @@ READS_NO_NAMES = {
         *("evaluate data", "data arrow.path", "data csv.path", "data image_folder.path"),
         *("data npy.path", "data npz.path", "data parquet.path", "data tokenized.path"),
         *("data tokenized.tokenizer", "verify(data)", "verify --data", "quantize --data"),
+        "shrink --data",
     ),
     "a file is written": (
         *("Adapter.write(path)", "History.to_csv(path)"),
@@ -121,6 +123,8 @@ READS_NO_NAMES = {
             "Page.save(path)",
             "report(path)",
             "quantize --output",
+            "shrink --output",
+            "shrink(path)",
         ),
     ),
     "the caller names code": (

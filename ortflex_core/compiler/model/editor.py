@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,13 +15,18 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
+from ortflex_core.compiler.graph.protos import opsets_of
+from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model import class_axes, heads, shape_probe
+from ortflex_core.compiler.model.channel_removal import find_removal
+from ortflex_core.compiler.model.channels import Channels, constant_of, single_node
 from ortflex_core.compiler.model.class_axes import element_type, settings
 from ortflex_core.compiler.model.heads import Head, Layer
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import find_products, module_of
 from ortflex_core.compiler.model.targets import CLASSES, file_classes
 from ortflex_core.compiler.onnx_files import functions, half_floats, model_file
+from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.calling import calling, whose
 from ortflex_core.kernel.errors import BrokenPlugin, ConfigError, ModelError, short_repr, suggest
 from ortflex_core.kernel.protocols.edit import Edit
@@ -404,6 +410,50 @@ class Editor:
             return False
         return place.stored == table or np.array_equal(self._matrix(head.layers[0]), old.T)
 
+    # ------------------------------------------------------------------ channels
+
+    @property
+    def channels(self) -> Channels:
+        """The channels of the graph, as it is now."""
+        return self._channels(_Constants(self))
+
+    def _channels(self, known: _Constants) -> Channels:
+        return Channels(
+            self.graph.node, self.outputs, self._shape, known.value, known.is_shared, known.run
+        )
+
+    def remove_channels(self) -> int:
+        """Remove the channels that the outputs do not need (:mod:`.channel_removal`).
+
+        Returns:
+            The number of channels that are gone.
+        """
+        count = 0
+        # Without some channels, rows of the next product can be zero.
+        while removed := self._remove_channels():
+            count += removed
+        return count
+
+    def _remove_channels(self) -> int:
+        known = _Constants(self)
+        removal = find_removal(self._channels(known), known.value)
+        if not removal.count:
+            return 0
+        del self.graph.value_info[:]
+        for node, position, values in removal.constants:
+            node.input.extend([""] * (position + 1 - len(node.input)))
+            known.set(node, position, values)
+        for node, where, numbers in removal.counts:
+            if isinstance(where, str):
+                new: Any = int(numbers[0]) if numbers.size == 1 else numbers.tolist()
+                _set_attribute(node, where, new)
+                continue
+            _set_attribute(node, "num_outputs", None)
+            node.input.extend([""] * (where + 1 - len(node.input)))
+            self._set_input(node, where, numbers, "sizes", own=True)
+        self._open(self.result(), self.proto)
+        return removal.count
+
     # ------------------------------------------------------------------ constants
 
     def replace(self, name: str, values: Array) -> None:
@@ -595,6 +645,111 @@ class Editor:
         shape_probe.complete_shapes(model)
         model.new_head = self.new_head
         return model
+
+
+def _set_attribute(node: NodeProto, name: str, value: Any) -> None:
+    """Give a node another attribute; None removes it."""
+    kept = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    new = [] if value is None else [helper.make_attribute(name, value)]
+    node.attribute.extend([*kept, *new])
+
+
+class _Constants:
+    """The constants of a graph: initializers, and what nodes compute from them."""
+
+    def __init__(self, editor: Editor) -> None:
+        self._editor = editor
+        graph = editor.graph
+        self._tensors = {t.name: t for t in graph.initializer}
+        self._producers = {o: n for n in graph.node for o in n.output if o}
+        self._readers = Counter(name for node in graph.node for name in reads(node))
+        self._known: dict[str, Array | None] = {}
+
+    def value(self, name: str) -> Array | None:
+        """The value of a tensor, None if inputs or the integers of a quantized weight are in it."""
+        if name not in self._known:
+            self._known[name] = None  # also of what depends on itself
+            self._known[name] = self._find(name)
+        return self._known[name]
+
+    def _find(self, name: str) -> Array | None:
+        if name in self._tensors:
+            editor = self._editor
+            known = editor.model.initializers
+            return editor.constant(name) if name in known else editor._value_of(name)
+        node = self._producers.get(name)
+        if node is None or node.op_type == "DequantizeLinear" or node.op_type.startswith("Random"):
+            return None
+        if node.op_type == "Constant":
+            return constant_of(node)
+        if node.op_type == "Shape" or self._is_shape(node.input[0] if node.input else ""):
+            return self._sizes(node)
+        if node.domain not in ("", "ai.onnx") or subgraphs_of(node) or not node.input:
+            return None
+        arrays = [self.value(i) if i else np.zeros(0, np.float32) for i in node.input]
+        full = [a for a in arrays if a is not None]
+        return self.run(node, full) if len(full) == len(arrays) else None
+
+    def _is_shape(self, name: str) -> bool:
+        node = self._producers.get(name)
+        return node is not None and node.op_type == "Shape"
+
+    def _sizes(self, node: NodeProto) -> Array | None:
+        """The sizes that a Shape, or a Gather from one, gives; None if they depend on the inputs."""
+        shape = node if node.op_type == "Shape" else self._producers[node.input[0]]
+        given = settings(shape)
+        known = self._editor._shape(shape.input[0])
+        sizes = None if known is None else known[given.get("start", 0) : given.get("end")]
+        if sizes is not None and node.op_type == "Gather":
+            index = self.value(node.input[1])
+            if index is None or not (np.abs(index) <= len(sizes) - 1).all():
+                return None
+            found = [sizes[int(i)] for i in index.ravel()]
+            if all(isinstance(size, int) for size in found):
+                return np.array(found, np.int64).reshape(index.shape)
+        if sizes is None or node is not shape or not all(isinstance(size, int) for size in sizes):
+            return None
+        return np.array(sizes, np.int64)
+
+    def run(self, node: NodeProto, arrays: Sequence[Array]) -> Array | None:
+        """The first output of a node, None if the runtime cannot compute it."""
+        model = single_node(node, arrays, opsets_of(self._editor.proto))
+        try:
+            return np.asarray(cpu_session(model).run(None, {})[0])
+        except Exception:  # the runtime has errors of its own, such as a missing kernel
+            return None
+
+    def is_shared(self, name: str) -> bool:
+        """Whether several nodes read a constant, or the initializer that it is a view of."""
+        return any(self._readers[part] > 1 for part, _ in self._chain(name))
+
+    def _chain(self, name: str) -> Iterator[tuple[str, list[int] | None]]:
+        """A tensor, and what it is a transpose of, with the order of the dimensions."""
+        yield name, None
+        while (node := self._producers.get(name)) is not None and (
+            node.op_type in ("Transpose", "Identity")
+        ):
+            order = settings(node).get("perm") if node.op_type == "Transpose" else []
+            name = node.input[0]
+            yield name, None if order is None else list(order)
+
+    def set(self, node: NodeProto, position: int, values: Array) -> None:
+        """Give a constant input other values.
+
+        They are in the initializer that it comes from, if no other node reads that.
+        """
+        name = str(node.input[position])
+        if name and not self.is_shared(name):
+            *_, (last, _) = chain = list(self._chain(name))
+            if last in self._tensors:
+                for _, order in chain[1:]:
+                    if order != []:
+                        values = values.transpose(None if order is None else np.argsort(order))
+                self._editor._set(last, values)
+                return
+        hint = name or f"{module_of(node, node.input[1])}.bias"
+        self._editor._set_input(node, position, values, hint, own=True)
 
 
 def _tensor(name: str, values: Array, kind: int | None = None) -> TensorProto:

@@ -1,0 +1,100 @@
+"""``ortflex shrink``: a model without the channels that its outputs do not need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ortflex_plugins.cli.terminal import new_table, plain, right
+
+if TYPE_CHECKING:
+    from ortflex_core import Array, Plugins, Shrunk
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file; by default MODEL with -small in its name.",
+)
+@click.option(
+    "--data",
+    help="Rows like those of `ortflex train`, on which both models are compared; by default drawn ones.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> None:
+    """Write MODEL without the channels that its outputs do not need.
+
+    A channel of a convolution or of a product goes if it is 0 for all inputs, as after a training with
+    the constraint `sparsity` over channels, or if no product reads it. The outputs stay the same up to
+    rounding; they are compared before the file is written. The file is smaller, and faster in any runtime.
+    """
+    from ortflex_core import ConfigError, OutputError, Plugins
+    from ortflex_core import shrink as make_smaller
+
+    path = output or model.with_name(f"{model.stem}-small.onnx")
+    if path.suffix != ".onnx":
+        raise ConfigError(f"{path}: expected a file that ends with .onnx")
+    if not model.is_file():
+        raise ConfigError(f"the file {str(model)!r} does not exist")
+    if path.resolve() == model.resolve():
+        raise OutputError(f"{path} is the model itself; choose another file: -o small.onnx")
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists; --force overwrites it, -o FILE writes another one")
+    plugins = Plugins.discover()
+    rows = None if data is None else _rows(model, data, plugins)
+    found = make_smaller(model, inputs=rows, plugins=plugins)
+    if found.parameters[0] == found.parameters[1]:
+        _explain(found)
+        click.echo("no channel can be removed without a change of the outputs; nothing was written")
+        return
+    found = make_smaller(model, path, inputs=rows, plugins=plugins)
+    _show(found)
+    _explain(found)
+    click.echo(f"wrote {path}")
+
+
+def _rows(model: Path, data: str, plugins: Plugins) -> Mapping[str, Array]:
+    """The first rows of the data, by the names of the inputs."""
+    from ortflex_core import Parts, Recipe, Trainer
+    from ortflex_plugins.cli.quantize import model_inputs
+
+    settings = {"model": str(model), "data": data, "loss": "squared_error", "optimizer": "sgd"}
+    recipe = Recipe.from_mapping(settings, plugins)
+    trainer = Trainer.from_recipe(recipe, plugins)
+    return model_inputs(trainer, Parts(plugins).build("data", recipe.data))
+
+
+def _show(found: Shrunk) -> None:
+    """Print the layers that have fewer channels, and the sums."""
+    from rich.console import Console
+
+    shown = new_table("layer", "operator", *right("channels", "left"))
+    for layer in found.layers:
+        if layer.after < layer.before:
+            shown.add_row(
+                plain(layer.module), layer.operator, f"{layer.before:,}", f"{layer.after:,}"
+            )
+    console = Console(highlight=False, width=int(os.environ.get("COLUMNS", 100)))
+    console.print(shown)
+    before, after = found.parameters
+    click.echo(f"{before:,} parameters before, {after:,} after ({after / before:.1%})")
+
+
+def _explain(found: Shrunk) -> None:
+    for reason, count in found.kept.items():
+        channels = "channel stays" if count == 1 else "channels stay"
+        click.echo(plain(f"{count} constant {channels}: {reason}"))
+    if found.difference is None:
+        click.echo(
+            f"note: the outputs were not compared: {plain(found.not_compared)}; give rows: --data",
+            err=True,
+        )
+    else:
+        click.echo(f"largest difference of the outputs: {found.difference:.2g} of the largest one")
