@@ -49,6 +49,7 @@ PUBLIC = {
     "kernel.protocols.device": "Device Value",
     "kernel.protocols.edit": "Edit",
     "kernel.protocols.loss": "Loss",
+    "compiler.problem.pruning": "Pruning",
     "compiler.problem.teachers": "TeacherTensor",
     "kernel.protocols.metric": "Metric MetricState",
     "kernel.protocols.optimizer": "Optimizer Slots Updated",

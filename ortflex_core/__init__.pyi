@@ -86,6 +86,7 @@ from ortflex_core.kernel.protocols.data_source import DataSource as DataSource
 from ortflex_core.kernel.protocols.device import Device as Device, Value as Value
 from ortflex_core.kernel.protocols.edit import Edit as Edit
 from ortflex_core.kernel.protocols.loss import Loss as Loss
+from ortflex_core.compiler.problem.pruning import Pruning as Pruning
 from ortflex_core.compiler.problem.teachers import TeacherTensor as TeacherTensor
 from ortflex_core.kernel.protocols.metric import Metric as Metric, MetricState as MetricState
 from ortflex_core.kernel.protocols.optimizer import (

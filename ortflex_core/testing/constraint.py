@@ -10,11 +10,13 @@ import pytest
 
 from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.problem.hyperparameters import symbolic
+from ortflex_core.compiler.problem.pruning import Pruning
 from ortflex_core.kernel.protocols.constraint import Constraint
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
+from ortflex_core.training.internals import internals_of
 
 RATE = 0.1
 
@@ -23,7 +25,8 @@ class ConstraintKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
     ``reference(weight)`` is the allowed weight, in numpy and float64. Without a reference (None), the
-    weights are not compared.
+    weights are not compared. The allowed weights of a :class:`~ortflex_core.Pruning` are those of its final
+    share; its kit also trains, and checks that zeros stay zero.
     """
 
     kind: ClassVar[str] = "constraints"
@@ -88,6 +91,9 @@ class ConstraintKit(FormulaKit):
         slopes = running.linear_gradients(before, x, y)
 
         def train(backend: str) -> None:
+            if isinstance(component, Pruning):
+                check_pruned_training(component, backend)
+                return
             trainer = running.trainer(
                 model, constraint=component, backend=backend, learning_rate=RATE
             )
@@ -102,11 +108,15 @@ class ConstraintKit(FormulaKit):
         """The same weights give the same bits, and the same formula the same graph."""
         first, second = ({"weight": run(component, weight)} for _ in range(2))
         running.same_bits(first, second, component.name)
+        if isinstance(component, Pruning):
+            return  # its graph has no formula
         keys = {program(component, weight).key for _ in range(2)}
         require(len(keys) == 1, f"{component.name}: two traces give different graphs")
 
     def test_hyperparameters_are_symbols(self, component: Constraint, weight: Array) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""
+        if isinstance(component, Pruning):
+            pytest.skip("a pruning is computed on the host")
         check_hyperparameters(component, lambda c: program(c, weight))
 
 
@@ -120,5 +130,39 @@ def program(constraint: Constraint, weight: Array) -> Program:
 
 def run(constraint: Constraint, weight: Array) -> Array:
     """The allowed weight."""
+    if isinstance(constraint, Pruning):
+        weights = {"weight": weight}
+        return constraint.project(weights, {}, constraint.final)["weight"]
     made = program(constraint, weight)
     return running.run(made, {"weight": weight}, constraint.hyper_values())["allowed"]
+
+
+def check_pruned_training(pruning: Pruning, backend: str) -> None:
+    """Fail unless a training ends with the final share, and later steps leave zeros as they are."""
+    x, y = running.regression(rows=16)
+    trainer = running.trainer(
+        running.network_model(),
+        constraint=pruning,
+        backend=backend,
+        optimizer="momentum",
+        learning_rate=RATE,
+        batch_size=4,
+        epochs=3,
+    )
+    trainer.fit(x, y)
+    before = trainer.get_state()
+    [term] = internals_of(trainer).problem.updating.prunings
+    weights = {name: before[name] for name in term.parameters}
+    for name, allowed in pruning.project(weights, term.axes, pruning.final).items():
+        require(
+            np.array_equal(allowed, weights[name]),
+            f"{name} after a training on {backend} has not the zeros of the final share",
+        )
+    trainer.step((x[:4], y[:4]))
+    for name, after in trainer.get_state().items():
+        zero = before[name] == 0
+        require(not after[zero].any(), f"a zero of {name} has changed in a step on {backend}")
+        require(
+            zero.all() or not np.array_equal(after, before[name]),
+            f"{name} rests in a step on {backend}",
+        )

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
 
@@ -18,6 +18,7 @@ from ortflex_core.kernel.hooks import Callback, declares, hook
 from ortflex_core.kernel.loop import Loop, beginning
 from ortflex_core.kernel.plan import TrainingPlan
 from ortflex_core.kernel.position import Position
+from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.types import Size
 from ortflex_core.training import agreement, receipt
 from ortflex_core.training.announcement import announce, announce_skipped
@@ -34,6 +35,7 @@ from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.data.scale import out_of_scale
 from ortflex_core.training.engines import failures
 from ortflex_core.training.engines.output_metrics import loss_columns
+from ortflex_core.training.engines.pruning_steps import PruningSteps, share_of_zeros
 from ortflex_core.training.internals import Internals, Settings, internals_of
 from ortflex_core.training.standing import Training
 from ortflex_core.training.views.history import History, risen
@@ -124,6 +126,21 @@ def prepare(
 
     derivation = internals.live.derivation_for(feed, _changing(internals, settings, feed))
     return internals.live.build(feed.first, feed.size, open_once, derivation), open_once
+
+
+@attrs.define(eq=False)
+class ShareOfZeros(Callback):
+    """Adds the column ``sparsity`` to the History: the share of zeros of the weights that are pruned."""
+
+    every_rank: ClassVar[bool] = True
+
+    @hook
+    def epoch_end(self, trainer: Trainer, record: dict[str, float]) -> None:
+        """Count them."""
+        live = internals_of(trainer).live
+        share = share_of_zeros(live.setup.problem, live.state())
+        if share is not None:
+            record["sparsity"] = share
 
 
 @attrs.define(eq=False)
@@ -231,6 +248,12 @@ def train(
         if peers is not None:
             peers.any("end", flag=False)
         announce_skipped(internals)
+        if isinstance(plan.engine, PruningSteps) and loop.ended and (rest := plan.engine.missing()):
+            _log.warning(
+                "constraint: another %.1f %% of the weights should be zero at the end: the training ended "
+                "before the last change of their share, or a callback restored earlier weights",
+                100 * rest,
+            )
         if start is None and (losses := risen(loop.first_loss, _history(loop))):
             _log.warning(
                 "the loss rose from %.4g to %.4g; try a smaller learning_rate (it was %.4g)",
@@ -312,9 +335,23 @@ def _plan(
     seed = (settings.seed, live.standing.fits) if start is None else start.seed
     accumulate = problem.updating.accumulate
     total = beginning(source, accumulate, settings.epochs).total_steps
+    sync_every = None if problem.peers is None else setup.sync_every
+    engine = internals.engine
+    enter: Callable[[int], Engine | None] = live.enter
+    if setup.problem.updating.prunings:
+        pruning = PruningSteps(
+            engine,
+            setup.problem,
+            0 if start is None else start.progress.step,
+            total,
+            whole=sync_every is not None,
+            enter=live.enter,
+        )
+        engine = cast("Engine", pruning)
+        enter = cast("Callable[[int], Engine | None]", pruning.enter)
     lines = not any(declares(c, "prints_epochs") for c in setup.callbacks)
     return TrainingPlan(
-        engine=internals.engine,
+        engine=engine,
         source=alter(source, seed),
         schedule=live.bound(settings.schedule),
         base_rate=settings.learning_rate,
@@ -325,7 +362,7 @@ def _plan(
         seed=seed,
         display=Display(total, settings.progress, lines),
         accumulate=accumulate,
-        engine_for_epoch=None if setup.problem.phase(0) is setup.problem else live.enter,
+        engine_for_epoch=None if setup.problem.phase(0) is setup.problem else enter,
         start=start,
         broken=lambda: failures.broken_weight(live.problem, live.state()),
         # A cost has the factor of its loss, the column has not.
@@ -334,7 +371,7 @@ def _plan(
             for column, term in zip(loss_columns(problem.terms), problem.terms, strict=False)
         },
         peers=problem.peers,
-        sync_every=None if problem.peers is None else setup.sync_every,
+        sync_every=sync_every,
     )
 
 
@@ -360,8 +397,12 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
         batches = ranks.batches_of_all(peers, prepared)
     now = live.standing.manual
     rate = checked_rate(live.bound(settings.schedule), settings.learning_rate, now)
+    engine = internals.engine
+    if internals.setup.problem.updating.prunings:
+        pruning = PruningSteps(engine, internals.setup.problem, now.step, now.total_steps)
+        engine = cast("Engine", pruning)
     try:
-        [(loss, penalty, *_)] = internals.engine.run(batches, [rate]).read()
+        [(loss, penalty, *_)] = engine.run(batches, [rate]).read()
     except GraphError as error:
         raise failures.explained(error, live.problem, internals.engine, prepared) from error
     live.standing.changed_by("Trainer.step")

@@ -26,6 +26,8 @@ from ortflex_core.compiler.problem.losses import (
 )
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.problems import Problems
+from ortflex_core.compiler.problem.pruned_weights import place_prunings
+from ortflex_core.compiler.problem.pruning import Pruning
 from ortflex_core.compiler.problem.teachers import Teacher
 from ortflex_core.compiler.problem.updating import ConstraintTerm, Group, TransformTerm, Updating
 from ortflex_core.compiler.programs.prefix import check_strings
@@ -196,6 +198,10 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             average=values.get("averaging"),
             known_as=plugins["optimizers"].known_as,
         )
+    if grouped is not None and any(isinstance(t.constraint, Pruning) for t in grouped.constraints):
+        paths = {c.name: c.paths for c in grouped.choices}
+        placed_terms = collect(place_prunings, grouped.constraints, model, paths)
+        grouped = attrs.evolve(grouped, constraints=placed_terms or ())
     metrics: tuple[OutputMetric, ...] = ()
     if requests and "metrics" in values:
         metrics = collect(place_metrics, values["metrics"], requests) or ()

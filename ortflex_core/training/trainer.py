@@ -234,12 +234,16 @@ class Trainer(SharesModels):
         setup = resolve(require_runtime(), available, as_model(model, frees, available), arguments)
         # The first of the callbacks is called last: after early stopping, before models are stored.
         updating = [fit.UpdateBn()] if arguments.update_bn else []
-        hooks = HookManager(setup.plugins, [*updating, *setup.callbacks])
+        prunings = setup.problem.updating.prunings
+        counting = [fit.ShareOfZeros()] if prunings else []
+        hooks = HookManager(setup.plugins, [*updating, *setup.callbacks, *counting])
         self.progress = progress
         self._internals = self._made(attrs.asdict(arguments, recurse=False), setup, hooks)
         if setup.model.quantization is not None:
             for note in setup.model.quantization.notes:
                 _log.warning("quantize: %s", note)
+        for note in (note for term in prunings for note in term.notes):
+            _log.warning("%s", note)
         if self.rank:
             hooks.keep(lambda plugin: declares(plugin, "every_rank"))
         self.batch_size, self.epochs = arguments.batch_size, arguments.epochs

@@ -134,9 +134,17 @@ def max_norm(w: Array, bound: float, axis: int = -1) -> Array:
     return w * np.minimum(1, bound / np.maximum(norm, 1e-12))
 
 
+def sparsity(w: Array, **_: Any) -> Array:
+    order = np.argsort(np.abs(w).ravel(), kind="stable")
+    out = w.astype(np.float64).ravel()
+    out[order[: min(round(0.5 * w.size), w.size - 1)]] = 0
+    return out.reshape(w.shape)
+
+
 CONSTRAINTS: dict[str, Reference] = {
     "non_negative": lambda w: np.maximum(w, 0),
     "max_norm": max_norm,
+    "sparsity": sparsity,
     "example_at_most": lambda w, bound: np.minimum(w, bound),
 }
 

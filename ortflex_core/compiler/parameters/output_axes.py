@@ -10,7 +10,7 @@ from onnx import NodeProto, helper
 from ortflex_core.compiler.model.model import Model
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-_COPIES = frozenset({"Identity", "Cast"})
+_COPIES = frozenset({"Identity", "Cast", "QuantizeLinear", "DequantizeLinear"})
 Axes = tuple[int, ...]
 
 

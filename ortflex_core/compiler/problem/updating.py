@@ -11,6 +11,7 @@ import numpy as np
 
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.problem.hyperparameters import hypers
+from ortflex_core.compiler.problem.pruning import Pruning
 from ortflex_core.kernel.errors import CheckpointError
 from ortflex_core.kernel.protocols.average import Average
 from ortflex_core.kernel.protocols.constraint import Constraint
@@ -106,6 +107,29 @@ class ConstraintTerm(Term):
     parameters: tuple[str, ...]
 
 
+@attrs.frozen
+class Follower:
+    """A vector with an element for each channel of a weight; ``summed`` are the weight's other axes."""
+
+    weight: str
+    summed: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class PruningTerm(ConstraintTerm):
+    """A constraint by which a share of its parameters is zero.
+
+    ``axes`` has the axes of outputs of each, () if they are not known; ``followers`` the vectors that are
+    zero where a channel of a weight is; ``notes`` what is left out, a line each.
+    """
+
+    constraint: Pruning
+    axes: Mapping[str, tuple[int, ...]]
+    followers: Mapping[str, Follower] = attrs.field(factory=dict)
+    notes: tuple[str, ...] = ()
+
+
 @attrs.frozen(kw_only=True)
 class Updating:
     """Everything between the gradients and the new weights, except the optimizer.
@@ -136,6 +160,11 @@ class Updating:
         factors = {g.rate for g in self.groups} | ({1.0} if self.groups else set())
         own = any(g.optimizer_name or g.start_epoch for g in self.groups)
         return len(factors) <= 1 and not own
+
+    @cached_property
+    def prunings(self) -> tuple[PruningTerm, ...]:
+        """The constraints by which a share of parameters is zero."""
+        return tuple(term for term in self.constraints if isinstance(term, PruningTerm))
 
     def group(self, name: str) -> Group | None:
         """The group of a parameter; None for the Trainer's own optimizer and rate."""

@@ -88,6 +88,8 @@ def update_formula(
     Returns:
         The formula, or None if it has other operators or is not elementwise.
     """
+    if any(name in term.followers for term in problem.updating.prunings):
+        return None  # it reads another parameter
     trace = problem.trace()
     dtype = problem.model.initializers[name].dtype
 

@@ -333,12 +333,16 @@ def _step(
         ports = {s: slot_port(s, name) for s in problem.slots_of(name)}
         own = {s: held.slots[port] for s, port in ports.items() if port in held.slots}
         if scale is None:
-            after = updates.apply_update(trace, problem, name, weight, total, own, shared, index)
+            after = updates.apply_update(
+                trace, problem, name, weight, total, own, shared, index, held.weights
+            )
         else:
             # The gradient is already scaled, so it replaces the product in the formula.
             port = Port("gradient", of=name, step=index)
             stand_in = trace.input(port, weight.dtype, weight.shape)
-            after = updates.apply_update(trace, problem, name, weight, stand_in, own, shared, index)
+            after = updates.apply_update(
+                trace, problem, name, weight, stand_in, own, shared, index, held.weights
+            )
             replaced[product_of(trace, stand_in)] = total
         weights[name] = after[Port("parameter", of=name)]
         slots.update({ports[s]: after[ports[s]] for s in own})

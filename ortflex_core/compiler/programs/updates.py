@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.ops import Ops, Tensor, Trace
@@ -34,8 +35,17 @@ def apply_transforms(
     scale: Host | None = None,
     index: int = 0,
 ) -> dict[str, Tensor]:
-    """The gradients after the transforms, in step ``index`` of a graph; they already include ``scale``."""
+    """The gradients after the transforms, in step ``index`` of a graph; they already include ``scale``.
+
+    Those of weights that are zero by a pruning are zero first, so that they do not count in norms and
+    momenta.
+    """
     out = dict(gradients)
+    if problem.updating.prunings:
+        with trace.part("transform"):
+            for name, gradient in gradients.items():
+                mask = pruned_mask(trace.op, problem, name, weights)
+                out[name] = gradient if mask is None else gradient * mask
     if not problem.updating.transforms:
         return out
     context = TransformContext(
@@ -48,6 +58,21 @@ def apply_transforms(
             twin = symbolic(term.transform, term.prefix)
             out = calls.transformed(twin, trace.op, out, context)
     return out
+
+
+def pruned_mask(
+    op: Ops, problem: Problem, name: str, weights: Mapping[str, Tensor]
+) -> Tensor | None:
+    """1 where a parameter may change, 0 where a pruning has made it zero; None if nothing prunes it."""
+    for term in problem.updating.prunings:
+        if name in term.parameters:
+            return op.Sign(op.Abs(weights[name]))
+        follower = term.followers.get(name)
+        if follower is not None and follower.weight in weights:
+            size = op.Abs(weights[follower.weight])
+            largest = op.ReduceMax(size, axes=follower.summed, keepdims=0)
+            return op.Sign(op.Reshape(largest, np.asarray(follower.shape, np.int64)))
+    return None
 
 
 def global_norm(op: Ops, gradients: Mapping[str, Tensor]) -> Tensor:
@@ -92,7 +117,9 @@ def apply_updates(
     outputs = dict(shared)
     for name, gradient in gradients.items():
         own = {s: slots[slot_port(s, name)] for s in problem.slots_of(name)}
-        outputs |= apply_update(trace, problem, name, weights[name], gradient, own, shared)
+        outputs |= apply_update(
+            trace, problem, name, weights[name], gradient, own, shared, weights=weights
+        )
     return outputs
 
 
@@ -151,10 +178,11 @@ def apply_update(
     slots: Mapping[str, Tensor],
     shared: Mapping[Port, Tensor],
     index: int = 0,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> dict[Port, Tensor]:
     """One parameter and its slots after optimizer, constraint and average, in step ``index`` of a graph.
 
-    ``shared`` is the result of :func:`update_shared`.
+    ``shared`` is the result of :func:`update_shared`; ``weights`` has the other parameters.
     """
     with trace.part("update"):
         updating = problem.updating
@@ -168,6 +196,9 @@ def apply_update(
             if name in term.parameters:
                 constraint = symbolic(term.constraint, term.prefix)
                 new = calls.constrained(constraint, trace.op, new)
+        mask = pruned_mask(trace.op, problem, name, {**(weights or {}), name: weight})
+        if mask is not None:
+            new = new * mask
         if updating.average is not None and AVERAGE in slots:
             average = symbolic(updating.average, AVERAGE)
             mean = calls.averaged(average, trace.op, slots[AVERAGE], new, counter(index))

@@ -1,0 +1,167 @@
+"""Prunings: constraints by which a growing share of the weights is zero."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.kernel.component import is_count, is_number, number, setting
+from ortflex_core.kernel.errors import ConfigError, short_repr
+from ortflex_core.kernel.protocols.constraint import Constraint
+from ortflex_core.kernel.types import Array
+
+if TYPE_CHECKING:
+    from ortflex_core.compiler.graph.ops import Ops, Tensor
+
+Axes = tuple[int, ...]
+"""The axes of a weight that belong to its outputs; () if they are not known."""
+_CHANGES = 20
+"""The number of changes of the share, if ``every`` does not say it."""
+
+
+def _moment(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    share = isinstance(value, float) and is_number(value) and 0 <= value <= 1
+    if not (share or (isinstance(value, int) and is_count(value, 0))):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise ValueError(
+            f"{where} must be a number of steps (an integer >= 0) or a share of the training (a float "
+            f"from 0.0 to 1.0), got {short_repr(value)}"
+        )
+
+
+def _count_or_zero(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not is_count(value, 0):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise ValueError(f"{where} must be an integer >= 0, got {short_repr(value)}")
+
+
+def _names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(name, str) and name for name in value):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise TypeError(f"{where} must be a list of names and globs, got {short_repr(value)}")
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
+
+
+@attrs.frozen(kw_only=True)
+class Pruning(Constraint, abc.ABC):
+    """A constraint by which a growing share of the weights is zero.
+
+    At some steps t from the step ``first`` (``begin``) to the step ``last`` (``end``), the share
+
+        s(t) = final + (initial − final) · (1 − (t − first) / (last − first))³
+
+    of the weights becomes zero; :meth:`masks` is the formula of which. In between and afterwards, zeros
+    stay zero: in every step a weight and its gradient are multiplied by ``sign(|w|)``, whatever the
+    optimizer, its momentum, weight decay and averages do. The mask is therefore part of the weights, and so
+    of checkpoints, exports and portable steps. Weights that are zero in the file stay zero, too.
+
+    Source: Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878, section 3.
+    """
+
+    stability: ClassVar[Literal["stable", "experimental"]] = "experimental"
+
+    params: tuple[str, ...] = setting(
+        default=(),
+        converter=_listed,
+        validator=_names,
+        help="names and globs of the weights; by default those of products, convolutions and recurrent "
+        "layers, without biases and normalizations",
+    )
+    initial: float = setting(
+        default=0.0, validator=number(ge=0, lt=1), help="the share of zeros at the begin"
+    )
+    begin: float = setting(
+        default=0.0,
+        validator=_moment,
+        help="the first change: an integer is a number of steps, a float a share of the training",
+    )
+    end: float = setting(
+        default=0.5, validator=_moment, help="the last change, after which the weights recover"
+    )
+    every: int = setting(
+        default=0,
+        validator=_count_or_zero,
+        help="the number of steps between two changes; 0: twenty changes from begin to end",
+    )
+
+    @property
+    @abc.abstractmethod
+    def final(self) -> float:
+        """The share of zeros at the end."""
+
+    @property
+    def whole_channels(self) -> bool:
+        """Whether whole channels of outputs become zero.
+
+        Their biases, and their scales and offsets in normalizations that follow, are zero then, too.
+        """
+        return False
+
+    @abc.abstractmethod
+    def masks(
+        self, weights: Mapping[str, Array], axes: Mapping[str, Axes], share: float
+    ) -> dict[str, Array]:
+        """The elements that stay, as booleans of the shapes of the weights.
+
+        It depends on the weights alone, and it is the same for the weights that it leaves: a share that
+        is zero already stays.
+
+        Args:
+            weights: by name.
+            axes: the axes of outputs of each weight; () if they are not known.
+            share: the share of zeros.
+        """
+
+    def refusal(self, shape: tuple[int, ...], axes: Axes) -> str:
+        """The reason why a weight cannot have such zeros; "" if it can."""
+        return ""
+
+    def apply(self, op: Ops, weight: Tensor) -> Tensor:
+        """The weight itself: :meth:`masks` decides on the host which elements are zero."""
+        return weight
+
+    def project(
+        self, weights: Mapping[str, Array], axes: Mapping[str, Axes], share: float
+    ) -> dict[str, Array]:
+        """The weights with a share of zeros."""
+        masks = self.masks(weights, axes, share)
+        return {n: np.where(masks[n], a, np.zeros((), a.dtype)) for n, a in weights.items()}
+
+    def changes(self, steps: int | None) -> list[tuple[int, float]]:
+        """The steps before which the share changes, with the share from there on.
+
+        Args:
+            steps: the number of steps of the training; None if it is not known.
+
+        Raises:
+            ConfigError: ``begin`` or ``end`` is a share of a training whose length is not known.
+        """
+        first = self._step("begin", self.begin, steps)
+        last = max(first, self._step("end", self.end, steps))
+        every = self.every or max(1, -(-(last - first) // _CHANGES))
+        moments = [*range(first, last, every), last]
+        return [(t, self._share(t, first, last)) for t in moments]
+
+    def _share(self, step: int, first: int, last: int) -> float:
+        rest = 1 - (step - first) / (last - first) if last > first else 0.0
+        return self.final + (min(self.initial, self.final) - self.final) * rest**3
+
+    def _step(self, name: str, value: float, steps: int | None) -> int:
+        if isinstance(value, int):
+            return value
+        if steps is None:
+            raise ConfigError(
+                f"constraint.{name}: {value!r} is a share of the training, whose length is not known here; "
+                "give a number of steps (an integer), or train with fit, and steps_per_epoch= for endless "
+                "data"
+            )
+        return round(value * steps)

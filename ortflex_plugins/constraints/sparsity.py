@@ -1,0 +1,188 @@
+"""The constraint ``sparsity``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core import Array, Pruning, is_number, one_of, setting, short_repr
+
+_PATTERN = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
+_SHARE = 0.5
+
+
+def _method(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    found = _PATTERN.fullmatch(value) if isinstance(value, str) else None
+    if value not in ("magnitude", "channels") and not (found and int(found[1]) < int(found[2])):
+        raise ValueError(
+            "Sparsity.method must be 'magnitude', 'channels', or how many of how many neighbors stay, such "
+            f"as '2:4', got {short_repr(value)}"
+        )
+
+
+def _share(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not (is_number(value) and 0 <= value < 1):
+        raise ValueError(f"Sparsity.share must be a number >= 0 and < 1, got {short_repr(value)}")
+
+
+@attrs.frozen(kw_only=True)
+class Sparsity(Pruning):
+    """A share of the weights is zero: those of the smallest size.
+
+    - ``magnitude``: the ``round(share · n)`` elements of the smallest ``|w|`` of each tensor, or, with
+      ``scope="global"``, of all tensors together;
+    - ``channels``: the channels of outputs of the smallest ``‖w‖₂`` of each product or convolution; their
+      biases, and their scales and offsets in normalizations that follow, become zero, too;
+    - ``"N:M"``, such as ``2:4``: of every M neighbors along the first axis that is summed over (inputs,
+      input channels), the N of the largest ``|w|`` stay; the share is 1 − N/M.
+
+    Equal sizes are ordered by position. At least one element or channel of each tensor stays. The share
+    grows from ``begin`` to ``end`` of the training as Zhu & Gupta propose, and zeros stay zero.
+
+    Raises:
+        ValueError: a share outside of [0, 1), another method, or ``end`` before ``begin``.
+
+    >>> weights = {"w": np.array([[3.0, -1.0, 0.5, 2.0]])}
+    >>> Sparsity(share=0.5).project(weights, {}, 0.5)["w"].tolist()
+    [[3.0, 0.0, 0.0, 2.0]]
+
+    Source: Zhu & Gupta, arXiv:1710.01878; Li et al., arXiv:1608.08710 (channels); Mishra et al.,
+    arXiv:2104.08378 (N:M); ``torch.nn.utils.prune.l1_unstructured`` and ``ln_structured``.
+    """
+
+    name: ClassVar[str] = "sparsity"
+    aliases: ClassVar[tuple[str, ...]] = (
+        *("prune", "pruning", "l1_unstructured", "ln_structured", "global_unstructured"),
+        *("prune_low_magnitude", "polynomialdecay"),
+    )
+
+    method: str = setting(
+        default="magnitude", validator=_method, help="magnitude, channels, or N:M such as 2:4"
+    )
+    share: float | None = setting(
+        default=None,
+        validator=_share,
+        help="the share of zeros at the end; 0.5 by default, and 1 - N/M for N:M",
+    )
+    scope: str = setting(
+        default="tensor",
+        validator=one_of("tensor", "global"),
+        help="whether each tensor has this share, or all together (magnitude only)",
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if type(self.begin) is type(self.end) and self.end < self.begin:
+            raise ValueError(
+                f"Sparsity.end must not be before begin, got {self.end} < {self.begin}"
+            )
+        if self.scope == "global" and self.method != "magnitude":
+            raise ValueError(
+                f"Sparsity.scope 'global' needs the method 'magnitude', got {self.method!r}: norms of "
+                "channels of different layers cannot be compared, and N:M has one share everywhere"
+            )
+        if self._kept is not None and self.share not in (None, self.final):
+            raise ValueError(
+                f"Sparsity.share of the method {self.method!r} is {self.final:g}, got {self.share!r}"
+            )
+        if self.initial > self.final:
+            raise ValueError(
+                f"Sparsity.initial must be at most the share, got {self.initial:g} > {self.final:g}"
+            )
+
+    @property
+    def _kept(self) -> tuple[int, int] | None:
+        """The numbers of N:M."""
+        found = _PATTERN.fullmatch(self.method)
+        return None if found is None else (int(found[1]), int(found[2]))
+
+    @property
+    def final(self) -> float:
+        """The share of zeros at the end."""
+        if self._kept is not None:
+            return 1 - self._kept[0] / self._kept[1]
+        return _SHARE if self.share is None else float(self.share)
+
+    @property
+    def whole_channels(self) -> bool:
+        """Whether the method is ``channels``."""
+        return self.method == "channels"
+
+    def refusal(self, shape: tuple[int, ...], axes: tuple[int, ...]) -> str:
+        """Why a weight cannot have such zeros."""
+        if self.method == "magnitude":
+            return ""
+        if not axes or (self.whole_channels and len(axes) > 1):
+            return "it is not the weight of one product or convolution"
+        if self._kept is not None and (size := shape[_summed(shape, axes)]) % self._kept[1]:
+            return f"its {size} inputs are not a multiple of {self._kept[1]}"
+        return ""
+
+    def masks(
+        self, weights: Mapping[str, Array], axes: Mapping[str, tuple[int, ...]], share: float
+    ) -> dict[str, Array]:
+        """The elements that stay."""
+        sizes = {n: np.abs(w) for n, w in weights.items()}
+        if self.whole_channels:
+            return {n: _channels(w, axes.get(n, ()), share) for n, w in weights.items()}
+        if self._kept is not None:
+            kept, of = self._kept
+            zeros = min(int(share * of + 1e-9), of - kept)
+            return {n: _neighbors(s, axes.get(n, ()), zeros, of) for n, s in sizes.items()}
+        if self.scope == "tensor" or not sizes:
+            return {n: _largest(s.ravel(), share).reshape(s.shape) for n, s in sizes.items()}
+        together = _largest(np.concatenate([s.ravel() for s in sizes.values()]), share)
+        parts = np.split(together, np.cumsum([s.size for s in sizes.values()])[:-1])
+        for part, size in zip(parts, sizes.values(), strict=True):
+            if not part.any():
+                part.reshape(-1)[int(np.argmax(size))] = True
+        return {n: p.reshape(s.shape) for p, (n, s) in zip(parts, sizes.items(), strict=True)}
+
+
+def _largest(sizes: Array, share: float) -> Array:
+    """True for all but the ``round(share · n)`` smallest of n numbers, the first of equal ones first."""
+    count = min(round(share * sizes.size), sizes.size - 1)
+    if count <= 0:
+        return np.ones(sizes.shape, bool)
+    bound = np.partition(sizes, count - 1)[count - 1]
+    stays = np.asarray(sizes > bound)
+    equal = np.flatnonzero(sizes == bound)
+    missing = sizes.size - count - int(stays.sum())
+    stays[equal[len(equal) - missing :]] = True
+    return stays
+
+
+def _channels(weight: Array, axes: tuple[int, ...], share: float) -> Array:
+    """True for the channels of the largest norm; of an unknown layout, the last axis has the channels."""
+    channel = axes[0] if axes else weight.ndim - 1
+    if weight.ndim == 0:
+        return np.ones((), bool)
+    others = tuple(k for k in range(weight.ndim) if k != channel)
+    norms = np.sqrt(np.square(weight, dtype=np.float64).sum(axis=others))
+    stays = _largest(norms, share)
+    shape = [-1 if k == channel else 1 for k in range(weight.ndim)]
+    return np.broadcast_to(stays.reshape(shape), weight.shape)
+
+
+def _neighbors(sizes: Array, axes: tuple[int, ...], zeros: int, of: int) -> Array:
+    """True for all but the ``zeros`` smallest of ``of`` neighbors; an incomplete group stays whole."""
+    if not sizes.ndim:
+        return np.ones((), bool)
+    axis = _summed(sizes.shape, axes)
+    rows = np.moveaxis(sizes, axis, -1)
+    whole = rows.shape[-1] // of * of
+    groups = rows[..., :whole].reshape(*rows.shape[:-1], -1, of)
+    order = np.argsort(groups, axis=-1, kind="stable")
+    stays = np.ones(rows.shape, bool)
+    inner = np.ones(groups.shape, bool)
+    np.put_along_axis(inner, order[..., :zeros], False, axis=-1)
+    stays[..., :whole] = inner.reshape(*rows.shape[:-1], whole)
+    return np.moveaxis(stays, -1, axis)
+
+
+def _summed(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    """The first axis that is summed over; of an unknown layout, the first axis."""
+    return next((k for k in range(len(shape)) if axes and k not in axes), 0)

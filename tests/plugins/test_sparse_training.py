@@ -1,0 +1,323 @@
+"""Sparse trainings: zeros stay zero with everything else that a training has.
+
+The class of mistakes: a zero that momentum, decay, averages or a backend move, a resumed training with
+other bits, and a file without the zeros.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from ortflex import Trainer
+from ortflex_core import Unsupported, hook, internals_of, run_ranks
+from ortflex_plugins.constraints.sparsity import Sparsity
+from tests import models
+from tests.training import every_backend, make, plugins, regression
+
+DRAW = np.random.default_rng(8)
+X, Y = regression(rows=48, features=6)
+CONV = (4, 3, 3, 3)
+
+
+def trainer(model: Any = None, constraint: Any = None, **given: Any) -> Trainer:
+    options = {"epochs": 4, "batch_size": 8, "backend": "fused", "learning_rate": 0.05} | given
+    constraint = {"name": "sparsity", "share": 0.75} if constraint is None else constraint
+    return make(models.mlp() if model is None else model, constraint=constraint, **options)
+
+
+def zeros(state: Any, names: tuple[str, ...] = ("W1", "W2", "W3")) -> dict[str, Any]:
+    return {n: np.asarray(state[n] == 0) for n in names}
+
+
+# They stay ---------------------------------------------------------------------------------------
+
+OPTIMIZERS = [name for name in plugins()["optimizers"].names() if not name.startswith("example")]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "method", [{"share": 0.75}, {"method": "channels"}], ids=["magnitude", "channels"]
+)
+def test_zeros_stay_with_every_optimizer(optimizer: str, method: dict[str, Any]) -> None:
+    """With decay, clipping, averages, and steps of two batches."""
+    for averaging in ("ema", "swa"):
+        made = trainer(
+            constraint={"name": "sparsity", "end": 6, "every": 2, **method},
+            optimizer=optimizer,
+            learning_rate=None,
+            penalty={"name": "l2", "l2": 0.01},
+            averaging=averaging,
+            clip_norm=1.0,
+            accumulate=2,
+            epochs=3,
+        )
+        made.fit(X, Y)
+        before = made.get_state()
+        names = tuple(n for t in internals_of(made).problem.updating.prunings for n in t.parameters)
+        masks = zeros(before, names)
+        assert all(0.4 < mask.mean() < 0.8 for mask in masks.values())
+        made.fit(X, Y)
+        after, averages = made.get_state(), made.get_state(averaged=True)
+        for name, mask in masks.items():
+            np.testing.assert_array_equal(after[name] == 0, mask, err_msg=f"{name} {averaging}")
+            assert not averages[name][mask].any(), (name, averaging)
+            assert not np.array_equal(after[name], before[name]), name
+        file = {t.name: numpy_helper.to_array(t) for t in made.export().graph.initializer}
+        for name, mask in masks.items():
+            assert file[name][mask].tobytes() == bytes(4 * int(mask.sum()))
+
+
+@every_backend
+@pytest.mark.parametrize("method", [{"share": 0.75}, {"method": "2:4"}, {"method": "channels"}])
+def test_every_backend_keeps_them_or_refuses(backend: str, method: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"name": "sparsity", "end": 5, "every": 2, **method}
+    options: dict[str, Any] = {"optimizer": "adam", "epochs": 2}
+    made = trainer(constraint=given, backend=backend, **options)
+    if backend == "training_session":
+        with pytest.raises(Unsupported, match="constraint"):
+            made.fit(X, Y)
+        return
+    try:
+        made.fit(X, Y)
+    except Unsupported:
+        trainer(constraint="non_negative", backend="fused").fit(X, Y)
+        with pytest.raises(Unsupported):  # for a reason that has nothing to do with it
+            make(models.mlp(), backend=backend, **options).fit(X, Y)
+        return
+    reference = trainer(constraint=given, backend="example_numpy", **options)
+    reference.fit(X, Y)
+    for name, array in reference.get_state().items():
+        got = made.get_state()[name]
+        np.testing.assert_allclose(got, array, rtol=1e-4, atol=1e-5)
+        if name.startswith("W"):
+            np.testing.assert_array_equal(got == 0, array == 0)
+
+
+def test_training_is_that_of_torch() -> None:
+    """torch multiplies the weight by the mask, so gradients of zeros are zero in norms and momenta."""
+    torch = pytest.importorskip("torch")
+    from torch.nn.utils import prune
+
+    proto = models.mlp()
+    weights = models.weights_of(proto)
+    made = trainer(
+        proto,
+        constraint=Sparsity(share=0.5, begin=0, end=0),
+        optimizer="adam",
+        learning_rate=0.02,
+        clip_norm=0.1,
+        shuffle=False,
+        epochs=2,
+        batch_size=12,
+    )
+    made.fit(X, Y)
+    layers = [torch.nn.Linear(*sizes).double() for sizes in ((6, 8), (8, 4), (4, 1))]
+    for k, layer in enumerate(layers, 1):
+        layer.weight.data = torch.tensor(np.ascontiguousarray(weights[f"W{k}"].T, np.float64))
+        layer.bias.data = torch.tensor(weights[f"b{k}"].astype(np.float64))
+        prune.l1_unstructured(layer, "weight", amount=0.5)
+    module = torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1], torch.nn.Tanh(), layers[2])
+    descent = torch.optim.Adam(module.parameters(), lr=0.02)
+    x, y = torch.tensor(X).double(), torch.tensor(Y).double()
+    for _ in range(2):
+        for start in range(0, 48, 12):
+            descent.zero_grad()
+            ((module(x[start : start + 12]) - y[start : start + 12]) ** 2).mean().backward()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            descent.step()
+    state = made.get_state()
+    for k, layer in enumerate(layers, 1):
+        mask = layer.weight_mask.numpy()
+        expected = (layer.weight_orig.detach().numpy() * mask).T
+        np.testing.assert_allclose(state[f"W{k}"], expected, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(state[f"b{k}"], layer.bias.detach(), rtol=2e-4, atol=2e-5)
+
+
+def batch_normalized() -> onnx.ModelProto:
+    """A convolution with a bias and BatchNormalization, another one, a linear head."""
+    nodes = [
+        helper.make_node("Conv", ["X", "A"], ["a"], name="one"),
+        helper.make_node("BatchNormalization", ["a", "g", "h", "m", "v"], ["n"], name="norm"),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("Conv", ["r", "B", "b"], ["c"], name="two"),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "C", "k"], ["y"], name="head", transB=1),
+    ]
+    draw = np.random.default_rng(2)
+    arrays = {"A": draw.normal(0, 0.5, (8, 1, 3, 3)), "B": draw.normal(0, 0.3, (4, 8, 3, 3))}
+    arrays |= {"b": np.zeros(4), "C": draw.normal(0, 0.5, (3, 4)), "k": np.zeros(3)}
+    arrays |= {"g": np.ones(8), "h": np.zeros(8), "m": np.zeros(8), "v": np.ones(8)}
+    x, y = models.floats("X", "N", 1, 6, 6), models.floats("y", "N", 3)
+    return models.model(nodes, [x], [y], arrays)
+
+
+def test_zero_channels_are_zero_with_their_biases_and_normalizations() -> None:
+    """Vectors that start at zero train as long as their channel lives."""
+    x = DRAW.standard_normal((32, 1, 6, 6)).astype(np.float32)
+    made = trainer(
+        batch_normalized(),
+        {"name": "sparsity", "method": "channels"},
+        loss="softmax_cross_entropy",
+        optimizer={"name": "adam"},
+        epochs=6,
+        batch_size=8,
+        averaging="ema",
+    )
+    made.fit(x, np.arange(32) % 3)
+    for state in (made.get_state(), made.get_state(averaged=True)):
+        dead, second = (np.asarray(~state[n].any(axis=(1, 2, 3))) for n in ("A", "B"))
+        assert dead.sum() == 4
+        assert second.sum() == 2
+        for vector, mask in (("g", dead), ("h", dead), ("b", second)):
+            np.testing.assert_array_equal(state[vector] == 0, mask, err_msg=vector)
+        assert np.count_nonzero(state["C"]) == 12
+        assert np.count_nonzero(state["k"]) == 3
+    file = made.export(inference=True)
+    names = ["r", "c"]
+    inner = onnx.ModelProto.FromString(file.SerializeToString())
+    inner.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in names)
+    session = onnxruntime.InferenceSession(
+        inner.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    r, c = session.run(names, {"X": x})
+    assert not r[:, dead].any()
+    assert not c[:, second].any()
+
+
+# From where it stopped ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [{"share": 0.75}, {"method": "2:4"}, {"method": "channels"}])
+@pytest.mark.parametrize("stop", [2, 5, 9, 13, 17])
+def test_a_resumed_training_has_the_same_bits(
+    method: dict[str, Any], stop: int, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"name": "sparsity", "end": 15, "every": 4, "begin": 1, **method}
+    options: dict[str, Any] = {"optimizer": "adam", "averaging": "ema", "backend": "fused"}
+
+    class Ends:
+        @hook
+        def step_end(self, trainer: Any, progress: Any) -> Any:
+            if progress.step == stop:
+                trainer.save(tmp_path / "c")
+                return True
+            return None
+
+    # A hook that is called after each step makes runs of one step, in both.
+    class Steps:
+        @hook
+        def step_end(self) -> None:
+            """Nothing."""
+
+    whole = trainer(constraint=given, callbacks=[Steps()], **options)
+    expected = whole.fit(X, Y)
+    trainer(constraint=given, callbacks=[Ends()], **options).fit(X, Y)
+    again = Trainer.resume(tmp_path / "c", plugins=plugins(), callbacks=[Steps()])
+    history = again.fit(X, Y)
+    assert history["loss"] == expected["loss"]
+    assert history["sparsity"] == expected["sparsity"]
+    for averaged in (False, True):
+        state = again.get_state(averaged=averaged)
+        for name, array in whole.get_state(averaged=averaged).items():
+            assert state[name].tobytes() == array.tobytes(), name
+
+
+def test_a_second_fit_recovers() -> None:
+    made = trainer()
+    made.fit(X, Y)
+    before = zeros(made.get_state())
+    history = made.fit(X, Y)
+    np.testing.assert_equal(zeros(made.get_state()), before)
+    assert set(history["sparsity"]) == {0.75}
+
+
+def test_a_recipe_makes_weights_sparse(tmp_path: Path) -> None:
+    from ortflex_core import Recipe
+
+    onnx.save(models.mlp(), str(tmp_path / "model.onnx"))
+    np.savez(tmp_path / "data.npz", X=X, label=Y)
+    (tmp_path / "train.toml").write_text(
+        'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\nepochs = 3\n'
+        'batch_size = 8\n[constraint]\nname = "sparsity"\nshare = 0.75\nend = 0.6\nparams = ["W1", "W2"]\n'
+    )
+    made = Trainer.from_recipe(Recipe.load(tmp_path / "train.toml"), plugins=plugins())
+    made.fit(X, Y)
+    shares = {n: float(m.mean()) for n, m in zeros(made.get_state()).items()}
+    assert shares == {"W1": 0.75, "W2": 0.75, "W3": 0.0}
+
+
+def test_a_portable_step_keeps_zeros(tmp_path: Path) -> None:
+    made = trainer(optimizer="adam", constraint={"name": "sparsity", "method": "channels"})
+    made.fit(X, Y)
+    before = made.get_state()
+    folder = made.export_step(tmp_path / "step", X, Y, epochs=1, steps_per_epoch=3)
+    other = trainer(optimizer="adam", constraint={"name": "sparsity", "method": "channels"})
+    import json
+
+    manifest = json.loads((folder / "manifest.json").read_text())
+    text = json.dumps(manifest)
+    assert "step.onnx" in {p.name for p in folder.iterdir()}
+    graph = onnx.load(str(folder / "step.onnx")).graph
+    assert {"Sign"} <= {n.op_type for n in graph.node}, text
+    del other, before
+
+
+# With others -------------------------------------------------------------------------------------
+
+
+def test_groups_that_start_later_get_the_share_of_then() -> None:
+    constraint = Sparsity(share=0.75, begin=0, end=6, every=2)
+    groups = [{"params": "W1", "start_epoch": 2}]
+    made = trainer(constraint=constraint, groups=groups, epochs=3)
+    shares = []
+
+    class Watches:
+        @hook
+        def epoch_end(self, trainer: Any) -> None:
+            shares.append(float(np.mean(trainer.get_state()["W1"] == 0)))
+
+    made = trainer(constraint=constraint, groups=groups, epochs=3, callbacks=[Watches()])
+    made.fit(X, Y)
+    assert shares == [0, 0, 0.75]
+
+
+def test_a_quantized_model_is_sparse_in_its_file() -> None:
+    made = trainer(constraint={"name": "sparsity", "share": 0.75}, quantize="mse", optimizer="adam")
+    made.fit(X, Y)
+    file = {t.name: numpy_helper.to_array(t) for t in made.export().graph.initializer}
+    for name in ("W1", "W2", "W3"):
+        assert file[name].dtype == np.int8
+        assert np.mean(file[name] == 0) >= 0.75
+
+
+@pytest.mark.parametrize("sync", [None, 3])
+def test_processes_have_the_same_zeros(sync: int | None) -> None:
+    constraint = Sparsity(share=0.75, begin=0, end=5, every=2)
+
+    def job(group: Any) -> Any:
+        options = {} if sync is None else {"sync_every": sync}
+        made = trainer(constraint=constraint, distributed=group, batch_size=4, **options)
+        made.fit(X, Y)
+        return made.get_state()
+
+    first, second = run_ranks(2, job)
+    assert isinstance(first, dict), first
+    assert isinstance(second, dict), second
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+    assert {float(m.mean()) for m in zeros(first).values()} == {0.75}
+
+
+def test_the_learning_rate_finder_leaves_weights_as_they_are() -> None:
+    made = trainer()
+    before = made.get_state()
+    made.find_rate(X, Y, steps=5)
+    np.testing.assert_equal(made.get_state(), before)

@@ -1,0 +1,267 @@
+"""Sparsity: which weights become zero, when, and what is refused.
+
+The class of mistakes: masks other than those of the definition, a share at the wrong step, and weights
+that can never train because they are zero.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex import Trainer
+from ortflex_core import ConfigError, OrtflexError, hook
+from ortflex_plugins.constraints.sparsity import Sparsity
+from tests import models
+from tests.training import make, plugins, regression
+
+DRAW = np.random.default_rng(8)
+X, Y = regression(rows=48, features=6)
+CONV = (4, 3, 3, 3)
+
+
+def trainer(model: Any = None, constraint: Any = None, **given: Any) -> Trainer:
+    options = {"epochs": 4, "batch_size": 8, "backend": "fused", "learning_rate": 0.05} | given
+    constraint = {"name": "sparsity", "share": 0.75} if constraint is None else constraint
+    return make(models.mlp() if model is None else model, constraint=constraint, **options)
+
+
+def zeros(state: Any, names: tuple[str, ...] = ("W1", "W2", "W3")) -> dict[str, Any]:
+    return {n: np.asarray(state[n] == 0) for n in names}
+
+
+# Which -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 0.99])
+@pytest.mark.parametrize("shape", [(7,), (6, 8), CONV])
+def test_magnitude_is_that_of_torch(share: float, shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.nn.utils import prune
+
+    weight = DRAW.standard_normal(shape)
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.tensor(weight))
+    prune.l1_unstructured(layer, "weight", amount=min(round(share * weight.size), weight.size - 1))
+    got = Sparsity(share=share).project({"w": weight}, {}, share)["w"]
+    np.testing.assert_array_equal(got, layer.weight.detach().numpy())
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((6, 8), 0), ((6, 8), 1), (CONV, 0), ((3, 4, 2, 2), 1)]
+)
+def test_channels_are_those_of_torch(shape: tuple[int, ...], axis: int) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.nn.utils import prune
+
+    weight = DRAW.standard_normal(shape)
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.tensor(weight))
+    prune.ln_structured(layer, "weight", amount=0.5, n=2, dim=axis)
+    got = Sparsity(method="channels").project({"w": weight}, {"w": (axis,)}, 0.5)["w"]
+    np.testing.assert_array_equal(got, layer.weight.detach().numpy())
+
+
+def test_global_magnitude_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.nn.utils import prune
+
+    weights = {"a": DRAW.standard_normal((6, 8)), "b": 2 * DRAW.standard_normal((8, 3))}
+    layers = {n: torch.nn.Module() for n in weights}
+    for name, layer in layers.items():
+        layer.weight = torch.nn.Parameter(torch.tensor(weights[name]))
+    pairs = [(layer, "weight") for layer in layers.values()]
+    prune.global_unstructured(pairs, prune.L1Unstructured, amount=0.6)
+    got = Sparsity(scope="global", share=0.6).project(weights, {}, 0.6)
+    for name, layer in layers.items():
+        np.testing.assert_array_equal(got[name], layer.weight.detach().numpy())
+
+
+@pytest.mark.parametrize(("method", "kept", "of"), [("2:4", 2, 4), ("1:4", 1, 4), ("4:8", 4, 8)])
+@pytest.mark.parametrize("axes", [(1,), (0,)])
+def test_the_largest_of_neighbors_stay(
+    method: str, kept: int, of: int, axes: tuple[int, ...]
+) -> None:
+    weight = DRAW.standard_normal((16, 24))
+    constraint = Sparsity(method=method)
+    assert constraint.final == 1 - kept / of
+    got = constraint.project({"w": weight}, {"w": axes}, constraint.final)["w"]
+    turned = weight if axes == (0,) else weight.T  # rows of neighbors
+    expected = np.zeros_like(turned)
+    for row in range(turned.shape[0]):
+        for start in range(0, turned.shape[1], of):
+            group = list(range(start, start + of))
+            for place in sorted(group, key=lambda k: -abs(turned[row, k]))[:kept]:
+                expected[row, place] = turned[row, place]
+    np.testing.assert_array_equal(got, expected if axes == (0,) else expected.T)
+
+
+def test_input_channels_of_a_convolution_are_the_neighbors() -> None:
+    weight = DRAW.standard_normal((2, 8, 3, 3))
+    got = Sparsity(method="2:4").project({"w": weight}, {"w": (0,)}, 0.5)["w"]
+    assert (np.count_nonzero(got.reshape(2, 2, 4, 3, 3), axis=2) == 2).all()
+
+
+def test_equal_sizes_are_ordered_by_position_and_something_stays() -> None:
+    weight = np.ones((2, 4))
+    for method in ("magnitude", "channels", "2:4"):
+        constraint = Sparsity(method=method)
+        got = constraint.project({"w": weight}, {"w": (0,)}, 0.5)["w"]
+        assert np.count_nonzero(got) == 4
+        assert got[-1, -1] == 1
+    assert np.count_nonzero(Sparsity(share=0.999).project({"w": weight}, {}, 0.999)["w"]) == 1
+    far = {"a": np.full(10, 1e-3), "b": np.ones(10)}
+    both = Sparsity(scope="global", share=0.9).project(far, {}, 0.9)
+    assert [np.count_nonzero(a) for a in both.values()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"share": s} for s in (1, -0.1, float("nan"), "0.5", True)),
+        *({"method": m} for m in ("4:2", "2:2", "0:4", "l1", "2:4:8", None)),
+        *({"begin": b} for b in (-1, 1.5, float("nan"), True, "0")),
+        *({"every": e} for e in (-1, 2.5)),
+        *({"initial": i} for i in (0.6, 1.0, -0.1)),
+        {"begin": 5, "end": 3},
+        {"begin": 0.9, "end": 0.1},
+        {"method": "2:4", "share": 0.75},
+        {"method": "channels", "scope": "global"},
+        {"scope": "layer"},
+        {"params": [3]},
+    ],
+    ids=str,
+)
+def test_wrong_parameters_are_errors(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, ValueError, TypeError)):
+        plugins().component("constraints", {"name": "sparsity", **wrong}, "constraint")
+
+
+# When --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps", "moments"),
+    [
+        ({"begin": 10, "end": 50, "every": 10}, None, [10, 20, 30, 40, 50]),
+        ({"begin": 10, "end": 50, "every": 15}, None, [10, 25, 40, 50]),
+        ({"begin": 0.25, "end": 0.75, "every": 25}, 100, [25, 50, 75]),
+        ({"begin": 7, "end": 7}, None, [7]),
+        ({"begin": 0.5, "end": 3}, 20, [10]),
+    ],
+)
+def test_the_share_is_that_of_zhu_and_gupta(
+    fields: dict[str, Any], steps: int | None, moments: list[int]
+) -> None:
+    constraint = Sparsity(share=0.8, initial=0.1, **fields)
+    changes = constraint.changes(steps)
+    assert [t for t, _ in changes] == moments
+    first, last = moments[0], moments[-1]
+    for t, share in changes:
+        n = (t - first) / (last - first) if last > first else 1
+        assert share == pytest.approx(0.8 + (0.1 - 0.8) * (1 - n) ** 3)
+    assert changes[-1][1] == pytest.approx(0.8)
+
+
+def test_the_default_has_twenty_changes_in_the_first_half() -> None:
+    changes = Sparsity().changes(1000)
+    assert [t for t, _ in changes] == list(range(0, 501, 25))
+
+
+@pytest.mark.parametrize("backend", ["example_numpy", "fused"])
+def test_shares_change_at_their_steps(backend: str) -> None:
+    """Steps of a run of the backend are split: the zeros of each step are those of the schedule."""
+    constraint = Sparsity(share=0.75, begin=3, end=15, every=4)
+    seen: dict[int, float] = {}
+
+    class Watches:
+        @hook
+        def step_end(self, trainer: Any, progress: Any) -> None:
+            seen[progress.step] = float(np.mean(trainer.get_state()["W1"] == 0))
+
+    made = trainer(constraint=constraint, backend=backend, epochs=3, callbacks=[Watches()])
+    history = made.fit(X, Y)
+    changes = dict(constraint.changes(None))
+    share = 0.0
+    for step in range(1, 19):
+        share = changes.get(step, share)
+        assert seen[step] == round(share * 48) / 48, step
+    state = made.get_state()
+    together = np.concatenate([state[n].ravel() for n in ("W1", "W2", "W3")])
+    assert history["sparsity"][-1] == pytest.approx(np.mean(together == 0))
+    plain = trainer(constraint=constraint, backend=backend, epochs=3)
+    plain.fit(X, Y)
+    for name, array in plain.get_state().items():
+        np.testing.assert_allclose(array, state[name], rtol=1e-5, atol=1e-7)
+        if name.startswith("W"):
+            np.testing.assert_array_equal(array == 0, state[name] == 0)
+
+
+# Refused -----------------------------------------------------------------------------------------
+
+
+def test_matrices_of_adapters_are_refused() -> None:
+    for constraint in ("sparsity", {"name": "sparsity", "params": "*"}):
+        with pytest.raises(ConfigError, match="adapters"):
+            trainer(adapters={"name": "lora", "rank": 2}, constraint=constraint)
+
+
+def test_a_weight_that_is_zero_everywhere_is_refused() -> None:
+    made = trainer()
+    made.set_state({"W2": np.zeros((8, 4), np.float32)})
+    with pytest.raises(ConfigError, match="'W2' is zero everywhere"):
+        made.fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        ({"name": "sparsity", "params": "V*"}, "no trained parameter matches 'V*'"),
+        (
+            {"name": "sparsity", "method": "2:4", "params": "W1"},
+            "'W1' cannot have such zeros: its 6",
+        ),
+        ({"name": "sparsity", "method": "channels", "params": "b1"}, "'b1' cannot have such zeros"),
+        ({"b*": "sparsity"}, "there is no weight to make sparse"),
+    ],
+)
+def test_weights_that_cannot_are_errors(constraint: Any, words: str) -> None:
+    with pytest.raises(OrtflexError, match=re.escape(words)):
+        trainer(constraint=constraint)
+
+
+def test_an_unknown_length_is_an_error() -> None:
+    def endless() -> Any:
+        while True:
+            yield X[:8], Y[:8]
+
+    with pytest.raises(ConfigError, match="length is not known"):
+        trainer().step((X, Y))
+    made = trainer(constraint=Sparsity(share=0.75, begin=1, end=2))
+    for _ in range(3):
+        made.step((X, Y))
+    assert np.mean(made.get_state()["W1"] == 0) == 0.75
+    made = trainer(epochs=2)
+    made.fit(endless, steps_per_epoch=5)
+    assert np.mean(made.get_state()["W1"] == 0) == 0.75
+
+
+def test_a_training_that_ends_before_the_last_change_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer(constraint=Sparsity(share=0.75, begin=0, end=1000, every=10)).fit(X, Y)
+    assert "should be zero at the end" in caplog.text
+    caplog.clear()
+    trainer().fit(X, Y)
+    assert "should be zero" not in caplog.text
+
+
+def test_weights_that_stay_dense_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    trainer(constraint={"name": "sparsity", "method": "channels"})
+    assert "'W3' stays dense: its channels are outputs" in caplog.text
+    caplog.clear()
+    trainer(constraint={"name": "sparsity", "method": "2:4"})
+    assert "'W1' stays dense: its 6 inputs" in caplog.text
