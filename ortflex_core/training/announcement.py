@@ -9,6 +9,7 @@ from typing import Any
 from ortflex_core.compiler.problem.description import describe, headline
 from ortflex_core.compiler.problem.updating import LOSS_SCALE, SKIPPED_STEPS
 from ortflex_core.kernel.types import dtype_name, shape_text
+from ortflex_core.training.engines.pruning_steps import share_of_zeros
 from ortflex_core.training.internals import Internals, Settings
 from ortflex_core.training.views.progress import say
 from ortflex_core.training.views.summary import Summary
@@ -76,6 +77,7 @@ def summary(inner: Internals, settings: Settings) -> Summary:
             dict.fromkeys(_name(a.adapter) for a in getattr(model, "attachments", ()))
         ),
         "transforms": ", ".join(_name(t.transform) for t in problem.updating.transforms),
+        "sparse": _sparse(inner),
         "precision": _name(problem.precision) if problem.is_lowered else "",
         "metrics": ", ".join(_name(metric) for metric in inner.setup.metrics),
         "data": f"batches of {settings.batch_size}, {settings.epochs} epochs",
@@ -87,6 +89,14 @@ def summary(inner: Internals, settings: Settings) -> Summary:
     return Summary(
         model=model.label, facts={k: v for k, v in facts.items() if v}, tensors=tuple(rows)
     )
+
+
+def _sparse(inner: Internals) -> str:
+    """The share of zeros of the weights that are pruned; "" without a pruning."""
+    prunings = inner.setup.problem.updating.prunings
+    share = share_of_zeros(inner.setup.problem, inner.live.state()) if prunings else None
+    names = [n for term in prunings for n in term.parameters]
+    return "" if share is None else f"{share:.1%} of the numbers of {len(names)} tensors are zero"
 
 
 def short(inner: Internals, settings: Settings) -> str:

@@ -12,6 +12,7 @@ from ortflex_core.kernel.calling import checked_rate
 from ortflex_core.kernel.component import expected_count, is_count
 from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.types import Array, Progress
+from ortflex_core.training.engines.pruning_steps import share_to_come
 from ortflex_core.training.internals import Internals, Settings
 from ortflex_core.training.portable.export import Content, export_step
 from ortflex_core.training.portable.manifest import Missing
@@ -154,6 +155,17 @@ def _missing(inner: Internals, schedule: str, reason: str) -> list[Missing]:
             instead="do its work in the loop that runs the step",
         )
         for callback in setup.callbacks
+    ]
+    state = live.state()
+    out += [
+        Missing(
+            what="constraint",
+            name=str(term.constraint.name),
+            why="the share of zeros grows between the steps; the step keeps the zeros that are there",
+            instead="export the step after the last change of the share",
+        )
+        for term in setup.problem.updating.prunings
+        if share_to_come(term, state)
     ]
     trained = set(live.problem.parameters)
     out += [

@@ -198,7 +198,11 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             average=values.get("averaging"),
             known_as=plugins["optimizers"].known_as,
         )
-    if grouped is not None and any(isinstance(t.constraint, Pruning) for t in grouped.constraints):
+    if (
+        choices
+        and grouped is not None
+        and any(isinstance(t.constraint, Pruning) for t in grouped.constraints)
+    ):
         paths = {c.name: c.paths for c in grouped.choices}
         placed_terms = collect(place_prunings, grouped.constraints, model, paths)
         grouped = attrs.evolve(grouped, constraints=placed_terms or ())

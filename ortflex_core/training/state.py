@@ -616,11 +616,7 @@ class Live:
 
     def inferring(self) -> dict[str, Array]:
         """The tensors that predictions and exports use: weights or their averages, and buffers."""
-        state = self.state(buffers=True, averaged=True)
-        for term in self.setup.problem.updating.prunings:
-            for name in (*term.parameters, *term.followers):
-                state[name] += 0  # −0 becomes 0, so that files are compressed better
-        return state
+        return self.state(buffers=True, averaged=True)
 
     def slots(self) -> dict[str, Array]:
         """The optimizer's state, in the engine or kept for the next one."""

@@ -36,6 +36,8 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "transforms": {"transforms": ["centralize"]},
     "average": {"averaging": "ema"},
     "constraint": {"constraint": {"W1": "non_negative"}},
+    "pruning": {"constraint": {"name": "sparsity", "share": 0.75}},
+    "pruning of channels": {"constraint": {"name": "sparsity", "method": "channels"}},
     "group": {"groups": [{"params": ["W1"], "rate": 0.3, "optimizer": "rmsprop"}]},
     "later group": {"groups": [{"params": ["W2"], "start_epoch": 2}]},
     "two threads": {"threads": 2},

@@ -105,6 +105,7 @@ def test_an_optimizer_has_the_bits_of_numpy(optimizer: Any) -> None:
         {"accumulate": 2, "transforms": ["centralize"]},
         {"schedule": "cosine", "groups": [{"params": ["W1"], "rate": 0.3, "optimizer": "rmsprop"}]},
         {"constraint": {"W1": "non_negative"}, "threads": 1},
+        {"constraint": {"name": "sparsity", "share": 0.75}, "clip_norm": 0.5},
     ],
     ids=lambda o: next(iter(o)),
 )

@@ -52,7 +52,7 @@ def _placed(term: ConstraintTerm, pruning: Pruning, model: Model, paths: Paths) 
     label = f"constraint {pruning.name!r}"
     own = [n for n in term.parameters if n not in model.attached]
     named = _matching(pruning, term.parameters, paths) if pruning.params else []
-    if not own or not set(named) <= set(own):
+    if (term.parameters and not own) or not set(named) <= set(own):
         raise ConfigError(
             [
                 f"{label}: the matrices of adapters cannot be sparse: their product is dense, and one of "

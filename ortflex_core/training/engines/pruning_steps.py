@@ -19,9 +19,9 @@ from ortflex_core.kernel.types import Array
 class PruningSteps:
     """An engine whose weights get their zeros between steps; in between its graphs keep them.
 
-    After the step before which a share changes, weights, and their averages, are replaced by their
-    projections. These depend on the weights alone, so processes with equal weights stay equal, and the
-    state after a step has all that is needed to continue from there.
+    After the step before which a share changes, weights are replaced by their projections; the averages
+    and the momenta of the new zeros are zero, too. Projections depend on the weights alone, so processes
+    with equal weights stay equal, and the state after a step has all that is needed to go on from there.
 
     Args:
         engine: the engine.
@@ -97,7 +97,7 @@ class PruningSteps:
             ConfigError: a weight is zero everywhere, so that it would stay so.
         """
         self._begun = True
-        engine, keys = self._engine, self._problem.average_keys
+        engine = self._engine
         state = engine.state()
         stays: dict[str, Array] = {}
         for term, changes in self._terms:
@@ -115,25 +115,31 @@ class PruningSteps:
         changed = {n: m for n, m in stays.items() if np.any(state[n][~m])}
         if not changed:
             return
-        averages = {}
-        if keys:
-            slots = engine.slots()
-            averages = {keys[n]: slots[keys[n]] for n in state if keys.get(n) in slots}
-            averages |= {keys[n]: _with_zeros(averages[keys[n]], m) for n, m in changed.items()}
+        # Without momentum, a zero moves no norm, and it is not −0 after a step.
+        slots = engine.slots()
+        own = {
+            key: _with_zeros(slots[key], changed[str(port.of)])
+            for key, port in self._problem.slot_ports.items()
+            if port.of in changed
+            and key in slots
+            and slots[key].shape == changed[str(port.of)].shape
+        }
         engine.load({n: _with_zeros(state[n], m) for n, m in changed.items()})
-        if averages:
-            engine.load_slots(averages)  # they begin again when weights are loaded
+        if own:
+            engine.load_slots(own)  # after the weights, with which averages begin again
 
     def missing(self) -> float:
-        """The share of the weights that would have to become zero for the final share."""
+        """The largest share of the weights of a pruning that is not zero yet."""
         state = self._engine.state()
-        total = lost = 0
-        for term, _ in self._terms:
-            stays = elements_that_stay(term, state, term.constraint.final)
-            own = [n for n in term.parameters if n in stays]
-            total += sum(state[n].size for n in own)
-            lost += sum(int(np.count_nonzero(state[n][~stays[n]])) for n in own)
-        return lost / max(total, 1)
+        return max(share_to_come(term, state) for term, _ in self._terms)
+
+
+def share_to_come(term: PruningTerm, state: Mapping[str, Array]) -> float:
+    """The share of the weights of a pruning that would have to become zero for its final share."""
+    stays = elements_that_stay(term, state, term.constraint.final)
+    own = [n for n in term.parameters if n in stays]
+    total = sum(state[n].size for n in own)
+    return sum(int(np.count_nonzero(state[n][~stays[n]])) for n in own) / max(total, 1)
 
 
 def elements_that_stay(
