@@ -12,19 +12,6 @@ DECOMPOSITIONS = Decompositions()
 
 FROZEN = "frozen, because it belongs to a quantized weight"
 
-
-_OPERATOR_FORMAT = (
-    *("QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
-    *("QLinearConcat", "QLinearWhere", "QLinearReduceMean", "QLinearAveragePool"),
-    *("QLinearGlobalAveragePool", "QLinearConv", "QGemm"),
-)
-DECOMPOSITIONS.refuse(
-    *_OPERATOR_FORMAT,
-    reason=(
-        "because it computes with whole numbers (QOperator format), through which no gradient passes: "
-        "quantize with quant_format=QuantFormat.QDQ, or train the float file and quantize the result"
-    ),
-)
 DECOMPOSITIONS.refuse(
     "DynamicQuantizeLSTM",
     reason=(

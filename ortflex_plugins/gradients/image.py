@@ -79,6 +79,11 @@ def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [whole, None, None, None]
 
 
+def _kind(x: Tensor) -> int:
+    """The type of the gradient of an image, which may have the integers of real numbers."""
+    return x.dtype if x.is_float else _FLOAT
+
+
 def _stays(node: NodeView) -> bool:
     """Whether no size changes: onnxruntime then copies the elements, for all scales."""
     sizes = known_sizes(node.inputs[0])
@@ -106,7 +111,7 @@ def _repeats(node: NodeView) -> list[int] | None:
     """How often each spatial element is repeated, if Resize only repeats elements."""
     x, y = node.inputs[0], node.outputs[0]
     modes = (node.coordinate_transformation_mode, node.nearest_mode)
-    if node.mode != "nearest" or modes not in _REPEATS or x.dtype != _FLOAT:
+    if node.mode != "nearest" or modes not in _REPEATS or _kind(x) != _FLOAT:
         return None
     before, after, scales = known_sizes(x, 2), known_sizes(y, 2), _given(node, 2)
     if before is None or after is None or y.shape is None:
@@ -183,7 +188,7 @@ def _resized_rows(op: Ops, node: NodeView, unit: Tensor, **settings: Any) -> Ten
     """A matrix whose rows are resized as the node resizes an axis."""
     x = node.inputs[0]
     front = list(range(x.rank - 2))  # Resize has kernels for some ranks only: use that of the node
-    image = op.Cast(unit, to=x.dtype)
+    image = op.Cast(unit, to=_kind(x))
     image = op.Unsqueeze(image, axes=front) if front else image
     rows = op.Resize(image, **settings, **node.settings(*_KEPT))
     return op.Squeeze(rows, axes=front) if front else rows
@@ -257,7 +262,7 @@ def _matrix_next_to(op: Ops, node: NodeView, k: int, axis: int) -> Tensor:
         settings["roi"] = _region(op, node, k, 4)
     growing = op.constant(np.array([1, 1, 2], np.float32))
     settings["scales"] = op.Concat(growing, op.Gather(scales, [k]), axis=0)
-    unit = op.Cast(_unit(op, x, axis), to=x.dtype)
+    unit = op.Cast(_unit(op, x, axis), to=_kind(x))
     rows = op.Resize(op.Unsqueeze(unit, axes=[1, 2]), **settings)
     matrix = op.Squeeze(op.Gather(rows, 0, axis=2), axes=[1])
     if known_sizes(x) is not None and known_sizes(y) is not None:

@@ -34,9 +34,8 @@ RULES.straight_through("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger
 RULES.carries_integers(
     *("Clip", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand"),
     *("Slice", "Gather", "GatherElements", "GatherND", "Split", "Tile", "DepthToSpace"),
-    "SpaceToDepth",
+    *("SpaceToDepth", "MaxPool", "Pad", "Resize"),
 )
-RULES.not_differentiable("QLinearConv", "QLinearMatMul")
 
 _RANGES: dict[int, tuple[int, int]] = {
     int(dtype): (int(np.iinfo(numpy_dtype(dtype)).min), int(np.iinfo(numpy_dtype(dtype)).max))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,10 @@ def test_every_family_of_ours_has_cases() -> None:
     assert sorted(entries) == sorted(FAMILIES)
 
 
-FIRST = {"attention": (1, 24), "quantization": (1, 22), "normalization": (1, 22)}
+FIRST = {
+    **dict.fromkeys(("quantization", "operator_format", "normalization"), (1, 22)),
+    "attention": (1, 24),
+}
 """The first runtime whose kernels are an oracle: older ones crash on some forms, and give other values
 to the rows of GroupQueryAttention that are padding."""
 
@@ -134,8 +136,6 @@ def test_a_form_that_is_not_decomposed_is_named_with_its_reason() -> None:
 
 REFUSED = {
     ("com.microsoft.nchwc", "ReorderInput"): (1, 1, r"at level 2 \(ORT_ENABLE_EXTENDED\)"),
-    ("com.microsoft", "QLinearAdd"): (8, 1, r"QOperator format.*QuantFormat\.QDQ"),
-    ("com.microsoft", "QGemm"): (9, 1, r"QOperator format.*QuantFormat\.QDQ"),
     ("com.microsoft", "DynamicQuantizeLSTM"): (
         12,
         3,
@@ -166,28 +166,6 @@ def test_an_error_explains_each_operator_once() -> None:
         nodes.append(helper.make_node("QLinearSigmoid", inputs * 5, [name], domain="com.microsoft"))
     made = Model(network(nodes, {"V": draw(4, 3)})).decomposed
     assert (len(made.refused), len(made.explanations())) == (8, 1)
-
-
-def test_a_file_in_operator_format_is_refused_with_the_form_to_use(tmp_path: Path) -> None:
-    """onnxruntime's own quantizer writes QLinearMatMul into the standard's domain."""
-    quantization = pytest.importorskip("onnxruntime.quantization")
-    if require_runtime().version_info < (1, 22):
-        pytest.skip("the quantizer of this runtime needs an older onnx")
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-        rows = iter([{"x": draw(8, 4)}])
-
-        def get_next(self) -> Any:
-            return next(self.rows, None)
-
-    onnx.save(
-        network([helper.make_node("MatMul", ["x", "V"], ["y"])], {"V": draw(4, 3)}), tmp_path / "f"
-    )
-    form = quantization.QuantFormat.QOperator
-    quantization.quantize_static(tmp_path / "f", tmp_path / "q", Reader(), quant_format=form)
-    assert "QLinearMatMul" in [n.op_type for n in onnx.load(tmp_path / "q").graph.node]
-    with pytest.raises(ModelError, match=r"QLinearMatMul \(QOperator format\).*QuantFormat\.QDQ"):
-        Trainer(tmp_path / "q", loss="squared_error")
 
 
 def test_nodes_in_the_branches_of_an_if_are_decomposed() -> None:

@@ -37,6 +37,7 @@ def test_all_differentiable_operators_can_be_trained_through() -> None:
         pytest.skip(f"this onnx does not know opset {NEWEST}")
     assert {n for n, found in kinds.items() if found == "no rule"} == set()
     assert counts["rule"] + counts["resolved"] == 144 + 2
+    assert counts["decomposed"] == 2
 
 
 @pytest.mark.parametrize("opset", range(OLDEST, NEWEST + 1))

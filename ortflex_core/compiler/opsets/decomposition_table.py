@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import onnx
 from onnx import AttributeProto
 
@@ -38,6 +39,8 @@ class Call:
         """Whether the node has each of its outputs."""
         self.frozen: dict[int, str] = {}
         """The inputs that are not trained, and the reasons."""
+        self.initializers: dict[str, Array] = {}
+        """Constants that are initializers of the internal graph."""
         self._inputs, self._attributes, self._values = tuple(inputs), attributes, tuple(values)
         self._read: set[int] = set()
         self._asked: set[str] = set()
@@ -80,6 +83,19 @@ class Call:
     def freeze(self, index: int, reason: str) -> None:
         """Declare that an initializer at this input is not trained, such as one of a quantized weight."""
         self.frozen[index] = reason
+
+    def initializer(self, name: str, values: Array) -> Tensor:
+        """A constant that is an initializer of the internal graph, which the file does not have.
+
+        It is not trained. A quantized weight is trained only if its scale is an initializer.
+
+        Args:
+            name: a name that differs from those of the node's inputs and of its other initializers.
+            values: the values.
+        """
+        values = np.asarray(values)
+        self.initializers[name] = values
+        return self.trace.input(name, values.dtype, values.shape)
 
     def check_read(self) -> None:
         """Refuse a node with an input or an attribute that the formula did not read.

@@ -34,6 +34,8 @@ from ortflex_core.kernel.types import Array, Shape, shape_of
 
 APART = "ortflex.apart"
 """The domain that :func:`mark` gives to operators that the standard does not have."""
+INTEGER_PRODUCTS = ("QLinearConv", "QLinearMatMul")
+"""Operators of the standard on integers, through which a gradient passes only after a decomposition."""
 Key = tuple[str, str]
 """The domain of an operator, "" for the standard's, and its name."""
 Formulas = Mapping[Key, Sequence[tuple[Entry, Decomposition]]]
@@ -53,6 +55,8 @@ class Decomposed:
     """The node of the file that each output of an internal node comes from."""
     frozen: dict[str, str] = attrs.field(factory=dict)
     """The initializers that are not trained by default, and why."""
+    own: set[str] = attrs.field(factory=set)
+    """Initializers that the file does not have; nobody can name them."""
     typed: set[str] = attrs.field(factory=set)
     """The outputs of nodes that are kept and whose types only the decomposition defines."""
 
@@ -162,8 +166,10 @@ def _refusals(plugins: Plugins) -> dict[Key, str]:
 
 
 def _outside(node: NodeProto, opset: int) -> bool:
-    """Whether the standard does not have an operator at the opset of the file."""
-    return bool(plain_domain(node.domain)) or schema(node.op_type, opset, "") is None
+    """Whether a node is decomposed: the standard does not have its operator, or on integers only."""
+    if plain_domain(node.domain) or node.op_type in INTEGER_PRODUCTS:
+        return True
+    return schema(node.op_type, opset, "") is None
 
 
 def domain_of(node: NodeProto) -> str:
@@ -219,7 +225,8 @@ class _Work:
                 value = constant_of(node)
                 if value is not None:
                     constants[node.output[0]] = value
-            made, types = self._decomposed(node, values, constants)
+            made, types, more = self._decomposed(node, values, constants)
+            graph.initializer.extend(more)
             if not made and node.domain == APART:
                 node.domain = ""
             nodes.extend(made or [node])
@@ -238,16 +245,19 @@ class _Work:
 
     def _decomposed(
         self, node: NodeProto, values: Mapping[str, Tensor], constants: Mapping[str, Array]
-    ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]]]:
-        """The nodes that replace a node, and the types of its outputs; no nodes if it is kept."""
+    ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]], list[TensorProto]]:
+        """The nodes that replace a node, the types of its outputs, and initializers of the nodes.
+
+        There are no nodes if it is kept.
+        """
         domain = "" if node.domain == APART else plain_domain(node.domain)
         key = (domain, node.op_type)
         if not _outside(node, self.opsets.get("", 0)):
-            return [], []
+            return [], [], []
         if key not in self._stays:
             self._stays[key] = bool(key[0]) and self.ruled(self.plugins, key)
         if self._stays[key]:
-            return [], self._types(key, node, values, constants)
+            return [], self._types(key, node, values, constants), []
         if key not in self.formulas:
             if key in self.refusals:
                 self._refuse(node, f"is not computed by standard operators {self.refusals[key]}")
@@ -257,7 +267,7 @@ class _Work:
                     "has no decomposition; a family that was not loaded may have it: "
                     f"{'; '.join(self.broken)}",
                 )
-            return [], []
+            return [], [], []
         entry, formula = self._formula(key)
         try:
             call, outputs = self._traced(node, values, constants, entry, formula)
@@ -272,7 +282,7 @@ class _Work:
                 f"the decomposition of {node_label(node)} of {entry.described} fails: {text}. "
                 f"{entry.remedy}"
             ) from error
-        return [], []
+        return [], [], []
 
     def _refuse(self, node: NodeProto, reason: str) -> None:
         sentence = f"{node_label(node)} of {domain_of(node)} {reason}"
@@ -363,9 +373,13 @@ class _Work:
 
     def _replaced(
         self, node: NodeProto, call: Call, outputs: Mapping[str, Tensor]
-    ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]]]:
-        """The nodes of a formula, and the types of the outputs."""
-        nodes = self._named(node, call.trace, outputs)
+    ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]], list[TensorProto]]:
+        """The nodes of a formula, the types of the outputs, and initializers."""
+        nodes, prefix = self._named(node, call.trace, outputs)
+        initializers = []
+        for name, values in call.initializers.items():
+            initializers.append(onnx.numpy_helper.from_array(values, prefix + name))
+            self.result.own.add(prefix + name)
         operators = list(dict.fromkeys(n.op_type for n in nodes if n.op_type != "Constant"))
         self.result.reasons[node.output[0]] = (
             f"{node_label(node)} of {domain_of(node)} is computed by "
@@ -374,16 +388,17 @@ class _Work:
         for k, reason in call.frozen.items():
             if k < len(node.input) and node.input[k]:
                 self.result.frozen[node.input[k]] = reason
-        return nodes, _types_of(node, outputs)
+        return nodes, _types_of(node, outputs), initializers
 
     def _named(
         self, node: NodeProto, trace: Trace, outputs: Mapping[str, Tensor]
-    ) -> list[NodeProto]:
-        """The nodes of a formula, with unique names in the model."""
+    ) -> tuple[list[NodeProto], str]:
+        """The nodes of a formula, with unique names in the model, and what begins these names."""
         self.count += 1
         graph = build(trace, outputs, name="decomposition").proto().graph
         keep = {*filter(None, node.input), *outputs}
-        prefix_names(graph, f"{node.name or node.output[0]}/{self.count}~", keep)
+        prefix = f"{node.name or node.output[0]}/{self.count}~"
+        prefix_names(graph, prefix, keep)
         nodes = [
             helper.make_node("Constant", [], [t.name], name=f"{t.name}/Constant", value=t)
             for t in graph.initializer
@@ -392,7 +407,7 @@ class _Work:
         for made in nodes:
             made.doc_string = ""
             self.result.origins.update(dict.fromkeys(made.output, node))
-        return nodes
+        return nodes, prefix
 
 
 def _types_of(node: NodeProto, outputs: Mapping[str, Tensor]) -> list[tuple[int, Shape | None]]:

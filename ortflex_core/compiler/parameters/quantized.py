@@ -55,10 +55,4 @@ def way_out(model: Model, nodes: Iterable[NodeProto]) -> str:
         "its weights are quantized, and only those before a DequantizeLinear with constant scales are "
         "trained (as float masters). Train the float file and quantize it again"
     )
-    integer_only = {n.op_type: None for n in nodes if n.op_type.startswith("QLinear")}
-    if integer_only:
-        return (
-            f"{text}. No gradient passes through {', '.join(integer_only)} (QOperator format); a "
-            "file quantized with quant_format=QuantFormat.QDQ can have adapters"
-        )
     return f'{text}; or train adapters next to quantized products: adapters="lora"'

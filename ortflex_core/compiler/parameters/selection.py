@@ -322,7 +322,8 @@ def _by_name(
 ) -> list[Choice]:
     used = {i for node in nodes for i in reads(node)}
     specs = model.initializers
-    floats = [n for n, s in specs.items() if s.dtype in FLOATS]
+    own = model.decomposed.own
+    floats = [n for n, s in specs.items() if s.dtype in FLOATS and n not in own]
     wanted = [p for p in params if not p.startswith("!")]
     unwanted = [p[1:] for p in params if p.startswith("!")]
     chosen: dict[str, bool] = {}
@@ -330,7 +331,7 @@ def _by_name(
     if not wanted:
         chosen = {name: True for name, choice in defaults.items() if choice.trained}
     for pattern in wanted:
-        if pattern in specs:
+        if pattern in specs and pattern not in own:
             if pattern not in floats:
                 raise ModelError(
                     f"the parameter {pattern!r} is {dtype_name(specs[pattern].dtype)}"

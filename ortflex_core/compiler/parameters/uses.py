@@ -76,7 +76,12 @@ _MOVES = frozenset(
     | _PICKED
 )
 # Between rounding and the product: the range of a fake quantization, and moved integers.
-_CARRYING = (_MOVES | {"Clip"}) - {"QuantizeLinear", "DequantizeLinear", "Cast", "CastLike"}
+_CARRYING = (_MOVES | {"Clip", "MaxPool", "Resize", "DepthToSpace", "SpaceToDepth"}) - {
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Cast",
+    "CastLike",
+}
 
 
 @attrs.frozen
@@ -193,7 +198,8 @@ class _Walk:
         learns: Callable[[str, Uses], bool],
     ) -> None:
         self.model, self.flat, self.leading, self.learns = model, flat, leading, learns
-        floats = [n for n, s in model.initializers.items() if s.dtype in FLOATS]
+        own = model.decomposed.own
+        floats = [n for n, s in model.initializers.items() if s.dtype in FLOATS and n not in own]
         # The initializers from which each tensor without data is computed.
         self.sources: dict[str, tuple[str, ...]] = {n: (n,) for n in floats}
         self.still: set[str] = set(model.initializers)

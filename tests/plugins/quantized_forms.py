@@ -1,0 +1,286 @@
+"""Networks, the files that onnxruntime's tools make of them, and what these compute, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from ortflex_core import Array
+
+_RNG = np.random.default_rng(25)
+_made = helper.make_node
+
+
+def draw(*shape: int) -> Array:
+    """A weight whose products have about the variance of the data."""
+    depth = np.prod(shape[1:]) if len(shape) > 2 else shape[0]
+    return np.asarray(_RNG.standard_normal(shape) / np.sqrt(depth), np.float32)
+
+
+def network(
+    nodes: Sequence[NodeProto], weights: Mapping[str, Any], *sizes: int, opset: int = 17
+) -> ModelProto:
+    """A float network from x [N, …] to y [N, 4]."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["N", *sizes])],
+        [helper.make_tensor_value_info("y", 1, ["N", 4])],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def mlp() -> ModelProto:
+    """MatMul, Add, Relu, Gemm."""
+    nodes = [
+        _made("MatMul", ["x", "W"], ["h"], "matmul"),
+        _made("Add", ["h", "b"], ["a"], "add"),
+        _made("Relu", ["a"], ["r"], "relu"),
+        _made("Gemm", ["r", "V", "c"], ["y"], "gemm"),
+    ]
+    weights = {"W": draw(8, 16), "b": draw(16), "V": draw(16, 4), "c": draw(4)}
+    return network(nodes, weights, 8)
+
+
+def cnn() -> ModelProto:
+    """Convolutions, pooling, a residual, activations, Concat, and a Gemm of the turned weight."""
+    nodes = [
+        _made("Conv", ["x", "K", "a"], ["h"], "conv1", pads=[1] * 4),
+        _made("Relu", ["h"], ["r"], "relu"),
+        _made("MaxPool", ["r"], ["p"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
+        _made("Conv", ["p", "L", "b"], ["i"], "conv2", pads=[1] * 4, group=2),
+        _made("Sigmoid", ["i"], ["s"], "sigmoid"),
+        _made("Add", ["s", "p"], ["t"], "add"),
+        _made("LeakyRelu", ["t"], ["l"], "leaky", alpha=0.1),
+        _made("Mul", ["l", "s"], ["m"], "mul"),
+        _made("Concat", ["m", "p"], ["j"], "concat", axis=1),
+        _made("GlobalAveragePool", ["j"], ["g"], "mean"),
+        _made("Flatten", ["g"], ["f"], "flatten"),
+        _made("Gemm", ["f", "V", "c"], ["y"], "gemm", transB=1),
+    ]
+    weights = {"K": draw(6, 2, 3, 3), "a": draw(6), "L": draw(6, 3, 3, 3), "b": draw(6)}
+    return network(nodes, {**weights, "V": draw(4, 12), "c": draw(4)}, 2, 8, 8)
+
+
+def attention() -> ModelProto:
+    """A convolution into patches, AveragePool, and attention over them."""
+    nodes = [
+        _made("Conv", ["x", "K", "a"], ["h"], "conv", pads=[1] * 4),
+        _made("AveragePool", ["h"], ["p"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
+        _made("Transpose", ["p"], ["t"], "turn", perm=[0, 2, 3, 1]),
+        _made("Reshape", ["t", "shape"], ["s"], "reshape"),
+        _made("MatMul", ["s", "Q"], ["q"], "queries"),
+        _made("MatMul", ["s", "P"], ["k"], "keys"),
+        _made("Transpose", ["k"], ["o"], "turn2", perm=[0, 2, 1]),
+        _made("MatMul", ["q", "o"], ["z"], "scores"),
+        _made("Softmax", ["z"], ["w"], "softmax", axis=-1),
+        _made("MatMul", ["w", "q"], ["v"], "mixed"),
+        _made("ReduceMean", ["v"], ["m"], "mean", axes=[1], keepdims=0),
+        _made("MatMul", ["m", "V"], ["y"], "last"),
+    ]
+    weights = {"K": draw(6, 2, 3, 3), "a": draw(6), "Q": draw(6, 5), "P": draw(6, 5)}
+    shape = np.array([0, -1, 6])
+    return network(nodes, {**weights, "V": draw(5, 4), "shape": shape}, 2, 8, 8)
+
+
+def moves() -> ModelProto:
+    """Operators that only move integers: padded and overlapping windows, Resize, Split, Squeeze."""
+    modes = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}
+    nodes = [
+        _made("Conv", ["x", "K", "a"], ["h"], "conv1"),
+        _made("Relu", ["h"], ["r"], "relu"),
+        _made("MaxPool", ["r"], ["p"], "pool", **window),
+        _made("Resize", ["p", "", "scales"], ["u"], "resize", mode="nearest", **modes),
+        _made("Split", ["u"], ["u1", "u2"], "split", axis=1),
+        _made("Conv", ["u1", "L"], ["i"], "conv2"),
+        _made("Add", ["i", "u2"], ["s"], "add"),
+        _made("MatMul", ["s", "P"], ["m"], "matmul"),
+        _made("Squeeze", ["m", "last"], ["q"], "squeeze"),
+        _made("Unsqueeze", ["q", "last"], ["o"], "unsqueeze"),
+        _made("Flatten", ["o"], ["f"], "flatten"),
+        _made("Gemm", ["f", "V", "c"], ["y"], "gemm"),
+    ]
+    weights = {"K": draw(6, 2, 1, 1), "a": draw(6), "L": draw(3, 3, 1, 1), "P": draw(8, 1)}
+    others = {"scales": np.array([1, 1, 2, 2], np.float32), "last": np.array([3])}
+    return network(nodes, {**weights, "V": draw(24, 4), "c": draw(4), **others}, 2, 8, 8)
+
+
+NETWORKS: Mapping[str, Callable[[], ModelProto]] = {
+    f.__name__: f for f in (mlp, cnn, attention, moves)
+}
+
+
+def rows(model: ModelProto, count: int, seed: int = 1) -> Array:
+    """Rows for the input of a network."""
+    dims = model.graph.input[0].type.tensor_type.shape.dim[1:]
+    sizes = (count, *(d.dim_value for d in dims))
+    return np.random.default_rng(seed).standard_normal(sizes).astype(np.float32)
+
+
+def static(model: ModelProto, folder: Path, form: str, **settings: Any) -> ModelProto:
+    """What ``quantize_static`` makes of a network, in the format "QDQ" or "QOperator"."""
+    from onnxruntime import quantization
+
+    data = rows(model, 64)
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        left = iter([{"x": data[i : i + 16]} for i in range(0, 64, 16)])
+
+        def get_next(self) -> Any:
+            return next(self.left, None)
+
+    onnx.save(model, folder / "float.onnx")
+    paths = folder / "float.onnx", folder / "quantized.onnx"
+    kind = quantization.QuantFormat[form]
+    quantization.quantize_static(*paths, Reader(), quant_format=kind, **settings)
+    return onnx.load(folder / "quantized.onnx")
+
+
+def arrays(model: ModelProto) -> dict[str, Array]:
+    """The initializers."""
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+class InTorch:
+    """What a file in the format QOperator computes on real numbers, with torch's fake quantization.
+
+    Every quantized tensor has the name of its integers. ``masters`` has the weights: leaves with a
+    gradient.
+    """
+
+    def __init__(self, model: ModelProto) -> None:
+        import torch
+
+        self.torch, self.model, self.constants = torch, model, arrays(model)
+        self.masters: dict[str, Any] = {}
+
+    def real(self, names: Sequence[str], axis: int = 0) -> Any:
+        """A tensor by the names of its integers, scale and zero point."""
+        if names[0] in self.values:
+            return self.values[names[0]]
+        whole, scale, zero = (self.constants[n] for n in names)
+        if scale.size > 1:
+            shape = [-1 if k == axis % whole.ndim else 1 for k in range(whole.ndim)]
+            spread = (whole.astype(np.float32) - zero.reshape(shape)) * scale.reshape(shape)
+        else:
+            spread = (whole.astype(np.float32) - zero) * scale
+        master = self.masters.setdefault(
+            names[0], self.torch.tensor(spread.astype(np.float32), requires_grad=True)
+        )
+        return self.rounded(master, names[1:], axis)
+
+    def rounded(self, y: Any, names: Sequence[str], axis: int = 0) -> Any:
+        """Fake quantization by the names of a scale and a zero point."""
+        torch, (scale, zero) = self.torch, (self.constants[n] for n in names)
+        bounds = (0, 255) if zero.dtype == np.uint8 else (-128, 127)
+        if scale.size > 1:
+            zeros = torch.tensor(zero.astype(np.int32))
+            axis %= y.ndim
+            made = torch.fake_quantize_per_channel_affine
+            return made(y, torch.tensor(scale), zeros, axis, *bounds)
+        made = torch.fake_quantize_per_tensor_affine
+        return made(y, float(scale.reshape(())), int(zero.reshape(())), *bounds)
+
+    def bias(self, name: str, data: str, own: str) -> Any:
+        """An int32 bias, whose rounding is smaller than float32's."""
+        unit = self.constants[data].reshape(()) * self.constants[own]
+        values = (self.constants[name] * unit).astype(np.float32)
+        made = self.torch.tensor(values, requires_grad=True)
+        return self.masters.setdefault(name, made)
+
+    def __call__(self, x: Array) -> Any:
+        """The output, which depends on ``masters``."""
+        self.values: dict[str, Any] = {"x": self.torch.tensor(x)}
+        for node in self.model.graph.node:
+            self.settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            made = getattr(self, f"_{node.op_type.lower()}")(list(node.input))
+            made = made if isinstance(made, tuple) else (made,)
+            self.values.update(zip(node.output, made, strict=True))
+        return self.values["y"]
+
+    def _quantizelinear(self, i: list[str]) -> Any:
+        return self.rounded(self.values[i[0]], i[1:])
+
+    def _dequantizelinear(self, i: list[str]) -> Any:
+        return self.values[i[0]]
+
+    def _qlinearconv(self, i: list[str]) -> Any:
+        weight, x = self.real(i[3:6]), self.values[i[0]]
+        bias = self.bias(i[8], i[1], i[4]) if len(i) > 8 else None
+        pads = self.settings.get("pads", [0] * 4)
+        groups = self.settings.get("group", 1)
+        y = self.torch.nn.functional.conv2d(x, weight, bias, padding=pads[:2], groups=groups)
+        return self.rounded(y, i[6:8])
+
+    def _qlinearmatmul(self, i: list[str]) -> Any:
+        return self.rounded(self.real(i[:3], -2) @ self.real(i[3:6], -1), i[6:8])
+
+    def _qgemm(self, i: list[str]) -> Any:
+        turned = self.settings.get("transB", 0)
+        weight = self.real(i[3:6], 0 if turned else 1)
+        y = self.values[i[0]] @ (weight.T if turned else weight) + self.bias(i[6], i[1], i[4])
+        return self.rounded(y, i[7:9])
+
+    def _qlinearadd(self, i: list[str]) -> Any:
+        return self.rounded(self.real(i[:3]) + self.real(i[3:6]), i[6:8])
+
+    def _qlinearmul(self, i: list[str]) -> Any:
+        return self.rounded(self.real(i[:3]) * self.real(i[3:6]), i[6:8])
+
+    def _qlinearsigmoid(self, i: list[str]) -> Any:
+        return self.rounded(self.values[i[0]].sigmoid(), i[3:5])
+
+    def _qlinearleakyrelu(self, i: list[str]) -> Any:
+        y = self.torch.nn.functional.leaky_relu(self.values[i[0]], self.settings["alpha"])
+        return self.rounded(y, i[3:5])
+
+    def _qlinearsoftmax(self, i: list[str]) -> Any:
+        return self.rounded(self.values[i[0]].softmax(-1), i[3:5])
+
+    def _qlinearconcat(self, i: list[str]) -> Any:
+        parts = [self.values[name] for name in i[2::3]]
+        return self.rounded(self.torch.cat(parts, self.settings["axis"]), i[:2])
+
+    def _qlinearglobalaveragepool(self, i: list[str]) -> Any:
+        return self.rounded(self.values[i[0]].mean((2, 3), keepdim=True), i[3:5])
+
+    def _qlinearaveragepool(self, i: list[str]) -> Any:
+        return self.rounded(self.torch.nn.functional.avg_pool2d(self.values[i[0]], 2), i[3:5])
+
+    def _maxpool(self, i: list[str]) -> Any:
+        pads = self.settings.get("pads", [0] * 4)
+        size, step = self.settings["kernel_shape"], self.settings["strides"]
+        return self.torch.nn.functional.max_pool2d(self.values[i[0]], size, step, pads[:2])
+
+    def _resize(self, i: list[str]) -> Any:
+        return self.torch.nn.functional.interpolate(self.values[i[0]], scale_factor=2)
+
+    def _split(self, i: list[str]) -> Any:
+        return tuple(self.values[i[0]].chunk(2, 1))
+
+    def _squeeze(self, i: list[str]) -> Any:
+        return self.values[i[0]].squeeze(-1)
+
+    def _unsqueeze(self, i: list[str]) -> Any:
+        return self.values[i[0]].unsqueeze(-1)
+
+    def _flatten(self, i: list[str]) -> Any:
+        return self.values[i[0]].flatten(1)
+
+    def _transpose(self, i: list[str]) -> Any:
+        return self.values[i[0]].permute(self.settings["perm"])
+
+    def _reshape(self, i: list[str]) -> Any:
+        x = self.values[i[0]]
+        return x.reshape(len(x), -1, 6)
+
+    def _reducemean(self, i: list[str]) -> Any:
+        return self.values[i[0]].mean(1)
