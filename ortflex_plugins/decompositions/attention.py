@@ -25,6 +25,7 @@ from ortflex_core import (
     size_of,
     size_vector,
 )
+from ortflex_plugins.decompositions._real import real
 from ortflex_plugins.decompositions._rotation import angles, part, rotate
 
 DECOMPOSITIONS = Decompositions()
@@ -149,17 +150,10 @@ def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("QAttention")
 def quantized_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Attention with a product of integers; the weights are frozen."""
-    x, weights = node.required(0), node.required(1)
-    scale = node.required(3) * node.required(4)
-    for k in (1, 4, 7):
-        node.freeze(k, "frozen, because it belongs to a quantized weight")
-    zeros = [
-        op.Cast(op.constant(0), to=whole.dtype) if zero is None else zero
-        for whole, zero in ((x, node.input(6)), (weights, node.input(7)))
-    ]
-    made = op.Cast(op.MatMulInteger(x, weights, *zeros), to=TensorProto.FLOAT) * scale
-    made = made + node.required(2)
+    """Attention with a product of integers, whose weights are trained as float masters."""
+    weights = node.required(1)
+    data = real(op, node, (0, 3, 6))
+    made = op.MatMul(data, real(op, node, (1, 4, 7), axis=1)) + node.required(2)
     return _of_product(op, node, made, _hidden(node, weights), node.input(5), node.input(8), None)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from onnx import TensorProto
 
 from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor, count_to, size_of
+from ortflex_plugins.decompositions._real import real
 
 DECOMPOSITIONS = Decompositions()
 
@@ -116,16 +117,11 @@ def embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("QEmbedLayerNormalization")
 def quantized_embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """EmbedLayerNormalization of quantized tables, scale and bias, which are frozen."""
+    """EmbedLayerNormalization of quantized tables, scale and bias, trained as float masters."""
     floats: list[Tensor | None] = []
     for k in range(2, 7):  # the scale of input k is input k + 6, its zero point is input k + 11
-        whole, scale, zero = node.input(k), node.input(k + 6), node.input(k + 11)
-        for place in (k, k + 6, k + 11):
-            node.freeze(place, "frozen, because it belongs to a quantized weight")
-        if whole is None or scale is None:
-            floats.append(None)
-        else:
-            floats.append(op.DequantizeLinear(whole, scale, zero))
+        places = (k, k + 6, k + 11)
+        floats.append(None if node.input(k) is None else real(op, node, places))
     words, positions, segments, weight, bias = floats
     if words is None or positions is None or weight is None:
         raise NotDecomposed("without tables of words and positions, or without a scale")

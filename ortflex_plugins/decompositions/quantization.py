@@ -1,4 +1,4 @@
-"""Decompositions of products with quantized weights, which are frozen."""
+"""Decompositions of products with quantized weights."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor
+from ortflex_plugins.decompositions._real import FROZEN, real
 
 DECOMPOSITIONS = Decompositions()
-
-FROZEN = "frozen, because it belongs to a quantized weight"
 
 DECOMPOSITIONS.refuse(
     "DynamicQuantizeLSTM",
@@ -78,21 +77,10 @@ def _zero_points(op: Ops, zeros: Tensor, a: Tensor, bits: int, rows: int, blocks
     return op.Cast(op.Reshape(whole, [rows * blocks, 1]), to=a.dtype)
 
 
-def _zero_point(op: Ops, whole: Tensor, zero: Tensor | None) -> Tensor:
-    """The zero point of integers; it is 0 if none is given."""
-    return op.Cast(op.constant(0), to=whole.dtype) if zero is None else zero
-
-
-def _product(
-    op: Ops, node: Call, a: tuple[Tensor, Tensor, Tensor | None], bias: int, places: Sequence[int]
-) -> Tensor:
-    """``scale_a·scale_b·(A − zero_a)·(B − zero_b) + bias``; ``places`` are B, its scale and zero point."""
-    whole, scale, zero = a
-    b, scale_b, zero_b = node.required(places[0]), node.required(places[1]), node.input(places[2])
-    for k in places:
-        node.freeze(k, FROZEN)
-    y = op.MatMulInteger(whole, b, _zero_point(op, whole, zero), _zero_point(op, b, zero_b))
-    y = op.Cast(y, to=scale.dtype) * (scale * scale_b)
+def _product(op: Ops, node: Call, data: Tensor, places: tuple[int, int, int], bias: int) -> Tensor:
+    """The product of data by a weight; ``places`` are the weight, its scale and its zero point."""
+    rank = node.required(places[0]).rank or 2
+    y = op.MatMul(data, real(op, node, places, axis=rank - 1))
     added = node.input(bias)
     return y if added is None else y + added
 
@@ -100,12 +88,11 @@ def _product(
 @DECOMPOSITIONS.operator("MatMulIntegerToFloat")
 def matmul_integer_to_float(op: Ops, node: Call) -> Sequence[Tensor]:
     """The product of integers times both scales, plus a bias."""
-    a = (node.required(0), node.required(2), node.input(4))
-    return [_product(op, node, a, 6, (1, 3, 5))]
+    return [_product(op, node, real(op, node, (0, 2, 4)), (1, 3, 5), 6)]
 
 
 @DECOMPOSITIONS.operator("DynamicQuantizeMatMul")
 def dynamic_quantize_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
     """The product with integers of an input that is quantized by its own range."""
-    q, scale, zero = op.DynamicQuantizeLinear(node.required(0), outputs=3)
-    return [_product(op, node, (q, scale, zero), 4, (1, 2, 3))]
+    data = op.DequantizeLinear(*op.DynamicQuantizeLinear(node.required(0), outputs=3))
+    return [_product(op, node, data, (1, 2, 3), 4)]

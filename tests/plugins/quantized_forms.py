@@ -120,9 +120,12 @@ NETWORKS: Mapping[str, Callable[[], ModelProto]] = {
 
 def rows(model: ModelProto, count: int, seed: int = 1) -> Array:
     """Rows for the input of a network."""
-    dims = model.graph.input[0].type.tensor_type.shape.dim[1:]
-    sizes = (count, *(d.dim_value for d in dims))
-    return np.random.default_rng(seed).standard_normal(sizes).astype(np.float32)
+    kind = model.graph.input[0].type.tensor_type
+    sizes = (count, *(d.dim_value for d in kind.shape.dim[1:]))
+    rng = np.random.default_rng(seed)
+    if kind.elem_type == onnx.TensorProto.INT64:
+        return rng.integers(0, 20, sizes)
+    return rng.standard_normal(sizes).astype(np.float32)
 
 
 def static(model: ModelProto, folder: Path, form: str, **settings: Any) -> ModelProto:
@@ -142,6 +145,27 @@ def static(model: ModelProto, folder: Path, form: str, **settings: Any) -> Model
     kind = quantization.QuantFormat[form]
     quantization.quantize_static(*paths, Reader(), quant_format=kind, **settings)
     return onnx.load(folder / "quantized.onnx")
+
+
+def dynamic(model: ModelProto, folder: Path, **settings: Any) -> ModelProto:
+    """What ``quantize_dynamic`` makes of a network."""
+    from onnxruntime import quantization
+
+    onnx.save(model, folder / "float.onnx")
+    quantization.quantize_dynamic(folder / "float.onnx", folder / "dynamic.onnx", **settings)
+    return onnx.load(folder / "dynamic.onnx")
+
+
+def embedding() -> ModelProto:
+    """Rows of a table, their mean and a product; the input is ids [N, 5]."""
+    nodes = [
+        _made("Gather", ["T", "x"], ["e"], "gather"),
+        _made("MatMul", ["e", "W"], ["h"], "matmul"),
+        _made("ReduceMean", ["h"], ["y"], "mean", axes=[1], keepdims=0),
+    ]
+    model = network(nodes, {"T": draw(20, 6), "W": draw(6, 4)}, 5)
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    return model
 
 
 def arrays(model: ModelProto) -> dict[str, Array]:
@@ -284,3 +308,81 @@ class InTorch:
 
     def _reducemean(self, i: list[str]) -> Any:
         return self.values[i[0]].mean(1)
+
+
+class DynamicInTorch(InTorch):
+    """What a file of ``quantize_dynamic`` computes on real numbers.
+
+    A product has both scales; the nodes after it that multiply by them are skipped.
+    """
+
+    def value(self, name: str) -> Any:
+        """A value, or a float weight."""
+        if name in self.values:
+            return self.values[name]
+        made = self.torch.tensor(self.constants[name])
+        return self.masters.setdefault(name, made.requires_grad_(made.is_floating_point()))
+
+    def _dynamicquantizelinear(self, i: list[str]) -> Any:
+        x = self.values[i[0]]
+        low, high = x.detach().min().clamp(max=0), x.detach().max().clamp(min=0)
+        scale = (high - low) / 255
+        zero = (-low / scale).round().clamp(0, 255)
+        whole = ((x / scale).round() + zero).clamp(0, 255)
+        return x + ((whole - zero) * scale - x).detach(), None, None
+
+    def weight(self, i: list[str], axis: int) -> Any:
+        """The weight of a product, whose scale has a name like it."""
+        return self.real([i[1], i[1].replace("quantized", "scale"), i[3]], axis)
+
+    def _matmulinteger(self, i: list[str]) -> Any:
+        return self.values[i[0]] @ self.weight(i, -1)
+
+    def _convinteger(self, i: list[str]) -> Any:
+        pads, groups = self.settings.get("pads", [0] * 4), self.settings.get("group", 1)
+        made = self.torch.nn.functional.conv2d
+        return made(self.values[i[0]], self.weight(i, 0), padding=pads[:2], groups=groups)
+
+    def _cast(self, i: list[str]) -> Any:
+        return self.values[i[0]]
+
+    def _mul(self, i: list[str]) -> Any:
+        if i[0].endswith("_scale"):
+            return None
+        product, factor = (self.value(name) for name in i)
+        return product if factor is None else product * factor
+
+    def _add(self, i: list[str]) -> Any:
+        return self.value(i[0]) + self.value(i[1])
+
+    def _matmul(self, i: list[str]) -> Any:
+        return self.value(i[0]) @ self.value(i[1])
+
+    def _reshape(self, i: list[str]) -> Any:
+        x, shape = self.value(i[0]), self.constants[i[1]].tolist()
+        return x.reshape([x.shape[k] if d == 0 else d for k, d in enumerate(shape)])
+
+    def _relu(self, i: list[str]) -> Any:
+        return self.values[i[0]].relu()
+
+    def _sigmoid(self, i: list[str]) -> Any:
+        return self.values[i[0]].sigmoid()
+
+    def _softmax(self, i: list[str]) -> Any:
+        return self.values[i[0]].softmax(-1)
+
+    def _leakyrelu(self, i: list[str]) -> Any:
+        return self.torch.nn.functional.leaky_relu(self.values[i[0]], self.settings["alpha"])
+
+    def _concat(self, i: list[str]) -> Any:
+        return self.torch.cat([self.values[name] for name in i], 1)
+
+    def _globalaveragepool(self, i: list[str]) -> Any:
+        return self.values[i[0]].mean((2, 3), keepdim=True)
+
+    def _averagepool(self, i: list[str]) -> Any:
+        return self.torch.nn.functional.avg_pool2d(self.values[i[0]], 2)
+
+    def _gather(self, i: list[str]) -> Any:
+        names = [i[0].replace("quantized", part) for part in ("quantized", "scale", "zero_point")]
+        return self.real(names)[self.values[i[1]]]

@@ -148,7 +148,7 @@ def test_dynamic_quantization_passes_the_gradient_straight_through(
     trainer = Trainer(quantized, loss="squared_error", learning_rate=0.1, optimizer="sgd")
     trainer.step((X, Y))
     state = trainer.get_state()
-    assert set(state) == {"W1", "b1", "b2"}
+    assert set(state) == {"W1", "b1", "b2", "W2_quantized"}
     h = np.tanh(X @ arrays["W1"] + arrays["b1"])
     # DynamicQuantizeLinear: 256 steps from the smallest to the largest, 0 among them.
     low, high = min(h.min(), 0), max(h.max(), 0)
@@ -159,8 +159,9 @@ def test_dynamic_quantization_passes_the_gradient_straight_through(
     error = 2 * (rounded @ w + arrays["b2"] - Y) / Y.size
     back = (error @ w.T) * (1 - h**2)
     wanted = {"b2": error.sum(0), "b1": back.sum(0), "W1": X.T @ back}
-    for name, slope in wanted.items():
-        np.testing.assert_allclose(state[name], arrays[name] - 0.1 * slope, rtol=1e-3, atol=1e-5)
+    masters = {**arrays, "W2_quantized": w}
+    for name, slope in {**wanted, "W2_quantized": rounded.T @ error}.items():
+        np.testing.assert_allclose(state[name], masters[name] - 0.1 * slope, rtol=1e-3, atol=1e-5)
 
 
 def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one() -> None:

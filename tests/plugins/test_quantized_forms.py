@@ -69,6 +69,17 @@ def check_layout(model: ModelProto, exported: ModelProto, trained: set[str]) -> 
     assert bare.SerializeToString(deterministic=True) == first.SerializeToString(deterministic=True)
 
 
+def check_slopes(trainer: Trainer, masters: dict[str, Any]) -> None:
+    """Fail unless a step of SGD with the rate 0.1 moved each weight by its gradient in torch."""
+    state = trainer.get_state()
+    assert set(state) == set(masters)
+    for name, master in masters.items():
+        moved = (master.detach().numpy() - state[name]) / 0.1
+        slope = master.grad.numpy()
+        tolerance = 2e-5 * max(1.0, np.abs(slope).max())
+        np.testing.assert_allclose(moved, slope, rtol=2e-3, atol=tolerance, err_msg=name)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", forms.NETWORKS)
 def test_a_file_in_operator_format_has_the_gradients_of_fake_quantization(
@@ -79,14 +90,7 @@ def test_a_file_in_operator_format_has_the_gradients_of_fake_quantization(
     reference = forms.InTorch(model)
     trainer, _, x = train(model, 1, optimizer="sgd", learning_rate=0.1)
     torch.nn.functional.mse_loss(reference(x), torch.tensor(Y)).backward()
-    state = trainer.get_state()
-    assert set(state) == set(reference.masters)
-    for weight, master in reference.masters.items():
-        moved = (master.detach().numpy() - state[weight]) / 0.1
-        slope = master.grad.numpy()
-        np.testing.assert_allclose(
-            moved, slope, rtol=2e-3, atol=2e-5 * max(1.0, np.abs(slope).max()), err_msg=weight
-        )
+    check_slopes(trainer, reference.masters)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -160,3 +164,137 @@ def test_a_bias_with_a_scale_that_is_computed_is_refused() -> None:
     onnx.checker.check_model(model)
     with pytest.raises(ModelError, match="a bias and a scale that is not a constant of the file"):
         Trainer(model, loss="squared_error")
+
+
+ROUNDINGS = {"tensors": {}, "channels": {"per_channel": True, "weight_type": INT8}}
+
+
+@pytest.mark.parametrize("setting", ROUNDINGS)
+@pytest.mark.parametrize("name", [*forms.NETWORKS, "embedding"])
+def test_a_file_of_quantize_dynamic_trains_and_comes_back(
+    name: str, setting: str, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    network = forms.embedding() if name == "embedding" else forms.NETWORKS[name]()
+    model = forms.dynamic(network, tmp_path, **ROUNDINGS[setting])
+    reference = forms.DynamicInTorch(model)
+    trainer, _, x = train(model, 1, optimizer="sgd", learning_rate=0.1)
+    torch.nn.functional.mse_loss(reference(x), torch.tensor(Y)).backward()
+    check_slopes(trainer, {n: m for n, m in reference.masters.items() if m.requires_grad})
+    assert sum("quantized" in n for n in trainer.get_state()) >= 2
+    trainer, exported, x = train(model)
+    check_layout(model, exported, set(trainer.get_state()))
+    wanted = run(exported, x)
+    np.testing.assert_allclose(trainer.predict(x), wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+
+
+def test_an_embedding_in_operator_format_trains(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = forms.static(forms.embedding(), tmp_path, "QOperator")
+    assert [n.op_type for n in model.graph.node][:2] == ["Gather", "QLinearMatMul"]
+    reference = forms.InTorch(model)
+    reference._gather = forms.DynamicInTorch._gather.__get__(reference)  # type: ignore[attr-defined]
+    trainer, _, x = train(model, 1, optimizer="sgd", learning_rate=0.1)
+    torch.nn.functional.mse_loss(reference(x), torch.tensor(Y)).backward()
+    check_slopes(trainer, reference.masters)
+    _, exported, _ = train(model)
+    check_layout(model, exported, {"T_quantized", "W_quantized"})
+
+
+def test_a_product_of_integers_that_is_scaled_otherwise_keeps_its_weight() -> None:
+    """The class: a scale that is not a constant, a product that is read twice, a scale of another shape."""
+    made = helper.make_node
+    begin = [made("DynamicQuantizeLinear", ["h"], ["q", "s", "z"], "round")]
+    begin.insert(0, made("Mul", ["x", "gain"], ["h"]))
+    begin.append(made("MatMulInteger", ["q", "W", "z"], ["m"], "product"))
+    begin.append(made("Cast", ["m"], ["c"], to=1))
+    ends = {
+        "once": [made("Mul", ["c", "s"], ["y"])],
+        "computed": [
+            made("Exp", ["unit"], ["e"]),
+            made("Mul", ["s", "e"], ["f"]),
+            made("Mul", ["c", "f"], ["y"]),
+        ],
+        "twice": [
+            made("Mul", ["s", "unit"], ["f"]),
+            made("Mul", ["c", "f"], ["g"]),
+            made("Add", ["g", "c"], ["y"]),
+        ],
+        "rows": [made("Mul", ["s", "column"], ["f"]), made("Mul", ["c", "f"], ["y"])],
+    }
+    weights = {
+        "gain": np.linspace(0.5, 1.5, 8).astype(np.float32),
+        "W": np.random.default_rng(0).integers(-99, 99, (8, 4)).astype(np.int8),
+        "unit": np.array(0.01, np.float32),
+        "column": np.full((1, 1), 0.01, np.float32),
+    }
+    for end in ends.values():
+        model = forms.network([*begin, *end], weights, 8)
+        trainer, exported, x = train(model, 1, params=["gain"])
+        np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)
+        check_layout(model, exported, {"gain"})
+
+
+def test_quantized_attention_trains_as_attention_of_dequantized_weights() -> None:
+    """QAttention against Attention behind DequantizeLinear, whose masters are compared with torch."""
+    made, rng = helper.make_node, np.random.default_rng(5)
+    codes = rng.integers(-100, 100, (8, 24)).astype(np.int8)
+    weights = {
+        "W": codes,
+        "s": rng.uniform(0.004, 0.006, 24).astype(np.float32),
+        "z": np.zeros(24, np.int8),
+        "b": rng.standard_normal(24).astype(np.float32),
+        "V": rng.standard_normal((8, 4)).astype(np.float32),
+    }
+    data = made("DynamicQuantizeLinear", ["r"], ["q", "t", "p"])
+    shape, end = np.array([-1, 2, 8]), made("ReduceSum", ["o", "one"], ["e"], keepdims=0)
+    first = [made("Reshape", ["x", "shape"], ["r"]), data]
+    last = [end, made("MatMul", ["e", "V"], ["y"])]
+    domain, heads = "com.microsoft", {"num_heads": 2}
+    integers = made(
+        "QAttention", ["q", "W", "b", "t", "s", "", "p", "z"], ["o"], domain=domain, **heads
+    )
+    reals = [
+        made("DequantizeLinear", ["q", "t", "p"], ["d"]),
+        made("DequantizeLinear", ["W", "s", "z"], ["w"], axis=1),
+        made("Attention", ["d", "w", "b"], ["o"], domain=domain, **heads),
+    ]
+    states = []
+    for nodes in ([integers], reals):
+        model = forms.network(
+            [*first, *nodes, *last], {**weights, "shape": shape, "one": np.array([1])}, 16
+        )
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+        trainer, exported, _ = train(model)
+        check_layout(model, exported, {"W", "b", "V"})
+        states.append(trainer.get_state())
+    for name in ("W", "b", "V"):
+        np.testing.assert_allclose(states[0][name], states[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_quantized_tables_of_embeddings_train() -> None:
+    """QEmbedLayerNormalization: tables, scale and bias of one byte."""
+    made, rng = helper.make_node, np.random.default_rng(6)
+    names = [f"t{k}" for k in range(5)]
+    sizes = [(20, 6), (5, 6), (2, 6), (6,), (6,)]
+    weights: dict[str, Any] = {
+        n: rng.integers(0, 256, size).astype(np.uint8) for n, size in zip(names, sizes, strict=True)
+    }
+    weights |= {f"{n}/scale": np.array(0.01, np.float32) for n in names}
+    weights |= {f"{n}/zero": np.array(120, np.uint8) for n in names}
+    given = ["ids", "kinds", *names, "", *(f"{n}/scale" for n in names)]
+    given += [f"{n}/zero" for n in names]
+    nodes = [
+        made("Cast", ["x"], ["ids"], to=6),
+        made("Mul", ["ids", "none"], ["kinds"]),
+        made("QEmbedLayerNormalization", given, ["e", "count"], domain="com.microsoft"),
+        made("ReduceMean", ["e"], ["m"], axes=[1], keepdims=0),
+        made("MatMul", ["m", "V"], ["y"]),
+    ]
+    weights |= {"none": np.array(0, np.int32), "V": forms.draw(6, 4)}
+    model = forms.network(nodes, weights, 5)
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    trainer, exported, x = train(model, learning_rate=0.02)
+    check_layout(model, exported, {*names, "V"})
+    np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)

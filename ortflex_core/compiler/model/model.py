@@ -43,6 +43,7 @@ from ortflex_core.compiler.onnx_files.external_data import DataFiles
 from ortflex_core.compiler.opsets import (
     decompositions,
     downgrade,
+    integer_weights,
     kernels,
     upgrade,
 )
@@ -177,6 +178,8 @@ class Model:
         self.decomposed.frozen.update({s.name: s.frozen for s in self._in_attributes if s.frozen})
         if self.opset < OLDEST_OPSET:
             internal = upgrade.upgrade_opset(internal, self.label, self.opset, values)
+        internal, origins = integer_weights.dequantized(internal)
+        self.decomposed.origins.update(origins)
         internal, self.apart = kernels.inlined(internal)
         internal, self.unreadable = downgrade.readable(internal, self.label)
         # Operators of a body may also lack kernels.
