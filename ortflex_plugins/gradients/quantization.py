@@ -41,6 +41,15 @@ _RANGES: dict[int, tuple[int, int]] = {
     int(dtype): (int(np.iinfo(numpy_dtype(dtype)).min), int(np.iinfo(numpy_dtype(dtype)).max))
     for dtype in (TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16)
 } | {int(TensorProto.UINT4): (0, 15), int(TensorProto.INT4): (-8, 7)}
+_ENDS: dict[int, float] = {
+    TensorProto.DataType.Value(name): largest * (1 + 0.5 / steps)
+    for name, largest, steps in (
+        *(("FLOAT8E4M3FN", 448.0, 14), ("FLOAT8E4M3FNUZ", 240.0, 15)),
+        *(("FLOAT8E5M2", 57344.0, 7), ("FLOAT8E5M2FNUZ", 57344.0, 7)),
+    )
+    if name in TensorProto.DataType.keys()  # noqa: SIM118 - the wrapper of an enum, not a dict
+}
+"""What rounds to the largest float of one byte without being clipped: up to half a step above it."""
 
 
 def _per_axis(node: NodeView) -> bool:
@@ -110,6 +119,8 @@ def _quantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         low, high = bounds
         inside = op.And(place >= low, place <= high)
         g = op.Where(inside, g, 0.0)
+    elif y.dtype in _ENDS and node.saturate:
+        g = op.Where(op.Abs(steps) < _ENDS[y.dtype], g, 0.0)
     slope = g / spread
 
     def to_scale() -> Tensor:

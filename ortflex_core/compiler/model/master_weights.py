@@ -41,6 +41,15 @@ _INTEGERS: Mapping[int, tuple[int, int]] = {
     if name in TensorProto.DataType.keys()  # noqa: SIM118 - the wrapper of an enum, not a dict
 }
 """The ranges of the integers that a DequantizeLinear can read."""
+_FLOATS8: Mapping[int, float] = {
+    TensorProto.DataType.Value(name): largest
+    for name, largest in (
+        *(("FLOAT8E4M3FN", 448.0), ("FLOAT8E4M3FNUZ", 240.0)),
+        *(("FLOAT8E5M2", 57344.0), ("FLOAT8E5M2FNUZ", 57344.0)),
+    )
+    if name in TensorProto.DataType.keys()  # noqa: SIM118
+}
+"""The largest of the floats of one byte that a DequantizeLinear can read."""
 _BYTES = {
     kind: TensorProto.INT8 if low < 0 else TensorProto.UINT8
     for kind, (low, high) in _INTEGERS.items()
@@ -76,8 +85,15 @@ class Quantized:
         return (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1) if low else (0, 2**self.bits - 1)
 
     @property
+    def is_float(self) -> bool:
+        """Whether the codes are floats of one byte."""
+        return self.dtype in _FLOATS8
+
+    @property
     def in_bytes(self) -> bool:
         """Whether the codes are rounded to bytes and then clipped: no runtime rounds to their type."""
+        if self.is_float:
+            return False
         own = _INTEGERS[self.dtype]
         return not self.is_bias and (self.bounds != own or own[1] - own[0] < 15)
 
@@ -97,7 +113,12 @@ class Quantized:
     def codes(self, weight: Array, scale: Array, zero: Array | None) -> Array:
         """The codes of float values, to nearest (ties to even), as QuantizeLinear computes them."""
         width = np.float64 if self.is_bias else np.float32
-        steps = np.rint(weight.astype(width) / self._spread(scale, weight.shape).astype(width))
+        steps = weight.astype(width) / self._spread(scale, weight.shape).astype(width)
+        if self.is_float:
+            largest = _FLOATS8[self.dtype]
+            steps = np.clip(steps, -largest, largest)
+            return np.asarray(steps.astype(numpy_dtype(self.dtype)), order="C")
+        steps = np.rint(steps)
         if zero is not None:
             steps = steps + self._spread(zero, weight.shape).astype(width)
         low, high = self.bounds
@@ -319,7 +340,9 @@ def with_masters(model: Model, names: Iterable[str] | None = None) -> Model:
 
 
 def quantized_weights(model: Model) -> dict[str, Quantized]:
-    """The initializers of integers that only DequantizeLinear nodes of one layout read.
+    """The initializers of codes that only DequantizeLinear nodes of one layout read.
+
+    Codes are integers or floats of one byte.
 
     Their scales and zero points are initializers as well.
     """
@@ -332,7 +355,8 @@ def quantized_weights(model: Model) -> dict[str, Quantized]:
     for name, spec in model.initializers.items():
         nodes = readers.get(name, [])
         layouts = {_layout(node, spec.dtype) for node in nodes if node.input[0] == name}
-        if spec.dtype not in _INTEGERS or len(layouts) != 1 or 0 in (spec.shape or ()):
+        known = spec.dtype in _INTEGERS or spec.dtype in _FLOATS8
+        if not known or len(layouts) != 1 or 0 in (spec.shape or ()):
             continue
         (layout,) = layouts
         places = {i for node in nodes for i in range(len(node.input)) if node.input[i] == name}
@@ -408,7 +432,9 @@ def _is_known(model: Model, layout: Quantized) -> bool:
         return False
     if not layout.zero:
         return True
-    return layout.zero in specs and not (layout.is_bias and model.initializer(layout.zero).any())
+    if layout.zero not in specs:
+        return False
+    return not ((layout.is_bias or layout.is_float) and model.initializer(layout.zero).any())
 
 
 def _without_values(tensor: TensorProto) -> TensorProto:

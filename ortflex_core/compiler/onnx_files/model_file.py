@@ -303,7 +303,7 @@ def replace(tensor: TensorProto, array: Array) -> None:
     values = np.ravel(array)
     if tensor.data_type in half_floats.HALF:  # their bits
         values = values.view(np.uint16)
-    elif len(raw) < array.nbytes:  # two elements of 4 bits in a byte
+    elif len(raw) < array.nbytes or "float8" in array.dtype.name:  # elements of 4 bits share a byte
         values = np.frombuffer(raw, np.uint8)
     getattr(tensor, fields[0])[:] = values.tolist()
 
