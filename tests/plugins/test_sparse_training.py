@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from ortflex import Trainer
+from ortflex import Trainer, shrink
 from ortflex_core import Unsupported, hook, internals_of, open_step, run_ranks
 from ortflex_plugins.constraints.sparsity import Sparsity
 from tests import models
@@ -326,6 +326,38 @@ def test_the_learning_rate_finder_leaves_weights_as_they_are() -> None:
     np.testing.assert_equal(made.get_state(), before)
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+def test_shrink_removes_the_zero_channels(normalized: bool, tmp_path: Path) -> None:
+    """Half of the channels of each hidden layer are gone, and the outputs are those of the sparse file."""
+    model = batch_normalized() if normalized else models.mlp((6, 8, 4, 1))
+    x = DRAW.standard_normal((32, 1, 6, 6)).astype(np.float32) if normalized else X
+    made = trainer(
+        model,
+        {"name": "sparsity", "method": "channels"},
+        loss="softmax_cross_entropy" if normalized else "squared_error",
+        optimizer="adam",
+    )
+    made.fit(x, np.arange(32) % 3 if normalized else Y)
+    made.export(tmp_path / "sparse.onnx", inference=True)
+    shrink(tmp_path / "sparse.onnx", tmp_path / "small.onnx")
+    shapes = {
+        t.name: tuple(t.dims) for t in onnx.load(str(tmp_path / "small.onnx")).graph.initializer
+    }
+    expected = (
+        {"A": (4, 1, 3, 3), "B": (2, 4, 3, 3), "C": (3, 2)}
+        if normalized
+        else {"W1": (6, 4), "W2": (4, 2), "W3": (2, 1)}
+    )
+    assert {n: shapes[n] for n in expected} == expected
+    outputs = [
+        onnxruntime.InferenceSession(str(tmp_path / name), providers=["CPUExecutionProvider"]).run(
+            None, {"X": x}
+        )[0]
+        for name in ("sparse.onnx", "small.onnx")
+    ]
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+
+
 # Recovery ----------------------------------------------------------------------------------------
 
 
@@ -339,7 +371,11 @@ def digits() -> Any:
 
 @pytest.mark.parametrize(
     ("method", "share"),
-    [({"share": 0.8}, 0.8), ({"share": 0.8, "scope": "global"}, 0.8), ({"method": "1:4"}, 0.75)],
+    [
+        ({"share": 0.8}, 0.8),
+        pytest.param({"share": 0.8, "scope": "global"}, 0.8, marks=pytest.mark.slow),
+        pytest.param({"method": "1:4"}, 0.75, marks=pytest.mark.slow),
+    ],
     ids=["magnitude", "global", "1:4"],
 )
 def test_a_network_of_digits_recovers(method: dict[str, Any], share: float, tmp_path: Path) -> None:
@@ -382,3 +418,37 @@ def test_a_network_of_digits_recovers(method: dict[str, Any], share: float, tmp_
         print(f"{method}, labels {labels is not None}: {best:.4f} {worst:.4f} {accuracy:.4f}")
         assert accuracy >= best - 0.01
         assert worst < best - 0.03
+
+
+def test_convolutions_recover() -> None:
+    """Convolutions and the last product at 80 %, with BatchNormalization between."""
+    (x, y), (held, classes) = digits()
+    x, held = x.reshape(-1, 1, 8, 8), held.reshape(-1, 1, 8, 8)
+    draw = np.random.default_rng(2)
+    nodes = [
+        helper.make_node("Conv", ["X", "A"], ["a"], name="one", pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["a", "g", "h", "m", "v"], ["n"], name="norm"),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Conv", ["p", "B", "b"], ["c"], name="two", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["s"]),
+        helper.make_node("Flatten", ["s"], ["f"]),
+        helper.make_node("Gemm", ["f", "C", "k"], ["y"], name="head"),
+    ]
+    arrays = {"A": draw.normal(0, 0.5, (16, 1, 3, 3)), "B": draw.normal(0, 0.1, (16, 16, 3, 3))}
+    arrays |= {"b": np.zeros(16), "C": draw.normal(0, 0.1, (256, 10)), "k": np.zeros(10)}
+    arrays |= {"g": np.ones(16), "h": np.zeros(16), "m": np.zeros(16), "v": np.ones(16)}
+    proto = models.model(
+        nodes, [models.floats("X", "N", 1, 8, 8)], [models.floats("y", "N", 10)], arrays
+    )
+    options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.003, "batch_size": 32}
+    options |= {"backend": "fused", "loss": "softmax_cross_entropy"}
+    dense = make(proto, epochs=30, **options)
+    dense.fit(x, y)
+    best = np.mean(dense.predict(held).argmax(1) == classes)
+    sparse = make(dense.export(), epochs=30, constraint=Sparsity(share=0.8), **options)
+    history = sparse.fit(x, y)
+    assert history["sparsity"][-1] == pytest.approx(0.8, abs=0.002)
+    accuracy = np.mean(sparse.predict(held).argmax(1) == classes)
+    print(f"{best:.4f} {accuracy:.4f}")
+    assert accuracy >= best - 0.01

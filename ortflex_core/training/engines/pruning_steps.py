@@ -21,7 +21,7 @@ class PruningSteps:
 
     After the step before which a share changes, weights are replaced by their projections; the averages
     and the momenta of the new zeros are zero, too. Projections depend on the weights alone, so processes
-    with equal weights stay equal, and the state after a step has all that is needed to go on from there.
+    with equal weights stay equal, and the state after a step has all that is needed to continue from there.
 
     Args:
         engine: the engine.
