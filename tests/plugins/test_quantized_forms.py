@@ -110,6 +110,34 @@ def test_a_file_in_operator_format_comes_back_in_its_layout(
     check_layout(exported, again.export(), set())
 
 
+@pytest.mark.parametrize("form", ["QDQ", "QOperator", "dynamic"])
+def test_a_large_file_has_at_most_28_percent_of_the_bytes_and_comes_back(
+    form: str, tmp_path: Path
+) -> None:
+    """Weights, scales and biases of more than 1024 elements; 264,000 weights."""
+    nodes = [
+        helper.make_node("Gemm", ["x", "W", "b"], ["h"], "first"),
+        helper.make_node("Relu", ["h"], ["r"], "relu"),
+        helper.make_node("Gemm", ["r", "V", "c"], ["y"], "last"),
+    ]
+    draw = forms.draw
+    weights = {"W": draw(216, 1200), "b": draw(1200), "V": draw(1200, 4), "c": draw(4)}
+    network = forms.network(nodes, weights, 216)
+    settings = SETTINGS["uint8" if form == "dynamic" else "channels"]
+    model = (
+        forms.dynamic(network, tmp_path, **settings)
+        if form == "dynamic"
+        else forms.static(network, tmp_path, form, **settings)
+    )
+    trainer, exported, x = train(model, learning_rate=0.001)
+    assert {n.split("_")[0] for n in trainer.get_state()} == {"W", "b", "V", "c"}
+    check_layout(model, exported, set(trainer.get_state()))
+    share = exported.ByteSize() / network.ByteSize()
+    assert share <= 0.28
+    wanted = run(exported, x)
+    np.testing.assert_allclose(trainer.predict(x), wanted, atol=1e-5 * np.abs(wanted).max())
+
+
 def test_check_says_how_operators_on_integers_are_trained(tmp_path: Path) -> None:
     model = forms.static(forms.cnn(), tmp_path, "QOperator")
     report = check_model(model, "squared_error")

@@ -174,11 +174,13 @@ class Model:
             internal = freeing.free_batch(internal, self.label, values, self._raised)
         self._freed = internal
         internal = self._raised(internal)
-        internal, self.decomposed = decompositions.decompose(internal, self._plugins, has_rule)
+        internal, self.decomposed = decompositions.decompose(
+            internal, self._plugins, has_rule, large=values
+        )
         self.decomposed.frozen.update({s.name: s.frozen for s in self._in_attributes if s.frozen})
         if self.opset < OLDEST_OPSET:
             internal = upgrade.upgrade_opset(internal, self.label, self.opset, values)
-        internal, origins = integer_weights.dequantized(internal)
+        internal, origins = integer_weights.dequantized(internal, self._initializers.values())
         self.decomposed.origins.update(origins)
         internal, self.apart = kernels.inlined(internal)
         internal, self.unreadable = downgrade.readable(internal, self.label)

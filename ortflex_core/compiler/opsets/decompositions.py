@@ -70,6 +70,7 @@ def decompose(
     plugins: Plugins | None,
     ruled: Callable[[Plugins, Key], bool],
     formulas: Formulas | None = None,
+    large: Mapping[str, Array] | None = None,
 ) -> tuple[ModelProto, Decomposed]:
     """The model with standard operators in place of others.
 
@@ -78,6 +79,7 @@ def decompose(
         plugins: the plugins; None loads the installed ones if there is something to decompose.
         ruled: whether an operator has a gradient rule and is to be kept.
         formulas: the decompositions; None for those of ``plugins``.
+        large: the values of large constants, which are inputs of the model.
 
     Returns:
         The model (the given one if nothing is decomposed) and what was done.
@@ -91,7 +93,7 @@ def decompose(
     work = _Work(Plugins.given(plugins), ruled, opsets, formulas)
     out = ModelProto()
     out.CopyFrom(model)
-    work.replace(out.graph, {}, {})
+    work.replace(out.graph, {}, large or {})
     return (out if work.result.reasons or work.result.typed else model), work.result
 
 

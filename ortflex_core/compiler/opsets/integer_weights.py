@@ -8,7 +8,7 @@ master. Likewise the rows of an embedding are chosen after DequantizeLinear, not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -21,22 +21,25 @@ _MOVES = ("Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Uns
 """The outputs of these operators are elements of their first input."""
 
 
-def dequantized(model: ModelProto) -> tuple[ModelProto, dict[str, NodeProto]]:
+def dequantized(
+    model: ModelProto, initializers: Iterable[TensorProto]
+) -> tuple[ModelProto, dict[str, NodeProto]]:
     """The model with real products, and the node of the file that each new output comes from.
 
     Args:
         model: its opset has DequantizeLinear with an axis. It is not changed.
+        initializers: those of the file; large ones are inputs of the model.
     """
     graph = model.graph
-    kinds = {t.name: t.data_type for t in graph.initializer}
-    if not any(t in (TensorProto.INT8, TensorProto.UINT8) for t in kinds.values()):
+    known = {t.name: t for t in (*initializers, *graph.initializer)}
+    if not any(t.data_type in (TensorProto.INT8, TensorProto.UINT8) for t in known.values()):
         return model, {}
     found = {node.op_type for node in graph.node if not plain_domain(node.domain)}
     if not (found & _PRODUCTS.keys() or (found & {*_MOVES} and "DequantizeLinear" in found)):
         return model, {}
     out = ModelProto()
     out.CopyFrom(model)
-    work = _Work(out.graph)
+    work = _Work(out.graph, known)
     work.products()
     work.moves()
     return (out if work.origins else model), work.origins
@@ -56,11 +59,11 @@ class _Scaled:
 
 
 class _Work:
-    def __init__(self, graph: GraphProto) -> None:
+    def __init__(self, graph: GraphProto, known: Mapping[str, TensorProto]) -> None:
         self.graph = graph
         self.origins: dict[str, NodeProto] = {}
-        self.shapes = {t.name: tuple(t.dims) for t in graph.initializer}
-        self.kinds = {t.name: t.data_type for t in graph.initializer}
+        self.shapes = {name: tuple(t.dims) for name, t in known.items()}
+        self.kinds = {name: t.data_type for name, t in known.items()}
         self.outputs = {o.name for o in graph.output}
         self.taken = {*self.shapes, *(i.name for i in graph.input)}
         self.taken.update(o for node in graph.node for o in node.output)
