@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core import Average, AverageKit, Constraint, ConstraintKit, hyper, number
+from ortflex_core import Average, AverageKit, Constraint, ConstraintKit, Pruning, hyper, number
 from tests.core.planted import (
     Planted,
     PlantedMistakes,
@@ -101,6 +101,90 @@ CONSTRAINTS = [
 ]
 
 
+# Prunings ----------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Below(Pruning):
+    """The half of each tensor with the smallest size is zero."""
+
+    name: ClassVar[str] = "below"
+
+    @property
+    def final(self) -> float:
+        return 0.5
+
+    def masks(self, weights: Any, axes: Any, share: float) -> Any:
+        return {n: self.mask(w, round(share * w.size)) for n, w in weights.items()}
+
+    def mask(self, weight: Any, count: int) -> Any:
+        stays = np.ones(weight.size, bool)
+        stays[np.argsort(np.abs(weight), axis=None, kind="stable")[:count]] = False
+        return stays.reshape(weight.shape)
+
+
+class BelowLargest(Below):
+    def mask(self, weight: Any, count: int) -> Any:
+        return Below.mask(self, -1 / (np.abs(weight) + 1), count)
+
+
+class BelowMore(Below):
+    def mask(self, weight: Any, count: int) -> Any:
+        count += np.count_nonzero(weight == 0) // 2
+        return Below.mask(self, weight, min(count, weight.size))
+
+
+class BelowOne(Below):
+    def project(self, weights: Any, axes: Any, share: float) -> Any:
+        return {n: a.ravel()[:1] for n, a in Below.project(self, weights, axes, share).items()}
+
+
+class BelowRounded(Below):
+    def project(self, weights: Any, axes: Any, share: float) -> Any:
+        new = Below.project(self, weights, axes, share)
+        return {n: a.astype(np.float32).astype(a.dtype) for n, a in new.items()}
+
+
+class BelowRatio(Below):
+    def project(self, weights: Any, axes: Any, share: float) -> Any:
+        new = Below.project(self, weights, axes, share)
+        with np.errstate(invalid="ignore"):
+            return {n: a / np.abs(weights[n]) * np.abs(weights[n]) for n, a in new.items()}
+
+
+class BelowEarly(Below):
+    def changes(self, steps: Any) -> Any:
+        return [(0, 0.25)]
+
+
+class BelowNoisy(Below):
+    def mask(self, weight: Any, count: int) -> Any:
+        return np.random.default_rng().random(weight.shape) < 0.5
+
+
+@attrs.frozen(kw_only=True)
+class BelowHyper(Below):
+    lowest: float = hyper(default=0.0)
+
+
+PRUNINGS = [
+    Planted("test_value", BelowLargest(), "apply"),
+    Planted("test_twice_is_once", BelowMore(), "that already satisfies the constraint is changed"),
+    Planted("test_weights_of_0_and_100", BelowRatio(), "a weight of 0 becomes nan"),
+    Planted("test_shape", BelowOne(), r"apply returns the shape \(1,\)"),
+    Planted("test_float64", BelowRounded(), "accuracy of float32"),
+    Planted("test_backends", BelowEarly(), "has not the zeros of the final share"),
+    Planted("test_determinism", BelowNoisy(), "differs from one run to the next"),
+    Planted("test_hyperparameters_are_symbols", BelowHyper(), "are read by no graph"),
+]
+
+
+def below(weight: Any) -> Any:
+    out = weight.astype(np.float64).ravel()
+    out[np.argsort(np.abs(out), kind="stable")[: round(0.5 * out.size)]] = 0
+    return out.reshape(weight.shape)
+
+
 # Averages ----------------------------------------------------------------------------------------
 
 
@@ -190,5 +274,6 @@ class TestConstraints(PlantedMistakes):
             CONSTRAINTS,
             {"reference": lambda w: np.clip(w, -0.5, 0.5), "weight": 3 * normal(4, 3)},
         ),
+        Subject(ConstraintKit, Below(), PRUNINGS, {"reference": below, "weight": 3 * normal(4, 3)}),
         Subject(AverageKit, Lag(), AVERAGES, {"reference": lambda a, w, t: a + 0.25 * (w - a)}),
     )

@@ -38,14 +38,14 @@ def apply_transforms(
     """The gradients after the transforms, in step ``index`` of a graph; they already include ``scale``.
 
     Those of weights that are zero by a pruning are zero first, so that they do not count in norms and
-    momenta.
+    momenta; :func:`apply_update` does this if nothing else reads the gradient.
     """
     out = dict(gradients)
     if problem.updating.prunings:
         with trace.part("transform"):
-            for name, gradient in gradients.items():
+            for name in [n for n in gradients if not _masks_gradient(problem, n)]:
                 mask = pruned_mask(trace.op, problem, name, weights)
-                out[name] = gradient if mask is None else gradient * mask
+                out[name] = out[name] if mask is None else out[name] * mask
     if not problem.updating.transforms:
         return out
     context = TransformContext(
@@ -58,6 +58,12 @@ def apply_transforms(
             twin = symbolic(term.transform, term.prefix)
             out = calls.transformed(twin, trace.op, out, context)
     return out
+
+
+def _masks_gradient(problem: Problem, name: str) -> bool:
+    """Whether the update of a parameter masks its gradient: one formula, which a kernel may compute."""
+    shared = calls.shared_names(problem.optimizer_of(name))
+    return not problem.updating.transforms and not shared
 
 
 def pruned_mask(
@@ -188,6 +194,9 @@ def apply_update(
         updating = problem.updating
         group = updating.group(name)
         twin, rate, step = _bind_optimizer(problem, group, index)
+        mask = pruned_mask(trace.op, problem, name, {**(weights or {}), name: weight})
+        if mask is not None and _masks_gradient(problem, name):
+            gradient = gradient * mask
         own = {s: t for s, t in slots.items() if s != AVERAGE}
         common = {s: _cast(shared[shared_port(s, group)], weight.dtype) for s in twin.shared}
         new, after = calls.update(twin, trace.op, weight, gradient, rate, step, own, common)
@@ -196,7 +205,6 @@ def apply_update(
             if name in term.parameters:
                 constraint = symbolic(term.constraint, term.prefix)
                 new = calls.constrained(constraint, trace.op, new)
-        mask = pruned_mask(trace.op, problem, name, {**(weights or {}), name: weight})
         if mask is not None:
             new = new * mask
         if updating.average is not None and AVERAGE in slots:
