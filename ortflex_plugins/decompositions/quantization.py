@@ -11,6 +11,9 @@ from ortflex_plugins.decompositions._real import FROZEN, real
 
 DECOMPOSITIONS = Decompositions()
 
+_FIRST_AXIS = 13
+"""The first opset in which DequantizeLinear has one scale for each row."""
+
 DECOMPOSITIONS.refuse(
     "DynamicQuantizeLSTM",
     reason=(
@@ -47,16 +50,20 @@ def matmul_n_bits(op: Ops, node: Call) -> Sequence[Tensor]:
         raise NotDecomposed(f"with bits={bits}")
     if node.input(4) is not None:
         raise NotDecomposed("with g_idx, an order of rows")
-    for k in (1, 2, 3):
+    for k in (2, 3):
         node.freeze(k, FROZEN)
     blocks = -(-columns // block)
-    whole = op.Reshape(_whole_numbers(op, packed, bits), [rows * blocks, block])
-    weights = op.Cast(whole, to=a.dtype)
-    if zeros is None:
-        weights = weights - float(2 ** (bits - 1))
+    codes = op.Reshape(_whole_numbers(op, packed, bits), [rows * blocks, block])
+    floats = zeros is not None and zeros.is_float
+    places = zeros if floats else _zero_points(op, node, zeros, bits, rows, blocks)
+    if floats or node.trace.opsets[""] < _FIRST_AXIS:
+        centered = op.Cast(codes, to=a.dtype)
+        if places is not None:
+            centered = centered - op.Cast(op.Reshape(places, [rows * blocks, 1]), to=a.dtype)
+        weights = centered * op.Reshape(scales, [rows * blocks, 1])
     else:
-        weights = weights - _zero_points(op, zeros, a, bits, rows, blocks)
-    weights = weights * op.Reshape(scales, [rows * blocks, 1])
+        node.unpacked(codes, 1, bits)
+        weights = op.DequantizeLinear(codes, _scales(op, node, rows * blocks), places, axis=0)
     weights = op.Reshape(weights, [rows, blocks * block])
     if blocks * block != columns:
         weights = op.Slice(weights, [0], [columns], [1])
@@ -65,16 +72,34 @@ def matmul_n_bits(op: Ops, node: Call) -> Sequence[Tensor]:
     return [y if bias is None else y + bias]
 
 
-def _zero_points(op: Ops, zeros: Tensor, a: Tensor, bits: int, rows: int, blocks: int) -> Tensor:
-    """The zero point of each block, [rows·blocks, 1]; they are floats, or packed by rows."""
-    if zeros.is_float:
-        return op.Reshape(zeros, [rows * blocks, 1])
+def _scales(op: Ops, node: Call, count: int) -> Tensor:
+    """The scales of all blocks, in a vector."""
+    scales, values = node.required(2), node.value(2)
+    if scales.rank == 1:
+        return scales
+    if values is None:
+        return op.Reshape(scales, [count])
+    return node.initializer("scales", values.reshape(count))
+
+
+def _zero_points(
+    op: Ops, node: Call, zeros: Tensor | None, bits: int, rows: int, blocks: int
+) -> Tensor:
+    """The zero point of each block, [rows·blocks]; those of the file are packed by rows."""
+    if zeros is None:
+        return node.initializer("zeros", np.full(rows * blocks, 2 ** (bits - 1), np.uint8))
     width = -(-blocks * bits // 8)
-    whole = _whole_numbers(op, op.Reshape(zeros, [rows, width]), bits)
-    whole = op.Reshape(whole, [rows, width * (8 // bits)])
+    values = node.value(3)
+    if values is not None:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        parts = (values.reshape(rows, width, 1) >> shifts) & np.uint8(2**bits - 1)
+        whole = parts.reshape(rows, -1)[:, :blocks]
+        return node.initializer("zeros", np.ascontiguousarray(whole).reshape(-1))
+    made = _whole_numbers(op, op.Reshape(zeros, [rows, width]), bits)
+    made = op.Reshape(made, [rows, width * (8 // bits)])
     if width * (8 // bits) != blocks:
-        whole = op.Slice(whole, [0], [blocks], [1])
-    return op.Cast(op.Reshape(whole, [rows * blocks, 1]), to=a.dtype)
+        made = op.Slice(made, [0], [blocks], [1])
+    return op.Reshape(made, [rows * blocks])
 
 
 def _product(op: Ops, node: Call, data: Tensor, places: tuple[int, int, int], bias: int) -> Tensor:

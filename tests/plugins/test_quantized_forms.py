@@ -12,72 +12,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, helper
+from onnx import helper
 
 from ortflex import Trainer
-from ortflex_core import Array, ModelError, check_model, require_runtime
+from ortflex_core import ModelError, check_model, require_runtime
 from tests.plugins import quantized_forms as forms
+from tests.plugins.quantized_checks import Y, check_layout, check_slopes, run, train
 
 quantization = pytest.importorskip("onnxruntime.quantization")
 if require_runtime().version_info < (1, 22):
     pytest.skip("the quantizers of this runtime need an older onnx", allow_module_level=True)
 
-Y = np.random.default_rng(7).standard_normal((16, 4)).astype(np.float32)
 INT8 = quantization.QuantType.QInt8
 SETTINGS: dict[str, dict[str, Any]] = {
     "uint8": {},
     "channels": {"per_channel": True, "weight_type": INT8},
     "int8": {"activation_type": INT8, "weight_type": INT8},
 }
-
-
-def run(model: ModelProto, x: Array) -> Array:
-    """The output of a file, without fused kernels."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    return np.asarray(session.run(None, {"x": x})[0])
-
-
-def train(model: ModelProto, steps: int = 3, **settings: Any) -> tuple[Trainer, ModelProto, Array]:
-    """The trainer after some steps, its export, and the rows."""
-    x = forms.rows(model, 16, seed=2)
-    settings = {"optimizer": "adam", "learning_rate": 0.01, **settings}
-    trainer = Trainer(model, loss="squared_error", **settings)
-    for _ in range(steps):
-        trainer.step((x, Y))
-    return trainer, trainer.export(), x
-
-
-def check_layout(model: ModelProto, exported: ModelProto, trained: set[str]) -> None:
-    """Fail unless a file differs by the values of ``trained`` alone."""
-    bare = ModelProto.FromString(exported.SerializeToString())
-    del bare.metadata_props[:]
-    own = {t.name: t for t in model.graph.initializer}
-    changed = set()
-    for tensor in bare.graph.initializer:
-        first = own[tensor.name]
-        if tensor.SerializeToString() != first.SerializeToString():
-            changed.add(tensor.name)
-            assert (tensor.data_type, tensor.dims) == (first.data_type, first.dims)
-            tensor.CopyFrom(first)
-    assert changed == trained
-    first = ModelProto.FromString(model.SerializeToString())
-    del first.metadata_props[:]
-    assert bare.SerializeToString(deterministic=True) == first.SerializeToString(deterministic=True)
-
-
-def check_slopes(trainer: Trainer, masters: dict[str, Any]) -> None:
-    """Fail unless a step of SGD with the rate 0.1 moved each weight by its gradient in torch."""
-    state = trainer.get_state()
-    assert set(state) == set(masters)
-    for name, master in masters.items():
-        moved = (master.detach().numpy() - state[name]) / 0.1
-        slope = master.grad.numpy()
-        tolerance = 2e-5 * max(1.0, np.abs(slope).max())
-        np.testing.assert_allclose(moved, slope, rtol=2e-3, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -326,116 +277,3 @@ def test_quantized_tables_of_embeddings_train() -> None:
     trainer, exported, x = train(model, learning_rate=0.02)
     check_layout(model, exported, {*names, "V"})
     np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)
-
-
-SHORT_FLOATS = {
-    "FLOAT8E4M3FN": 464.0,
-    "FLOAT8E4M3FNUZ": 248.0,
-    "FLOAT8E5M2": 61440.0,
-    "FLOAT8E5M2FNUZ": 61440.0,
-}
-"""What begins to be clipped: half a step above the largest number."""
-SPREADS: dict[str, tuple[tuple[int, ...], dict[str, int], int]] = {
-    "tensor": ((), {}, 19),
-    "columns": ((4,), {"axis": 1}, 19),
-    "blocks": ((2, 4), {"axis": 0, "block_size": 4}, 21),
-}
-
-
-def behind(
-    kind: int, codes: Array, scale: Array, zero: Array | None, settings: dict[str, int], opset: int
-) -> ModelProto:
-    """``y = x·W + b``, W behind a DequantizeLinear."""
-    inputs = ["W", "scale", *(["zero"] if zero is not None else [])]
-    nodes = [
-        helper.make_node("DequantizeLinear", inputs, ["w"], **settings),
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Add", ["h", "b"], ["y"]),
-    ]
-    weights = {"scale": scale, "b": forms.draw(4)}
-    model = forms.network(nodes, weights, 8, opset=opset)
-    model.ir_version = 10
-    own = [("W", codes)] + ([] if zero is None else [("zero", zero)])
-    for name, values in own:
-        numbers = np.asarray(values).astype(np.float64).ravel().tolist()
-        model.graph.initializer.append(helper.make_tensor(name, kind, np.shape(values), numbers))
-    return model
-
-
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("name", SHORT_FLOATS)
-def test_a_weight_of_8_bit_floats_is_rounded_in_every_step(
-    name: str, spread: str, zeros: bool
-) -> None:
-    """Beside numpy: the gradient passes where the weight is rounded and not clipped."""
-    types = pytest.importorskip("ml_dtypes")
-    kind = getattr(onnx.TensorProto, name)
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
-    largest = float(types.finfo(dtype).max)
-    shape, settings, opset = SPREADS[spread]
-    rng = np.random.default_rng(3)
-    scale = (rng.uniform(0.5, 1.5, shape) * 0.2 / largest).astype(np.float32)
-    full = np.repeat(scale, 4, 0) if "block_size" in settings else np.broadcast_to(scale, (8, 4))
-    codes = (rng.uniform(-0.9, 0.9, (8, 4)) * largest).astype(dtype).astype(np.float32)
-    codes[:2] = [[largest], [-largest]]
-    zero = np.zeros(shape) if zeros else None
-    model = behind(kind, codes, scale, zero, settings, opset)
-    x = forms.rows(model, 16, seed=2)
-    trainer = Trainer(model, loss="squared_error", optimizer="sgd", learning_rate=0.5)
-    w, b = (codes * full).astype(float), forms.arrays(model)["b"].astype(float)
-    clipped = 0
-    for _ in range(3):
-        trainer.step((x, Y))
-        whole = np.clip(w / full, -largest, largest).astype(np.float32).astype(dtype)
-        error = 2 * (x @ (whole.astype(float) * full) + b - Y) / Y.size
-        inside = np.abs(w / full) < SHORT_FLOATS[name]
-        clipped += np.count_nonzero(~inside)
-        w, b = w - 0.5 * (x.T @ error) * inside, b - 0.5 * error.sum(0)
-    assert clipped > 0
-    np.testing.assert_allclose(trainer.get_state()["W"], w, rtol=1e-4, atol=1e-5)
-    exported = trainer.export()
-    check_layout(model, exported, {"W", "b"})
-    np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-6, atol=1e-6)
-
-
-def test_8_bit_floats_outside_of_the_file_come_back(tmp_path: Path) -> None:
-    kind = onnx.TensorProto.FLOAT8E4M3FN
-    model = behind(kind, np.eye(8, 4), np.array(0.5, np.float32), None, {}, 19)
-    for tensor in model.graph.initializer:
-        tensor.CopyFrom(
-            onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name)
-        )
-    onnx.save_model(model, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=0)
-    trainer = Trainer(tmp_path / "model.onnx", loss="squared_error", learning_rate=0.1)
-    x = forms.rows(model, 16)
-    trainer.step((x, Y))
-    trainer.export(tmp_path / "trained.onnx")
-    written = onnx.load(tmp_path / "trained.onnx")
-    weight = next(t for t in written.graph.initializer if t.name == "W")
-    assert weight.data_type == kind
-    np.testing.assert_allclose(trainer.predict(x), run(written, x), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("name", ["INT4", "UINT4"])
-def test_a_weight_of_4_bits_in_blocks_comes_back(name: str, axis: int, zeros: bool) -> None:
-    """Blocks of opset 21 along both axes; the last block is shorter than the others."""
-    if require_runtime().version_info < (1, 22):
-        pytest.skip("this runtime has no blocks of 4 bits")
-    kind, rng = getattr(onnx.TensorProto, name), np.random.default_rng(4)
-    low = -8 if name == "INT4" else 0
-    codes = rng.integers(low, low + 16, (8, 4))
-    shape = (3, 4) if axis == 0 else (8, 2)
-    scale = rng.uniform(0.02, 0.05, shape).astype(np.float32)
-    zero = rng.integers(low + 4, low + 12, shape) if zeros else None
-    size = 3 if axis == 0 else 2
-    model = behind(kind, codes, scale, zero, {"axis": axis, "block_size": size}, 21)
-    trainer, exported, x = train(model, learning_rate=0.03)
-    check_layout(model, exported, {"W", "b"})
-    np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-6, atol=1e-6)
-    spread = np.repeat(scale, size, axis)[:8, :4]
-    place = np.repeat(0 if zero is None else zero, size, axis)[:8, :4] if zeros else 0
-    wanted = np.clip(np.rint(trainer.get_state()["W"] / spread) + place, low, low + 15)
-    np.testing.assert_array_equal(forms.arrays(exported)["W"].astype(int), wanted)

@@ -12,6 +12,8 @@ Integer-Arithmetic-Only Inference" (arXiv:1712.05877), section 3.
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
@@ -61,6 +63,29 @@ BITS = "ortflex.bits"
 
 
 @attrs.frozen
+class Packing:
+    """Integers in the bytes of an initializer, the lowest bits first."""
+
+    bits: int
+    stored: tuple[int, ...]
+    """The shape of the bytes."""
+    shape: tuple[int, int]
+    """The shape of the integers."""
+
+    def unpacked(self, stored: Array) -> Array:
+        """The integers."""
+        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
+        parts = (stored.reshape(-1, 1) >> shifts) & np.uint8(2**self.bits - 1)
+        return np.ascontiguousarray(parts).reshape(self.shape)
+
+    def packed(self, codes: Array) -> Array:
+        """The bytes."""
+        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
+        parts = codes.astype(np.uint8).reshape(-1, len(shifts)) << shifts
+        return np.asarray(np.bitwise_or.reduce(parts, axis=1), np.uint8).reshape(self.stored)
+
+
+@attrs.frozen
 class Quantized:
     """How a weight is stored: ``weight = (codes - zero) · scale``."""
 
@@ -75,6 +100,8 @@ class Quantized:
     """The number of bits of the codes, if the type has more; 0 for all of them."""
     of: tuple[str, ...] = ()
     """The two scales whose product is the scale of a bias."""
+    packing: Packing | None = None
+    """How the file has several codes in a byte, if its type does not say it."""
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -154,7 +181,9 @@ class MasterModel(Model):
         # Kept only while they are in use: the engine has copies.
         self._masters: WeakValueDictionary[str, Array] = WeakValueDictionary()
         for name in weights:
-            self._initializers[name] = _without_values(self._initializers[name])
+            self._initializers[name] = _without_values(
+                self._initializers[name], weights[name].packing
+            )
         self._build()
 
     def initializer(self, name: str) -> Array:
@@ -166,7 +195,9 @@ class MasterModel(Model):
         if values is None:
             if name in self._first:
                 return self._first[name]
-            values = weight.weight(self.base.initializer(name), *self._layout(weight))
+            codes = self.base.initializer(name)
+            codes = weight.packing.unpacked(codes) if weight.packing else codes
+            values = weight.weight(codes, *self._layout(weight))
             values.setflags(write=False)
             self._masters[name] = values
         return values
@@ -201,7 +232,10 @@ class MasterModel(Model):
                 tensor.CopyFrom(numpy_helper.from_array(self.initializer(tensor.name), tensor.name))
         for value in graph.input:
             if value.name in self.weights:
-                value.type.tensor_type.elem_type = TensorProto.FLOAT
+                dims = self._initializers[value.name].dims
+                value.CopyFrom(
+                    helper.make_tensor_value_info(value.name, TensorProto.FLOAT, list(dims))
+                )
         stale = [v for v in graph.value_info if v.name in self.weights]
         for value in stale:
             graph.value_info.remove(value)
@@ -210,8 +244,15 @@ class MasterModel(Model):
         codes: dict[str, str] = {}
         zeros: dict[str, str] = {}
         self._rounded: dict[str, Quantized] = {}
-        for node in graph.node:
-            weight = self.weights.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        unpacked = {
+            name: stored
+            for name, (stored, _) in self.base.decomposed.packed.items()
+            if stored in self.weights
+        }
+        for node in _without_makers(graph.node, unpacked):
+            weight = None
+            if node.op_type == "DequantizeLinear":
+                weight = self.weights.get(unpacked.get(node.input[0], node.input[0]))
             if weight is None:
                 nodes.append(node)
             elif weight.is_bias:
@@ -304,14 +345,12 @@ class MasterModel(Model):
     def file_values(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
         """The state, with trained weights in the integers that the file has."""
         tied = self._tied(state)
-        codes = {
-            name: weight.codes(
-                state[name] if name in state else self.initializer(name),
-                *self._layout(weight, state),
-            )
-            for name, weight in self.weights.items()
-            if name in state or name in tied
-        }
+        codes = {}
+        for name, weight in self.weights.items():
+            if name in state or name in tied:
+                values = state[name] if name in state else self.initializer(name)
+                whole = weight.codes(values, *self._layout(weight, state))
+                codes[name] = weight.packing.packed(whole) if weight.packing else whole
         scales = {self.weights[n].scale: self._layout(self.weights[n], state)[0] for n in tied}
         return {**state, **scales, **codes}
 
@@ -351,7 +390,7 @@ def quantized_weights(model: Model) -> dict[str, Quantized]:
         for name in reads(node):
             readers.setdefault(name, []).append(node)
     bits, products = _bits(model), _scales_of_biases(model, readers)
-    out: dict[str, Quantized] = {}
+    out: dict[str, Quantized] = _packed(model, readers)
     for name, spec in model.initializers.items():
         nodes = readers.get(name, [])
         layouts = {_layout(node, spec.dtype) for node in nodes if node.input[0] == name}
@@ -366,6 +405,45 @@ def quantized_weights(model: Model) -> dict[str, Quantized]:
         width = 0 if layout.is_bias else bits.get(name, 0)
         out[name] = attrs.evolve(layout, name=name, bits=width, of=of)
     return out
+
+
+def _packed(model: Model, readers: Mapping[str, list[NodeProto]]) -> dict[str, Quantized]:
+    """The weights with several codes in a byte, which nodes unpack for one DequantizeLinear."""
+    stored = [name for name, _ in model.decomposed.packed.values()]
+    out = {}
+    for codes, (name, bits) in model.decomposed.packed.items():
+        nodes, spec = readers.get(codes, []), model.initializers.get(name)
+        layout = _layout(nodes[0], TensorProto.UINT8) if len(nodes) == 1 else None
+        if (
+            layout is None
+            or spec is None
+            or stored.count(name) > 1
+            or len(readers[name]) > 8 // bits
+        ):
+            continue
+        shape = tuple(d for d in spec.shape or () if isinstance(d, int))
+        if spec.dtype != TensorProto.UINT8 or not _is_known(model, layout):
+            continue
+        rows = math.prod(model.initializers[layout.scale].shape or ())  # type: ignore[arg-type]
+        packing = Packing(bits, shape, (rows, math.prod(shape) * (8 // bits) // rows))
+        out[name] = attrs.evolve(layout, name=name, bits=bits % 8, packing=packing)
+    return out
+
+
+def _without_makers(nodes: Iterable[NodeProto], names: Iterable[str]) -> list[NodeProto]:
+    """The nodes without those that only compute some tensors."""
+    every, gone = list(nodes), set(names)
+    if not gone:
+        return every
+    counts = Counter(i for node in every for i in reads(node))
+    left = []
+    for node in reversed(every):
+        if set(node.output) <= gone:
+            counts.subtract(reads(node))
+            gone.update(i for i in reads(node) if not counts[i])
+        else:
+            left.append(node)
+    return left[::-1]
 
 
 def _bits(model: Model) -> dict[str, int]:
@@ -437,6 +515,7 @@ def _is_known(model: Model, layout: Quantized) -> bool:
     return not ((layout.is_bias or layout.is_float) and model.initializer(layout.zero).any())
 
 
-def _without_values(tensor: TensorProto) -> TensorProto:
-    """A float32 tensor of the same name and shape; its values are kept apart."""
-    return TensorProto(name=tensor.name, dims=tensor.dims, data_type=TensorProto.FLOAT)
+def _without_values(tensor: TensorProto, packing: Packing | None) -> TensorProto:
+    """A float32 tensor of the same name and the shape of the codes; its values are kept apart."""
+    dims = tensor.dims if packing is None else packing.shape
+    return TensorProto(name=tensor.name, dims=dims, data_type=TensorProto.FLOAT)

@@ -41,6 +41,8 @@ class Call:
         """The inputs that are not trained, and the reasons."""
         self.initializers: dict[str, Array] = {}
         """Constants that are initializers of the internal graph."""
+        self.packed: dict[str, tuple[Tensor, int, int]] = {}
+        """Unpacked integers, with the input that has them in its bytes and their number of bits."""
         self._inputs, self._attributes, self._values = tuple(inputs), attributes, tuple(values)
         self._read: set[int] = set()
         self._asked: set[str] = set()
@@ -96,6 +98,19 @@ class Call:
         values = np.asarray(values)
         self.initializers[name] = values
         return self.trace.input(name, values.dtype, values.shape)
+
+    def unpacked(self, codes: Tensor, index: int, bits: int) -> None:
+        """Declare that a matrix has the integers in the bytes of an input, the lowest bits first.
+
+        If that input is an initializer and only a DequantizeLinear reads ``codes``, the weight is trained,
+        and the export packs its integers again.
+
+        Args:
+            codes: [rows, columns], the integers of the input, in their order.
+            index: the place of the input.
+            bits: the number of bits of an integer.
+        """
+        self.packed[f"codes {index}"] = codes, index, bits
 
     def check_read(self) -> None:
         """Refuse a node with an input or an attribute that the formula did not read.

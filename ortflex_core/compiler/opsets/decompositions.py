@@ -57,6 +57,8 @@ class Decomposed:
     """The initializers that are not trained by default, and why."""
     own: set[str] = attrs.field(factory=set)
     """Initializers that the file does not have; nobody can name them."""
+    packed: dict[str, tuple[str, int]] = attrs.field(factory=dict)
+    """Of unpacked integers: the initializer with their bytes, and their number of bits."""
     typed: set[str] = attrs.field(factory=set)
     """The outputs of nodes that are kept and whose types only the decomposition defines."""
 
@@ -377,7 +379,10 @@ class _Work:
         self, node: NodeProto, call: Call, outputs: Mapping[str, Tensor]
     ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]], list[TensorProto]]:
         """The nodes of a formula, the types of the outputs, and initializers."""
-        nodes, prefix = self._named(node, call.trace, outputs)
+        codes = {name: tensor for name, (tensor, *_) in call.packed.items()}
+        nodes, prefix = self._named(node, call.trace, outputs, codes)
+        for name, (_, index, bits) in call.packed.items():
+            self.result.packed[prefix + name] = node.input[index], bits
         initializers = []
         for name, values in call.initializers.items():
             initializers.append(onnx.numpy_helper.from_array(values, prefix + name))
@@ -393,11 +398,15 @@ class _Work:
         return nodes, _types_of(node, outputs), initializers
 
     def _named(
-        self, node: NodeProto, trace: Trace, outputs: Mapping[str, Tensor]
+        self,
+        node: NodeProto,
+        trace: Trace,
+        outputs: Mapping[str, Tensor],
+        inner: Mapping[str, Tensor],
     ) -> tuple[list[NodeProto], str]:
         """The nodes of a formula, with unique names in the model, and what begins these names."""
         self.count += 1
-        graph = build(trace, outputs, name="decomposition").proto().graph
+        graph = build(trace, {**outputs, **inner}, name="decomposition").proto().graph
         keep = {*filter(None, node.input), *outputs}
         prefix = f"{node.name or node.output[0]}/{self.count}~"
         prefix_names(graph, prefix, keep)
