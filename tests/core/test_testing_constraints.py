@@ -130,7 +130,7 @@ class BelowLargest(Below):
 
 class BelowMore(Below):
     def mask(self, weight: Any, count: int) -> Any:
-        count += np.count_nonzero(weight == 0) // 2
+        count += int(np.count_nonzero(weight == 0)) // 2
         return Below.mask(self, weight, min(count, weight.size))
 
 

@@ -379,52 +379,56 @@ def digits() -> Any:
     ids=["magnitude", "global", "1:4"],
 )
 def test_a_network_of_digits_recovers(method: dict[str, Any], share: float, tmp_path: Path) -> None:
-    """At most one point of 597 test rows below the dense network, with labels and with a teacher."""
-    rows, held = digits()
-    dense = make(
-        models.mlp((64, 64, 32, 10), "Relu"),
-        loss="softmax_cross_entropy",
-        optimizer="adam",
-        learning_rate=0.003,
-        epochs=30,
-        batch_size=32,
-        backend="fused",
-        metrics=["accuracy"],
-    )
+    """With labels and with a teacher, at most a point below the dense network: means of three seeds."""
+    found = np.array([accuracies(method, share, seed, tmp_path) for seed in range(3)])
+    dense, cut, labeled, taught = found.mean(axis=0)
+    assert labeled >= dense - 0.01
+    assert taught >= dense - 0.01
+    assert cut < dense - 0.03
+
+
+def accuracies(
+    method: dict[str, Any], share: float, seed: int, folder: Path
+) -> tuple[float, float, float, float]:
+    """Of the dense network, with zeros and no training, trained with labels, and by the teacher."""
+    rows, (held, classes) = digits()
+    options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.003, "batch_size": 32}
+    options |= {"backend": "fused", "epochs": 30, "seed": seed}
+
+    def score(trainer: Trainer) -> float:
+        return float(np.mean(trainer.predict(held).argmax(1) == classes))
+
+    network = models.mlp((64, 64, 32, 10), "Relu", seed)
+    dense = make(network, loss="softmax_cross_entropy", **options)
     dense.fit(*rows)
-    best = dense.evaluate(*held)["accuracy"]
-    teacher = str(tmp_path / "dense.onnx")
+    found = [score(dense)]
+    teacher = str(folder / f"dense{seed}.onnx")
     dense.export(teacher)
-    cut = Sparsity(**method)
-    state = dense.get_state()
+    pruning, state = Sparsity(**method), dense.get_state()
     weights = {n: state[n] for n in ("W1", "W2", "W3")}
-    dense.set_state(cut.project(weights, dict.fromkeys(weights, (1,)), cut.final))
-    worst = dense.evaluate(*held)["accuracy"]
-    taught = {"name": "distillation", "teacher": teacher, "alpha": 1.0}
-    for loss, labels in (("softmax_cross_entropy", rows[1]), (taught, None)):
-        sparse = make(
-            teacher,
-            loss=loss,
-            optimizer="adam",
-            learning_rate=0.003,
-            epochs=30,
-            batch_size=32,
-            backend="fused",
-            constraint=cut,
-        )
+    dense.set_state(pruning.project(weights, dict.fromkeys(weights, (1,)), pruning.final))
+    found.append(score(dense))
+    distillation = {"name": "distillation", "teacher": teacher, "alpha": 1.0}
+    for loss, labels in (("softmax_cross_entropy", rows[1]), (distillation, None)):
+        sparse = make(teacher, loss=loss, constraint=pruning, **options)
         history = sparse.fit(rows[0], labels)
         assert history["sparsity"][-1] == pytest.approx(share, abs=0.002)
-        accuracy = np.mean(sparse.predict(held[0]).argmax(1) == held[1])
-        print(f"{method}, labels {labels is not None}: {best:.4f} {worst:.4f} {accuracy:.4f}")
-        assert accuracy >= best - 0.01
-        assert worst < best - 0.03
+        found.append(score(sparse))
+    return found[0], found[1], found[2], found[3]
 
 
+@pytest.mark.slow
 def test_convolutions_recover() -> None:
-    """Convolutions and the last product at 80 %, with BatchNormalization between."""
+    """Convolutions and the last product at 80 %, with BatchNormalization between: means of three seeds."""
+    dense, sparse = np.array([of_convolutions(seed) for seed in range(3)]).mean(axis=0)
+    assert sparse >= dense - 0.01
+
+
+def of_convolutions(seed: int) -> tuple[float, float]:
+    """The accuracy of the dense and of the sparse network."""
     (x, y), (held, classes) = digits()
     x, held = x.reshape(-1, 1, 8, 8), held.reshape(-1, 1, 8, 8)
-    draw = np.random.default_rng(2)
+    draw = np.random.default_rng(seed)
     nodes = [
         helper.make_node("Conv", ["X", "A"], ["a"], name="one", pads=[1, 1, 1, 1]),
         helper.make_node("BatchNormalization", ["a", "g", "h", "m", "v"], ["n"], name="norm"),
@@ -442,13 +446,12 @@ def test_convolutions_recover() -> None:
         nodes, [models.floats("X", "N", 1, 8, 8)], [models.floats("y", "N", 10)], arrays
     )
     options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.003, "batch_size": 32}
-    options |= {"backend": "fused", "loss": "softmax_cross_entropy"}
+    options |= {"backend": "fused", "loss": "softmax_cross_entropy", "seed": seed}
     dense = make(proto, epochs=30, **options)
     dense.fit(x, y)
     best = np.mean(dense.predict(held).argmax(1) == classes)
-    sparse = make(dense.export(), epochs=30, constraint=Sparsity(share=0.8), **options)
+    sparse = make(dense.export(), epochs=60, constraint=Sparsity(share=0.8), **options)
     history = sparse.fit(x, y)
     assert history["sparsity"][-1] == pytest.approx(0.8, abs=0.002)
     accuracy = np.mean(sparse.predict(held).argmax(1) == classes)
-    print(f"{best:.4f} {accuracy:.4f}")
-    assert accuracy >= best - 0.01
+    return float(best), float(accuracy)
