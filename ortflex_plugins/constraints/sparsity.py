@@ -33,12 +33,12 @@ def _share(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class Sparsity(Pruning):
     """A share of the weights is zero: those of the smallest size.
 
-    - ``magnitude``: the ``round(share · n)`` elements of the smallest ``|w|`` of each tensor, or, with
-      ``scope="global"``, of all tensors together;
-    - ``channels``: the channels of outputs of the smallest ``‖w‖₂`` of each product or convolution; their
-      biases, and their scales and offsets in normalizations that follow, become zero, too;
-    - ``"N:M"``, such as ``2:4``: of every M neighbors along the first axis that is summed over (inputs,
-      input channels), the N of the largest ``|w|`` stay; the share is 1 − N/M.
+    With ``magnitude``, they are the ``round(share · n)`` elements of the smallest ``|w|`` of each tensor,
+    or, with ``scope="global"``, of all tensors together. With ``channels``, they are the channels of
+    outputs of the smallest ``‖w‖₂`` of each product or convolution; their biases, and their scales and
+    offsets in normalizations that follow, become zero, too. With ``N:M``, such as ``2:4``, the N largest
+    ``|w|`` of every M neighbors along the first axis that is summed over (inputs, input channels) stay,
+    and the share is 1 − N/M.
 
     Equal sizes are ordered by position. At least one element or channel of each tensor stays. The share
     grows from ``begin`` to ``end`` of the training as Zhu & Gupta propose, and zeros stay zero.
@@ -57,7 +57,7 @@ class Sparsity(Pruning):
     name: ClassVar[str] = "sparsity"
     aliases: ClassVar[tuple[str, ...]] = (
         *("prune", "pruning", "l1_unstructured", "ln_structured", "global_unstructured"),
-        *("prune_low_magnitude", "polynomialdecay"),
+        "prune_low_magnitude",
     )
 
     method: str = setting(

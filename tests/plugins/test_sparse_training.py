@@ -77,9 +77,12 @@ def test_zeros_stay_with_every_optimizer(optimizer: str, method: dict[str, Any])
 
 @every_backend
 @pytest.mark.parametrize("method", [{"share": 0.75}, {"method": "2:4"}, {"method": "channels"}])
-def test_every_backend_keeps_them_or_refuses(backend: str, method: dict[str, Any]) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_every_backend_keeps_them_or_refuses(
+    backend: str, method: dict[str, Any], optimizer: str
+) -> None:
     given: dict[str, Any] = {"name": "sparsity", "end": 5, "every": 2, **method}
-    options: dict[str, Any] = {"optimizer": "adam", "epochs": 2}
+    options: dict[str, Any] = {"optimizer": optimizer, "epochs": 2}
     made = trainer(constraint=given, backend=backend, **options)
     if backend == "training_session":
         with pytest.raises(Unsupported, match="constraint"):
@@ -99,9 +102,14 @@ def test_every_backend_keeps_them_or_refuses(backend: str, method: dict[str, Any
         np.testing.assert_allclose(got, array, rtol=1e-4, atol=1e-5)
         if name.startswith("W"):
             np.testing.assert_array_equal(got == 0, array == 0)
+    slots = made.engine.slots()
+    for name, array in reference.engine.slots().items():
+        np.testing.assert_allclose(slots[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_training_is_that_of_torch() -> None:
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_training_is_that_of_torch(optimizer: str, clip: float | None) -> None:
     """torch multiplies the weight by the mask, so gradients of zeros are zero in norms and momenta."""
     torch = pytest.importorskip("torch")
     from torch.nn.utils import prune
@@ -111,9 +119,9 @@ def test_training_is_that_of_torch() -> None:
     made = trainer(
         proto,
         constraint=Sparsity(share=0.5, begin=0, end=0),
-        optimizer="adam",
+        optimizer=optimizer,
         learning_rate=0.02,
-        clip_norm=0.1,
+        clip_norm=clip,
         shuffle=False,
         epochs=2,
         batch_size=12,
@@ -125,13 +133,18 @@ def test_training_is_that_of_torch() -> None:
         layer.bias.data = torch.tensor(weights[f"b{k}"].astype(np.float64))
         prune.l1_unstructured(layer, "weight", amount=0.5)
     module = torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1], torch.nn.Tanh(), layers[2])
-    descent = torch.optim.Adam(module.parameters(), lr=0.02)
+    descent = {
+        "sgd": torch.optim.SGD(module.parameters(), lr=0.02),
+        "momentum": torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9),
+        "adam": torch.optim.Adam(module.parameters(), lr=0.02),
+    }[optimizer]
     x, y = torch.tensor(X).double(), torch.tensor(Y).double()
     for _ in range(2):
         for start in range(0, 48, 12):
             descent.zero_grad()
             ((module(x[start : start + 12]) - y[start : start + 12]) ** 2).mean().backward()
-            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
             descent.step()
     state = made.get_state()
     for k, layer in enumerate(layers, 1):

@@ -139,6 +139,8 @@ def gradient_factor(problem: Problem) -> Host | None:
     updating = problem.updating
     if not updating.uniform or not updating.scaled or problem.sharing:
         return None
+    if updating.prunings:
+        return None  # the gradient is multiplied by its mask, too
     specs = [problem.model.initializers[name] for name in problem.parameters]
     kinds = {(spec.dtype, problem.shape_of(spec.name)) for spec in specs}
     # A formula may depend on a weight's shape (biases without decay).
