@@ -431,7 +431,8 @@ class Trainer(SharesModels):
         arguments |= {"callbacks": (), "adapters": (), "metrics": (), "progress": False}
         original = Trainer(known.origin, **arguments, plugins=self.plugins)
         state = self.get_state()
-        original.set_state({n: state[n] for n in original.get_state() if n in state})
+        own = [n for n in original.get_state() if n in state]
+        original.set_state({n: known.unblocked(n, state[n]) for n in own})
         observed = [*known.missing, *(quantizer.ranges if again else ())]
         if observed:
             tensors = original._internals.live.predictions

@@ -61,6 +61,13 @@ _SATURATED = 0.02
 )
 @click.option("--block-size", type=int, default=0, help="The elements of a weight with one scale.")
 @click.option(
+    "--layout",
+    type=click.Choice(["QDQ", "MatMulNBits"]),
+    default="QDQ",
+    show_default=True,
+    help="How products by weights in blocks are written: after DequantizeLinear, or as MatMulNBits.",
+)
+@click.option(
     "--reduce-range",
     is_flag=True,
     help="Weights of 7 bits in int8, for CPUs without VNNI, where sums of products saturate.",
@@ -103,6 +110,7 @@ def quantize(
     method: str,
     per_tensor: bool,
     block_size: int,
+    layout: str,
     reduce_range: bool,
     skip: Sequence[str],
     loss: str | None,
@@ -143,6 +151,7 @@ def quantize(
         "activations": activations,
         "per_channel": not per_tensor,
         "block_size": block_size,
+        "layout": layout,
         "reduce_range": reduce_range,
         "skip": list(skip),
     }

@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.program import fresh_name
+from ortflex_core.compiler.model import packed_products
 from ortflex_core.compiler.model.editor import Editor
 from ortflex_core.compiler.model.master_weights import BITS, Quantized
 from ortflex_core.compiler.model.model import Model
@@ -84,6 +85,7 @@ def quantize_model(model: Model, quantizer: Quantizer) -> Model:
             f"{WHERE}: {model.label} has weights of 16 bits, which onnxruntime's kernels of integers do "
             "not take; convert the file to float32 first"
         )
+    _check_layout(quantizer, model.opset)
     kinds, opset, notes = _storage(model, quantizer)
     editor = Editor(model, 0, WHERE)
     if opset > model.opset:
@@ -94,6 +96,28 @@ def quantize_model(model: Model, quantizer: Quantizer) -> Model:
     out.new_head, out.adapter_values = model.new_head, model.adapter_values
     out.unedited = model.as_read
     return out
+
+
+def _check_layout(quantizer: Quantizer, opset: int) -> None:
+    """Refuse a layout that the blocks or the runtime do not allow."""
+    if quantizer.layout != packed_products.LAYOUT:
+        return
+    block, bits = quantizer.block_size, 8 if quantizer.weights == "int8" else quantizer.bits
+    if not packed_products.is_size(block):
+        raise ConfigError(
+            f"{WHERE}.layout: {quantizer.layout} has blocks of {packed_products.SMALLEST}, 32, 64, … "
+            f"inputs, got block_size={block}; set block_size=32 (--block-size 32), or layout='QDQ'"
+        )
+    if quantizer.reduce_range:
+        raise ConfigError(
+            f"{WHERE}.layout: {quantizer.layout} multiplies floats, so that nothing saturates: leave "
+            "reduce_range out, or set layout='QDQ'"
+        )
+    if not packed_products.is_computed(bits, block, opset):
+        raise ConfigError(
+            f"{WHERE}.layout: {require_runtime()} does not compute {quantizer.layout} of {bits} bits in "
+            f"blocks of {block}; install a newer one, or set layout='QDQ'"
+        )
 
 
 def _storage(model: Model, quantizer: Quantizer) -> tuple[list[int], int, list[str]]:
@@ -301,6 +325,7 @@ class _Placement:
         self.bits: dict[str, int] = {}
         self.scales: dict[str, tuple[str, Array]] = {}
         self.pairs: dict[str, list[str]] = {}
+        self.blocks: dict[str, tuple[int, tuple[int, ...]]] = {}
 
     # ------------------------------------------------------------------ what is quantized
 
@@ -478,7 +503,9 @@ class _Placement:
                     f"{WHERE}.ranges: no quantized tensor is called {name!r}; "
                     f"{suggest(name, list(self.points))}"
                 )
-        read = {name: self._put_weight(name) for name in self.weights}
+        packed = [name for name in self.weights if self._is_packed(name)]
+        read = {name: self._put_weight(name) for name in self.weights if name not in packed}
+        products = {self.weights[name][0].node: self._put_packed(name) for name in packed}
         read |= {name: self._named(f"{name}/dequantized") for name in self.points}
         for name in [i.name for i in graph.input if i.name in self.points]:
             self._put_pair(name, read[name])
@@ -488,6 +515,8 @@ class _Placement:
             if bias in self.biases and node.input[1] in self.weights:
                 own[bias] = self._put_bias(bias, node)
             copy = NodeProto.FromString(node.SerializeToString())
+            if node.output[0] in products:
+                copy.CopyFrom(products[node.output[0]])
             for k, name in enumerate(copy.input):
                 copy.input[k] = own.get(name, name)
             self.new.append(copy)
@@ -508,6 +537,7 @@ class _Placement:
             scales=self.trained if q.train_scales else {},
             missing=missing,
             notes=tuple(self.notes),
+            blocks=self.blocks,
         )
         return model
 
@@ -533,10 +563,7 @@ class _Placement:
 
     def _put_weight(self, name: str) -> str:
         """The integers of a weight and its DequantizeLinear; returns the output of that node."""
-        q, tensor = self.quantizer, self.constants[name]
-        values = model_file.array_of(tensor, self.editor.model.files)
-        if not np.isfinite(values).all():
-            raise ModelError(f"{WHERE}: the weight {name!r} has values that are not finite")
+        q, tensor, values = self.quantizer, self.constants[name], self._finite(name)
         groups, shape, settings = _grouped(q, self.weights[name][0], values.astype(np.float64))
         low, high = self._limits(groups, q.weight_codes, symmetric=q.symmetric)
         scale, zero = q.scale_of(low, high, q.weight_codes, symmetric=q.symmetric)
@@ -560,6 +587,54 @@ class _Placement:
         out = self._named(f"{name}/dequantized")
         self._dequantize(inputs, out, settings)
         return out
+
+    def _is_packed(self, name: str) -> bool:
+        """Whether the product by a weight becomes MatMulNBits."""
+        used = self.weights[name]
+        if self.quantizer.layout != packed_products.LAYOUT or len(used) != 1:
+            return False
+        node = self.producers[used[0].node]
+        bias = self.constants.get(node.input[2]) if len(node.input) > 2 else None
+        sizes = () if bias is None else tuple(bias.dims)
+        position = list(node.input).index(name)
+        return packed_products.has_form(node, position, self.constants[name].dims, sizes)
+
+    def _put_packed(self, name: str) -> NodeProto:
+        """The bytes of a weight; returns the MatMulNBits that takes the place of its product."""
+        q, tensor, used = self.quantizer, self.constants[name], self.weights[name][0]
+        values = self._finite(name)
+        groups = _grouped(q, attrs.evolve(used, inputs=1), _lines(values, used).astype(np.float64))
+        low, high = self._limits(groups[0], q.weight_codes, symmetric=q.symmetric)
+        scale, zero = q.scale_of(low, high, q.weight_codes, symmetric=q.symmetric)
+        bits, first = q.bits, q.weight_codes[0]
+        blocks = packed_products.Blocks.of(values, used.inputs, q.block_size)
+        inputs = ["", name, self._constant(f"{name}/scale", scale, TensorProto.FLOAT)]
+        if not q.symmetric:
+            places = blocks.packed_zeros(zero - first, bits)
+            inputs.append(self._constant(f"{name}/zero_point", places, TensorProto.UINT8))
+        tensor.CopyFrom(numpy_helper.from_array(blocks.packed(scale, zero - first, bits), name))
+        self.masters[name] = blocks.values
+        self.blocks[name] = used.inputs, values.shape
+        self.trained[inputs[2]] = q.block_size * q.weight_codes[1]
+        node = self.producers[used.node]
+        inputs[0] = node.input[0]
+        if len(node.input) > 2 and node.input[2]:
+            inputs += [*[""] * (5 - len(inputs)), node.input[2]]
+        made = helper.make_node(
+            packed_products.LAYOUT, inputs, node.output, node.name, domain=packed_products.DOMAIN
+        )
+        for key, value in blocks.attributes(bits).items():
+            made.attribute.append(helper.make_attribute(key, value))
+        if all(o.domain != packed_products.DOMAIN for o in self.editor.proto.opset_import):
+            self.editor.proto.opset_import.append(helper.make_opsetid(packed_products.DOMAIN, 1))
+        return made
+
+    def _finite(self, name: str) -> Array:
+        """The values of a weight."""
+        values = model_file.array_of(self.constants[name], self.editor.model.files)
+        if not np.isfinite(values).all():
+            raise ModelError(f"{WHERE}: the weight {name!r} has values that are not finite")
+        return values
 
     def _kind(self, shape: Sequence[int], weight: _Weight, block: int) -> int:
         """The smallest type of a weight by which this runtime multiplies rightly."""
@@ -650,6 +725,11 @@ def limits(
 
 def _type(name: str) -> int:
     return int(dict(TensorProto.DataType.items()).get(name, TensorProto.UNDEFINED))
+
+
+def _lines(values: Array, weight: _Weight) -> Array:
+    """A matrix with a row for each output."""
+    return values if weight.inputs else values.T
 
 
 def _layout(settings: Mapping[str, int]) -> Quantized:

@@ -105,6 +105,11 @@ class Quantizer(Component, abc.ABC):
         validator=_count_or_zero,
         help="the number of elements along the inputs of a weight that have one scale; 0: all",
     )
+    layout: str = setting(
+        default="QDQ",
+        validator=one_of("QDQ", "MatMulNBits"),
+        help="how the file has weights in blocks: behind DequantizeLinear (QDQ), or as MatMulNBits",
+    )
     symmetric: bool = setting(
         default=True,
         validator=attrs.validators.instance_of(bool),
@@ -213,6 +218,16 @@ class Quantization:
     scales: Mapping[str, int]
     missing: tuple[str, ...]
     notes: tuple[str, ...]
+    blocks: Mapping[str, tuple[int, tuple[int, ...]]] = attrs.field(factory=dict, repr=False)
+    """Of masters that are rows of blocks: the axis of the inputs and the shape in the float model."""
+
+    def unblocked(self, name: str, values: Array) -> Array:
+        """A master in its shape in the float model."""
+        if name not in self.blocks:
+            return values
+        axis, shape = self.blocks[name]
+        lines = values.reshape(shape[1 - axis], -1)[:, : shape[axis]]
+        return lines if axis else np.ascontiguousarray(lines.T)
 
     def factor(self, scale: str) -> float:
         """``(N · Q)^(-1/4)`` of a trained scale.
