@@ -135,7 +135,7 @@ class Setup:
             DataError: they cannot be read, or do not fit the model and the losses.
         """
         columns = open_source(X, y, sample_weight, self.model, self.requests, predicting=predicting)
-        encoded = encode_labels(columns, self.requests, self.classes)
+        encoded = encode_labels(columns, self.requests, self.classes, self.model)
         return with_last_axis(encoded, self.requests, self.model)
 
 

@@ -27,7 +27,7 @@ from ortflex_core.kernel.tracebacks import short_tracebacks
 from ortflex_core.kernel.types import Array
 from ortflex_core.training import calibration, checkpointing, fit, pickling, receipt
 from ortflex_core.training.announcement import short, summary
-from ortflex_core.training.config.arguments import Arguments, wrong
+from ortflex_core.training.config.arguments import Arguments, check_attribute, wrong
 from ortflex_core.training.config.checks import names
 from ortflex_core.training.config.recipe import Recipe
 from ortflex_core.training.data.feed import Feed
@@ -80,10 +80,10 @@ class Trainer(SharesModels):
         edits: one or several changes of the model before the training, which the export has, too;
             ``head`` comes after them.
         quantize: rounds weights and activations to integers during the training, and exports
-            integers: the name of a quantizer, or a table with ``weights`` (``int8``, ``int4``,
-            ``int2``), ``activations`` (``uint8``, ``int8``, ``none``) and its other parameters,
-            with the name ``mse`` by default; rows of ``fit``, or ``Trainer.calibrate``, give the
-            ranges of activations.
+            integers: the type of weights (``int8``, ``int4``, ``int2``), the name of a quantizer,
+            or a table with ``weights``, ``activations`` (``uint8``, ``int8``, ``none``) and its
+            other parameters, with the name ``mse`` by default; rows of ``fit``, or
+            ``Trainer.calibrate``, give the ranges of activations.
         params: the parameters to train: names, paths of modules, globs and ``!glob``; by default
             all that are found.
         freeze: the parameters that are not trained: names, paths of modules and globs; ``backbone``
@@ -254,6 +254,12 @@ class Trainer(SharesModels):
         self.history_ = History()
         self.folder = Path()
         """The folder for callbacks: the run folder of ``ortflex train``, otherwise the current folder."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = hasattr(type(self), name) and not hasattr(Arguments, name)
+        if not name.startswith("_") and not own:
+            check_attribute(name, value)
+        super().__setattr__(name, value)
 
     def _made(self, arguments: dict[str, Any], setup: Setup, hooks: HookManager) -> Internals:
         """The internal parts for resolved arguments, with the weights of the file."""

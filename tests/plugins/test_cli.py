@@ -333,6 +333,23 @@ def test_every_key_is_there_with_its_default(folder: Path) -> None:
         assert f"{field.name} = " in text
 
 
+def test_every_example_is_a_value_that_the_recipe_reads(folder: Path) -> None:
+    assert ortflex("init", "model.onnx", "--force").exit_code == 0
+    text = (folder / "train.toml").read_text()
+    mark = "  # not set by default"
+    lines = [line for line in text.splitlines() if mark in line]
+    examples = [line.removeprefix("# ").removesuffix(mark) for line in lines]
+    assert len(examples) > 8
+    for example in examples:
+        key = example.partition(" = ")[0]
+        if key == "plugins":
+            continue  # a folder of the user
+        extra = ['distributed = "auto"'] if key == "sync_every" else []
+        rest = [line for line in text.splitlines() if not line.startswith(f"{key} = ")]
+        (folder / "one.toml").write_text("\n".join([*rest, *extra, example]))
+        assert getattr(Recipe.load("one.toml", plugins=plugins()), key) is not None, example
+
+
 def test_init_says_what_is_left_out_and_never_overwrites(folder: Path) -> None:
     proto = models.linear()
     proto.graph.initializer.append(

@@ -7,6 +7,7 @@ no code of the core refers to that name.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,7 @@ import numpy as np
 from ortflex_core.compiler.problem.groups import GROUP_KEYS, table_problems
 from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.errors import ConfigError, suggest
+from ortflex_core.kernel.synonyms import translate_key
 from ortflex_core.training.config.checks import (
     Check,
     check_cache,
@@ -119,9 +121,10 @@ class Arguments:
         of="edits",
     )
     quantize: Any = argument(
-        "rounds weights and activations to integers during the training, and exports integers: the name of "
-        "a quantizer, or a table with ``weights`` (``int8``, ``int4``, ``int2``), ``activations`` "
-        "(``uint8``, ``int8``, ``none``) and its other parameters, with the name ``mse`` by default; "
+        "rounds weights and activations to integers during the training, and exports integers: the type of "
+        "weights (``int8``, ``int4``, ``int2``), the name of a quantizer, or a table with ``weights``, "
+        "``activations`` (``uint8``, ``int8``, ``none``) and its other parameters, with the name ``mse`` "
+        "by default; "
         "rows of ``fit``, or ``Trainer.calibrate``, give the ranges of activations",
         None,
         kind=COMPONENT + ", whose name may be left out",
@@ -384,6 +387,50 @@ def wrong(values: Mapping[str, Any]) -> dict[str, list[str]]:
     return {name: problems for name, problems in lines.items() if problems}
 
 
+TYPES = ("int8", "int4", "int2")
+"""The types of weights that ``quantize`` takes in place of a table."""
+SETTABLE = ("batch_size", "epochs", "learning_rate", "progress", "seed", "shuffle")
+"""The arguments that may be changed as attributes of a Trainer."""
+_PARTS = frozenset({"model", "plugins", "schedule"})
+
+
+def check_attribute(name: str, value: Any) -> None:
+    """Refuse a value of an attribute of a Trainer that is wrong, or that no training would read.
+
+    Raises:
+        ConfigError: the value does not fit, the argument belongs to the constructor, or the name looks
+            like that of an argument.
+
+    >>> check_attribute("epochs", 3)
+    >>> check_attribute("lr", 0.1)
+    Traceback (most recent call last):
+        ...
+    ortflex_core.kernel.errors.ConfigError: a Trainer has no attribute 'lr'; did you mean 'learning_rate'?
+    """
+    known = {f.name for f in attrs.fields(Arguments)}
+    if name in SETTABLE:
+        given = name == "learning_rate" and value is None
+        problems = check_positive(name, value) if given else wrong({name: value}).get(name, [])
+        if lines := [*problems]:
+            raise ConfigError(lines)
+    elif name in known | _PARTS:
+        if name in _PARTS and not isinstance(value, str | Mapping):
+            return  # the Trainer's own objects
+        raise ConfigError(
+            f"{name}: a Trainer that is made cannot change it; make another one: Trainer(…, {name}=…). "
+            f"Its attributes {', '.join(SETTABLE)} can be changed"
+        )
+    else:
+        meant = translate_key(name)
+        near = [meant] if meant in known else difflib.get_close_matches(name, known, 1, _NEAR)
+        if near:
+            raise ConfigError(f"a Trainer has no attribute {name!r}; did you mean {near[0]!r}?")
+
+
+_NEAR = 0.8
+"""The similarity from which the name of an attribute is taken for a mistyped argument."""
+
+
 def kinds_of_plugins() -> dict[str, str]:
     """The arguments that select plugins, each with the kind of plugin."""
     fields = attrs.fields(Arguments)
@@ -423,12 +470,18 @@ def short_form(name: str) -> tuple[str, str] | None:
 def named(name: str, value: Any) -> Any:
     """A table without a name with the name of the plugin that it means; any other value as it is.
 
-    >>> named("quantize", {"weights": "int4"})
+    A type of weights alone is a table, too.
+
+    >>> named("quantize", {"weights": "int4"}) == named("quantize", "int4")
+    True
+    >>> named("quantize", "int4")
     {'name': 'mse', 'weights': 'int4'}
     """
     metadata = getattr(attrs.fields(Arguments), name).metadata
     if metadata["plugin"] and isinstance(value, Mapping) and "name" not in value:
         return {"name": metadata["plugin"], **value}
+    if name == "quantize" and isinstance(value, str) and value in TYPES:
+        return {"name": metadata["plugin"], "weights": value}
     return value
 
 

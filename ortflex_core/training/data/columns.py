@@ -8,7 +8,7 @@ batches are in ``batches`` (arrays), ``pieces`` (files read piece by piece) and 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -109,7 +109,9 @@ def _named(
         missing = [n for n in names if n not in given]
         unknown = [str(k) for k in given if k not in names]
         if unknown and word == "input":
-            raise DataError(f"{what} has {unknown[0]!r}; {suggest(unknown[0], names)}")
+            raise DataError(
+                f"{what} has {unknown[0]!r}, which is not an input of the model; {suggest(unknown[0], names)}"
+            )
         if missing:
             raise DataError(
                 f"{what} lacks the {word} {missing[0]!r}; it has {', '.join(map(str, given)) or 'nothing'}"
@@ -142,6 +144,16 @@ def _ragged(value: Any) -> str:
     )
 
 
+def _no_rows(value: Any, what: str) -> str:
+    """What is wrong with an object that numpy takes as one value."""
+    if value is None:
+        return f"{what} is None, expected an array with one row per sample"
+    kind = type(value).__name__
+    if isinstance(value, Iterable):
+        return f"{what} is a {kind}, expected an array; put its rows into one: numpy.stack(list({what}))"
+    return f"{what} is a {kind}, expected an array with one row per sample"
+
+
 def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
     if hasattr(value, "toarray"):
         raise DataError(f"{what} is a sparse matrix; make it dense: {what}.toarray()")
@@ -153,6 +165,8 @@ def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
         raise DataError(f"{what} cannot be converted to an array: {error}") from error
     if array.ndim == 0 and hasattr(value, "collect"):
         raise DataError(f"{what} is a lazy frame ({type(value).__name__}); pass {what}.collect()")
+    if array.ndim == 0 and array.dtype.kind == "O":
+        raise DataError(_no_rows(value, what))
     if array.dtype.kind == "O" and (ragged := _ragged(array)):
         raise DataError(f"{what}: {ragged}")
     is_frame = what.startswith("X") and hasattr(value, "columns")

@@ -17,7 +17,7 @@ from ortflex_core.training.data.columns import Columns
 
 
 def encode_labels(
-    columns: Columns, requests: Sequence[LossRequest], classes: Array | None
+    columns: Columns, requests: Sequence[LossRequest], classes: Array | None, model: Model
 ) -> Columns:
     """Class labels (strings, any integers) as the indices of their scores.
 
@@ -27,8 +27,11 @@ def encode_labels(
         classes: the labels in the order of the scores, or None if labels are already indices from
             0.
 
+        model: has the number of scores.
+
     Raises:
-        DataError: a label that is not among the classes, or strings without classes.
+        DataError: a label that is not among the classes, strings without classes, or another number of
+            classes than scores.
     """
     labels: dict[str, Array] = {}
     for request in requests:
@@ -54,8 +57,25 @@ def encode_labels(
             continue
         if not text and np.array_equal(classes, np.arange(len(classes))):
             continue
+        if array.ndim == 1:
+            _check_count(classes, model.value(request.predicted))
         labels[request.label] = _encode(array, classes, request.label)
     return attrs.evolve(columns, labels={**columns.labels, **labels}) if labels else columns
+
+
+def _check_count(classes: Array, scores: TensorSpec) -> None:
+    """Refuse classes that are fewer or more than the columns of scores [rows, classes].
+
+    One column has the scores of two classes.
+    """
+    shape = scores.shape or ()
+    count = shape[1] if len(shape) == 2 else None
+    if isinstance(count, int) and count > 1 and count != len(classes):
+        raise DataError(
+            f"there are {len(classes)} classes, but the scores {scores} have {count} columns; pass one "
+            "label per column as classes=[…], in their order, or give the model a last layer for your "
+            "own classes: head=[…]"
+        )
 
 
 def _encode(array: Array, classes: Array, label: str) -> Array:

@@ -86,7 +86,7 @@ class Preparation:
         fitted = data.fit_to(array, spec, "sample_weight", check_finite=True)
         if fitted.size and fitted.min() < 0:
             row = int(np.argwhere(fitted < 0)[0][0])
-            raise DataError(f"sample_weight must be >= 0, but row {row} has {fitted[row].min()!r}")
+            raise DataError(f"sample_weight must be >= 0, but row {row} has {fitted[row].min():g}")
         if fitted.size and not fitted.any() and array.any():
             raise _too_small("sample_weight", float(array.max()), 0, float(array.max()))
         return fitted
