@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -145,11 +146,15 @@ def apply(
     """
     graph = model.graph
     bound = {o.name for o in graph.output}
-    nodes = _defer_constants(graph.node, {t.name for t in graph.initializer}.union(frozen))
+    nodes = _defer(graph.node, {t.name for t in graph.initializer}.union(frozen))
     sizes = liveness.completed(nodes, sizes)
-    plans = _list_plans(_split_forward(nodes, losses, sizes, bound), recompute)
+    forward = _split_forward(nodes, losses, sizes, bound)
+    plans = _list_plans(forward, recompute)
+    later = _later(forward)
+    if later != forward.others:
+        plans += _list_plans(attrs.evolve(forward, others=later), recompute)
     best, least = plans[0], math.inf
-    for nodes in plans:  # plans with fewer copies come first, so a later plan must save memory
+    for nodes in plans:  # a later plan, which often has more copies, must save memory
         size = liveness.peak(nodes, with_copies(sizes, nodes), bound).size
         if size < _GAIN * least:
             best, least = nodes, size
@@ -158,12 +163,13 @@ def apply(
     return model
 
 
-def _defer_constants(nodes: Iterable[NodeProto], frozen: Collection[str]) -> list[NodeProto]:
-    """The nodes, with those that depend on frozen tensors alone right before their first readers.
+def _defer(nodes: Iterable[NodeProto], early: Collection[str]) -> list[NodeProto]:
+    """The nodes, with those that depend on these tensors alone right before their first readers.
 
-    onnxruntime puts them first: the matrices of all quantized weights would be in memory together.
+    onnxruntime puts those that read frozen tensors first: the matrices of all quantized weights would be in
+    memory together.
     """
-    early = set(frozen)
+    early = set(early)
     waiting: dict[str, NodeProto] = {}
     out: list[NodeProto] = []
 
@@ -189,6 +195,23 @@ def _defer_constants(nodes: Iterable[NodeProto], frozen: Collection[str]) -> lis
     while waiting:
         add(next(iter(waiting.values())))
     return out
+
+
+def _later(forward: Forward) -> list[NodeProto]:
+    """The other nodes, with those that do not depend on the gradient right before their first readers.
+
+    onnxruntime may put them first, for example the transposed inputs of all products, for which all
+    segments would be computed again at once. The gradient depends on the end of the forward pass, so
+    nodes depend on it that read, also through others, as late a tensor as most of them do.
+    """
+    reach: dict[str, int] = {}
+    for node in forward.others:
+        last = max((forward.place.get(n, reach.get(n, -1)) for n in liveness.reads(node)), default=-1)
+        reach.update(dict.fromkeys(node.output, last))
+    [(end, _)] = Counter(reach.values()).most_common(1) or [(0, 0)]
+    read = {n for node in forward.others for n in liveness.reads(node)}
+    given = {n for n in read - reach.keys() if forward.place.get(n, -1) < end}
+    return _defer(forward.others, given)
 
 
 def with_copies(sizes: Mapping[str, int], nodes: Sequence[NodeProto]) -> dict[str, int]:
