@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from ortflex_core import Array, ConfigError, GraphError, Trainer, Unsupported
+from ortflex_core import Array, ConfigError, GraphError, TensorSpec, Trainer, Unsupported
 from ortflex_core.compiler.runtime import liveness, recompute, session
 from ortflex_core.testing import compositions, step_programs
 from ortflex_plugins.backends.fused import FusedBackend
@@ -369,3 +369,76 @@ def test_matrices_of_frozen_tensors_are_computed_before_their_readers() -> None:
     after = liveness.peak(model.graph.node, sizes, {"x8"}).size
     assert before >= 80_000
     assert after <= 40_000
+
+
+def backward_of_a_chain(first: int) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """``x_k+1 = tanh(x_k W_k)`` and its gradient; ``first`` transposed inputs come before the gradient."""
+    layers, node = 12, helper.make_node
+    forward: list[onnx.NodeProto] = []
+    turned: list[onnx.NodeProto] = []
+    backward: list[onnx.NodeProto] = []
+    for k in range(layers):
+        forward += [
+            node("MatMul", [f"x{k}", f"w{k}"], [f"p{k}"]),
+            node("Tanh", [f"p{k}"], [f"x{k + 1}"]),
+        ]
+        turned.append(node("Transpose", [f"x{k}"], [f"t{k}"]))
+        backward[:0] = [
+            node("Mul", [f"x{k + 1}", f"g{k + 1}"], [f"d{k}"]),
+            node("MatMul", [f"t{k}", f"d{k}"], [f"w{k} new"]),
+            node("MatMul", [f"d{k}", f"w{k}"], [f"g{k}"]),
+        ]
+    loss = node("ReduceSum", [f"x{layers}"], ["loss"])
+    start = node("Exp", [f"x{layers}"], [f"g{layers}"])
+    late = [[turned[k]] if k >= first else [] for k in reversed(range(layers))]
+    after = [n for k, extra in enumerate(late) for n in (*extra, *backward[3 * k : 3 * k + 3])]
+    nodes = [*forward, loss, *turned[:first], start, *after]
+    graph = onnx.GraphProto(node=nodes)
+    for name in ("loss", *(f"w{k} new" for k in range(layers))):
+        graph.output.add(name=name)
+    sizes = {o: 100_000 for n in nodes for o in n.output} | {"loss": 4}
+    sizes |= {f"w{k} new": 10 for k in range(layers)}
+    return onnx.ModelProto(graph=graph), sizes
+
+
+@pytest.mark.parametrize("first", [0, 5, 12])
+def test_the_order_of_the_runtime_makes_no_segment_early(first: int) -> None:
+    """Nodes that read only forward tensors are not computed before the gradient arrives at them.
+
+    The order of large graphs has them first, so that every segment was computed again at once.
+    """
+    model, sizes = backward_of_a_chain(first)
+    recompute.apply(model, ["loss"], sizes, True)
+    nodes = list(model.graph.node)
+    outputs = {o.name for o in model.graph.output}
+    peak = liveness.peak(nodes, recompute.with_copies(sizes, nodes), outputs)
+    assert peak.size <= 9 * 100_000  # 3 of 4 segments, of 3 layers each, and the gradient
+    done: set[str] = {"x0", *(f"w{k}" for k in range(12))}
+    for node in nodes:
+        assert done.issuperset(node.input)
+        done.update(node.output)
+
+
+def test_large_transposed_matrices_are_read_as_they_are() -> None:
+    """A graph that is too large for the optimizer of the runtime has no transposed copies of matrices."""
+    rng = np.random.default_rng(0)
+    w, x = (rng.standard_normal(s).astype(np.float32) for s in ((512, 600), (3, 600)))
+    small = rng.standard_normal((4, 600)).astype(np.float32)
+    built = models.model(
+        [
+            helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+            helper.make_node("Transpose", ["small"], ["s"], perm=[1, 0]),
+            helper.make_node("MatMul", ["x", "t"], ["y"]),
+            helper.make_node("MatMul", ["x", "s"], ["z"]),
+        ],
+        [models.floats("x", "N", 600)],
+        [models.floats("y", "N", 512), models.floats("z", "N", 4)],
+        {"w": w, "small": small},
+    )
+    specs = {"t": TensorSpec("t", 1, (600, 512)), "s": TensorSpec("s", 1, (600, 4))}
+    before = models.predict(built, {"x": x})
+    recompute.fuse_transposes(built, specs)
+    assert [n.op_type for n in built.graph.node] == ["Transpose", "FusedMatMul", "MatMul"]
+    after = models.predict(built, {"x": x})
+    for name in before:
+        np.testing.assert_allclose(after[name], before[name], rtol=1e-5, atol=1e-5)

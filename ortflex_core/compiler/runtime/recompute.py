@@ -22,18 +22,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import attrs
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from ortflex_core.compiler.graph.ops import RANDOM
 from ortflex_core.compiler.graph.program import Program, Recompute
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.runtime import liveness
 from ortflex_core.kernel.errors import GraphError, suggest
+from ortflex_core.kernel.types import TensorSpec
 
 SMALL = 4096
 """Tensors up to this number of bytes are kept, because recomputing them is not worth it."""
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """The numbers of segments that are tried."""
+_COPIED = 2**20
+"""Transposed copies of so many bytes are avoided."""
 _GAIN = 0.97
 """A plan replaces another one if its peak is at most this fraction of the other's."""
 AGAIN = "/again"
@@ -197,6 +200,52 @@ def _defer(nodes: Iterable[NodeProto], early: Collection[str]) -> list[NodeProto
     return out
 
 
+def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
+    """Let products read large matrices as they are instead of transposed copies.
+
+    onnxruntime does so, too, in graphs that are not too large for its optimizer.
+
+    Args:
+        model: the graph, which is changed.
+        specs: types and shapes of its tensors, where known.
+    """
+    nodes = model.graph.node
+    readers: dict[str, list[NodeProto]] = {}
+    for node in nodes:
+        for name in liveness.reads(node):
+            readers.setdefault(name, []).append(node)
+    bound = {o.name for o in model.graph.output}
+    turned = {}
+    for node in nodes:
+        spec = specs.get(node.output[0]) if node.op_type == "Transpose" else None
+        if spec is None or spec.dtype != TensorProto.FLOAT or spec.name in bound:
+            continue
+        rank = len(spec.shape or ())
+        order = [list(a.ints) for a in node.attribute if a.name == "perm"] or [[*range(rank)][::-1]]
+        swapped = rank >= 2 and order[0] == [*range(rank - 2), rank - 1, rank - 2]
+        if (
+            swapped
+            and liveness.bytes_of(spec) >= _COPIED
+            and all(
+                n.op_type == "MatMul" and n.input[1] == spec.name != n.input[0]
+                for n in readers.get(spec.name, ())
+            )
+        ):
+            turned[spec.name] = node.input[0]
+    if not turned:
+        return
+    for node in nodes:
+        if node.op_type == "MatMul" and node.input[1] in turned:
+            node.op_type, node.domain = "FusedMatMul", "com.microsoft"
+            node.input[1] = turned[node.input[1]]
+            node.attribute.append(helper.make_attribute("transB", 1))
+    kept = [node for node in nodes if node.output[0] not in turned]
+    del nodes[:]
+    nodes.extend(kept)
+    if all(o.domain != "com.microsoft" for o in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
 def _later(forward: Forward) -> list[NodeProto]:
     """The other nodes, with those that do not depend on the gradient right before their first readers.
 
@@ -206,7 +255,9 @@ def _later(forward: Forward) -> list[NodeProto]:
     """
     reach: dict[str, int] = {}
     for node in forward.others:
-        last = max((forward.place.get(n, reach.get(n, -1)) for n in liveness.reads(node)), default=-1)
+        last = max(
+            (forward.place.get(n, reach.get(n, -1)) for n in liveness.reads(node)), default=-1
+        )
         reach.update(dict.fromkeys(node.output, last))
     [(end, _)] = Counter(reach.values()).most_common(1) or [(0, 0)]
     read = {n for node in forward.others for n in liveness.reads(node)}

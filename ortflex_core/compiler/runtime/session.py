@@ -291,6 +291,8 @@ def make_schedule(program: Program, device: Device, threads: int = 1) -> Schedul
     sizes = dict(program.sizes) | {name: liveness.bytes_of(spec) for name, spec in specs.items()}
     if program.recompute is False:
         return Schedule(model, sizes)
+    if plans_memory(device):
+        recompute.fuse_transposes(model, specs)
     costs, frozen = recompute.costs_of(program), recompute.frozen_inputs(program)
     recompute.apply(model, costs, sizes, program.recompute, frozen)
     state = {
