@@ -223,14 +223,8 @@ def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
         rank = len(spec.shape or ())
         order = [list(a.ints) for a in node.attribute if a.name == "perm"] or [[*range(rank)][::-1]]
         swapped = rank >= 2 and order[0] == [*range(rank - 2), rank - 1, rank - 2]
-        if (
-            swapped
-            and liveness.bytes_of(spec) >= _COPIED
-            and all(
-                n.op_type == "MatMul" and n.input[1] == spec.name != n.input[0]
-                for n in readers.get(spec.name, ())
-            )
-        ):
+        same = all(_has_same_bits(n, spec.name, specs) for n in readers.get(spec.name, ()))
+        if swapped and same and liveness.bytes_of(spec) >= _COPIED:
             turned[spec.name] = node.input[0]
     if not turned:
         return
@@ -244,6 +238,16 @@ def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
     nodes.extend(kept)
     if all(o.domain != "com.microsoft" for o in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
+def _has_same_bits(node: NodeProto, turned: str, specs: Mapping[str, TensorSpec]) -> bool:
+    """Whether a product gives the same bits for a transposed copy of its second factor: not for one row."""
+    if node.op_type != "MatMul" or node.input[1] != turned or node.input[0] == turned:
+        return False
+    made = specs.get(node.output[0])
+    return (
+        made is not None and math.prod(d for d in (made.shape or ())[:-1] if isinstance(d, int)) > 1
+    )
 
 
 def _later(forward: Forward) -> list[NodeProto]:
