@@ -142,6 +142,7 @@ PUBLIC = {
     "training.engines.host_updates": "host_formulas HostUpdates",
     "training.engines.plan_cache": "PlanCache",
     "training.engines.precision_support": "missing_types",
+    "training.engines.state_shards": "StateShards",
     "training.internals": "Internals internals_of",
     "training.portable.export": "export_step",
     "training.portable.folder": "open_step PortableStep",

@@ -378,6 +378,7 @@ from ortflex_core.training.engines.host_updates import (
 )
 from ortflex_core.training.engines.plan_cache import PlanCache as PlanCache
 from ortflex_core.training.engines.precision_support import missing_types as missing_types
+from ortflex_core.training.engines.state_shards import StateShards as StateShards
 from ortflex_core.training.internals import Internals as Internals, internals_of as internals_of
 from ortflex_core.training.portable.export import export_step as export_step
 from ortflex_core.training.portable.folder import (

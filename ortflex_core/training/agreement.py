@@ -23,10 +23,15 @@ def facts(inner: Internals, source: Source | None = None) -> dict[str, str]:
     identity = inner.live.standing.identity or Identity.of(inner.setup, inner.arguments)
     inner.live.standing.identity = identity
     weights = hashlib.sha256()
-    for part in (inner.live.state(buffers=True), inner.live.slots()):
+    peers = inner.setup.problem.peers
+    divided = peers is not None and peers.shards
+    # A state that is divided would have to be put together, which takes the memory that this saves.
+    slots = {} if divided else inner.live.slots()
+    for part in (inner.live.state(buffers=True), slots):
         for name, array in part.items():
             weights.update(name.encode() + array.tobytes())
     out = {"the model": identity.structure[:12], "ortflex": ortflex_core.__version__}
+    out["the argument shard_state"] = str(divided)
     out |= {"the runtime": str(inner.runtime), "the backend": str(inner.live.backend)}
     out |= {f"the version of {name}": version for name, version in identity.versions.items()}
     for name, value in identity.arguments.items():

@@ -43,6 +43,10 @@ _KEY = re.compile(r"\W")
 def save(trainer: Settings, inner: Internals, folder: Path) -> Path:
     """Write a checkpoint of a Trainer (see :meth:`ortflex_core.Trainer.save`)."""
     live, standing = inner.live, inner.live.standing
+    peers = inner.setup.problem.peers
+    if peers is not None and peers.shards and peers.rank:
+        live.slots()  # which sends this process's part to rank 0, which writes
+        return folder
     position = standing.position or standing.last
     if inner.loop is not None:
         position = inner.loop.position()

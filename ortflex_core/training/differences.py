@@ -38,6 +38,7 @@ FREE: Mapping[str, str] = {
     "check_finite": "it refuses data and never changes them",
     "receipt": "it is metadata of the export",
     "distributed": "accumulate has the batches of all processes",
+    "shard_state": "a checkpoint has the whole state of the optimizer",
     "progress": "it only changes what is displayed",
 }
 """Arguments that may differ, and the reason why the result of training does not change."""

@@ -94,7 +94,7 @@ def written(setup: Setup, given: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     # A checkpoint has the batches of all processes, so any number of processes can continue it.
     in_all = {"accumulate": setup.problem.updating.accumulate}
     for name, value in {**given, **in_all}.items():
-        if name == "distributed":
+        if name in ("distributed", "shard_state"):
             continue
         try:
             if name == "callbacks":

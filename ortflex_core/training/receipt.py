@@ -55,7 +55,16 @@ MOST = 2048
 """The largest number of bytes of a receipt."""
 SETTINGS = ("batch_size", "epochs", "shuffle", "seed", "learning_rate", "schedule")
 """The arguments that are attributes of a Trainer and may change between fits."""
-APART = ("backend", "callbacks", "check_finite", "distributed", "progress", "receipt", "threads")
+APART = (
+    "backend",
+    "callbacks",
+    "check_finite",
+    "distributed",
+    "progress",
+    "receipt",
+    "threads",
+    "shard_state",
+)
 """The arguments that are not in the recipe of a receipt, or in another form."""
 _MOST_OF_A_FILE = 64 << 30
 """The bytes of a file that is read for its digest, such as the model of a teacher."""

@@ -52,6 +52,7 @@ from ortflex_core.training.data.label_encoding import encode_labels, with_last_a
 from ortflex_core.training.data.opening import open_source
 from ortflex_core.training.engines import backend_choice, local_steps
 from ortflex_core.training.engines.output_metrics import OutputMetric, place_metrics
+from ortflex_core.training.engines.state_shards import check_shards
 from ortflex_core.training.process_groups import joining
 
 _SMALLER = 5
@@ -224,6 +225,8 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     check_precision(model, [c.name for c in grouped.choices if c.trained])
     backend_choice.check_available(plugins, values["device"], runtime)
     peers = joining.join(plugins, values["distributed"])
+    if peers is not None:
+        peers.shards = arguments.shard_state
     optimizer: Optimizer = values["optimizer"]
     problem = Problem(
         model=model,
@@ -252,6 +255,8 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         peers=peers,
     )
     check_strings(problem, tensors_of(requests))
+    if peers is not None and peers.shards:
+        check_shards(problem)
     classes = arguments.classes
     return Setup(
         runtime=runtime,

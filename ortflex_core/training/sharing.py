@@ -20,7 +20,16 @@ from ortflex_core.training.hub.card import Card
 
 # Arguments about this process only, which do not describe the model.
 _LOCAL = frozenset(
-    {"callbacks", "progress", "distributed", "device", "backend", "threads", "prefer"}
+    {
+        "callbacks",
+        "progress",
+        "distributed",
+        "device",
+        "backend",
+        "threads",
+        "prefer",
+        "shard_state",
+    }
 )
 
 

@@ -609,7 +609,8 @@ class Live:
         """Copies of the trained tensors (see :meth:`ortflex_core.Trainer.get_state`)."""
         live = self.engine.state() if self.engine is not None else {}
         state = {n: live[n] if n in live else array.copy() for n, array in self._weights.items()}
-        if averaged:
+        # Without averages, the state is not asked for: several processes may divide it.
+        if averaged and self.setup.problem.updating.average is not None:
             slots = self.engine.slots() if self.engine is not None else self.standing.slots
             state = self.setup.problem.averaged(state, slots)
         return {**state, **self.buffers()} if buffers else state

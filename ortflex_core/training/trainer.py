@@ -34,6 +34,7 @@ from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.engines.graph_files import load_graphs, write_programs
 from ortflex_core.training.internals import Internals
 from ortflex_core.training.setup import Setup, resolve
+from ortflex_core.training.shard_serving import ServeShards
 from ortflex_core.training.sharing import SharesModels
 from ortflex_core.training.state import Live
 from ortflex_core.training.views.history import History
@@ -123,6 +124,8 @@ class Trainer(SharesModels):
         sync_every: with ``distributed``: the number of steps that each process makes alone before
             weights, optimizer state and running statistics are averaged (local SGD, a different
             algorithm); by default the processes add their gradients in every step.
+        shard_state: with ``distributed``: each process keeps the optimizer state of its part of the
+            weights, updates this part and sends it to the others (ZeRO-1), with the same result.
         batch_size: rows per batch; at most the number of rows in the data.
         drop_last: leaves out the last batch of an epoch if it has fewer rows than the others;
             validation data are never left out.
@@ -204,6 +207,7 @@ class Trainer(SharesModels):
         backend: str | Backend | Mapping[str, Any] = "auto",
         distributed: str | ProcessGroup | Mapping[str, Any] | None = None,
         sync_every: int | None = None,
+        shard_state: bool = False,
         batch_size: int = 32,
         drop_last: bool = False,
         epochs: int = 10,
@@ -237,6 +241,9 @@ class Trainer(SharesModels):
         prunings = setup.problem.updating.prunings
         counting = [fit.ShareOfZeros()] if prunings else []
         hooks = HookManager(setup.plugins, [*updating, *setup.callbacks, *counting])
+        peers = setup.problem.peers
+        if peers is not None and peers.shards:
+            hooks.register(ServeShards(saves="settled" in hooks.callables(self)))
         self.progress = progress
         self._internals = self._made(attrs.asdict(arguments, recurse=False), setup, hooks)
         if setup.model.quantization is not None:

@@ -7,7 +7,7 @@ sums exist in two versions that swap, like the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,7 @@ class GradientSum:
     """The sum of the gradients of a step's batches, in two versions that swap: ((g₀ + g₁) + g₂) ….
 
     The gradient of the first batch is written into the current version of ``twins``, each of the
-    others into ``batch``; :meth:`add` adds it.
+    others into ``batch``; :meth:`add` adds it. With ``only``, the others are left out.
     """
 
     def __init__(
@@ -97,10 +97,14 @@ class GradientSum:
         device: Device,
         batch: Mapping[str, Value],
         bind: Callable[..., Binder],
+        only: Collection[str] | None = None,
     ) -> None:
         self._device, self.batch, self._bind = device, batch, bind
-        zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in problem.parameters}
-        self.twins = Twins(device, zeros, ports_of("gradient", zeros))
+        names = [n for n in problem.parameters if only is None or n in only]
+        zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in names}
+        # The sum over several processes is computed in place.
+        in_place = names if problem.peers is not None else ()
+        self.twins = Twins(device, zeros, ports_of("gradient", zeros), in_place)
         self.program = adding_program(problem)
         self._hosts = HostVector(self.program, device, {})
         self.binders: dict[int, Binder] = {}
@@ -136,7 +140,8 @@ class Accumulator:
 
     ``states`` (weights, slots) and ``buffers`` (running statistics) belong to the engine, the sums
     of gradients to this class. The engine updates the parameters of which it passes ``gradients``,
-    memory for the gradients with penalties and transforms.
+    memory for the gradients with penalties and transforms. With ``only``, it updates these parameters,
+    and other processes update the others.
     """
 
     def __init__(
@@ -148,14 +153,18 @@ class Accumulator:
         buffers: Twins,
         frozen: Callable[[Key], Value],
         gradients: Mapping[Key, Value],
+        only: Collection[str] | None = None,
     ) -> None:
         self._problem, self._device, self._columns = problem, device, columns
         self._states, self._buffers = states, buffers
         self.bind = partial(bind_program, device, problem.threads, frozen)
         weights = {n: problem.model.initializer(n) for n in problem.parameters}
         batch = {n: device.empty(a.shape, a.dtype) for n, a in weights.items()}
-        self._sum = GradientSum(problem, device, batch, self.bind)
-        self._moving = update_program(problem, names_of(gradients))
+        self._moving = update_program(problem, names_of(gradients), only)
+        summed = None
+        if only is not None:
+            summed = names_of(p for p in self._moving.takes if getattr(p, "role", "") == "gradient")
+        self._sum = GradientSum(problem, device, batch, self.bind, summed)
         self._hosts = HostVector(self._moving, device, problem.constants())
         self._penalty: Scalar | None = None
         self._outputs = dict(gradients)
@@ -173,6 +182,9 @@ class Accumulator:
                 for k, (name, _) in enumerate(moves)
             }
             self._direct = self._sum.share(self._exchange)
+            if not self._direct:
+                own = self._sum.twins.values
+                self._exchange.sums = {n: a for n, a in self._exchange.sums.items() if n in own}
         self._movers: dict[tuple[int, int], Binder] = {}
         self._plans = PlanCache[_BoundGradient]()
         self.programs: dict[str, Program] = {"update": self._moving, "add": self._sum.program}
@@ -193,10 +205,11 @@ class Accumulator:
             loss += sum(parts)
             each = [before + part for before, part in zip(each, parts, strict=True)]
         old, at = self._states[0].current, self._sum.twins.current
-        if (old, at) not in self._movers:
+        if (old, at) not in self._movers and self._moving.gives:
             self._movers[old, at] = self._mover(old, at)
         self._hosts.update({_RATE: rate, _COUNTER: step})
-        self._movers[old, at].run()
+        if self._moving.gives:
+            self._movers[old, at].run()
         for twins in self._states:
             twins.current = 1 - old
         penalty = 0.0 if self._penalty is None else self._penalty.read()

@@ -35,6 +35,7 @@ from ortflex_core import (
     Program,
     ReadLosses,
     Runtime,
+    StateShards,
     TwinEngine,
     Twins,
     Value,
@@ -101,6 +102,7 @@ class FusedBackend(Backend):
     name: ClassVar[str] = "fused"
     priority: ClassVar[int] = 30
     exchanges: ClassVar[bool] = True
+    shards: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
 
     steps_per_run: int | Literal["auto"] = attrs.field(default="auto", validator=check_steps)
@@ -196,6 +198,11 @@ class FusedEngine(TwinEngine):
         self.graphs = DeviceGraphs(device, cuda_graph, problem.threads)
         model = problem.model
         formulas = _host_formulas(problem, device, steps)
+        divided = problem.peers is not None and problem.peers.shards
+        self.shards = StateShards(problem) if divided else None
+        """The part of the state that this process keeps, if several processes divide it."""
+        if self.shards is not None:
+            formulas = {n: f for n, f in formulas.items() if n in self.shards.own}
         state = {n: model.initializer(n) for n in problem.parameters}
         statistics = {n: buffer_value(problem, n) for n in problem.buffers}
         # Steps of several batches run graphs whose memory onnxruntime plans.
@@ -204,10 +211,15 @@ class FusedEngine(TwinEngine):
 
         def twins(values: Mapping[str, Array], ports: Mapping[str, Port]) -> Twins:
             own = {n for n, port in ports.items() if planned or port.of in formulas}
+            if self.shards is not None:  # the weights of other processes are received
+                own |= {n for n, port in ports.items() if not self.shards.keeps(port)}
             return Twins(device, values, ports, own)
 
         self._weights = twins(state, ports_of("parameter", state))
-        self._slots = twins(problem.slot_values(), problem.slot_ports)
+        slots, of_slots = problem.slot_values(), problem.slot_ports
+        if self.shards is not None:
+            slots = {n: a for n, a in slots.items() if self.shards.keeps(of_slots[n])}
+        self._slots = twins(slots, of_slots)
         self._buffers = twins(statistics, ports_of("buffer", statistics))
         self._twins = (self._weights, self._slots, self._buffers)
         self._gradients: dict[Key, Value] = {
@@ -293,6 +305,7 @@ class FusedEngine(TwinEngine):
             self._buffers,
             frozen,
             self._gradients,
+            None if self.shards is None else self.shards.own,
         )
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
@@ -305,6 +318,8 @@ class FusedEngine(TwinEngine):
             for parts, rate in zip(split(batches, len(rates), size), rates, strict=True):
                 out.append(self._accumulator.run(parts, rate, self._step + 1))
                 self._update_on_host(rate)
+                if self.shards is not None:
+                    self.shards.exchange(self.device, self._weights.values)
                 self._step += 1
             return ReadLosses(out)
         if len(batches) == 1:
@@ -345,6 +360,21 @@ class FusedEngine(TwinEngine):
 
     def load_buffers(self, buffers: Mapping[str, Array]) -> None:
         self._buffers.write(buffers, "buffer")
+
+    def slots(self) -> dict[str, Array]:
+        slots = super().slots()
+        return slots if self.shards is None else {**self.shards.whole(slots), "step": slots["step"]}
+
+    def load_slots(self, slots: Mapping[str, Array]) -> None:
+        if self.shards is not None:
+            step = {"step": slots["step"]} if "step" in slots else {}
+            slots = self.shards.mine({n: a for n, a in slots.items() if n != "step"}) | step
+        super().load_slots(slots)
+
+    def serve_slots(self) -> None:
+        """Send this process's part of the state while rank 0 calls :meth:`slots`."""
+        assert self.shards is not None
+        self.shards.serve(self._slots.read())
 
     def not_finite(self) -> str | None:
         return self._weights.not_finite()

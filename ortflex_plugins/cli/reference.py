@@ -62,7 +62,8 @@ KEY_GROUPS: Mapping[str, tuple[str, ...]] = {
         *("progress", "receipt"),
     ),
     "Speed and memory": (
-        *("backend", "device", "threads", "precision", "recompute", "distributed", "sync_every"),
+        *("backend", "device", "threads", "precision", "recompute", "distributed"),
+        *("sync_every", "shard_state"),
     ),
     "Plugins": ("gradients", "prefer", "plugins"),
 }

@@ -22,6 +22,7 @@ _OF_TRAINING = (
         "groups",
         "distributed",
         "sync_every",
+        "shard_state",
         "accumulate",
     ),
     *("optimizer", "schedule", "penalty", "constraint", "transforms", "clip_value", "clip_norm"),

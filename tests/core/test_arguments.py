@@ -97,6 +97,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "accumulate": (0, "expected an integer >= 1, got 0"),
     "recompute": (1, "expected True, False, an integer >= 2 or names of tensors, got 1"),
     "sync_every": (0, "expected an integer >= 1, got 0"),
+    "shard_state": ("yes", "expected True or False, got 'yes'"),
     "batch_size": (2.5, "expected an integer >= 1, got 2.5"),
     "drop_last": ("yes", "expected True or False, got 'yes'"),
     "epochs": (True, "expected an integer >= 1, got True"),

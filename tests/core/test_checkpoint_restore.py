@@ -117,6 +117,7 @@ SAME: dict[str, Any] = {
     "distributed": ThreadGroup(),
     "receipt": False,
     "progress": False,
+    "shard_state": True,
 }
 
 # Other spellings of what BASE has.
@@ -243,6 +244,8 @@ def test_an_argument_that_changes_nothing_is_accepted(
 ) -> None:
     folder, whole = saved
     options = {**BASE, name: SAME[name]}
+    if name == "shard_state":
+        options["distributed"] = ThreadGroup()
     trainer = make(models.mlp(), **options)
     trainer.restore(folder)
     trainer.fit(*data())

@@ -119,11 +119,12 @@ class Dies:
             os._exit(9)
 
 folder = sys.argv[1]
+more = {"shard_state": sys.argv[3] == "shard"}
 saver = {"name": "checkpoint", "folder": folder, "steps": 2, "best": False}
 if os.path.isdir(folder) and os.listdir(folder):
-    made = Trainer.resume(folder, distributed="torch", callbacks=[saver])
+    made = Trainer.resume(folder, distributed="torch", callbacks=[saver], **more)
 else:
-    made = trainer(distributed="torch", callbacks=[saver, Dies()])
+    made = trainer(distributed="torch", callbacks=[saver, Dies()], **more)
 made.fit(X, Y)
 if made.rank == 0:
     np.savez(folder + "/weights.npz", **made.get_state())
@@ -165,18 +166,20 @@ def test_a_process_that_sleeps_is_not_called_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 10, 17])
+@pytest.mark.parametrize(
+    ("step", "state"), [(1, "whole"), (10, "whole"), (17, "whole"), (10, "shard")]
+)
 def test_a_killed_process_ends_the_rest_and_the_restart_gives_the_same_bits(
-    tmp_path: Path, step: int
+    tmp_path: Path, step: int, state: str
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     root = str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    call = [*LAUNCH, "2", str(tmp_path / "script.py"), str(tmp_path / "kept"), str(step)]
+    call = [*LAUNCH, "2", str(tmp_path / "script.py"), str(tmp_path / "kept"), str(step), state]
     killed = children.run(call, env=env, seconds=60)
     assert killed.returncode != 0
     assert "RankFailed" in killed.stderr
-    again = children.run([*call[:-1], "never"], env=env, seconds=60)
+    again = children.run([*call[:-2], "never", state], env=env, seconds=60)
     assert again.returncode == 0, again.stderr
     whole = trainer(accumulate=2)
     whole.fit(X, Y)

@@ -187,12 +187,17 @@ def gradient_program(
     return attrs.evolve(program, recompute=problem.recompute)
 
 
-def update_program(problem: Problem, updated_elsewhere: Collection[str] = ()) -> Program:
+def update_program(
+    problem: Problem,
+    updated_elsewhere: Collection[str] = (),
+    only: Collection[str] | None = None,
+) -> Program:
     """The update from the gradients of the losses, in one graph: penalties, transforms, optimizer.
 
     The inputs are parameters, gradients and slots; host symbols are rate and counter. The outputs
     are the penalty if there is one, parameters and slots. Of parameters that are ``updated_elsewhere``
-    the outputs are the gradients, penalties and transforms included.
+    the outputs are the gradients, penalties and transforms included. With ``only``, the outputs are
+    those of these parameters, and the inputs all that these need.
     """
     trace = problem.trace()
     weights = stages.parameter_inputs(trace, problem)
@@ -209,6 +214,8 @@ def update_program(problem: Problem, updated_elsewhere: Collection[str] = ()) ->
     state = {p: stages.state_input(trace, problem, p) for p in held}
     precision.count_applied_steps(trace, updates.counter(0), state)
     totals = updates.apply_transforms(trace, problem, totals, weights)
+    if only is not None:
+        totals = {name: total for name, total in totals.items() if name in only}
     for name in updated_elsewhere:
         outputs[Port("gradient", of=name)] = totals.pop(name)
     outputs |= updates.apply_updates(trace, problem, weights, totals)

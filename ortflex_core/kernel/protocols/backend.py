@@ -90,6 +90,9 @@ class Backend(Component, abc.ABC):
     exchanges: ClassVar[bool] = False
     """Whether it adds the gradients of several processes (``Problem.peers``)."""
 
+    shards: ClassVar[bool] = False
+    """Whether its engine can divide the optimizer's state among them (``Peers.shards``)."""
+
     recomputes: ClassVar[bool] = False
     """Whether it can recompute tensors of the forward pass (``Problem.recompute``)."""
 

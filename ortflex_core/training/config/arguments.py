@@ -259,6 +259,12 @@ class Arguments:
         None,
         check=optional(check_count),
     )
+    shard_state: bool = argument(
+        "with ``distributed``: each process keeps the optimizer state of its part of the weights, updates "
+        "this part and sends it to the others (ZeRO-1), with the same result",
+        False,
+        check=check_flag,
+    )
     batch_size: int = argument(
         "rows per batch; at most the number of rows in the data", 32, check=check_count
     )

@@ -91,6 +91,14 @@ class Parts:
                 values[name] = made
         if values.get("sync_every") is not None and given.get("distributed") is None:
             problems.extend(["sync_every: needs distributed, which is not set"])
+        if values.get("shard_state") and given.get("distributed") is None:
+            problems.extend(["shard_state: needs distributed, which is not set"])
+        if values.get("shard_state") and values.get("sync_every") is not None:
+            problems.extend(
+                [
+                    "shard_state: with sync_every, every process updates all weights; use one of the two"
+                ]
+            )
         return Reading(plugins=plugins, values=values, problems=problems)
 
     def problems(self, name: str, value: Any) -> list[str]:

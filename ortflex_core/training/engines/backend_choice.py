@@ -130,6 +130,8 @@ class Setting:
         problem, device, runtime = self.problem, self.device, self.runtime
         if problem.peers is not None and not backend.exchanges:
             return ["it does not support several processes (distributed=)"]
+        if problem.peers is not None and problem.peers.shards and not backend.shards:
+            return ["it does not divide the optimizer's state among processes (shard_state=)"]
         if problem.recompute is not False and not backend.recomputes:
             return ["it does not support activation checkpointing (recompute=)"]
         label = describe_source(problem.plugins, "backends", backend)

@@ -65,7 +65,11 @@ def choose(
     if not peers.rank:
         own = _keep_chosen(setting, backends, known)
         if own is None and trial is not None:
-            able = {n: b for n, b in others.items() if alone or b.exchanges}
+            able = {
+                n: b
+                for n, b in others.items()
+                if alone or (b.exchanges and (b.shards or not peers.shards))
+            }
             problem = local_steps.of_one_process(setting.problem, peers)
             own_setting = attrs.evolve(setting, problem=problem)
             own, engine = _measure_backends(own_setting, able, trial, show)

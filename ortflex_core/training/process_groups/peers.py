@@ -45,6 +45,7 @@ class Peers:
         size: the number of processes.
         wishes: whether this process was interrupted; it is sent with every message.
         interrupted: whether any process was interrupted before the last message.
+        shards: whether the optimizer's state is divided among the processes (``shard_state``).
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -52,6 +53,7 @@ class Peers:
         self.rank, self.size = communicator.rank, communicator.size
         self.wishes: Callable[[], bool] = bool
         self.interrupted = False
+        self.shards = False
         self._ended = False
         self._before = ""
         self._neighbors: int | None = None
