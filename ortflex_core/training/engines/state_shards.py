@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -165,5 +166,6 @@ class StateShards:
             for other, packet in zip(names, self.peers.gather(_PLACE, given), strict=True):
                 if other is not None:
                     spec = self._specs[other]
-                    array = packet.copy().view(spec.numpy).reshape(spec.shape or ())
+                    shape: Any = spec.shape or ()
+                    array = packet.copy().view(spec.numpy).reshape(shape)
                     yield other, array
