@@ -1,7 +1,6 @@
 """Mistakes of a first day: each is an error that says what to do, never a traceback of Python."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 

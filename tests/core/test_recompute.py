@@ -440,7 +440,8 @@ def test_large_transposed_matrices_are_read_as_they_are(rows: int) -> None:
         {"w": w, "small": small},
     )
     specs = {
-        **{"t": TensorSpec("t", 1, (600, 512)), "s": TensorSpec("s", 1, (600, 4))},
+        "t": TensorSpec("t", 1, (600, 512)),
+        "s": TensorSpec("s", 1, (600, 4)),
         "y": TensorSpec("y", 1, (rows, 512)),
     }
     kinds = [n.op_type for n in built.graph.node]

@@ -110,7 +110,8 @@ def _named(
         unknown = [str(k) for k in given if k not in names]
         if unknown and word == "input":
             raise DataError(
-                f"{what} has {unknown[0]!r}, which is not an input of the model; {suggest(unknown[0], names)}"
+                f"{what} has {unknown[0]!r}, which is not an input of the model; "
+                f"{suggest(unknown[0], names)}"
             )
         if missing:
             raise DataError(
