@@ -108,7 +108,7 @@ class Quantizer(Component, abc.ABC):
     layout: str = setting(
         default="QDQ",
         validator=one_of("QDQ", "MatMulNBits"),
-        help="how the file has weights in blocks: behind DequantizeLinear (QDQ), or as MatMulNBits",
+        help="how the file has weights in blocks: read by DequantizeLinear (QDQ), or as MatMulNBits",
     )
     symmetric: bool = setting(
         default=True,

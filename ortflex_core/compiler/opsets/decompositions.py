@@ -56,7 +56,7 @@ class Decomposed:
     frozen: dict[str, str] = attrs.field(factory=dict)
     """The initializers that are not trained by default, and why."""
     own: set[str] = attrs.field(factory=set)
-    """Initializers that the file does not have; nobody can name them."""
+    """Initializers that the file does not have, and that no argument can name."""
     packed: dict[str, tuple[str, int]] = attrs.field(factory=dict)
     """Of unpacked integers: the initializer with their bytes, and their number of bits."""
     typed: set[str] = attrs.field(factory=set)

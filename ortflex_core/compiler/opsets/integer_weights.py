@@ -2,7 +2,7 @@
 
 ``quantize_dynamic`` writes products of integers, whose result is multiplied by the scales of both
 operands: ``Cast(MatMulInteger(q, W, zero, place))·(scale·unit)``. The product of ``(q − zero)·scale`` and
-``(W − place)·unit`` is the same number, and a quantized weight behind a DequantizeLinear gets a float
+``(W − place)·unit`` is the same number, and a quantized weight after a DequantizeLinear gets a float
 master. Likewise the rows of an embedding are chosen after DequantizeLinear, not before.
 """
 
@@ -225,7 +225,7 @@ class _Work:
             self._replace({id(mover): [before, after, *copies]}, gone)
 
     def _moved(self) -> Iterator[tuple[NodeProto, list[NodeProto]]]:
-        """Movers of integer weights, and the DequantizeLinear nodes, all of one layout, behind them."""
+        """Movers of integer weights, and the DequantizeLinear nodes, all of one layout, after them."""
         for node in self.graph.node:
             if plain_domain(node.domain) or node.op_type not in _MOVES or not self._is_weight(node):
                 continue

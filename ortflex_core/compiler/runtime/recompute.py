@@ -36,7 +36,7 @@ SMALL = 4096
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """The numbers of segments that are tried."""
 _COPIED = 2**20
-"""Transposed copies of so many bytes are avoided."""
+"""Transposed copies of at least this number of bytes are avoided."""
 _GAIN = 0.97
 """A plan replaces another one if its peak is at most this fraction of the other's."""
 AGAIN = "/again"
