@@ -85,7 +85,11 @@ _SATURATED = 0.02
     type=click.FloatRange(0, 1),
     help="The part of the float model in the loss; by default 1 without labels and 0.5 with labels.",
 )
-@click.option("--epochs", type=int, default=20, show_default=True, help="Passes over the data.")
+@click.option(
+    "--epochs",
+    type=int,
+    help="Passes over the data; by default 20, with few rows up to 60, until there are 3,000 steps.",
+)
 @click.option(
     "--learning-rate",
     type=float,
@@ -115,7 +119,7 @@ def quantize(
     skip: Sequence[str],
     loss: str | None,
     teacher: float | None,
-    epochs: int,
+    epochs: int | None,
     learning_rate: float | None,
     batch_size: int,
     seed: int,
@@ -164,10 +168,11 @@ def quantize(
         "optimizer": "adam",
         "learning_rate": rate if learning_rate is None else learning_rate,
         "schedule": "cosine",
-        "epochs": epochs,
         "batch_size": batch_size,
         "seed": seed,
     }
+    if epochs is not None:
+        settings["epochs"] = epochs
     with echoed_messages():
         recipe = _with_losses(settings, Model(model, plugins=plugins), loss, teacher, plugins)
         _run(recipe, plugins, path, trains=not no_training)
@@ -196,7 +201,8 @@ def _with_losses(
     from ortflex_plugins.cli.init import suggest_loss
 
     output, suggested, _ = suggest_loss(model)
-    settings, labels = _labels(settings, plugins)
+    settings, labels, rows = _labels(settings, plugins)
+    settings = {"epochs": default_epochs(rows, settings["batch_size"]), **settings}
     if loss is not None and labels is None:
         raise ConfigError(f"--loss: {settings['data']!r} has no labels; leave --loss out")
     columns = model.value(output).shape or ()
@@ -226,8 +232,8 @@ def _with_losses(
 
 def _labels(
     settings: Mapping[str, Any], plugins: Plugins
-) -> tuple[Mapping[str, Any], Array | None]:
-    """The settings, which say where the data have no labels, and some labels.
+) -> tuple[Mapping[str, Any], Array | None, int | None]:
+    """The settings, which say where the data have no labels, some labels, and the number of rows, if small.
 
     Raises:
         DataError: the data cannot be read, with labels or without.
@@ -246,12 +252,23 @@ def _labels(
         for key in ("data", "validation"):
             if isinstance(settings[key], str):
                 changes[key] = {**parts.as_table(key, settings[key]), "target": {}}
-        parts.build("data", changes["data"]).load()
-        return {**settings, **changes}, None
+        settings, loaded = {**settings, **changes}, parts.build("data", changes["data"]).load()
     rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
-    if not isinstance(rows, Columns) or not rows.labels:
-        return settings, None
-    return settings, next(iter(rows.labels.values()))
+    if not isinstance(rows, Columns):
+        return settings, None, None
+    return settings, next(iter(rows.labels.values()), None), rows.rows
+
+
+def default_epochs(rows: int | None, batch_size: int) -> int:
+    """The passes over some rows: 20, and with few rows up to 60, until there are 3,000 steps.
+
+    Args:
+        rows: their number, None if they are many and are not counted.
+        batch_size: the rows of a step.
+    """
+    if rows is None or rows < 1 or batch_size < 1:
+        return 20
+    return min(max(20, -(-3000 // -(-rows // batch_size))), 60)
 
 
 def _run(recipe: Recipe, plugins: Plugins, path: Path, *, trains: bool) -> None:

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 
 from ortflex_core import require_runtime
+from ortflex_plugins.cli.quantize import default_epochs
 from tests import models
 from tests.plugins.commands import ortflex
 
@@ -82,3 +83,9 @@ def test_bad_input_overwrites_nothing(folder: Path) -> None:
         assert text in result.output, (arguments, result.output)
         assert "Traceback" not in result.output
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_few_rows_are_passed_more_often() -> None:
+    """20 to 60 epochs, so that there are 3,000 steps where 60 epochs have as many."""
+    counts = {None: 20, 0: 20, 1: 60, 1500: 60, 3200: 30, 10**6: 20}
+    assert {rows: default_epochs(rows, 32) for rows in counts} == counts
