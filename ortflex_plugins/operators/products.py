@@ -132,8 +132,12 @@ def padded(c: Call, x: Value, w: Windows, value: float) -> Value:
 @TABLE("MaxPool", attributes=("storage_order",))
 def _max_pool(c: Call, x: Value) -> Any:
     w = windows(c, x.shape[2:], c.get("kernel_shape"))
-    low = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
-    wide = padded(c, x, w, low)
+    kind = x.dtype
+    if kind.kind in "iu":
+        # Padding is less than every element, or its place could be that of the maximum.
+        wide = padded(c, x.astype(np.int32), w, int(np.iinfo(kind).min) - 1)
+    else:
+        wide = padded(c, x, w, -np.inf)
     best, where = None, None
     sizes = x.shape[2:]
     for tap in w.taps():
@@ -147,6 +151,8 @@ def _max_pool(c: Call, x: Value) -> Any:
         else:
             better = part > best
             best, where = c.xp.maximum(best, part), c.xp.where(better, here, where)
+    assert best is not None
+    best = best.astype(kind) if kind.kind in "iu" else best
     if where is None:
         return best
     planes = np.arange(x.shape[0] * x.shape[1], dtype=np.int64) * int(np.prod(sizes))

@@ -6,6 +6,7 @@ and an export with other nodes, types or codes than the training computed with.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,25 @@ def test_a_file_in_operator_format_has_the_gradients_of_fake_quantization(
     trainer, _, x = train(model, 1, optimizer="sgd", learning_rate=0.1)
     torch.nn.functional.mse_loss(reference(x), torch.tensor(Y)).backward()
     check_slopes(trainer, reference.masters)
+
+
+@pytest.mark.parametrize("backend", ["c", "xla"])
+def test_compiled_backends_choose_the_same_maximum_of_integers(
+    backend: str, tmp_path: Path
+) -> None:
+    """The lowest integer is that of padding, too: windows of it alone have their maximum inside.
+
+    Beside the backend ``fused``, whose gradients are those of torch.
+    """
+    if backend == "xla":
+        pytest.importorskip("jax")
+    elif not shutil.which("cc"):
+        pytest.skip("there is no compiler")
+    model = forms.static(forms.moves(), tmp_path, "QOperator", **SETTINGS["int8"])
+    settings = {"optimizer": "sgd", "learning_rate": 0.1}
+    one, other = (train(model, 1, backend=b, **settings)[0] for b in (backend, "fused"))
+    for name, values in other.get_state().items():
+        np.testing.assert_allclose(one.get_state()[name], values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
