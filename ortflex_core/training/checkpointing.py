@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -15,11 +16,13 @@ import attrs
 from ortflex_core.compiler.adapters.adapted_model import frozen_values, with_values
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.errors import (
+    ArgumentError,
     CheckpointError,
     ConfigError,
     DataError,
     ModelError,
     OrtflexError,
+    short_repr,
 )
 from ortflex_core.kernel.position import Position
 from ortflex_core.kernel.registry import Plugins
@@ -27,6 +30,7 @@ from ortflex_core.kernel.types import Progress
 from ortflex_core.training import differences, fingerprint
 from ortflex_core.training.checkpoints import checkpoint
 from ortflex_core.training.checkpoints.checkpoint import Checkpoint, Record, Saved
+from ortflex_core.training.config.arguments import Arguments
 from ortflex_core.training.counted_losses import take_counts
 from ortflex_core.training.engines.buffers import check_state
 from ortflex_core.training.fingerprint import Identity
@@ -80,6 +84,17 @@ def save(trainer: Settings, inner: Internals, folder: Path) -> Path:
         folder, record, parts, saved, export, before=standing.written
     )
     return folder
+
+
+def path_of(value: Any, what: str) -> Path:
+    """A path that a user gave to the method ``what``.
+
+    Raises:
+        ArgumentError: it is no path, or empty.
+    """
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ArgumentError(f"{what}: expected a path, got {short_repr(value)}")
+    return Path(value)
 
 
 def resume(
@@ -153,11 +168,14 @@ def _made(
     arguments: Mapping[str, Any],
 ) -> T:
     recorded = found.record.arguments
+    wanted = {name for name in arguments if name not in attrs.fields_dict(Arguments)}
     if arguments.get("adapters") == recorded.get("adapters"):
         model = with_values(model, arguments, found.part("parameter", "adapter"), plugins)
     try:
         return cls(model, plugins=plugins, **arguments)
     except TypeError as error:
+        if isinstance(error, ArgumentError) and not wanted <= {*recorded}:
+            raise  # the mistake of the caller
         raise CheckpointError(f"the checkpoint {str(found.folder)!r} is broken: {error}") from error
     except ConfigError as error:
         keys = [_KEY.split(line, maxsplit=1)[0] for line in error.problems]

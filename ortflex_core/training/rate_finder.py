@@ -56,7 +56,7 @@ class Sweep:
         if not wrong and not self.start < self.end:
             wrong.append(f"end: expected a rate > start, which is {self.start:g}, got {self.end!r}")
         if not is_count(self.steps) or self.steps < 2:
-            wrong.append(f"steps: {expected_count(self.steps)}, at least 2")
+            wrong.append(f"steps: {expected_count(self.steps, 2)}")
         if not is_number(self.smoothing) or not 0 <= self.smoothing < 1:
             wrong.append(f"smoothing: expected a number in [0, 1), got {self.smoothing!r}")
         if self.stop is not None and (not is_number(self.stop) or not self.stop > 1):

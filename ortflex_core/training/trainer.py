@@ -684,6 +684,8 @@ class Trainer(SharesModels):
             )
         inner = self._internals
         options = {"free_batch": free_batch, "inference": inference}
+        if path is not None:
+            path = checkpointing.path_of(path, "Trainer.export")
         return self.model.export(
             inner.live.inferring(),
             path,
@@ -754,7 +756,7 @@ class Trainer(SharesModels):
         return portable_step.export(
             self._internals,
             self,
-            Path(folder),
+            checkpointing.path_of(folder, "Trainer.export_step"),
             feed,
             rows,
             steps_per_run,
@@ -781,7 +783,13 @@ class Trainer(SharesModels):
             ConfigError: an unknown format or label.
             OutputError: it cannot be written; an old file is untouched.
         """
-        write_adapter(self.model, self._internals.live.inferring(), Path(path), format, label)
+        write_adapter(
+            self.model,
+            self._internals.live.inferring(),
+            checkpointing.path_of(path, "Trainer.export_adapter"),
+            format,
+            label,
+        )
 
     def export_base(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The model without its adapters, which are inputs at run time.
@@ -801,7 +809,9 @@ class Trainer(SharesModels):
         Raises:
             OutputError: the folder is neither empty nor a checkpoint, or not writable; it is untouched.
         """
-        return checkpointing.save(self, self._internals, Path(folder))
+        return checkpointing.save(
+            self, self._internals, checkpointing.path_of(folder, "Trainer.save")
+        )
 
     @classmethod
     def resume(
@@ -834,7 +844,12 @@ class Trainer(SharesModels):
                 names a class by its path, without ``trust_code``; names the argument.
         """
         return checkpointing.resume(
-            cls, Path(folder), plugins, changes, strict=strict, trust_code=trust_code
+            cls,
+            checkpointing.path_of(folder, "Trainer.resume"),
+            plugins,
+            changes,
+            strict=strict,
+            trust_code=trust_code,
         )
 
     def restore(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
@@ -848,7 +863,8 @@ class Trainer(SharesModels):
         Raises:
             CheckpointError: as :meth:`resume`, and what differs; nothing was changed.
         """
-        checkpointing.restore(self, Path(folder), strict, self._calibrated_as)
+        found = checkpointing.path_of(folder, "Trainer.restore")
+        checkpointing.restore(self, found, strict, self._calibrated_as)
 
     def save_onnx_graph(self, folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """All graphs in use, written to ``<folder>/<name>.onnx``, or without a folder as ModelProtos.

@@ -157,7 +157,9 @@ class _Source:
             self._predict = self._generated(portable.predict, manifest.predict, 1, machine, [])
         except NotTranslatable as error:
             raise Unsupported(
-                f"the step has no form in C for {error}; step.onnx runs on onnxruntime in C, too"
+                f"the step has no form in C for {error}; step.onnx runs on onnxruntime in C, too. If only "
+                "an output needs it, such as the label of a classifier of scikit-learn, leave it out: "
+                'edits = [{ name = "cut", at = "probabilities" }] with the name of a tensor before it'
             ) from error
 
     def _generated(

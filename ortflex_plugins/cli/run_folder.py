@@ -180,10 +180,12 @@ def _refusal(folder: Path, names: list[str]) -> str:
             "output, or rename it with --force"
         )
     state = "is finished" if "trained.onnx" in names else "has begun"
+    has_checkpoints = _CHECKPOINTS in names
     return (
-        f"the folder {str(folder)!r} has a run that {state} ({shown}). Continue it with "
-        f"--resume {folder}; start a new one with --force, which renames the old folder; or give "
-        "another output"
+        f"the folder {str(folder)!r} has a run that {state} ({shown}). "
+        + f"Continue it with --resume {folder}; start" * has_checkpoints
+        + "Start" * (not has_checkpoints)
+        + " a new one with --force, which renames the old folder; or give another output"
     )
 
 

@@ -55,9 +55,10 @@ def read_run(folder: Path) -> Run:
         ConfigError: this is not a run folder, or one of its files is broken.
     """
     if not (folder / "recipe.toml").is_file():
+        inside = sorted(str(p.parent) for p in folder.glob("*/recipe.toml"))
         raise ConfigError(
             f"{str(folder)!r} is not a run folder: expected a folder with recipe.toml and history.csv, "
-            "as `ortflex train` writes it"
+            "as `ortflex train` writes it" + f"; runs in it: {', '.join(inside[:5])}" * bool(inside)
         )
     recipe = _read_text(folder / "recipe.toml", TEXT)
     try:

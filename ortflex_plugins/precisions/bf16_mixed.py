@@ -28,4 +28,5 @@ class Bf16Mixed(Precision):
     """
 
     name: ClassVar[str] = "bf16_mixed"
+    aliases: ClassVar[tuple[str, ...]] = ("bf16", "bfloat16", "bf16-mixed", "autocast_bf16")
     dtype: ClassVar[int] = TensorProto.BFLOAT16

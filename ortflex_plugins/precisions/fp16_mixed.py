@@ -46,6 +46,15 @@ class Fp16Mixed(Precision):
     """
 
     name: ClassVar[str] = "fp16_mixed"
+    aliases: ClassVar[tuple[str, ...]] = (
+        "fp16",
+        "float16",
+        "16-mixed",
+        "half",
+        "amp",
+        "mixed_float16",
+        "mixed",
+    )
     dtype: ClassVar[int] = TensorProto.FLOAT16
 
     loss_scale: float = hyper(

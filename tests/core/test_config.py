@@ -106,7 +106,8 @@ backend = "trainig_agent"
     expect(r"penalty\.intercept: unknown penalty 'l7'; .*")
     expect("device: unknown device 'gpu'; its name in ortflex is 'cuda'")
     expect(r"backend: unknown backend 'trainig_agent'; did you mean 'training_agent'\? .*")
-    expect(rf"data: the file or folder '{re.escape(str(folder / 'dta.npz'))}' does not exist")
+    missing = re.escape(str(folder / "dta.npz"))
+    expect(rf"data: the file or folder '{missing}' does not exist; did you mean 'data\.npz'.*")
     expect(rf"loss: unknown loss 'hubr'; did you mean 'huber'\? {lists} losses` lists all")
     assert len(found) == 19, found
 
@@ -206,9 +207,9 @@ def test_wrong_overrides(folder: Path) -> None:
     found = problems(folder, "", "epochs", "epochs.x=1", "=3", "shuffle=maybe", "a b=1")
     wanted = "expected key=value, for example epochs=5 or optimizer.beta1=0.8"
     assert found == [
-        f"'epochs' is not an override; {wanted}",
+        f"'epochs' is not an override; {wanted}, without spaces around the =",
         "epochs.x=1: epochs is 10, not a table",
-        f"'=3' is not an override; {wanted}",
+        f"'=3' is not an override; {wanted}, without spaces around the =",
         f"'a b=1' is not an override; {wanted}",
         "shuffle: expected True or False, got 'maybe'",
     ]

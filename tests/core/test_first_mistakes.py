@@ -4,8 +4,17 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import ConfigError, DataError, Trainer
+from ortflex_core import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Loss,
+    ModelError,
+    OrtflexError,
+    Trainer,
+)
 from ortflex_core.compiler.model.quantizer import BITS
+from ortflex_core.kernel.errors import ArgumentError
 from ortflex_core.training.config.arguments import TYPES
 
 ROWS = 12
@@ -125,3 +134,108 @@ class TestQuantize:
         short = trainer(quantize=weights)._internals.setup.quantizer
         assert short == trainer(quantize={"weights": weights})._internals.setup.quantizer
         assert short.weights == weights
+
+
+FOREIGN = {
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+    "html": (b"<!DOCTYPE html><html>404</html>", "download the file itself"),
+    "torch": (b"PK\x03\x04" + bytes(40), "a zip archive"),
+    "keras": (b"\x89HDF\r\n\x1a\n" + bytes(40), "tf2onnx"),
+    "gzip": (b"\x1f\x8b\x08" + bytes(40), "unpack it"),
+    "ort": (b"\x00\x00\x00\x00ORTM" + bytes(40), "ORT format"),
+    "tflite": (b"\x1c\x00\x00\x00TFL3" + bytes(40), "TensorFlow Lite"),
+    "text": (b"hello", "is not an ONNX model"),
+    "empty": (b"", "no graph"),
+}
+
+
+class TestFiles:
+    @pytest.mark.parametrize(("content", "text"), FOREIGN.values(), ids=FOREIGN)
+    @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+    def test_a_file_that_is_no_model_is_recognized(self, content, text, large, tmp_path):
+        path = tmp_path / "model.onnx"
+        path.write_bytes(content + bytes(2**21) * (large and len(content) > 8))
+        with pytest.raises(ModelError, match=text):
+            Trainer(path, loss="squared_error")
+
+    @pytest.mark.parametrize("wrong", [None, "", 3, ["a"]], ids=repr)
+    @pytest.mark.parametrize("method", ["save", "restore", "resume", "export_step"])
+    def test_what_is_no_path_is_an_argument_error(self, method, wrong):
+        owner = Trainer if method == "resume" else trainer()
+        with pytest.raises(ArgumentError, match=rf"Trainer\.{method}: expected a path"):
+            getattr(owner, method)(wrong)
+
+    def test_an_export_needs_a_path_too(self):
+        with pytest.raises(ArgumentError, match="expected a path, got 3"):
+            trainer().export(3)
+
+
+class TestCheckpoints:
+    @pytest.fixture
+    def saved(self, tmp_path, X):
+        made = trainer()
+        made.fit(X, np.zeros((ROWS, 3), np.float32))
+        return made.save(tmp_path / "saved")
+
+    def test_a_mistyped_argument_is_not_the_fault_of_the_checkpoint(self, saved):
+        with pytest.raises(ArgumentError, match="no argument 'epoch'; did you mean 'epochs'"):
+            Trainer.resume(saved, epoch=3)
+
+    def test_what_is_no_checkpoint_says_what_it_is(self, saved, tmp_path):
+        with pytest.raises(
+            CheckpointError, match=r"the folder .* does not exist; did you mean 'saved'"
+        ):
+            Trainer.resume(tmp_path / "savd")
+        with pytest.raises(CheckpointError, match="it is a file, and a checkpoint is a folder"):
+            Trainer.resume(saved / "checkpoint.json")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "history.csv").write_text("epoch\n")
+        with pytest.raises(
+            CheckpointError, match=r"this run wrote no checkpoints.*callback checkpoint"
+        ):
+            Trainer.resume(tmp_path / "run")
+
+
+class Squared(Loss):
+    name = "squared"
+
+    def per_sample(self, op, predicted, expected):
+        return (predicted - expected) ** 2
+
+
+class Duck:
+    def per_sample(self, op, predicted, expected):
+        return predicted
+
+
+class Whole(Squared):
+    name = "whole"
+
+    def per_sample(self, op, predicted, expected):
+        return op.Cast(predicted - expected, to=TensorProto.INT64)
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"loss": Squared}, r"pass an object, Squared\("),
+            ({"loss": Duck()}, r"a subclass of ortflex_core\.Loss"),
+            ({"precision": "fp16"}, "its name in ortflex is 'fp16_mixed'"),
+            ({"precision": "float16"}, "its name in ortflex is 'fp16_mixed'"),
+            ({"precision": "bfloat16"}, "its name in ortflex is 'bf16_mixed'"),
+        ],
+    )
+    def test_the_message_has_the_name_or_the_form(self, arguments, text):
+        with pytest.raises(OrtflexError, match=text):
+            trainer(**arguments)
+
+    def test_the_type_of_a_loss_is_in_the_message(self, X):
+        with pytest.raises(OrtflexError, match="not of int64"):
+            trainer(loss=Whole()).fit(X, np.zeros((ROWS, 3), np.float32))
+
+    def test_an_array_of_names_is_a_head(self, X):
+        names = np.array(["ant", "bee"])
+        made = trainer(head=names, loss="softmax_cross_entropy")
+        made.fit(X, np.resize(names, ROWS))
+        assert made.predict(X).shape == (ROWS, 2)

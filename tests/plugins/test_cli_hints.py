@@ -303,3 +303,43 @@ def test_an_array_of_another_name_is_asked_for(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_an_optimizer_says_where_the_learning_rate_is_set(name: str) -> None:
     assert "learning_rate=0.01" in ortflex("plugins", name).output
+
+
+# ---------------------------------------------------------------------- first mistakes
+
+
+def test_a_run_without_checkpoints_is_not_offered_for_resume(folder: Path) -> None:
+    assert ortflex("train", "train.toml").exit_code == 0
+    again = ortflex("train", "train.toml")
+    assert again.exit_code == 1
+    assert "--resume" not in again.stderr
+    assert "Start a new one with --force" in again.stderr
+    resumed = ortflex("train", "train.toml", "--resume", "run")
+    assert "this run wrote no checkpoints, which is the task of the callback" in resumed.stderr
+    checkpoints = "callbacks=checkpoint"
+    assert ortflex("train", "train.toml", checkpoints, "output=other").exit_code == 0
+    again = ortflex("train", "train.toml", checkpoints, "output=other")
+    assert "Continue it with --resume" in again.stderr
+
+
+def test_a_folder_of_runs_is_no_run_but_names_them(folder: Path) -> None:
+    assert ortflex("train", "train.toml", "output=runs/a").exit_code == 0
+    assert "; runs in it: runs/a" in ortflex("report", "runs").stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("model = model.onnx", "in 'model = model.onnx'; names and paths are in quotation marks"),
+        ("model = /tmp/m.onnx", "names and paths are in quotation marks"),
+        ("model = 'a' 3", "Expected newline or end of document"),
+    ],
+)
+def test_a_value_without_quotation_marks_is_shown(folder: Path, line: str, text: str) -> None:
+    (folder / "bare.toml").write_text(line)
+    assert text in ortflex("train", "bare.toml").stderr
+
+
+def test_a_mistyped_data_file_has_the_nearest_name(folder: Path) -> None:
+    for command in (("evaluate", "train.toml", "dta.npz"), ("train", "train.toml", "data=dta.npz")):
+        assert "did you mean 'data.npz'?" in ortflex(*command).stderr

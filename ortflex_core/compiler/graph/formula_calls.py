@@ -26,7 +26,7 @@ from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.penalty import Penalty
 from ortflex_core.kernel.protocols.precision import Growth, Place, Precision
 from ortflex_core.kernel.protocols.transform import Transform, TransformContext
-from ortflex_core.kernel.types import Array, Shape, TensorSpec, shape_text
+from ortflex_core.kernel.types import Array, Shape, TensorSpec, dtype_name, shape_text
 
 
 def _call(component: object, method: str, *arguments: object) -> Any:
@@ -147,6 +147,8 @@ def per_sample(
     others = (predicted.shape or ())[1:]
     batch = (predicted.shape or (None,))[0]
     cut = isinstance(batch, str) and (isinstance(first, int) or first in others)
+    if not values.is_float:
+        wanted += f", not of {dtype_name(values.dtype)}"
     if not values.is_float or values.shape == () or (cut and first != batch):
         raise wrong(loss, "per_sample", values, wanted)
     return values

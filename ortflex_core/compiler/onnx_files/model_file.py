@@ -112,12 +112,12 @@ def _load(
 ) -> tuple[ModelProto, DataFiles]:
     model = ModelProto()
     files = known or DataFiles()
-    size = 0
+    size, content = 0, b""
     try:
         if isinstance(source, ModelProto):
             model.CopyFrom(source)
         elif isinstance(source, bytes):
-            size = len(source)
+            size, content = len(source), source
             model = _parse(source, label)
         else:
             with RegularFile(source, MOST) as file:
@@ -134,8 +134,9 @@ def _load(
     except (DecodeError, ValueError) as error:
         if isinstance(error, ModelError):
             raise
+        what = wire_format.no_model(content[:64]) or error
         raise ModelError(
-            f"{label} ({size} bytes) is not an ONNX model or is truncated: {error}"
+            f"{label} ({size} bytes) is not an ONNX model or is truncated: {what}"
         ) from error
     except OSError as error:
         raise ModelError(f"{label} cannot be read: {error}") from error
@@ -143,7 +144,8 @@ def _load(
         raise ModelError(f"{label} ({size} bytes) does not fit into memory") from error
     if not model.HasField("graph"):
         # An empty file is a valid protocol buffer, without any field.
-        raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")
+        what = wire_format.no_model(content[:64]) or "no graph"
+        raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: {what}")
     vetting.vet(model, label)
     if known is None and isinstance(source, bytes | ModelProto):
         outside = next(filter(external_data.is_outside, vetting.tensors(model)), None)

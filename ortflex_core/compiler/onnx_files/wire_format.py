@@ -42,6 +42,36 @@ _DATA = {"data_location", "external_data", "segment"} | {
 """Fields with which a tensor is not only raw data."""
 
 
+_FOREIGN = (
+    (
+        0,
+        b"version https://git-lfs",
+        "a pointer of Git LFS; `git lfs pull` downloads the file itself",
+    ),
+    (0, b"<", "a web page or XML; download the file itself"),
+    (0, b"PK\x03\x04", "a zip archive, as torch, Keras and numpy write them"),
+    (0, b"\x89HDF", "an HDF5 file, as Keras writes it; tf2onnx converts models of Keras"),
+    (0, b"\x1f\x8b", "compressed by gzip; unpack it"),
+    (0, b"\x80", "a pickle, as torch and joblib write them; export the model to ONNX"),
+    (0, b"\x93NUMPY", "an array of numpy"),
+    (4, b"ORTM", "in the ORT format of onnxruntime; give the .onnx file from which it was made"),
+    (4, b"TFL3", "a model of TensorFlow Lite; tf2onnx converts it"),
+)
+"""The first bytes of other files, from a position on, and what such a file is."""
+
+
+def no_model(content: bytes) -> str:
+    """The end of a message about bytes that are no ONNX model: what they are, as far as one can see.
+
+    >>> no_model(b"<html>404</html>")
+    'it is a web page or XML; download the file itself'
+    """
+    for place, mark, what in _FOREIGN:
+        if content[place:].startswith(mark):
+            return f"it is {what}"
+    return ""
+
+
 @attrs.frozen
 class _Message:
     """What is known of a type of messages: its messages and strings, by the number of the field."""
@@ -85,8 +115,10 @@ def check(content: bytes, label: str, most_nodes: int) -> None:
                     "metadata_props), which is copied with the graph; clear it and save the model again"
                 )
     except _Malformed:
+        kind = no_model(content[:64])
+        tail = f": {kind}" if kind else ""
         raise ModelError(
-            f"{label} ({len(content)} bytes) is not an ONNX model or is truncated"
+            f"{label} ({len(content)} bytes) is not an ONNX model or is truncated{tail}"
         ) from None
 
 

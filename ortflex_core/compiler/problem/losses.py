@@ -339,9 +339,12 @@ def _table(spec: Any) -> dict[str, Any]:
         return {"name": spec}
     if isinstance(spec, Loss):
         return {"object": spec}
-    raise ConfigError(
-        f"loss: expected a name, a mapping with the key 'name', or a loss, got {spec!r}"
-    )
+    expected = f"loss: expected a name, a mapping with the key 'name', or a loss, got {spec!r}"
+    if isinstance(spec, type):
+        made = f"pass an object, {spec.__name__}(…)"
+        raise ConfigError(f"{expected}; {made}" if issubclass(spec, Loss) else expected)
+    own = "; a loss of your own is a subclass of ortflex_core.Loss, or a function of predicted and expected"
+    raise ConfigError(expected + own * hasattr(spec, "per_sample"))
 
 
 def tensor_names(model: Model) -> set[str]:

@@ -22,7 +22,7 @@ import attrs
 
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel.errors import CheckpointError
-from ortflex_core.kernel.files import OutputError
+from ortflex_core.kernel.files import OutputError, no_file
 from ortflex_core.kernel.regular_files import TABLE, read_json, reason, sha256_of
 from ortflex_core.kernel.types import Array, Size
 from ortflex_core.training.checkpoints import folders, record
@@ -343,9 +343,19 @@ def _read(given: Path, model: bool) -> Checkpoint:
     what = ""
     if any((given / name).exists() for name in (_STATE, _MODEL)):
         what = f". {_list_complete(given)}"
+    text = f"{str(given)!r} is not a checkpoint: it has no {record.NAME}"
+    if given.is_file():
+        text = f"{str(given)!r} is not a checkpoint: it is a file, and a checkpoint is a folder"
+    elif not given.exists():
+        missing = no_file(given).replace("the file", "the folder", 1)
+        text = f"{str(given)!r} is not a checkpoint: {missing}"
+    elif (given / "history.csv").is_file():  # a run folder
+        raise CheckpointError(
+            f"{text}: this run wrote no checkpoints, which is the task of the callback checkpoint "
+            '(callbacks = ["checkpoint"] in the recipe). Its trained.onnx is a model to start from'
+        )
     raise CheckpointError(
-        f"{str(given)!r} is not a checkpoint: it has no {record.NAME}; pass the folder that "
-        f"Trainer.save or the checkpoint callback wrote{what}"
+        f"{text}; pass the folder that Trainer.save or the checkpoint callback wrote{what}"
     )
 
 

@@ -35,6 +35,7 @@ from ortflex_core.training.config.checks import (
     check_recompute,
     check_threads,
     immutable,
+    labels,
     optional,
     per_output,
     several,
@@ -110,6 +111,7 @@ class Arguments:
         kind="a number, a list of labels, or a table",
         short_for="edits",
         plugin="new_head",
+        keep=labels,
         check=optional(check_head),
     )
     edits: Any = argument(

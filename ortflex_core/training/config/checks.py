@@ -41,6 +41,15 @@ def immutable(value: Any) -> Any:
     return value
 
 
+def labels(value: Any) -> Any:
+    """As :func:`immutable`, with the elements of an array as a tuple.
+
+    >>> labels(np.array(["cat", "dog"]))
+    ('cat', 'dog')
+    """
+    return immutable(value.tolist() if isinstance(value, np.ndarray) else value)
+
+
 def several(given: Any) -> tuple[Any, ...]:
     """The elements of a list; a single name, table or object is a list of one."""
     alone = isinstance(given, str | Mapping) or not isinstance(given, Iterable)

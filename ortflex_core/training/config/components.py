@@ -245,7 +245,7 @@ class Parts:
         source: DataSource = self.plugins.component("data", value, name)
         path = getattr(source, "path", None)
         if isinstance(path, str) and "://" not in path and not os.path.exists(path):
-            raise ConfigError(f"{name}: the file or folder {path!r} does not exist")
+            raise ConfigError(f"{name}: {_missing(path)}")
         return source
 
     def _reader(self, name: str, path: str) -> str:
@@ -269,7 +269,7 @@ class Parts:
                 f"{{name = …, path = …}}"
             )
         if not os.path.exists(path) and "://" not in path:
-            raise ConfigError(f"{name}: the file or folder {path!r} does not exist")
+            raise ConfigError(f"{name}: {_missing(path)}")
         if ending not in self.plugins["data"]:
             raise ConfigError(
                 f"{name}: no data source is called {ending!r}, the ending of {path!r}; "
@@ -307,6 +307,10 @@ class Parts:
                 "by_parameter": {g: self._spell("penalties", p, None) for g, p in tables.items()}
             }
         return None if made is None else self._spell("penalties", made, None)
+
+
+def _missing(path: str) -> str:
+    return no_file(path).replace("the file", "the file or folder", 1)
 
 
 def read_head(value: Any, plugins: Plugins) -> Any:

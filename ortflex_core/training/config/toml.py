@@ -17,6 +17,8 @@ from ortflex_core.kernel.files import no_file
 from ortflex_core.kernel.regular_files import read_text
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+_UNQUOTED = re.compile(r"=\s*[A-Za-z./~]")
+"""A value without quotation marks."""
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -50,6 +52,9 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         if place is not None and place[1]:
             line, column = int(place[1]), int(place[2])
         what = _PLACE.sub("", str(error))
+        shown = lines[min(line, len(lines)) - 1].strip()
+        if what.startswith("Invalid value") and _UNQUOTED.search(shown):
+            what += f" in {shown!r}; names and paths are in quotation marks"
         raise ConfigError(f"{os.fspath(path)}:{line}:{column}: {what}") from error
 
 
@@ -65,6 +70,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     (('penalty', 'coef*', 'l2'), 0.001)
     """
     key, sign, value = text.partition("=")
+    alone = "" if sign and key.strip() and value.strip() else ", without spaces around the ="
     try:
         if not sign or "\n" in key:
             raise ValueError
@@ -72,7 +78,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     except ValueError:
         raise ConfigError(
             f"{text!r} is not an override; expected key=value, for example epochs=5 or "
-            "optimizer.beta1=0.8"
+            f"optimizer.beta1=0.8{alone}"
         ) from None
     keys = []
     while isinstance(nested, dict):
