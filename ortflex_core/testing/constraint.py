@@ -157,7 +157,7 @@ def check_pruned_training(pruning: Pruning, backend: str) -> None:
     before = trainer.get_state()
     [term] = internals_of(trainer).problem.updating.prunings
     weights = {name: before[name] for name in term.parameters}
-    for name, allowed in pruning.project(weights, term.axes, pruning.final).items():
+    for name, allowed in pruning.project(weights, term.axes, pruning.final, term.together).items():
         require(
             np.array_equal(allowed, weights[name]),
             f"{name} after a training on {backend} has not the zeros of the final share",

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from ortflex import Trainer
-from ortflex_core import ConfigError, OrtflexError, hook
+from ortflex_core import ConfigError, OrtflexError, hook, shrink
 from ortflex_plugins.constraints.sparsity import Sparsity
 from tests import models
 from tests.training import make, plugins, regression
@@ -265,3 +266,37 @@ def test_weights_that_stay_dense_are_named(caplog: pytest.LogCaptureFixture) -> 
     caplog.clear()
     trainer(constraint={"name": "sparsity", "method": "2:4"})
     assert "'W1' stays dense: its 6 inputs" in caplog.text
+
+
+def test_channels_that_an_addition_joins_become_zero_together() -> None:
+    """A residual sum has a zero channel only if all of its terms have one: their norms count together."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((6, 8)).astype(np.float32) for _ in range(2))
+    model = models.model(
+        [
+            helper.make_node("MatMul", ["x", "a"], ["p"]),
+            helper.make_node("MatMul", ["x", "b"], ["q"]),
+            helper.make_node("Add", ["p", "q"], ["s"]),
+            helper.make_node("Relu", ["s"], ["r"]),
+            helper.make_node("MatMul", ["r", "c"], ["y"]),
+        ],
+        [models.floats("x", "N", 6)],
+        [models.floats("y", "N", 2)],
+        {"a": a, "b": b, "c": rng.standard_normal((8, 2)).astype(np.float32)},
+    )
+    made = trainer(
+        model,
+        {"name": "sparsity", "method": "channels", "begin": 0, "end": 0},
+        **{"optimizer": "sgd", "learning_rate": 1e-9, "epochs": 1},
+    )
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    made.fit(x, np.zeros((4, 2), np.float32))
+    norms = np.sqrt(
+        (a.astype(np.float64) ** 2).sum(axis=0) + (b.astype(np.float64) ** 2).sum(axis=0)
+    )
+    zero = np.argsort(norms)[:4]
+    state = made.get_state()
+    for name in "ab":
+        assert sorted(np.flatnonzero(~state[name].any(axis=0))) == sorted(zero)
+    small = shrink(made.export())
+    assert [layer.after for layer in small.layers] == [4, 4, 2]

@@ -418,7 +418,9 @@ class Channels:
         flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
         empty = ~flat.any(axis=1) | (before == 0)
         inside = np.full(len(ids), np.nan) if pads(node) else before * flat.sum(axis=1)
-        self.of[node.output[0]] = self._with_bias(node, Axis(1, ids, np.where(empty, 0.0, inside)))
+        made = Axis(1, ids, np.where(empty, 0.0, inside))
+        self.layers.append(Layer(node, 1, made))
+        self.of[node.output[0]] = self._with_bias(node, made)
 
     def _elementwise(self, node: NodeProto) -> None:
         """Broadcast tensors, some of which have channels, and activations."""

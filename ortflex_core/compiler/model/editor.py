@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -422,6 +422,22 @@ class Editor:
             self.graph.node, self.outputs, self._shape, known.value, known.is_shared, known.run
         )
 
+    def joined_weights(self, names: Collection[str]) -> tuple[tuple[str, ...], ...]:
+        """Weights whose channels can only be removed together, such as those before an addition.
+
+        Args:
+            names: the weights to look at. Those whose channels cannot be removed are left out.
+        """
+        known = _Constants(self)
+        channels = self._channels(known)
+        found: dict[tuple[int, ...], dict[str, None]] = {}
+        for layer in channels.layers:
+            name = known.source(layer.node.input[layer.position])
+            ids = [int(i) for i in layer.channels.ids]
+            if name in names and not any(map(channels.reason, ids)):
+                found.setdefault(tuple(map(channels.root, ids)), {}).setdefault(name)
+        return tuple(tuple(group) for group in found.values() if len(group) > 1)
+
     def remove_channels(self) -> int:
         """Remove the channels that the outputs do not need (:mod:`.channel_removal`).
 
@@ -733,6 +749,11 @@ class _Constants:
             order = settings(node).get("perm") if node.op_type == "Transpose" else []
             name = node.input[0]
             yield name, None if order is None else list(order)
+
+    def source(self, name: str) -> str:
+        """The tensor of which another one is a transposed or other view."""
+        *_, (last, _) = self._chain(name)
+        return last
 
     def set(self, node: NodeProto, position: int, values: Array) -> None:
         """Give a constant input other values.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from onnx import NodeProto
 
 from ortflex_core.compiler.graph.nodes import reads
+from ortflex_core.compiler.model.editor import Editor
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters.module_paths import Paths
 from ortflex_core.compiler.parameters.output_axes import output_axes
@@ -83,8 +84,14 @@ def _placed(term: ConstraintTerm, pruning: Pruning, model: Model, paths: Paths) 
         raise ConfigError(
             [f"{label}: there is no weight to make sparse: {why}; name some with params="]
         )
-    followers = {}
+    followers: dict[str, Follower] = {}
+    together: tuple[tuple[str, ...], ...] = ()
     if pruning.whole_channels:
+        together = Editor(model, 0, label).joined_weights(targets)
+        notes += [
+            f"{label}: {', '.join(map(repr, group))} have the same channels, which become zero together"
+            for group in together
+        ]
         vectors = [n for n in own if n not in targets]
         followers = _followers(model, {n: axes[n][0] for n in targets}, vectors)
     return PruningTerm(
@@ -93,6 +100,7 @@ def _placed(term: ConstraintTerm, pruning: Pruning, model: Model, paths: Paths) 
         parameters=tuple(targets),
         axes={n: axes.get(n, ()) for n in targets},
         followers=followers,
+        together=together,
         notes=tuple(notes),
     )
 

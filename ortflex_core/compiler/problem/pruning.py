@@ -130,10 +130,34 @@ class Pruning(Constraint, abc.ABC):
         return weight
 
     def project(
-        self, weights: Mapping[str, Array], axes: Mapping[str, Axes], share: float
+        self,
+        weights: Mapping[str, Array],
+        axes: Mapping[str, Axes],
+        share: float,
+        together: Sequence[Sequence[str]] = (),
     ) -> dict[str, Array]:
-        """The weights with a share of zeros."""
-        masks = self.masks(weights, axes, share)
+        """The weights with a share of zeros.
+
+        Args:
+            weights: by name.
+            axes: the axes of outputs of each weight; () if they are not known.
+            share: the share of zeros.
+            together: weights that have the same channels, because an addition joins them: their rows for a
+                channel count as one long row.
+        """
+        own, known = dict(weights), dict(axes)
+        groups = [[n for n in group if n in weights] for group in together]
+        for first, *others in filter(None, groups):
+            rows = [_rows(weights[n], axes[n][0]) for n in (first, *others)]
+            own[first], known[first] = np.concatenate(rows, axis=1), (0,)
+            for name in others:
+                del own[name]
+        masks = self.masks(own, known, share)
+        for group in filter(None, groups):
+            stays = masks[group[0]].any(axis=1)
+            for name in group:
+                shape = [-1 if k == axes[name][0] else 1 for k in range(weights[name].ndim)]
+                masks[name] = np.broadcast_to(stays.reshape(shape), weights[name].shape)
         return {n: np.where(masks[n], a, np.zeros((), a.dtype)) for n, a in weights.items()}
 
     def changes(self, steps: int | None) -> list[tuple[int, float]]:
@@ -165,3 +189,8 @@ class Pruning(Constraint, abc.ABC):
                 "data"
             )
         return round(value * steps)
+
+
+def _rows(weight: Array, channel: int) -> Array:
+    """A weight as a matrix with a row per channel."""
+    return np.moveaxis(weight, channel, 0).reshape(weight.shape[channel], -1)

@@ -121,12 +121,14 @@ class PruningTerm(ConstraintTerm):
     """A constraint by which a share of its parameters is zero.
 
     ``axes`` has the axes of outputs of each, () if they are not known; ``followers`` the vectors that are
-    zero where a channel of a weight is; ``notes`` what is left out, a line each.
+    zero where a channel of a weight is; ``together`` weights whose channels become zero together;
+    ``notes`` what is left out, a line each.
     """
 
     constraint: Pruning
     axes: Mapping[str, tuple[int, ...]]
     followers: Mapping[str, Follower] = attrs.field(factory=dict)
+    together: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -147,7 +147,7 @@ def elements_that_stay(
 ) -> dict[str, Array]:
     """The elements of the weights of a pruning, and of their followers, that are not zero afterwards."""
     weights = {n: state[n] for n in term.parameters if n in state}
-    new = term.constraint.project(weights, term.axes, share)
+    new = term.constraint.project(weights, term.axes, share, term.together)
     stays = {n: np.asarray(a != 0) for n, a in new.items()}
     for name, follower in term.followers.items():
         if name in state and follower.weight in stays:
