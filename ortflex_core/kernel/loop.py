@@ -235,9 +235,14 @@ class Loop:
                 "with trainer.set_state or reinitialize="
             )
         recent = ", ".join(f"{v:.4g}" for v in self._recent) or "none"
+        advice = "A smaller learning_rate or scaled inputs usually help."
+        if step <= 1:
+            advice = (
+                "No rate helps before the first update: look at the inputs, labels and the loss."
+            )
         raise TrainingDiverged(
             f"{what} at step {step} with the rate {self._rate:.4g}; the last losses were {recent}. "
-            f"{back.capitalize()}. A smaller learning_rate or scaled inputs usually help."
+            f"{back.capitalize()}. {advice}"
         )
 
     def _epoch(self, display: Display) -> None:

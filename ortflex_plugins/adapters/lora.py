@@ -31,7 +31,7 @@ from ortflex_plugins.adapters._peft import PeftFolder, read_config, write_peft
 
 def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
     if not is_count(value):
-        raise ValueError(f"{attribute.name}: {expected_count(value)}")
+        raise ValueError(expected_count(value))
 
 
 @attrs.frozen(kw_only=True)

@@ -383,6 +383,8 @@ class _Table:
     def place(self, column: str) -> int:
         if column not in self.places:
             known = self._hint() or suggest(column, self.header)
+            if column == "y" and known.startswith("Known"):
+                known += '; name the column of labels with data = { path = …, target = "…" }'
             if not self.headed:
                 last = len(self.header) - 1
                 known = (

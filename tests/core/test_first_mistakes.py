@@ -12,6 +12,7 @@ from ortflex_core import (
     ModelError,
     OrtflexError,
     Trainer,
+    TrainingDiverged,
 )
 from ortflex_core.compiler.model.quantizer import BITS
 from ortflex_core.kernel.errors import ArgumentError
@@ -239,3 +240,37 @@ class TestNames:
         made = trainer(head=names, loss="softmax_cross_entropy")
         made.fit(X, np.resize(names, ROWS))
         assert made.predict(X).shape == (ROWS, 2)
+
+
+def turned():
+    """The model with its rows in the last axis: [3, n]."""
+    proto = model()
+    proto.graph.node[0].output[0] = "t"
+    proto.graph.node.append(helper.make_node("Transpose", ["t"], ["y"], perm=[1, 0]))
+    del proto.graph.output[:]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, "n"])
+    proto.graph.output.append(output)
+    return proto
+
+
+class TestLosses:
+    def test_rows_in_another_axis_are_refused_before_the_training(self, X):
+        with pytest.raises(
+            ModelError, match=r"y: float32\[3, (n|batch)\] has the rows in axis 1, not in the"
+        ):
+            Trainer(turned(), loss="squared_error")
+        made = Trainer(turned(), loss={"t": "squared_error"}, epochs=1, progress=False)
+        made.fit(X, np.zeros((ROWS, 3), np.float32))
+
+    def test_a_mistyped_key_of_one_loss_is_not_only_an_unknown_tensor(self):
+        with pytest.raises(ModelError, match=r"no tensor 'names'; .*loss = \{ name = 'huber' \}"):
+            trainer(loss={"names": "huber"})
+
+    def test_a_loss_that_is_not_finite_at_once_is_not_blamed_on_the_rate(self, X):
+        def undefined(op, predicted, expected):
+            return op.Log(predicted * 0.0 - 1.0)
+
+        with pytest.raises(
+            TrainingDiverged, match=r"at step 1 .*No rate helps before the first update"
+        ):
+            trainer(loss=undefined).fit(X, np.zeros((ROWS, 3), np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -244,7 +245,14 @@ def _loss_request(spec: LossSpec, placing: _Placing, files: TeacherFiles) -> Los
         assert not isinstance(spec.predicted, Mapping)
         where = spec.predicted or targets.default_output(model)
     loss = spec.loss
-    targets.check_tensor(model, where)
+    try:
+        targets.check_tensor(model, where)
+    except ModelError as error:
+        if not difflib.get_close_matches(where, ["name"]):
+            raise
+        way = f"{error}; a table for one loss has the key name: loss = {{ name = {loss.name!r} }}"
+        raise ModelError(way) from error
+    _check_rows(model, where)
     # Every classifier that skl2onnx writes has an output called "label".
     taken = placing.several or _LABEL in tensor_names(model)
     seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
@@ -271,6 +279,24 @@ def _loss_request(spec: LossSpec, placing: _Placing, files: TeacherFiles) -> Los
         with calling(loss, "check_teacher"):
             loss.taught.check(request.seen(placing.extended), teacher.tensor)
     return request
+
+
+def _check_rows(model: Model, name: str) -> None:
+    """Refuse a tensor with a fixed number in the first axis and the rows of the inputs in another one.
+
+    Raises:
+        ModelError: names both, and what to do.
+    """
+    shape = model.value(name).shape or ()
+    rows = {spec.shape[0] for spec in model.inputs if spec.shape and isinstance(spec.shape[0], str)}
+    rows.add("batch")  # the name that the probe of shapes gives
+    axis = next((k for k, size in enumerate(shape) if size in rows), 0)
+    if axis and isinstance(shape[0], int):
+        raise ModelError(
+            f"the loss is computed for each row, but {model.value(name)} has the rows in axis {axis}, "
+            f"not in the first; attach the loss to a tensor before that change, loss={{'name': …}}, or "
+            "add a Transpose to the model"
+        )
 
 
 def _placed(
