@@ -61,3 +61,16 @@ def check_slopes(trainer: Trainer, masters: dict[str, Any]) -> None:
         slope = master.grad.numpy()
         tolerance = 2e-5 * max(1.0, np.abs(slope).max())
         np.testing.assert_allclose(moved, slope, rtol=2e-3, atol=tolerance, err_msg=name)
+
+
+def check_codes(trainer: Trainer, exported: ModelProto, x: Array) -> None:
+    """Fail if predictions of the file are far from those of the trainer, or many are a code away.
+
+    The trainer predicts with fused kernels of integers, which round sums otherwise; a code of an inner
+    tensor may change two of the output.
+    """
+    (last,) = (n for n in exported.graph.node if "y" in n.output)
+    unit = float(forms.arrays(exported)[last.input[1]].reshape(()))
+    codes = np.abs(trainer.predict(x) - run(exported, x)) / unit
+    assert codes.max() <= 2.001, codes
+    assert (codes > 0.5).mean() <= 0.1, codes

@@ -12,20 +12,23 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from ortflex_core import Array
 
-_RNG = np.random.default_rng(25)
+_SEED = 25
+_draws = [np.random.default_rng(_SEED)]
+"""What draws the next weight; every network begins with the seed, whatever was drawn before."""
 _made = helper.make_node
 
 
 def draw(*shape: int) -> Array:
     """A weight whose products have about the variance of the data."""
     depth = np.prod(shape[1:]) if len(shape) > 2 else shape[0]
-    return np.asarray(_RNG.standard_normal(shape) / np.sqrt(depth), np.float32)
+    return np.asarray(_draws[0].standard_normal(shape) / np.sqrt(depth), np.float32)
 
 
 def network(
     nodes: Sequence[NodeProto], weights: Mapping[str, Any], *sizes: int, opset: int = 17
 ) -> ModelProto:
     """A float network from x [N, …] to y [N, 4]."""
+    _draws[0] = np.random.default_rng(_SEED)
     graph = helper.make_graph(
         nodes,
         "g",
@@ -386,3 +389,29 @@ class DynamicInTorch(InTorch):
     def _gather(self, i: list[str]) -> Any:
         names = [i[0].replace("quantized", part) for part in ("quantized", "scale", "zero_point")]
         return self.real(names)[self.values[i[1]]]
+
+
+class PairsInTorch(DynamicInTorch):
+    """What a file in the format QDQ computes: fake quantization where pairs stand."""
+
+    def _dequantizelinear(self, i: list[str]) -> Any:
+        if i[0] in self.values:
+            return self.values[i[0]]
+        if self.constants[i[0]].dtype == np.int32:
+            values = self.constants[i[0]] * self.constants[i[1]]
+            made = self.torch.tensor(values.astype(np.float32), requires_grad=True)
+            return self.masters.setdefault(i[0], made)
+        return self.real(i, self.settings.get("axis", 1))
+
+    def _conv(self, i: list[str]) -> Any:
+        pads, groups = self.settings.get("pads", [0] * 4), self.settings.get("group", 1)
+        x, *others = (self.value(name) for name in i)
+        made = self.torch.nn.functional.conv2d
+        return made(x, *others, padding=pads[:2], groups=groups)
+
+    def _gemm(self, i: list[str]) -> Any:
+        x, weight, bias = (self.value(name) for name in i)
+        return x @ (weight.T if self.settings.get("transB") else weight) + bias
+
+    def _mul(self, i: list[str]) -> Any:
+        return self.value(i[0]) * self.value(i[1])

@@ -18,7 +18,7 @@ from onnx import helper
 from ortflex import Trainer
 from ortflex_core import ModelError, check_model, require_runtime
 from tests.plugins import quantized_forms as forms
-from tests.plugins.quantized_checks import Y, check_layout, check_slopes, run, train
+from tests.plugins.quantized_checks import Y, check_codes, check_layout, check_slopes, run, train
 
 quantization = pytest.importorskip("onnxruntime.quantization")
 if require_runtime().version_info < (1, 22):
@@ -43,6 +43,24 @@ def test_a_file_in_operator_format_has_the_gradients_of_fake_quantization(
     trainer, _, x = train(model, 1, optimizer="sgd", learning_rate=0.1)
     torch.nn.functional.mse_loss(reference(x), torch.tensor(Y)).backward()
     check_slopes(trainer, reference.masters)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", ["mlp", "cnn", "moves"])
+def test_a_file_in_qdq_format_has_the_gradients_of_fake_quantization(
+    name: str, setting: str, tmp_path: Path
+) -> None:
+    """Without AveragePool: the mean of four codes is often a tie, which noise of float32 decides."""
+    torch = pytest.importorskip("torch")
+    model = forms.static(forms.NETWORKS[name](), tmp_path, "QDQ", **SETTINGS[setting])
+    reference = forms.PairsInTorch(model)
+    trainer, _, x = train(model, 1, optimizer="sgd", learning_rate=0.1)
+    torch.nn.functional.mse_loss(reference(x), torch.tensor(Y)).backward()
+    masters = {n: m for n, m in reference.masters.items() if m.requires_grad}
+    check_slopes(trainer, masters)
+    trainer, exported, x = train(model)
+    check_layout(model, exported, set(masters))
+    check_codes(trainer, exported, x)
 
 
 @pytest.mark.parametrize("backend", ["c", "xla"])
@@ -72,11 +90,7 @@ def test_a_file_in_operator_format_comes_back_in_its_layout(
     model = forms.static(forms.NETWORKS[name](), tmp_path, "QOperator", **SETTINGS[setting])
     trainer, exported, x = train(model)
     check_layout(model, exported, set(trainer.get_state()))
-    (last,) = (n for n in model.graph.node if "y" in n.output)
-    unit = float(forms.arrays(model)[last.input[1]].reshape(()))
-    codes = np.abs(trainer.predict(x) - run(exported, x)) / unit
-    assert codes.max() <= 1.001
-    assert (codes > 0.5).mean() <= 0.02
+    check_codes(trainer, exported, x)
     again = Trainer(exported, loss="squared_error")
     check_layout(exported, again.export(), set())
 
