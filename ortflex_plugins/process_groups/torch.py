@@ -117,7 +117,9 @@ class _Gloo:
             ]
         given = self._torch.from_numpy(array if array.flags.writeable else np.array(array))
         try:
-            self._distributed.all_gather(self._received, given, group=self._group)
+            # torch.distributed.all_gather does the same after checks that take a fifth of its time.
+            group = self._group or self._distributed.group.WORLD
+            group.allgather([self._received], [given]).wait()
         except RuntimeError as error:
             if _TIMED_OUT.search(str(error)):
                 raise TimeoutError(f"no message within {self._timeout:g} s") from error
