@@ -179,9 +179,8 @@ def exported(network: Any, x: Any) -> onnx.ModelProto:
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the newer exporter needs a further package
-        torch.onnx.export(
-            network, (x,), file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "N"}}
-        )
+        names = {"input_names": ["x"], "dynamic_axes": {"x": {0: "N"}}}
+        torch.onnx.export(network, (x,), file, dynamo=False, opset_version=17, **names)
     return onnx.load_from_string(file.getvalue())
 
 

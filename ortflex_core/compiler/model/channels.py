@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.model.class_axes import settings
@@ -798,7 +798,7 @@ def constant_of(node: NodeProto) -> Array:
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
 
 
-def single_node(node: NodeProto, arrays: Sequence[Array], opsets: Mapping[str, int]) -> Any:
+def single_node(node: NodeProto, arrays: Sequence[Array], like: ModelProto) -> ModelProto:
     """A model of one node, whose inputs are arrays; those without elements are left out."""
     copy = NodeProto.FromString(node.SerializeToString())
     names = [f"x{k}" if a.size else "" for k, a in enumerate(arrays)]
@@ -810,5 +810,5 @@ def single_node(node: NodeProto, arrays: Sequence[Array], opsets: Mapping[str, i
     tensors = [numpy_helper.from_array(np.ascontiguousarray(a), name) for name, a in given]
     output = helper.make_empty_tensor_value_info("y")
     graph = helper.make_graph([copy], "one", [], [output], tensors)
-    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    return helper.make_model(graph, opset_imports=imports)
+    imports = list(like.opset_import)
+    return helper.make_model(graph, opset_imports=imports, ir_version=like.ir_version)

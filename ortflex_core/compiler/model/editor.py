@@ -15,7 +15,6 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
-from ortflex_core.compiler.graph.protos import opsets_of
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model import class_axes, heads, shape_probe
 from ortflex_core.compiler.model.channel_removal import find_removal
@@ -730,7 +729,7 @@ class _Constants:
 
     def run(self, node: NodeProto, arrays: Sequence[Array]) -> Array | None:
         """The first output of a node, None if the runtime cannot compute it."""
-        model = single_node(node, arrays, opsets_of(self._editor.proto))
+        model = single_node(node, arrays, self._editor.proto)
         try:
             return np.asarray(cpu_session(model).run(None, {})[0])
         except Exception:  # the runtime has errors of its own, such as a missing kernel
