@@ -274,3 +274,19 @@ class TestLosses:
             TrainingDiverged, match=r"at step 1 .*No rate helps before the first update"
         ):
             trainer(loss=undefined).fit(X, np.zeros((ROWS, 3), np.float32))
+
+
+def test_a_list_of_another_length_than_the_inputs_is_called_a_list(X):
+    proto = model()
+    proto.graph.node.insert(0, helper.make_node("Add", ["a", "b"], ["x"]))
+    del proto.graph.input[:]
+    for name in "ab":
+        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4])
+        proto.graph.input.append(value)
+    made = Trainer(proto, loss="squared_error", epochs=1, progress=False)
+    labels = np.zeros((ROWS, 3), np.float32)
+    with pytest.raises(DataError, match="X is a list of 3, but there are 2 inputs"):
+        made.fit([X, X, X], labels)
+    with pytest.raises(DataError, match="X is one array, but there are 2 inputs"):
+        made.fit(X, labels)
+    made.fit([X, X], labels)

@@ -123,8 +123,10 @@ def _named(
     if isinstance(given, list | tuple) and 1 < len(names) == len(given):
         return {n: _array(v, f"{what}[{n!r}]") for n, v in zip(names, given, strict=True)}
     if len(names) != 1:
+        is_list = isinstance(given, list | tuple)
+        given_as = f"a list of {len(given)}" if is_list else "one array"
         raise DataError(
-            f"{what} is one array, but there are {len(names)} {word}s: pass a mapping "
+            f"{what} is {given_as}, but there are {len(names)} {word}s: pass a mapping "
             f"{{{', '.join(f'{n!r}: …' for n in names)}}}"
         )
     return {names[0]: _array(given, what, is_text=names[0] in strings)}
