@@ -133,6 +133,17 @@ def test_links_lead_to_files(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_code_fits_next_to_the_navigation(page: Path) -> None:
+    """In 72 columns, without a scrollbar; what programs print (text, console) is as wide as it is."""
+    if page.parent.name == "development":
+        return
+    fence = r"^```(?:\{code-block\} )?(?:python|py|toml|bash|sh|c|cpp|csharp)\n(.*?)^```$"
+    code = re.findall(fence, page.read_text("utf-8"), re.M | re.S)
+    wide = [line for block in code for line in block.splitlines() if len(line) > 72]
+    assert not wide
+
+
 def script(name: str) -> ModuleType:
     """A script of the docs build."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
