@@ -113,7 +113,7 @@ def place(module: str) -> str | None:
     inner = ortflex_core._PLACES.get(inner, inner).partition(".")[0]
     if parts[0] == "ortflex_plugins":
         return PLUGINS if inner in KINDS else inner or None
-    # The face itself, and its version, are in no storey.
+    # The face itself, and its version, are in no layer.
     return inner if inner and (ROOT / "ortflex_core" / inner).is_dir() else None
 
 
