@@ -47,6 +47,9 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_custom_sections = ["Source"]
 
+# Quotes and ellipses, not dashes: `--resume` in a sentence stays as it is typed.
+smartquotes_action = "qe"
+
 html_theme = "pydata_sphinx_theme"
 html_title = "ortflex"
 html_logo = "_static/logo.svg"
