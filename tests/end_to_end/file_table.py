@@ -59,7 +59,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     # Two tables: one of ten columns would leave the screen.
     for forms in (list(FORMS)[:5], list(FORMS)[5:]):
-        yield f"| family | {' | '.join(forms)} |"
+        heads = [form.removeprefix("transformers.") for form in forms]
+        yield f"| family | {' | '.join(heads)} |"
         yield "|---" * (len(forms) + 1) + "|"
         for name in dict.fromkeys(name for name, _ in rows):
             cells = [_cell(rows.get((name, form))) for form in forms]
