@@ -112,7 +112,7 @@ def columns_of(x: Any, y: Any = None, weight: Any = None, **names: Any) -> Colum
             None,
             None,
             {"inputs": ["a", "b"]},
-            "X has 'bb'; did you mean 'b'",
+            "X has 'bb', which is not an input of the model; did you mean 'b'",
         ),
         (np.zeros(3), np.zeros(3), None, {"labels": ["l", "m"]}, "y is one array, but there are 2"),
         (np.zeros(3), {"l": [0]}, None, {"labels": ["l", "m"]}, "y lacks the label 'm'"),
