@@ -204,7 +204,7 @@ def cut(array: Any, value: Any, at: int = 3) -> Any:
         (X, Y, np.ones((20, 3)), r"sample weights of shape \[batch, 3\] do not broadcast"),
         (X, Y, {"wieght": np.ones(20)}, "sample_weight has 'wieght', which no loss uses"),
         (X, {"lable": Y}, None, "label"),
-        ({"Z": X}, Y, None, "X has 'Z'; .*Known: X"),
+        ({"Z": X}, Y, None, "X has 'Z', .*Known: X"),
     ],
 )
 def test_data_that_do_not_fit(x: Any, y: Any, w: Any, text: str) -> None:
