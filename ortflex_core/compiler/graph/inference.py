@@ -13,7 +13,7 @@ from ortflex_core.kernel.errors import GraphError
 from ortflex_core.kernel.types import Array, Shape, shape_of
 
 if TYPE_CHECKING:
-    from ortflex_core.compiler.graph.ops import Node, Trace
+    from ortflex_core.compiler.graph.ops import Node, Tensor, Trace
 
 _USUAL = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 _ARITY = {
@@ -89,6 +89,24 @@ def _inferred(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shape |
         for label in results
     ]
     out = [(tensor.elem_type, shape_of(tensor)) for tensor in tensors]
+    if node.op_type == "Expand" and not node.domain and out[0][1] is None:
+        out = [(out[0][0], _expanded(*node.inputs))]
     if out[0][0] == TensorProto.UNDEFINED:
         raise GraphError(f"{node!r} is ill-typed: the type of its output cannot be inferred")
     return out
+
+
+def _expanded(x: Tensor | None, sizes: Tensor | None) -> Shape | None:
+    """The shape of an Expand to computed sizes: onnx drops the rank, which their number decides."""
+    if x is None or sizes is None or x.shape is None or not sizes.shape:
+        return None
+    (length,) = sizes.shape
+    if not isinstance(length, int):
+        return None
+    # A size of x that is a number and not 1 stays, and so do axes before those that sizes name.
+    added = length - len(x.shape)
+    kept = [
+        size if isinstance(size, int) and (size != 1 or axis < -added) else None
+        for axis, size in enumerate(x.shape)
+    ]
+    return (*[None] * added, *kept)

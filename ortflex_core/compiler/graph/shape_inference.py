@@ -72,12 +72,15 @@ def sized(proto: ModelProto, size: int) -> list[TensorSpec]:
         raise
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return []
-    return [
+    specs = [
         TensorSpec.from_proto(info)
         for graph in all_graphs(inferred)
         for info in (*graph.value_info, *graph.output)
         if info.type.HasField("tensor_type")
     ]
+    # onnx infers -1 for the last part of a Split that has too few elements, for example in a branch
+    # that is not taken. Such a tensor takes no memory; if it is computed, the runtime refuses it.
+    return [s for s in specs if all(not isinstance(d, int) or d >= 0 for d in s.shape or ())]
 
 
 def _infer_strictly(bare: ModelProto, label: str) -> ModelProto:
