@@ -62,7 +62,7 @@ class DataSourceKit(ComponentKit):
             np.testing.assert_array_equal(taken[name], np.asarray(array)[rows], err_msg=name)
 
     def test_pieces(self, component: DataSource) -> None:
-        """A piece can be read from any row on, at which a resumed training continues."""
+        """A piece can be read from any row on, at which a resumed run continues."""
         loaded = component.load()
         if not isinstance(loaded, Pieces):
             pytest.skip("all rows are read at once")

@@ -74,7 +74,7 @@ def shrink(
     Args:
         model: a path, bytes, a ModelProto or a Model.
         path: the file to write; None writes nothing.
-        inputs: rows for the comparison, by the names of the inputs; by default drawn ones.
+        inputs: rows for the comparison, by the names of the inputs; by default random rows.
         plugins: the plugins with decompositions of operators; None for the installed ones.
 
     Raises:

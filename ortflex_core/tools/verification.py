@@ -83,7 +83,7 @@ def verify(
 
     Args:
         trained: the export.
-        model: the model before the training. Without it and ``recipe`` only the digests are compared.
+        model: the model before training. Without it and ``recipe`` only the digests are compared.
         data: the training data: a path, a data source, ``X``, or ``(X, y)`` or ``(X, y, sample_weight)``.
         validation: the validation data, in the same forms; a fraction is in the receipt.
         recipe: the recipe of the training, if the receipt has only digests of parts of it; it has the

@@ -35,7 +35,7 @@ def count_labels(internals: Internals, feed: Feed) -> None:
     """Replace rules of the losses by what they give for the labels of a training.
 
     Raises:
-        DataError: an iterable gives the rows, which are not known before the training; or a class has no
+        DataError: an iterable gives the rows, which are not known before training; or a class has no
             label.
     """
     requests = internals.setup.requests
@@ -91,7 +91,7 @@ def _labels(feed: Feed, request: LossRequest) -> Iterator[Array]:
     else:
         (name, rule), *_ = rules(request.loss).items()
         raise DataError(
-            f"{request.loss.name}: {name}={rule!r} counts the labels of all rows before the training, but "
+            f"{request.loss.name}: {name}={rule!r} counts the labels of all rows before training, but "
             "an iterable gives them in the training; give numbers instead"
         )
 

@@ -1,6 +1,6 @@
 """Receipts: what an export says about its training, as JSON in the metadata of the model.
 
-A receipt has digests of the model and the data before the training and of the result, the arguments
+A receipt has digests of the model and the data before training and of the result, the arguments
 that are not the defaults, and the versions that decide the bits; it is sealed by a digest of itself.
 It has no values of data, and no path, host or account: a string that names a place becomes the
 digest of the file. :mod:`ortflex_core.tools.verification` repeats the training.
@@ -83,7 +83,7 @@ class Receipt:
 
     Attributes:
         format: the version of this form.
-        model: the digest of the model before the training.
+        model: the digest of the model before training.
         parent: the digest of the receipt that this model had, if any.
         recipe: a digest of all arguments, those with default values included.
         arguments: the arguments that are not the defaults.

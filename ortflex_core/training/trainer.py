@@ -78,7 +78,7 @@ class Trainer(SharesModels):
         head: a new last layer for other classes: the number of classes, their labels, or a table
             with ``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a
             tensor of features that gets a layer).
-        edits: one or several changes of the model before the training, which the export has, too;
+        edits: one or several changes of the model before training, which the export has, too;
             ``head`` comes after them.
         quantize: rounds weights and activations to integers during the training, and exports
             integers: the type of weights (``int8``, ``int4``, ``int2``), the name of a quantizer,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--data",
-    help="Rows like those of `ortflex train`, on which both models are compared; by default drawn ones.",
+    help="Rows like those of `ortflex train`, on which both models are compared; by default random rows.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> None:

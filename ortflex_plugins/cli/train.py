@@ -74,7 +74,7 @@ def train(
             messages.setLevel(logging.CRITICAL)  # only the process of rank 0 prints and writes
             _follow(loaded, trainer, resume, strict=strict)
             return
-        # A folder that cannot be written to is found before the training, so that no result is lost.
+        # A folder that cannot be written to is found before training, so that no result is lost.
         with internals_of(trainer).sharing_errors():
             place = run_folder.make(loaded, resume, force=force)
         trainer.folder = folder = place.folder

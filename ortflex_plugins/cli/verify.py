@@ -19,7 +19,7 @@ _CODES = {"identical": 0, "intact": 0, "different": 1, "not repeated": 3}
 @click.command()
 @click.argument("trained", type=click.Path(path_type=Path))
 @click.option(
-    "--model", type=click.Path(path_type=Path), help="The model before the training, an .onnx file."
+    "--model", type=click.Path(path_type=Path), help="The model before training, an .onnx file."
 )
 @click.option("--data", help="The training data, as `ortflex train` reads them.")
 @click.option("--validation", help="The validation data, if they were separate data.")

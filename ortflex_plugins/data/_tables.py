@@ -323,7 +323,7 @@ def _check_strings(values: Any, rows: int, where: str) -> None:
 
 
 def _padded(values: Any, lengths: Array, where: str, padding: Padding) -> Array:
-    """Lists of different lengths as one array, filled at the end.
+    """Lists of different lengths as one array, padded at the end.
 
     Raises:
         DataError: a list is longer than the given length, or has lists in it.

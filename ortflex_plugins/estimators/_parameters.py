@@ -83,7 +83,7 @@ def trainers(estimator: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _EDITING = ("edits", "head")
-"""Options that change the model; they are applied before the training, once."""
+"""Options that change the model; they are applied before training, once."""
 
 
 def edited(estimator: Any, model: ModelProto, random: np.random.RandomState) -> ModelProto:

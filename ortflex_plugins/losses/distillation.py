@@ -94,7 +94,7 @@ class Distillation(_Taught[TensorSpec]):
     when T changes.
 
     The teacher is another .onnx file, which gets the same rows. Its scores are computed once for each row,
-    before the training.
+    before training.
 
     Raises:
         ValueError: the temperature is not > 0, or alpha is not in [0, 1].

@@ -68,14 +68,14 @@ class Ctc(Loss[Tensors, Specs]):
 
     ``scores`` are [B, T, C] (raw or logarithms of probabilities; ``axis=1`` for [B, C, T]), and
     ``p_t = softmax(scores_t)``. An alignment has a class or the ``blank`` at every time step; without
-    repetitions and blanks it is the row of labels y. Labels are class numbers [B, S], filled at the end
+    repetitions and blanks it is the row of labels y. Labels are class numbers [B, S], padded at the end
     with ``padding``. Values have the shape [B]; with ``per_label`` each is divided by its number of labels
     (at least 1), as torch's mean does. A row whose labels fit into no alignment (fewer time steps than
     labels and repetitions) has an infinite loss, or with ``zero_infinity`` the loss 0 and no gradient.
 
     ``predicted={"scores": "logits", "input_lengths": "n", "target_lengths": "m"}`` names columns of
-    integers [B] next to the inputs, or tensors of the model: how many time steps and how many labels of
-    a row count. Without them, all time steps count, and all labels before the padding.
+    integers [B] next to the inputs, or tensors of the model: the number of time steps and the number of
+    labels that count in each row. Without them, all time steps count, and all labels before the padding.
 
     Raises:
         ValueError: ``blank`` is negative, or ``axis`` is neither 1 nor −1.

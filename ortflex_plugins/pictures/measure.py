@@ -85,7 +85,7 @@ class Measures:
         try:
             scores = loop.plan.validate()
         except OrtflexError as error:
-            self._notes.append(f"no results before the training: {error}")
+            self._notes.append(f"no results before training: {error}")
             return {}
         return {f"validation_{k}": float(v) for k, v in scores.items() if math.isfinite(v)}
 

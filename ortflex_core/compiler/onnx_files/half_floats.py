@@ -102,7 +102,7 @@ def rounded(array: Array, dtype: int, name: str) -> Array:
             raise ModelError(
                 f"{name!r} is {dtype_name(dtype)} in the file and was trained to {value:.6g}, which is "
                 f"larger than {dtype_name(dtype)} can hold. Bound the weight by a penalty or a "
-                "constraint, or convert the file to float32 before the training; get_state() has the "
+                "constraint, or convert the file to float32 before training; get_state() has the "
                 "float32 values"
             )
     return out

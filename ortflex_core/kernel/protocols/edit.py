@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Edit(Component, abc.ABC):
-    """A change of a model's graph before the training: another head, fewer layers, more tokens.
+    """A change of a model's graph before training: another head, fewer layers, more tokens.
 
     The changed model is then trained, checked and exported like any other. An edit is applied once, when
-    the Trainer is created; a resumed training applies it again to the file in the checkpoint, so it
+    the Trainer is created; a resumed run applies it again to the file in the checkpoint, so it
     has to be a function of the model, its fields and :meth:`Editor.generator
     <ortflex_core.Editor.generator>`.
     """

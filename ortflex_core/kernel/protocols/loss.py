@@ -83,7 +83,7 @@ class Loss(Component, abc.ABC, Generic[P, S]):
         """
 
     counted: ClassVar[tuple[str, ...]] = ()
-    """Fields that may be the name of a rule, which :meth:`fitted` replaces before the training."""
+    """Fields that may be the name of a rule, which :meth:`fitted` replaces before training."""
 
     def fitted(self, predicted: S, labels: Array) -> Loss[P, S]:
         """The loss with what its rules give for all ``labels`` of the training."""

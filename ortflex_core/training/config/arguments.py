@@ -115,7 +115,7 @@ class Arguments:
         check=optional(check_head),
     )
     edits: Any = argument(
-        "one or several changes of the model before the training, which the export has, too; ``head`` "
+        "one or several changes of the model before training, which the export has, too; ``head`` "
         "comes after them",
         (),
         kind=_COMPONENTS,

@@ -26,7 +26,7 @@ class AlteredBatches:
     """A source that yields the batches of another source after the hooks ``batch_drawn``.
 
     The hooks get a generator that depends on the seed, the epoch, the number of the batch and the
-    position of the hook, so a resumed training sees the same batches. All other calls go to the
+    position of the hook, so a resumed run sees the same batches. All other calls go to the
     inner source.
 
     Args:

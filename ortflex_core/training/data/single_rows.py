@@ -55,7 +55,7 @@ def check_batch(problem: Problem, rows: int, predicted: Sequence[str] | None = N
 
 
 def watched(problem: Problem, source: Source) -> Source:
-    """The source, with every batch checked if their sizes are not known before the training."""
+    """The source, with every batch checked if their sizes are not known before training."""
     return source if _node(problem) is None else _Watched(source, problem)
 
 

@@ -1,7 +1,7 @@
-"""``backend="fastest"``: the backend whose steps are the shortest, measured before the training.
+"""``backend="fastest"``: the backend whose steps are the shortest, measured before training.
 
 The process caches the measurements by the structure of the problem, its batches and the backends. A
-Trainer keeps its choice, also in checkpoints and pickles, so a resumed training does not measure
+Trainer keeps its choice, also in checkpoints and pickles, so a resumed run does not measure
 again.
 """
 

@@ -50,7 +50,7 @@ class Content:
         resting: values of parameters that are not trained yet, by name.
         step: the number of finished steps.
         rate: the learning rate of the next step.
-        rates: the rates of all steps; None if the rate is constant, or not known before the training.
+        rates: the rates of all steps; None if the rate is constant, or not known before training.
         schedule: the settings of the schedule.
         classes: the names of classes; None if labels are indices.
         missing: parts of the training that the files do not have.
