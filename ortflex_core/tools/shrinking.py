@@ -24,6 +24,8 @@ _ROWS, _OTHER = 3, 8
 """The rows of drawn inputs, and their other dimensions without a size."""
 _CLOSE, _CLOSE_HALF = 1e-4, 2e-2
 """The largest difference of outputs, as a part of the largest one; of files in half precision."""
+_MERGED = "it has the constant values of all channels of its layer"
+_VARIES = "where a product reads it, another channel is added, or zeros are around it"
 
 
 @attrs.frozen(kw_only=True)
@@ -152,10 +154,6 @@ def _kept(editor: Editor) -> dict[str, int]:
                 own = _MERGED if known is not None and known.constant else _VARIES
                 reasons[channels.reason(int(i)) or own] += 1
     return dict(reasons)
-
-
-_MERGED = "it has the constant values of all channels of its layer"
-_VARIES = "where a product reads it, another channel is added, or zeros are around it"
 
 
 def _compare(
