@@ -58,8 +58,8 @@ _LISTED = {
     "losses": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
     "quantization": """
         Clip ConvInteger DepthToSpace DequantizeLinear DynamicQuantizeLinear Expand Flatten
-        Gather GatherElements GatherND Identity MatMulInteger QLinearConv QLinearMatMul
-        QuantizeLinear Reshape Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze
+        Gather GatherElements GatherND Identity MatMulInteger MaxPool Pad QuantizeLinear Reshape
+        Resize Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze
     """,
     "signal": "BlackmanWindow DFT HammingWindow HannWindow MelWeightMatrix STFT",
     "normalization": """
