@@ -131,7 +131,7 @@ PUBLIC = {
     "training.config.toml": "to_toml",
     "training.data.columns": "Columns fit_to split",
     "training.data.iterables": "Batches",
-    "training.data.pieces": "Pieces read_if_small usual_buffer",
+    "training.data.pieces": "Pieces files_digest read_if_small usual_buffer",
     "training.engines.array_engine": "HostEngine",
     "training.engines.backend_choice": "refusals",
     "training.engines.buffers": (

@@ -351,6 +351,7 @@ from ortflex_core.training.data.columns import Columns as Columns, fit_to as fit
 from ortflex_core.training.data.iterables import Batches as Batches
 from ortflex_core.training.data.pieces import (
     Pieces as Pieces,
+    files_digest as files_digest,
     read_if_small as read_if_small,
     usual_buffer as usual_buffer,
 )

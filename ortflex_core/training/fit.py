@@ -31,6 +31,7 @@ from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed, held_out
 from ortflex_core.training.data.iterable_position import item_of
 from ortflex_core.training.data.opening import as_found
+from ortflex_core.training.data.pieces import Pieces
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.data.scale import out_of_scale
 from ortflex_core.training.engines import failures
@@ -180,7 +181,11 @@ def _changing(internals: Internals, owner: Settings, feed: Feed) -> str:
         return f"the hook 'batch_drawn' of {whose} changes the rows"
     if isinstance(feed.given, Columns):
         return ""
-    return "the data are not arrays, but are read in each epoch"
+    if not isinstance(feed.given, Pieces):
+        return "the data are an iterable, which may yield other rows in each epoch"
+    if internals.arguments["cache"] == "auto" and owner.epochs == 1:
+        return "one epoch reads each row once"
+    return ""
 
 
 def add_batch_hooks(

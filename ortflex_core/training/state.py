@@ -28,12 +28,13 @@ from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Value
 from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext
 from ortflex_core.kernel.types import Array, Size, TensorSpec
+from ortflex_core.training.data import column_files, single_rows
 from ortflex_core.training.data import columns as data
-from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.column_files import ColumnFiles
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.derived import PROBED, Cache, Derivation, Part
 from ortflex_core.training.data.feed import Feed, check_batch
+from ortflex_core.training.data.pieces import Pieces, rows_of
 from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.engines import backend_choice, failures
@@ -186,6 +187,7 @@ class Live:
             cache=self._cache,
             files=self._files,
             peers=self.setup.problem.peers,
+            classes="" if self.setup.classes is None else repr(self.setup.classes.tolist()),
         )
 
     def _tell_once(self, line: str) -> None:
@@ -221,7 +223,7 @@ class Live:
         if taught:
             attrs.evolve(derivation, prefix=None, parts=self._teachers).probe(inputs)
         try:
-            derivation.probe(inputs)
+            found = derivation.probe(inputs)
         except DataError as error:
             if needed or cache != "auto":
                 raise
@@ -229,6 +231,14 @@ class Live:
             if not taught:
                 return None
             derivation, own = self._deriving(once=derivation.once, own=False), False
+            found = derivation.probe(inputs)
+        if derivation.once and cache == "auto" and isinstance(feed.given, Pieces):
+            width = sum(array.nbytes // len(array) for array in found.values())
+            reasons = [column_files.too_many(width * rows_of(feed.given))]
+            if (peers := self.setup.problem.peers) is not None:
+                reasons = peers.values("room for columns", reasons[0])
+            if reason := next(filter(None, reasons), ""):
+                return self.derivation_for(feed, reason)
         if taught:
             names = " and ".join(map(str, self.setup.teachers))
             when = (

@@ -17,6 +17,7 @@ from ortflex_core import (
     Pieces,
     RegularFile,
     file_size,
+    files_digest,
     open_regular,
     suggest,
     usual_buffer,
@@ -158,6 +159,12 @@ class NpyPieces(Pieces):
     def buffer(self) -> int:
         """Rows of the shuffle buffer."""
         return self._buffer
+
+    @property
+    def digest(self) -> str:
+        """Of the files, and the roles of the arrays."""
+        files = [member.path for shard in self._shards for member in shard.members.values()]
+        return files_digest(files, self._target, self._weight)
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
         """All rows of a piece."""

@@ -16,6 +16,7 @@ from ortflex_core import (
     DataError,
     DataSource,
     Pieces,
+    files_digest,
     read_if_small,
     reason,
     setting,
@@ -169,6 +170,7 @@ class TablePieces(Pieces):
         if not self._sizes:
             raise DataError(f"{paths[0]}: the data are empty: 0 rows")
         self._given = table.buffer
+        self._files, self._table = paths, repr(table)
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -183,6 +185,11 @@ class TablePieces(Pieces):
             file = self._groups[0][0]
             raise DataError(f"{file}: its metadata have {self._sizes[0]} rows, its data have 0")
         return self._given or usual_buffer(first)
+
+    @property
+    def digest(self) -> str:
+        """Of the files, and of how their columns become numbers."""
+        return files_digest(self._files, self._table)
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
         """The rows of a group."""

@@ -15,6 +15,7 @@ from ortflex_core import (
     DataError,
     DataSource,
     Pieces,
+    files_digest,
     install_command,
     is_count,
     open_regular,
@@ -167,6 +168,12 @@ class ImagePieces(Pieces):
     def buffer(self) -> int:
         """The number of rows that are shuffled together."""
         return self._buffer
+
+    @property
+    def digest(self) -> str:
+        """Of the files, their classes, and how images become numbers."""
+        names = [label for _, label in self._files]
+        return files_digest((file for file, _ in self._files), repr(self._source), names)
 
     def place(self, piece: int) -> str:
         """The file."""

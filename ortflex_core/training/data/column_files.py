@@ -107,9 +107,7 @@ class ColumnFiles:
             OutputError: the folder cannot be written to.
         """
         path, end = _folder() / f"{key}.columns", _end(layout)
-        free = shutil.disk_usage(path.parent).free
-        if end + _DIGEST > free:
-            raise _full(path.parent, layout, free)
+        check_room(layout)
         with staging(path) as folder:
             new = folder / path.name
             try:
@@ -128,6 +126,46 @@ class ColumnFiles:
                 file.write(_digest(new, end))
             os.replace(new, path)
             self._paths.add(path)
+
+
+def check_room(layout: Layout) -> None:
+    """Refuse columns that do not fit on the disk.
+
+    Raises:
+        DataError: how much they need, and how much is free.
+        OutputError: the folder cannot be written to.
+    """
+    folder = _folder()
+    free = shutil.disk_usage(folder).free
+    if _end(layout) + _DIGEST > free:
+        raise _full(folder, layout, free)
+
+
+def too_many(size: int) -> str:
+    """Why columns of that many bytes are not computed unless the user asks for it; "" if they are.
+
+    They would take more than half of the disk's room, that of earlier columns included.
+    """
+    if size <= MOST_MEMORY:
+        return ""
+    folder = _folder()
+    taken = 0
+    for path in folder.glob("*.columns"):
+        with contextlib.suppress(OSError):
+            taken += path.lstat().st_size
+    free = shutil.disk_usage(folder).free + taken
+    if 2 * size <= free:
+        return ""
+    return (
+        f"the derived columns need {size / 1e9:.2f} GB, more than half of the {free / 1e9:.2f} GB that are "
+        f"free in {str(folder)!r} (cache='disk' uses them, TMPDIR is another folder)"
+    )
+
+
+def identity() -> str:
+    """What distinguishes the folder of the files from other folders of this computer."""
+    found = _folder().stat()
+    return f"{found.st_dev} {found.st_ino}"
 
 
 def _full(folder: Path, layout: Layout, free: int) -> DataError:

@@ -1,7 +1,8 @@
 """Derived columns: what the prefix of a model computes from the rows of the data.
 
 They replace the inputs of the model that only the prefix reads. The rows of arrays are computed once,
-before the first step; rows that change in each epoch are computed batch by batch.
+before the first step (:mod:`ortflex_core.training.data.derived_pieces`: those of pieces); rows that change
+in each epoch are computed batch by batch.
 """
 
 from __future__ import annotations
@@ -118,11 +119,12 @@ class Derivation:
         prefix: the part of the trained model that is computed here; None if the engine has all of it.
         parts: the prefix, and the teachers.
         batch_size: the rows that are computed together, unless they are small.
-        once: whether the rows of arrays are computed before the first step.
+        once: whether the rows of arrays and pieces are computed before the first step.
         counting: shows the progress of a number of rows, given the rows that have been computed.
         cache: where columns that are computed once are kept.
         files: the files of columns that are not kept in memory.
-        peers: the processes that share the work on arrays.
+        peers: the processes that share the work on rows that are computed once.
+        classes: describes the order of the classes, which labels follow.
     """
 
     prefix: Prefix | None
@@ -133,6 +135,7 @@ class Derivation:
     cache: Cache
     files: ColumnFiles
     peers: Peers | None = None
+    classes: str = ""
 
     @cached_property
     def dropped(self) -> frozenset[str]:
@@ -165,7 +168,8 @@ class Derivation:
         return {name: array for part in self.parts for name, array in part(given).items()}
 
     @property
-    def _taken(self) -> list[str]:
+    def taken(self) -> list[str]:
+        """The columns of the data that are read here."""
         return list(dict.fromkeys(name for part in self.parts for name in part.takes))
 
     def of_batch(self, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -182,7 +186,7 @@ class Derivation:
             DataError: as :meth:`rows`; a column has another shape in another part of the rows; or the
                 disk has not enough room.
         """
-        inputs = {name: given[name] for name in self._taken}
+        inputs = {name: given[name] for name in self.taken}
         count = len(next(iter(inputs.values())))
         size = self.at_once(inputs, count)
         few = self.rows({n: a[: 2 if self.fixed is None else size] for n, a in inputs.items()})
@@ -216,7 +220,7 @@ class Derivation:
         stack: contextlib.ExitStack,
     ) -> tuple[bool, dict[str, Array]]:
         """Arrays for the columns, and whether they have their values already."""
-        on_disk = self.cache == "disk" or (self.cache == "auto" and bytes_of(layout) > MOST_MEMORY)
+        on_disk = self.on_disk(layout)
         key = self._key(layout, inputs, size)
         kept = self.files.find(key, layout) if on_disk else self.files.recall(key)
         if self.peers is not None and self.peers.any("columns to compute", kept is None):
@@ -224,13 +228,17 @@ class Derivation:
         if kept is not None:
             return True, kept
         if not on_disk:
-            self._check_memory(layout)
+            self.check_memory(layout)
             made = {n: np.empty(c.shape, c.dtype) for n, c in layout.items()}
             stack.push(lambda failed, *_: None if failed else self.files.keep(key, made))
             return False, made
         return False, stack.enter_context(self.files.making(key, layout))
 
-    def _check_memory(self, layout: Layout) -> None:
+    def on_disk(self, layout: Layout) -> bool:
+        """Whether the columns are kept in files."""
+        return self.cache == "disk" or (self.cache == "auto" and bytes_of(layout) > MOST_MEMORY)
+
+    def check_memory(self, layout: Layout) -> None:
         """Refuse columns that do not fit into memory.
 
         Raises:
@@ -295,7 +303,7 @@ class Derivation:
         Raises:
             DataError: they do not.
         """
-        inputs = {name: given[name] for name in self._taken}
+        inputs = {name: given[name] for name in self.taken}
         count = len(next(iter(inputs.values())))
         count = min(count, PROBED) if self.fixed is None else self.fixed
         inputs = {name: array[:count] for name, array in inputs.items()}

@@ -19,10 +19,12 @@ from ortflex_core.kernel.types import Array, Size
 from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.chunks import chunk_size, slices
 from ortflex_core.training.data.columns import Columns, split
+from ortflex_core.training.data.derived_pieces import store
 from ortflex_core.training.data.iterables import Batches, IterableBatches, gives_batches
 from ortflex_core.training.data.opening import load
 from ortflex_core.training.data.pieces import (
     Conversion,
+    Parts,
     PieceBatches,
     Pieces,
     head,
@@ -190,7 +192,10 @@ class Feed:
             peers = peers if shuffle else None
             own = (0, 1) if peers is None else (peers.rank, peers.size)
             streams = together if shuffle else 1
-            source = pieces = PieceBatches(given, conversion, batch_size, streams, own, drop_last)
+            parts = _stored(preparing, given, conversion)
+            source = pieces = PieceBatches(
+                given, conversion, batch_size, streams, own, drop_last, parts
+            )
             if peers is not None:
                 source = RankBatches(pieces, peers, together, pieces.steps, pieces.rows)
         else:
@@ -226,7 +231,12 @@ class Feed:
             size = derivation.at_once(prepared, given.rows)
             batches = slices(prepared, given.rows, size, denominators)
             return lambda: map(derivation.batch, batches)
-        drawn = partial(self._consecutive, _conversion(preparing, self._convert_columns), preparing)
+        conversion = _conversion(preparing, self._convert_columns)
+        drawn = partial(self._consecutive, conversion, preparing)
+        if keep and isinstance(given, Pieces):
+            parts = _stored(preparing, given, conversion)
+            if parts is not None:
+                return partial(drawn, parts=parts)
         return lambda: map(preparing.derived, drawn())
 
     def inputs(self, preparing: Preparation, largest: int | None = None) -> Iterator[Batch]:
@@ -241,12 +251,16 @@ class Feed:
         return self._consecutive(conversion, preparing, largest)
 
     def _consecutive(
-        self, conversion: Conversion, preparing: Preparation, largest: int | None = None
+        self,
+        conversion: Conversion,
+        preparing: Preparation,
+        largest: int | None = None,
+        parts: Parts | None = None,
     ) -> Iterator[Batch]:
         source: Source
         if isinstance(self.given, Pieces):
             size = _at_most(largest, chunk_size(preparing.problem, rows_of(self.given)))
-            source = PieceBatches(self.given, conversion, size)
+            source = PieceBatches(self.given, conversion, size, parts=parts)
         else:
             assert isinstance(self.given, IterableBatches)
             self.given.use(conversion)
@@ -269,6 +283,18 @@ def _conversion(
     return Conversion(
         prepare=preparing.columns, denominators=preparing.denominators, convert=convert
     )
+
+
+def _stored(preparing: Preparation, pieces: Pieces, conversion: Conversion) -> Parts | None:
+    """What reads the rows of pieces from columns that are computed once; None if they are not."""
+    derivation = preparing.derivation
+    if derivation is None or not derivation.once:
+        return None
+    terms = preparing.problem.terms
+    labels = [
+        (t.loss.name, t.loss.scores, t.label, t.label_key, t.weight, t.weight_key) for t in terms
+    ]
+    return store(derivation, pieces, conversion, repr((labels, derivation.classes))).parts
 
 
 def _check_sizes(source: Source, model: Model, batch_size: int) -> None:

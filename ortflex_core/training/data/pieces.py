@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import abc
+import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -24,6 +27,7 @@ from ortflex_core.training.data.shuffle_buffer import (
     Layout,
     Part,
     as_batch,
+    concat_parts,
     cut_batches,
     fill_buffers,
 )
@@ -63,6 +67,35 @@ class Pieces(abc.ABC):
     @abc.abstractmethod
     def place(self, piece: int) -> str:
         """The name of a piece in messages."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of what the rows are read from, such as :func:`files_digest`; "" if it is not known.
+
+        It differs if a row may have changed. Columns that were computed from the rows are found again by
+        it (``cache=``); without it, each training computes them.
+        """
+        return ""
+
+
+def files_digest(files: Iterable[Path], *facts: Any) -> str:
+    """A digest of names, sizes and times of files, and of what else the rows depend on.
+
+    It reads no content. A file that was written again has another time of change, which no program sets.
+
+    >>> files_digest([], "csv") == files_digest([], "csv") != files_digest([], "npy")
+    True
+    """
+    digest = hashlib.sha256(repr(facts).encode())
+    for file in files:
+        try:
+            known = file.stat()
+        except OSError:  # an error when it is read
+            digest.update(f"{file}\0".encode("utf-8", "surrogateescape"))
+            continue
+        numbers = known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_dev, known.st_ino
+        digest.update(f"{file}\0{numbers}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def rows_of(pieces: Pieces) -> int:
@@ -146,6 +179,10 @@ class Conversion:
             raise DataError(f"{where}: {error}") from error
 
 
+Parts = Callable[[Layout, int, int], Iterator[Part]]
+"""Reads rows of an epoch in parts: its layout, the number of the first row, and the end."""
+
+
 class PieceBatches:
     """Batches of pieces: buffers are read in the background, one ahead of the steps.
 
@@ -159,6 +196,9 @@ class PieceBatches:
     every step reads only their rows: ``own`` is the first stream that it reads, and the distance
     to its next stream.
 
+    ``parts`` reads rows of an epoch from another place than the pieces: its layout, the first row
+    and the end.
+
     Attributes:
         waited: seconds that steps waited for data.
     """
@@ -171,8 +211,10 @@ class PieceBatches:
         streams: int = 1,
         own: tuple[int, int] = (0, 1),
         drop_last: bool = False,
+        parts: Parts | None = None,
     ) -> None:
         self.pieces = pieces
+        self._read = self.parts if parts is None else parts
         self._streams = streams
         self._own_streams = range(own[0], streams, own[1])
         self.rows = rows_of(pieces)
@@ -187,8 +229,9 @@ class PieceBatches:
 
     def sample(self) -> Batch:
         """A batch to inspect."""
-        rows = head(self.pieces, self.batch_size)
-        return as_batch(self._conversion.part(rows, self.pieces.place(0)))
+        layout = Layout.draw(self.pieces.sizes, None)
+        with closing(self._read(layout, 0, self.batch_size)) as parts:  # type: ignore[type-var]
+            return as_batch(concat_parts(list(parts)))
 
     def place(self) -> dict[str, Any]:
         """The order of the data and a digest of their first rows, for a checkpoint."""
@@ -282,7 +325,7 @@ class PieceBatches:
         size = self._buffer_size
         if key is not None and self._streams > 1:
             key = int(np.random.default_rng([key, stream]).integers(2**63))
-        parts = self._parts(layout, min(begin + first * size, end), end)
+        parts = self._read(layout, min(begin + first * size, end), end)
         return fill_buffers(parts, size, first, key)
 
     def _bounds(self, stream: int) -> tuple[int, int]:
@@ -295,7 +338,12 @@ class PieceBatches:
             rows[last] -= missing
         return sum(rows[:-1]), sum(rows)
 
-    def _parts(self, layout: Layout, row: int, end: int) -> Iterator[Part]:
+    def parts(self, layout: Layout, row: int, end: int) -> Iterator[Part]:
+        """The rows of an epoch from number ``row`` on, read from the pieces in parts.
+
+        Raises:
+            DataError: a piece cannot be read, has changed, or its rows do not fit.
+        """
         first, offset = layout.seek(row)
         left = end - row
         for piece in layout.pieces[first:].tolist():
