@@ -97,6 +97,7 @@ READS_NO_NAMES = {
         *("Recipe(data)", "partition_rows(data)", "init --data", "predict data"),
         *("evaluate data", "data arrow.path", "data csv.path", "data image_folder.path"),
         *("data npy.path", "data npz.path", "data parquet.path", "data tokenized.path"),
+        "files_digest(files)",
         *("data tokenized.tokenizer", "verify(data)", "verify --data", "quantize --data"),
         "shrink --data",
     ),
