@@ -9,23 +9,27 @@ from typing import Any
 
 import attrs
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto
 
 from ortflex_core.compiler.model.channel_removal import find_classes
+from ortflex_core.compiler.model.channels import Channels
 from ortflex_core.compiler.model.editor import Editor
 from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.model.products import module_of
-from ortflex_core.compiler.runtime.session import cpu_session
-from ortflex_core.kernel.errors import ModelError, short_repr
+from ortflex_core.compiler.opsets import equivalence
+from ortflex_core.kernel.errors import GraphError, ModelError
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array, TensorSpec
+from ortflex_core.kernel.types import Array
 
-_ROWS, _OTHER = 3, 8
-"""The rows of drawn inputs, and their other dimensions without a size."""
+_ROWS = 3
+"""The rows of random inputs."""
 _CLOSE, _CLOSE_HALF = 1e-4, 2e-2
 """The largest difference of outputs, as a part of the largest one; of files in half precision."""
 _MERGED = "it has the constant values of all channels of its layer"
 _VARIES = "where a product reads it, another channel is added, or zeros are around it"
+
+
+_DEFECT = "This is a defect of ortflex; please report it with the file"
 
 
 @attrs.frozen(kw_only=True)
@@ -38,12 +42,11 @@ class ShrunkLayer:
     after: int
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class Shrunk:
     """What :func:`shrink` made.
 
     Attributes:
-        model: the smaller model.
         layers: the products that make channels, in the order of the graph.
         kept: why channels stay that are the same for all inputs, and how many there are.
         parameters: the number of elements of all initializers, before and after.
@@ -52,12 +55,20 @@ class Shrunk:
         not_compared: the reason why they could not, or "".
     """
 
-    model: ModelProto
     layers: tuple[ShrunkLayer, ...]
     kept: Mapping[str, int]
     parameters: tuple[int, int]
     difference: float | None
     not_compared: str = ""
+    _small: Model = attrs.field(repr=False, alias="small")
+
+    def export(self, path: str | os.PathLike[str] | None = None) -> ModelProto:
+        """The smaller model; with a path, the file is written, too.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        return self._small.export({}, path)
 
 
 def shrink(
@@ -103,48 +114,42 @@ def shrink(
     """
     source = as_model(model, False, plugins)
     editor = Editor(source, 0, source.label)
-    before = _channels(editor)
+    before = {layer.node.output[0]: layer for layer in editor.channels.layers}
     editor.remove_channels()
-    after = _channels(editor)
+    channels = editor.channels
+    after = {layer.node.output[0]: len(layer.channels.ids) for layer in channels.layers}
     small = editor.result()
     old, new = source.export({}), small.export({})
     difference, reason = _compare(source, old, new, inputs)
     if difference is not None and difference > (_CLOSE_HALF if source.half else _CLOSE):
         raise ModelError(
             f"{source.label} without the channels that seem superfluous has outputs that differ by "
-            f"{difference:.3g} of the largest one, so nothing was written. This is a defect of ortflex; "
-            "please report it with the file"
+            f"{difference:.3g} of the largest one, so nothing was written. {_DEFECT}"
         )
-    layers = [
-        ShrunkLayer(module=m, operator=operator, before=count, after=after.get(m, (0, ""))[0])
-        for m, (count, operator) in before.items()
-    ]
-    if path is not None:
-        new = small.export({}, path)
-    return Shrunk(
-        model=new,
-        layers=tuple(layers),
-        kept=_kept(editor),
+    found = Shrunk(
+        layers=tuple(
+            ShrunkLayer(
+                module=module_of(layer.node, layer.node.input[1]),
+                operator=layer.node.op_type,
+                before=len(layer.channels.ids),
+                after=after[output],
+            )
+            for output, layer in before.items()
+            if output in after
+        ),
+        kept=_kept(channels),
         parameters=(_parameters(old), _parameters(new)),
         difference=difference,
         not_compared=reason,
+        small=small,
     )
+    if path is not None:
+        found.export(path)
+    return found
 
 
-def _channels(editor: Editor) -> dict[str, tuple[int, str]]:
-    """The number of channels that each product makes, and its operator, by its module."""
-    out: dict[str, tuple[int, str]] = {}
-    for layer in editor.channels.layers:
-        name = module_of(layer.node, layer.node.input[1])
-        while name in out:
-            name += "'"
-        out[name] = len(layer.channels.ids), layer.node.op_type
-    return out
-
-
-def _kept(editor: Editor) -> dict[str, int]:
+def _kept(channels: Channels) -> dict[str, int]:
     """The reasons why channels stay whose rows are zero."""
-    channels = editor.channels
     classes = find_classes(channels)
     reasons: Counter[str] = Counter()
     for layer in channels.layers:
@@ -159,20 +164,22 @@ def _kept(editor: Editor) -> dict[str, int]:
 def _compare(
     model: Model, old: ModelProto, new: ModelProto, inputs: Mapping[str, Array] | None
 ) -> tuple[float | None, str]:
-    feeds = _drawn(model.inputs) if inputs is None else dict(inputs)
-    runs = []
-    for proto in (old, new):
-        try:
-            runs.append(cpu_session(proto).run(None, feeds))
-        except Exception as error:  # the runtime has errors of its own
-            if runs:
-                raise ModelError(
-                    f"{model.label} cannot be run without the channels that seem superfluous: {error}. "
-                    "Nothing was written. This is a defect of ortflex; please report it with the file"
-                ) from error
-            return None, f"the model cannot be run with these inputs: {short_repr(str(error))}"
+    try:
+        before = equivalence.Runner(old, {})
+        feeds = equivalence.fitting_inputs(before, _ROWS)[0] if inputs is None else dict(inputs)
+        expected = before(feeds)
+    except GraphError as error:
+        return None, f"the model cannot be run with these inputs: {error}"
+    try:
+        found = equivalence.Runner(new, {})(feeds)
+    except GraphError as error:
+        raise ModelError(
+            f"{model.label} cannot be run without the channels that seem superfluous: {error}. "
+            f"Nothing was written. {_DEFECT}"
+        ) from error
     worst = 0.0
-    for one, other in zip(*runs, strict=True):
+    for name, one in expected.items():
+        other = found[name]
         if not isinstance(one, np.ndarray) or one.dtype.kind not in "fiu":
             continue
         if one.shape != other.shape:
@@ -185,25 +192,6 @@ def _compare(
             largest = np.abs(wide[finite]).max() or 1.0
             worst = max(worst, float(np.abs(wide - other)[finite].max() / largest))
     return worst, ""
-
-
-def _drawn(inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:
-    """Some rows for the inputs of a model."""
-    rng = np.random.default_rng(0)
-    out = {}
-    for spec in inputs:
-        shape = [
-            size if isinstance(size, int) else _ROWS if axis == 0 else _OTHER
-            for axis, size in enumerate(spec.shape or ())
-        ]
-        dtype = helper.tensor_dtype_to_np_dtype(spec.dtype or TensorProto.FLOAT)
-        if spec.dtype == TensorProto.STRING:
-            out[spec.name] = np.full(shape, "a", object)
-        elif dtype.kind == "f":
-            out[spec.name] = rng.standard_normal(shape).astype(dtype)
-        else:
-            out[spec.name] = rng.integers(0, 2, shape).astype(dtype)
-    return out
 
 
 def _parameters(model: ModelProto) -> int:

@@ -54,7 +54,7 @@ def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> N
         _explain(found)
         click.echo("no channel can be removed without a change of the outputs; nothing was written")
         return
-    found = make_smaller(model, path, inputs=rows, plugins=plugins)
+    found.export(path)
     _show(found)
     _explain(found)
     click.echo(f"wrote {path}")

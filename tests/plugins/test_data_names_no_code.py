@@ -103,7 +103,7 @@ READS_NO_NAMES = {
     ),
     "a file is written": (
         *("Adapter.write(path)", "History.to_csv(path)"),
-        *("BaseOnnxClass.save_onnx_graph(folder)", "Model.export(path)"),
+        *("BaseOnnxClass.save_onnx_graph(folder)", "Model.export(path)", "Shrunk.export(path)"),
         *("FolderLock.acquire(folder)", "FolderLock.holder(folder)"),
         *("OrtEstimator.to_onnx(path)", "Picture.save(path)"),
         "OrtGradientForwardBackwardFunction.save_onnx_graph(folder)",

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from ortflex_core import Model, OrtflexError, Trainer, shrink
 from ortflex_core.compiler.model.editor import Editor
@@ -203,8 +202,8 @@ def test_outputs_stay_and_half_of_the_channels_go(name: str) -> None:
             rows[::2] = 0
     before = exported(network, x)
     small = shrink(before)
-    np.testing.assert_allclose(outputs(small.model, x), outputs(before, x), rtol=1e-4, atol=1e-5)
-    old, new = widths(before), widths(small.model)
+    np.testing.assert_allclose(outputs(small.export(), x), outputs(before, x), rtol=1e-4, atol=1e-5)
+    old, new = widths(before), widths(small.export())
     assert set(new) == set(old)  # the names of weights stay
     assert sum(new.values()) < (0.8 if name == "tokens" else 0.75) * sum(old.values())
     assert small.parameters[1] < small.parameters[0]
@@ -229,7 +228,7 @@ def test_outputs_stay_for_drawn_zeros(name: str, seed: int) -> None:
                 module.bias[rng.random(len(module.bias)) < 0.5] = 0
     before = exported(network, x)
     small = shrink(before)
-    np.testing.assert_allclose(outputs(small.model, x), outputs(before, x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(outputs(small.export(), x), outputs(before, x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -279,7 +278,7 @@ def test_channels_before_a_padded_convolution_are_merged_into_one() -> None:
     before = exported(network, x)
     small = shrink(before)
     assert [(layer.before, layer.after) for layer in small.layers] == [(8, 4), (4, 4), (2, 2)]
-    np.testing.assert_allclose(outputs(small.model, x), outputs(before, x), atol=1e-5)
+    np.testing.assert_allclose(outputs(small.export(), x), outputs(before, x), atol=1e-5)
 
 
 ACROSS: dict[str, Any] = {
@@ -314,58 +313,6 @@ def test_nodes_that_compute_across_channels_keep_them(name: str) -> None:
     assert small.parameters[0] == small.parameters[1]
     assert sum(small.kept.values()) == 4
     assert all(len(reason) > 10 for reason in small.kept)
-
-
-def test_weights_that_two_products_share_are_not_cut() -> None:
-    w = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
-    w[:, :3] = 0
-    before = models.model(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["a"]),
-            helper.make_node("Relu", ["a"], ["r"]),
-            helper.make_node("MatMul", ["r", "w"], ["y"]),
-        ],
-        [models.floats("x", "N", 6)],
-        [models.floats("y", "N", 6)],
-        {"w": w},
-    )
-    assert widths(shrink(before).model) == {"w": 36}
-
-
-@pytest.mark.parametrize("opset", [11, 13, 18])
-def test_sizes_of_a_split_follow(opset: int) -> None:
-    """The sizes are an attribute, an input, or equal parts."""
-    rng = np.random.default_rng(0)
-    w = rng.standard_normal((6, 8)).astype(np.float32)
-    w[:, [0, 1, 7]] = 0
-    made = {
-        11: helper.make_node("Split", ["h"], ["p", "q"], axis=1, split=[5, 3]),
-        13: helper.make_node("Split", ["h", "sizes"], ["p", "q"], axis=1),
-        18: helper.make_node("Split", ["h"], ["p", "q"], axis=1, num_outputs=2),
-    }[opset]
-    first = 4 if opset == 18 else 5
-    before = models.model(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["h"]),
-            made,
-            helper.make_node("MatMul", ["p", "u"], ["a"]),
-            helper.make_node("MatMul", ["q", "v"], ["b"]),
-            helper.make_node("Add", ["a", "b"], ["y"]),
-        ],
-        [models.floats("x", "N", 6)],
-        [models.floats("y", "N", 2)],
-        {
-            "w": w,
-            "u": rng.standard_normal((first, 2)).astype(np.float32),
-            "v": rng.standard_normal((8 - first, 2)).astype(np.float32),
-            **({"sizes": np.array([5, 3])} if opset == 13 else {}),
-        },
-        opset=opset,
-    )
-    x = torch.randn(3, 6)
-    small = shrink(before)
-    assert widths(small.model) == {"w": 30, "u": 2 * (first - 2), "v": 2 * (7 - first)}
-    np.testing.assert_allclose(outputs(small.model, x), outputs(before, x), atol=1e-5)
 
 
 def test_a_small_model_trains_and_exports() -> None:

@@ -20,63 +20,20 @@ from typing import Any
 
 import attrs
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph.nodes import reads
+from ortflex_core.compiler.graph.protos import node_label
 from ortflex_core.compiler.model.class_axes import settings
 from ortflex_core.kernel.types import Array, Shape
 
 _ELEMENTWISE = frozenset(
     (
-        *(
-            "Abs",
-            "Add",
-            "Cast",
-            "Celu",
-            "Clip",
-            "Cos",
-            "Div",
-            "Elu",
-            "Erf",
-            "Exp",
-            "FastGelu",
-            "Gelu",
-        ),
-        *(
-            "HardSigmoid",
-            "HardSwish",
-            "Identity",
-            "LeakyRelu",
-            "Log",
-            "Max",
-            "Mean",
-            "Min",
-            "Mish",
-            "Mul",
-        ),
-        *(
-            "Neg",
-            "PRelu",
-            "Pow",
-            "QuickGelu",
-            "Reciprocal",
-            "Relu",
-            "Selu",
-            "Sigmoid",
-            "Sign",
-            "Sin",
-        ),
-        *(
-            "Softplus",
-            "Softsign",
-            "Sqrt",
-            "Sub",
-            "Sum",
-            "Swish",
-            "Tanh",
-            "ThresholdedRelu",
-            "Where",
-        ),
+        *("Abs", "Add", "Cast", "Celu", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "FastGelu"),
+        *("Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "Max", "Mean"),
+        *("Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "QuickGelu", "Reciprocal", "Relu", "Selu"),
+        *("Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Swish", "Tanh"),
+        *("ThresholdedRelu", "Where"),
     )
 )
 _SIZES = frozenset(
@@ -88,10 +45,7 @@ _SIZES = frozenset(
 """Operators that compute sizes from sizes."""
 _SIZED = {"Reshape": 1, "Resize": 3, "Slice": 1, "Split": 1}
 """Operators whose inputs from this one on are sizes that their rules know."""
-_POOLS = frozenset(["AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"])
-_REDUCTIONS = frozenset(
-    ["ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"]
-)
+_PRODUCTS = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose"))
 
 
 @attrs.frozen(eq=False)
@@ -196,6 +150,7 @@ class Channels:
         self.uses: list[Use] = []
         self.slices: list[Slice] = []
         self.counts: list[Counts] = []
+        self._dtype = np.dtype(np.float32)  # in which values are computed
         self._parents: list[int] = []
         self._fixed: dict[int, str] = {}
         self._shapes: dict[str, Axis] = {}
@@ -252,7 +207,7 @@ class Channels:
 
     def _fix_all(self, node: NodeProto, why: str = "") -> None:
         for name in reads(node):
-            self._fix(name, why or f"{_named(node)} computes across its channels")
+            self._fix(name, why or f"{node_label(node)} computes across its channels")
 
     # ------------------------------------------------------------------ numbers of channels
 
@@ -275,10 +230,13 @@ class Channels:
             for name in node.output:
                 self._numbers[name] = counted
             return
-        known = _SIZED.get(kind)
-        if known is None or any(name in self._numbers for name in node.input[:known]):
-            for ids in counted:
-                self._fix_ids(ids, f"{_named(node)} computes with its number of channels")
+        own, first = self.of.get(names[0]), _SIZED.get(kind, len(node.input))
+        changed = set() if own is None else set(self.roots(own.ids))
+        elsewhere = any(name in self._numbers for name in node.input[:first])
+        for ids in counted:
+            # The rule of a node changes the sizes of its own data.
+            if elsewhere or not changed.issuperset(self.roots(ids)):
+                self._fix_ids(ids, f"{node_label(node)} computes with its number of channels")
 
     def _picks_others(self, node: NodeProto) -> bool:
         """Whether a node takes other sizes of a shape than the number of channels."""
@@ -303,21 +261,16 @@ class Channels:
         kind = node.op_type
         if kind in _ELEMENTWISE:
             return self._elementwise(node)
-        if kind in ("MatMul", "Gemm", "Conv", "ConvTranspose"):
+        if kind in _PRODUCTS:
             return self._product(node)
-        channels = self.of.get(node.input[0]) if node.input else None
         if kind == "Concat":
             return self._concat(node)
-        rule = getattr(self, f"_{kind.lower()}", None)
-        if kind in _POOLS:
-            rule = self._pool
-        elif kind in _REDUCTIONS:
-            rule = self._reduce
         if kind == "Shape":
             return None
+        channels, rule = self.of.get(node.input[0]) if node.input else None, _RULES.get(kind)
         if channels is None or rule is None or any(self.of.get(i) for i in reads(node)[1:]):
             return self._fix_all(node)
-        made = rule(node, channels)
+        made = rule(self, node, channels)
         if made is None:
             return self._fix_all(node)
         for name, axis in zip(
@@ -341,6 +294,8 @@ class Channels:
             or (node.op_type == "ConvTranspose" and groups > 1)
         ):
             return self._fix_all(node)
+        if weight.dtype.kind == "f":
+            self._dtype = np.result_type(self._dtype, weight.dtype)
         # Outputs and inputs are these dimensions of the weight.
         turned = node.op_type == "Conv" or bool(given.get("transB", 0))
         rows, across = (0, 1) if turned else (1, 0)
@@ -350,7 +305,7 @@ class Channels:
             or len(channels.ids) != weight.shape[across] * groups
             or self._is_shared(node.input[1])
         ):
-            self._fix_all(node, f"{_named(node)} reads it in a way that is not known")
+            self._fix_all(node, f"{node_label(node)} reads it in a way that is not known")
             channels = None
         output_rank = len(self._shape(node.output[0]) or ())
         if not output_rank or self._is_shared(node.input[1]):
@@ -394,12 +349,12 @@ class Channels:
             return made
         bias = self._constant(node.input[2])
         if bias is None or (bias.size != 1 and bias.shape[-1] != len(made.ids)):
-            self._fix_ids(made.ids, f"the bias of {_named(node)} is computed")
+            self._fix_ids(made.ids, f"the bias of {node_label(node)} is computed")
             return Axis(made.axis, made.ids, np.full(len(made.ids), np.nan))
         if bias.size == len(made.ids) and bias.shape[-1] > 1:
             self.slices.append(Slice(node, 2, bias.ndim - 1, made.ids))
         elif bias.size > 1:  # [rows, outputs]
-            self._fix_ids(made.ids, f"the bias of {_named(node)} has rows")
+            self._fix_ids(made.ids, f"the bias of {node_label(node)} has rows")
         factor = float(settings(node).get("beta", 1.0))
         added = np.broadcast_to(bias.reshape(-1).astype(np.float64), made.ids.shape)
         return Axis(made.axis, made.ids, made.values + factor * added)
@@ -439,14 +394,14 @@ class Channels:
             return self._fix_all(node)
         place = places.pop()
         for axis in [a for a in known.values() if len(a.ids) < count]:
-            self._fix_ids(axis.ids, f"{_named(node)} repeats its only channel")
+            self._fix_ids(axis.ids, f"{node_label(node)} repeats its only channel")
         full = [axis for axis in known.values() if len(axis.ids) == count]
         ids = full[0].ids
         for axis in full[1:]:
             self._unite(ids, axis.ids)
         for position, name in enumerate(node.input):
             if name and name not in known and not self._follows(node, position, rank, place, ids):
-                return self._fix_all(node, f"{_named(node)} combines it with {name!r}")
+                return self._fix_all(node, f"{node_label(node)} combines it with {name!r}")
         self.of[node.output[0]] = Axis(place, ids, self._computed(node, known, rank, place, count))
         return None
 
@@ -483,7 +438,7 @@ class Channels:
                 own = len(self._shape(name) or ())
                 shape = [1] * own
                 shape[axis.axis] = len(axis.ids)
-                arrays.append(np.nan_to_num(axis.values).astype(np.float32).reshape(shape))
+                arrays.append(np.nan_to_num(axis.values).reshape(shape))
                 continue
             value = self._constant(name) if name else np.zeros(0, np.float32)
             if value is None:
@@ -494,6 +449,8 @@ class Channels:
             along = place - (rank - value.ndim)
             if node.op_type == "Mul" and along >= 0 and value.shape[along] == count:
                 zero |= ~np.moveaxis(value, along, 0).reshape(count, -1).any(axis=1)
+        # The inputs of a node have one type; constants of the file may be float16.
+        arrays = [a.astype(self._dtype) if a.dtype.kind == "f" else a for a in arrays]
         out = unknown
         if valued.any() and (result := self._run(node, arrays)) is not None:
             wide = np.moveaxis(np.asarray(result, np.float64), place - rank, 0).reshape(count, -1)
@@ -503,7 +460,7 @@ class Channels:
 
     # Rules of nodes with one tensor that has channels: the channels of the outputs, None to fix them.
 
-    def _batchnormalization(self, node: NodeProto, channels: Axis) -> Axis | None:
+    def _batch_normalization(self, node: NodeProto, channels: Axis) -> Axis | None:
         if settings(node).get("training_mode", 0) or channels.axis != 1:
             return None
         constants = [self._constant(name) for name in node.input[1:5]]
@@ -516,7 +473,7 @@ class Channels:
         normal = (channels.values - mean) / np.sqrt(variance + epsilon)
         return Axis(1, channels.ids, np.where(scale == 0, bias, scale * normal + bias))
 
-    def _instancenormalization(self, node: NodeProto, channels: Axis) -> Axis | None:
+    def _instance_normalization(self, node: NodeProto, channels: Axis) -> Axis | None:
         constants = [self._constant(name) for name in node.input[1:3]]
         if channels.axis != 1 or any(c is None or c.shape != channels.ids.shape for c in constants):
             return None
@@ -534,7 +491,7 @@ class Channels:
         return channels
 
     def _pool(self, node: NodeProto, channels: Axis) -> Axis | None:
-        if channels.axis != 1:
+        if channels.axis != 1 or any(node.output[1:]):  # places, which count channels
             return None
         exact = node.op_type != "AveragePool" or not pads(node)
         return channels if exact else _only_zeros(channels)
@@ -612,9 +569,10 @@ class Channels:
         if numbers is None or len(numbers) != len(after):
             return None
         ids = np.repeat(channels.ids, times)
-        literal = {axis: ids} if numbers[axis] > 0 else {}
-        if literal:
-            self.counts.append(Counts(node, 1, np.asarray(numbers, np.int64), literal))
+        if numbers[axis] == 0 and axis != channels.axis:  # the size of another dimension
+            return None
+        if numbers[axis] > 0:
+            self.counts.append(Counts(node, 1, np.asarray(numbers, np.int64), {axis: ids}))
         return Axis(axis, ids, np.repeat(channels.values, times))
 
     def _concat(self, node: NodeProto) -> None:
@@ -623,7 +581,7 @@ class Channels:
         if not any(known):
             return None
         if not all(shapes):
-            return self._fix_all(node, f"a shape at {_named(node)} is not known")
+            return self._fix_all(node, f"a shape at {node_label(node)} is not known")
         axis = int(settings(node)["axis"]) % len(shapes[0] or ())
         if all(k is None or k.axis == axis for k in known):
             parts = []
@@ -631,10 +589,10 @@ class Channels:
                 size = (shape or ())[axis]
                 if channels is None:
                     if not isinstance(size, int):
-                        return self._fix_all(node, f"a shape at {_named(node)} is not known")
+                        return self._fix_all(node, f"a shape at {node_label(node)} is not known")
                     channels = Axis(axis, self._new(size), np.full(size, np.nan))
                     self._fix_ids(
-                        channels.ids, f"{_named(node)} joins it with channels of no product"
+                        channels.ids, f"{node_label(node)} joins it with channels of no product"
                     )
                 parts.append(channels)
             self.of[node.output[0]] = Axis(
@@ -743,8 +701,27 @@ class Channels:
         return channels if exact and not cropped else _only_zeros(channels)
 
 
-def _named(node: NodeProto) -> str:
-    return f"{node.op_type} {node.name or node.output[0]!r}"
+_RULES: Mapping[str, Callable[[Channels, NodeProto, Axis], Axis | list[Axis] | None]] = {
+    "AveragePool": Channels._pool,
+    "BatchNormalization": Channels._batch_normalization,
+    "Dropout": Channels._dropout,
+    "Flatten": Channels._flatten,
+    "Gather": Channels._gather,
+    "GlobalAveragePool": Channels._pool,
+    "GlobalMaxPool": Channels._pool,
+    "InstanceNormalization": Channels._instance_normalization,
+    "MaxPool": Channels._pool,
+    "Pad": Channels._pad,
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSum"), Channels._reduce),
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin"), Channels._reduce),
+    "Reshape": Channels._reshape,
+    "Resize": Channels._resize,
+    "Slice": Channels._slice,
+    "Split": Channels._split,
+    "Squeeze": Channels._squeeze,
+    "Transpose": Channels._transpose,
+    "Unsqueeze": Channels._unsqueeze,
+}
 
 
 def _only_zeros(channels: Axis) -> Axis:
@@ -790,12 +767,6 @@ def _as_numbers(before: Sequence[Any], after: Sequence[Any]) -> Array | None:
         else:
             out.append(-1)
     return np.array(out, np.int64) if out.count(-1) < 2 else None
-
-
-def constant_of(node: NodeProto) -> Array:
-    """The value of a Constant node."""
-    value = next(iter(settings(node).values()))
-    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
 
 
 def single_node(node: NodeProto, arrays: Sequence[Array], like: ModelProto) -> ModelProto:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from ortflex_core.compiler.graph.control_flow import constant_of
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model import class_axes, heads, shape_probe
 from ortflex_core.compiler.model.channel_removal import find_removal
-from ortflex_core.compiler.model.channels import Channels, constant_of, single_node
+from ortflex_core.compiler.model.channels import Channels, single_node
 from ortflex_core.compiler.model.class_axes import element_type, settings
 from ortflex_core.compiler.model.heads import Head, Layer
 from ortflex_core.compiler.model.model import Model
@@ -679,6 +680,7 @@ class _Constants:
         self._tensors = {t.name: t for t in graph.initializer}
         self._producers = {o: n for n in graph.node for o in n.output if o}
         self._readers = Counter(name for node in graph.node for name in reads(node))
+        self._readers.update(output.name for output in graph.output)
         self._known: dict[str, Array | None] = {}
 
     def value(self, name: str) -> Array | None:
