@@ -124,26 +124,32 @@ def table(lines: list[Line]) -> str:
         losses = losses_of(lines_of(lines, name, "W4A8", 60))
         out.append(_row(name, *(_mean(losses[:, k]) for k in (0, 1, 3)), share(losses)))
     columns = ("network", "seeds", "20 epochs", "accuracy, %", "size / float")
-    out += ["", 'With "recovered" after 20 epochs; accuracy: float → calibrated → trained.', ""]
+    files = "the float file, the calibrated file and the trained file"
+    out += [
+        "",
+        f'The column "20 epochs" is "recovered" with 20 epochs; accuracies are of {files}:',
+        "",
+    ]
     out += _head(*columns)
     for name in names:
         own, short = (lines_of(lines, name, "W4A8", epochs) for epochs in (60, 20))
         found = share(losses_of(short)), _accuracy(own, 0, 1, 3), _size(own, 2)
         out.append(_row(name, len(own), *found))
-    out += ["", "8 bits, not trained:", ""]
+    out += ["", "Weights and activations of 8 bits (W8A8), without training:", ""]
     out += _head("network", "seeds", "float", "calibrated", "`quantize_static`")
     names = [n for n in NETWORKS if lines_of(lines, n, "W8A8", 0)]
     for name in names:
         own = lines_of(lines, name, "W8A8", 0)
         found = tuple(_mean(losses_of(own)[:, k]) for k in (0, 1, 2))
         out.append(_row(name, len(own), *found))
-    out += ["", "The same; accuracy: float → calibrated → `quantize_static`.", ""]
+    files = "the float file, the calibrated file and the file of `quantize_static`"
+    out += ["", f"Accuracies and sizes of the same files; the accuracies are those of {files}:", ""]
     out += _head("network", "accuracy, %", "size / float", "`quantize_static`: size")
     for name in names:
         own = lines_of(lines, name, "W8A8", 0)
         out.append(_row(name, _accuracy(own, 0, 1, 2), _size(own, 2), _size(own, 1)))
-    out += ["", "4 bits, trained by torchao; accuracy: ours → torchao.", ""]
-    out += _head("network", "seeds", "ours", "torchao", "accuracy, %")
+    out += ["", "W4A8, trained by ortflex and by torchao:", ""]
+    out += _head("network", "seeds", "ortflex", "torchao", "accuracy, %")
     for name in (n for n in NETWORKS if lines_of(lines, n, PEER, 60)):
         theirs = lines_of(lines, name, PEER, 60)
         seeds = {r["seed"] for r in theirs}
