@@ -8,7 +8,7 @@ change from one run to the next without a new graph: while a formula is traced i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from typing import Any, ClassVar, Literal
@@ -104,6 +104,20 @@ def number(
     ValueError: Momentum.beta must be a number >= 0 and < 1, got 2.0
     """
     return Bounds(gt=gt, ge=ge, lt=lt, le=le)
+
+
+def as_names(value: Any) -> Any:
+    """Converter: one name or a list of names, as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
+
+
+def only_names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validator: a tuple of names that are not empty."""
+    if not isinstance(value, tuple) or not all(isinstance(name, str) and name for name in value):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise TypeError(f"{where} must be a list of names, got {short_repr(value)}")
 
 
 def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:

@@ -247,7 +247,7 @@ def train(
         standing.fits += 1
     standing.training = training
     internals.loop = loop
-    live.in_training = True
+    live.in_training, live.pruning = True, None
     try:
         loop.run()
         if peers is not None:
@@ -404,8 +404,9 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     rate = checked_rate(live.bound(settings.schedule), settings.learning_rate, now)
     engine = internals.engine
     if internals.setup.problem.updating.prunings:
-        pruning = PruningSteps(engine, internals.setup.problem, now.step, now.total_steps)
-        engine = cast("Engine", pruning)
+        if live.pruning is None or not live.pruning.continues(engine, now.step):
+            live.pruning = PruningSteps(engine, internals.setup.problem, now.step, now.total_steps)
+        engine = cast("Engine", live.pruning)
     try:
         [(loss, penalty, *_)] = engine.run(batches, [rate]).read()
     except GraphError as error:

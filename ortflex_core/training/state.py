@@ -40,6 +40,7 @@ from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.engines import backend_choice, failures
 from ortflex_core.training.engines import scores as scoring
 from ortflex_core.training.engines.evaluator import Evaluator
+from ortflex_core.training.engines.pruning_steps import PruningSteps
 from ortflex_core.training.engines.scores import Scores
 from ortflex_core.training.engines.timing import Trial
 from ortflex_core.training.process_groups.peers import Peers
@@ -88,6 +89,9 @@ class Live:
         self.model, self.device = setup.model, setup.device
         self.engine: Engine | None = None
         self.in_training = False  # a loop holds the engine
+        self.pruning: PruningSteps | None = (
+            None  # of single steps, while nothing else moves the weights
+        )
         self.backend: str | None = None
         self.standing = Standing()
         self.evaluator = Evaluator(self.problem, self.device)
@@ -380,6 +384,7 @@ class Live:
 
     def _load(self, problem: Problem, state: Mapping[str, Array], engine: Engine) -> None:
         """Write weights, the optimizer's state and statistics into a new engine."""
+        self.pruning = None
         engine.load({n: state[n] for n in problem.parameters})
         taken = {"step", *problem.slot_ports}
         if self.standing.slots:
@@ -674,6 +679,7 @@ class Live:
             self.forget()
             self._weights |= clean
             return
+        self.pruning = None
         self.engine.load({n: a for n, a in clean.items() if n in trained})
 
 

@@ -263,9 +263,10 @@ class Trainer(SharesModels):
         """The folder for callbacks: the run folder of ``ortflex train``, otherwise the current folder."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = hasattr(type(self), name) and not hasattr(Arguments, name)
-        if not name.startswith("_") and not own:
-            check_attribute(name, value)
+        if not name.startswith("_"):
+            own = hasattr(type(self), name) and not hasattr(Arguments, name)
+            if not own:
+                check_attribute(name, value)
         super().__setattr__(name, value)
 
     def _made(self, arguments: dict[str, Any], setup: Setup, hooks: HookManager) -> Internals:

@@ -120,7 +120,7 @@ def test_mistakes_are_named() -> None:
     good = np.ones((2, 6), np.float32)
     with pytest.raises(DataError, match=r"'X' expects X: float32\[N, 6\], got float64\[2, 6\]"):
         f.forward(np.ones((2, 6)))
-    with pytest.raises(DataError, match=r"inputs has 'x'.*Known: X"):
+    with pytest.raises(DataError, match=r"inputs has 'x'; .*Known: X"):
         f.forward({"x": good})
     with pytest.raises(DataError, match="unknown parameter 'W4'"):
         f.forward(good, {"W4": good})

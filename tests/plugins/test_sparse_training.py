@@ -20,22 +20,8 @@ from ortflex_core import Unsupported, hook, internals_of, open_step, run_ranks
 from ortflex_plugins.constraints.sparsity import Sparsity
 from tests import models
 from tests.end_to_end.portable_cases import batches, compare_steps, fused
-from tests.training import every_backend, make, plugins, regression
-
-DRAW = np.random.default_rng(8)
-X, Y = regression(rows=48, features=6)
-CONV = (4, 3, 3, 3)
-
-
-def trainer(model: Any = None, constraint: Any = None, **given: Any) -> Trainer:
-    options = {"epochs": 4, "batch_size": 8, "backend": "fused", "learning_rate": 0.05} | given
-    constraint = {"name": "sparsity", "share": 0.75} if constraint is None else constraint
-    return make(models.mlp() if model is None else model, constraint=constraint, **options)
-
-
-def zeros(state: Any, names: tuple[str, ...] = ("W1", "W2", "W3")) -> dict[str, Any]:
-    return {n: np.asarray(state[n] == 0) for n in names}
-
+from tests.plugins.sparse import DRAW, X, Y, trainer, zeros
+from tests.training import every_backend, make, plugins
 
 # They stay ---------------------------------------------------------------------------------------
 
@@ -468,3 +454,33 @@ def of_convolutions(seed: int) -> tuple[float, float]:
     assert history["sparsity"][-1] == pytest.approx(0.8, abs=0.002)
     accuracy = np.mean(sparse.predict(held).argmax(1) == classes)
     return float(best), float(accuracy)
+
+
+def test_single_steps_give_zeros_again_after_weights_are_replaced() -> None:
+    """Class: a call between two steps moves weights, and the next one trains elements that should be 0."""
+    changing = {"name": "sparsity", "share": 0.5, "begin": 1, "end": 4, "every": 1}
+    made, twin = trainer(constraint=changing), trainer(constraint=changing)
+    dense = {n: np.ones_like(a) for n, a in made.get_state().items()}
+
+    def both(call: Any) -> None:
+        for one in (made, twin):
+            call(one)
+        internals_of(twin).live.pruning = None  # its next step gives all zeros again
+
+    def step() -> None:
+        both(lambda one: one.step((X, Y)))
+        for name, weight in made.get_state().items():
+            np.testing.assert_array_equal(weight, twin.get_state()[name], err_msg=name)
+
+    for _ in range(6):
+        step()
+    assert all(0.4 < mask.mean() < 0.6 for mask in zeros(made.get_state()).values())
+    for call in (
+        lambda one: one.set_state(dense),
+        lambda one: one.fit(X, Y),
+        lambda one: one.step((X[:7], Y[:7])),
+        lambda one: one.find_rate(X, Y),
+    ):
+        both(call)
+        step()
+        assert all(mask.mean() > 0.4 for mask in zeros(made.get_state()).values())

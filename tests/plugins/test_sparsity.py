@@ -13,26 +13,11 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ortflex import Trainer
 from ortflex_core import ConfigError, OrtflexError, hook, shrink
 from ortflex_plugins.constraints.sparsity import Sparsity
 from tests import models
-from tests.training import make, plugins, regression
-
-DRAW = np.random.default_rng(8)
-X, Y = regression(rows=48, features=6)
-CONV = (4, 3, 3, 3)
-
-
-def trainer(model: Any = None, constraint: Any = None, **given: Any) -> Trainer:
-    options = {"epochs": 4, "batch_size": 8, "backend": "fused", "learning_rate": 0.05} | given
-    constraint = {"name": "sparsity", "share": 0.75} if constraint is None else constraint
-    return make(models.mlp() if model is None else model, constraint=constraint, **options)
-
-
-def zeros(state: Any, names: tuple[str, ...] = ("W1", "W2", "W3")) -> dict[str, Any]:
-    return {n: np.asarray(state[n] == 0) for n in names}
-
+from tests.plugins.sparse import CONV, DRAW, X, Y, trainer
+from tests.training import plugins
 
 # Which -------------------------------------------------------------------------------------------
 

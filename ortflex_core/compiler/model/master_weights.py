@@ -34,22 +34,17 @@ _INTEGERS: Mapping[int, tuple[int, int]] = {
     TensorProto.INT16: (-(2**15), 2**15 - 1),
     TensorProto.UINT16: (0, 2**16 - 1),
     TensorProto.INT32: (-(2**31), 2**31 - 1),
-} | {
-    TensorProto.DataType.Value(name): bounds  # which older versions of onnx do not have
-    for name, bounds in (
-        *(("INT4", (-8, 7)), ("UINT4", (0, 15))),
-        *(("INT2", (-2, 1)), ("UINT2", (0, 3))),
-    )
-    if name in TensorProto.DataType.keys()  # noqa: SIM118 - the wrapper of an enum, not a dict
+    TensorProto.INT4: (-8, 7),
+    TensorProto.UINT4: (0, 15),
+    TensorProto.INT2: (-2, 1),
+    TensorProto.UINT2: (0, 3),
 }
 """The ranges of the integers that a DequantizeLinear can read."""
 _FLOATS8: Mapping[int, float] = {
-    TensorProto.DataType.Value(name): largest
-    for name, largest in (
-        *(("FLOAT8E4M3FN", 448.0), ("FLOAT8E4M3FNUZ", 240.0)),
-        *(("FLOAT8E5M2", 57344.0), ("FLOAT8E5M2FNUZ", 57344.0)),
-    )
-    if name in TensorProto.DataType.keys()  # noqa: SIM118
+    TensorProto.FLOAT8E4M3FN: 448.0,
+    TensorProto.FLOAT8E4M3FNUZ: 240.0,
+    TensorProto.FLOAT8E5M2: 57344.0,
+    TensorProto.FLOAT8E5M2FNUZ: 57344.0,
 }
 """The largest of the floats of one byte that a DequantizeLinear can read."""
 _BYTES = {

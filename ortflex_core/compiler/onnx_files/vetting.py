@@ -29,11 +29,10 @@ MADE = 2**28
 TIMES = 1000
 
 _BITS: Mapping[int, int] = {
-    TensorProto.DataType.Value(name): bits
-    for name, bits in {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}.items()
-    if name in TensorProto.DataType.keys()  # noqa: SIM118 - an enumeration, no mapping
+    **dict.fromkeys((TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1), 4),
+    **dict.fromkeys((TensorProto.INT2, TensorProto.UINT2), 2),
 }
-"""Element types of less than a byte that the installed onnx has."""
+"""Element types of less than a byte."""
 _COPIED = 2**16
 _LARGE = 2**24
 VALUE_FIELDS = (

@@ -56,6 +56,10 @@ class PruningSteps:
         # The engine has everything but the moments of changes.
         return getattr(self._engine, name)
 
+    def continues(self, engine: Engine, step: int) -> bool:
+        """Whether this object has made the steps of an engine up to this one."""
+        return self._engine is engine and self._step == step
+
     def enter(self, epoch: int) -> PruningSteps | None:
         """This object with the engine of an epoch, if that is another one."""
         engine = None if self._enter is None else self._enter(epoch)
