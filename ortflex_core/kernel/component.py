@@ -65,7 +65,15 @@ def is_number(value: Any) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Bounds:
-    """The validator that :func:`number` returns; its bounds can be read."""
+    """Validator: a finite real number inside the given bounds.
+
+    >>> @attrs.frozen(kw_only=True)
+    ... class Momentum:
+    ...     beta: float = attrs.field(default=0.9, validator=Bounds(ge=0, lt=1))
+    >>> Momentum(beta=2.0)
+    Traceback (most recent call last):
+    ValueError: Momentum.beta must be a number >= 0 and < 1, got 2.0
+    """
 
     gt: float | None = None
     ge: float | None = None
@@ -87,23 +95,8 @@ class Bounds:
             raise (ValueError if isinstance(value, int | float) else TypeError)(text)
 
 
-def number(
-    *,
-    gt: float | None = None,
-    ge: float | None = None,
-    lt: float | None = None,
-    le: float | None = None,
-) -> Bounds:
-    """Validator: a finite real number inside the given bounds.
-
-    >>> @attrs.frozen(kw_only=True)
-    ... class Momentum:
-    ...     beta: float = attrs.field(default=0.9, validator=number(ge=0, lt=1))
-    >>> Momentum(beta=2.0)
-    Traceback (most recent call last):
-    ValueError: Momentum.beta must be a number >= 0 and < 1, got 2.0
-    """
-    return Bounds(gt=gt, ge=ge, lt=lt, le=le)
+number = Bounds
+"""The name of the validator where fields are declared: ``validator=number(ge=0, lt=1)``."""
 
 
 def as_names(value: Any) -> Any:

@@ -454,33 +454,3 @@ def of_convolutions(seed: int) -> tuple[float, float]:
     assert history["sparsity"][-1] == pytest.approx(0.8, abs=0.002)
     accuracy = np.mean(sparse.predict(held).argmax(1) == classes)
     return float(best), float(accuracy)
-
-
-def test_single_steps_give_zeros_again_after_weights_are_replaced() -> None:
-    """Class: a call between two steps moves weights, and the next one trains elements that should be 0."""
-    changing = {"name": "sparsity", "share": 0.5, "begin": 1, "end": 4, "every": 1}
-    made, twin = trainer(constraint=changing), trainer(constraint=changing)
-    dense = {n: np.ones_like(a) for n, a in made.get_state().items()}
-
-    def both(call: Any) -> None:
-        for one in (made, twin):
-            call(one)
-        internals_of(twin).live.pruning = None  # its next step gives all zeros again
-
-    def step() -> None:
-        both(lambda one: one.step((X, Y)))
-        for name, weight in made.get_state().items():
-            np.testing.assert_array_equal(weight, twin.get_state()[name], err_msg=name)
-
-    for _ in range(6):
-        step()
-    assert all(0.4 < mask.mean() < 0.6 for mask in zeros(made.get_state()).values())
-    for call in (
-        lambda one: one.set_state(dense),
-        lambda one: one.fit(X, Y),
-        lambda one: one.step((X[:7], Y[:7])),
-        lambda one: one.find_rate(X, Y),
-    ):
-        both(call)
-        step()
-        assert all(mask.mean() > 0.4 for mask in zeros(made.get_state()).values())

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ortflex_core import ConfigError, OrtflexError, hook, shrink
+from ortflex_core import ConfigError, OrtflexError, hook, internals_of, shrink
 from ortflex_plugins.constraints.sparsity import Sparsity
 from tests import models
-from tests.plugins.sparse import CONV, DRAW, X, Y, trainer
+from tests.plugins.sparse import CONV, DRAW, X, Y, trainer, zeros
 from tests.training import plugins
 
 # Which -------------------------------------------------------------------------------------------
@@ -233,6 +233,36 @@ def test_an_unknown_length_is_an_error() -> None:
     made = trainer(epochs=2)
     made.fit(endless, steps_per_epoch=5)
     assert np.mean(made.get_state()["W1"] == 0) == 0.75
+
+
+def test_single_steps_give_zeros_again_after_weights_are_replaced() -> None:
+    """Class: a call between two steps moves weights, and the next one trains elements that should be 0."""
+    changing = {"name": "sparsity", "share": 0.5, "begin": 1, "end": 4, "every": 1}
+    made, twin = trainer(constraint=changing), trainer(constraint=changing)
+    dense = {n: np.ones_like(a) for n, a in made.get_state().items()}
+
+    def both(call: Any) -> None:
+        for one in (made, twin):
+            call(one)
+        internals_of(twin).live.pruning = None  # its next step gives all zeros again
+
+    def step() -> None:
+        both(lambda one: one.step((X, Y)))
+        for name, weight in made.get_state().items():
+            np.testing.assert_array_equal(weight, twin.get_state()[name], err_msg=name)
+
+    for _ in range(6):
+        step()
+    assert all(0.4 < mask.mean() < 0.6 for mask in zeros(made.get_state()).values())
+    for call in (
+        lambda one: one.set_state(dense),
+        lambda one: one.fit(X, Y),
+        lambda one: one.step((X[:7], Y[:7])),
+        lambda one: one.find_rate(X, Y),
+    ):
+        both(call)
+        step()
+        assert all(mask.mean() > 0.4 for mask in zeros(made.get_state()).values())
 
 
 def test_a_training_that_ends_before_the_last_change_says_so(
