@@ -84,10 +84,11 @@ class Hooks:
     def step_end(
         self, trainer: Trainer, progress: Progress, loss: float, penalty: float, rate: float
     ) -> Any:
-        """After every step; return True to stop. Its cost is paid at every step.
+        """After every step; return True to stop. The hook takes time in every step.
 
-        After a stop the epoch is incomplete: its line of the History has the validation results,
-        ``epoch_end`` is not called, and a checkpoint written here continues within the epoch.
+        After a stop, the epoch is incomplete: its line of the History has the validation results,
+        ``epoch_end`` is not called, and a run resumed from a checkpoint written here continues in the
+        middle of the epoch.
         """
 
     @_spec
@@ -99,9 +100,9 @@ class Hooks:
         penalties: Sequence[float],
         rates: Sequence[float],
     ) -> None:
-        """After every run of one or several steps, to observe: it cannot stop or change weights.
+        """After every group of steps, only for observation: it can neither stop nor change weights.
 
-        How many steps a run has depends on the backend, so ``trainer.set_state`` is refused here.
+        The backend decides how many steps run together, so ``trainer.set_state`` is refused here.
         """
 
     @_spec
@@ -114,31 +115,31 @@ class Hooks:
     def epoch_end(self, trainer: Trainer, progress: Progress, record: Mapping[str, float]) -> Any:
         """After an epoch and its validation, with its line of the History; return True to end.
 
-        From a checkpoint that is written here after a stop, training continues only with more epochs.
+        A checkpoint that is written here after a stop can only be continued with more epochs.
         """
 
     @_spec
     def settled(self, trainer: Trainer, progress: Progress) -> None:
-        """After every run of steps and every epoch, when the state is final: the moment to save.
+        """After every group of steps and every epoch, when the state is final and can be saved.
 
-        Within an epoch ``trainer.set_state`` is refused, as in ``steps_end``.
+        Within an epoch, ``trainer.set_state`` is refused, as in ``steps_end``.
         """
 
     @_spec
     def checkpoint_saving(self, trainer: Trainer, progress: Progress, saved: Saved) -> None:
-        """A checkpoint is written: ``saved.put("my_callback", {…})`` stores numbers, strings, arrays."""
+        """A checkpoint is written; ``saved.put("my_callback", {…})`` adds numbers, strings or arrays."""
 
     @_spec
     def checkpoint_loading(self, trainer: Trainer, saved: Saved) -> None:
-        """A checkpoint was read: ``saved.get("my_callback")`` has what was put there, or None."""
+        """A checkpoint was read; ``saved.get("my_callback")`` returns what was stored, or None."""
 
     @_spec
     def train_end(self, trainer: Trainer, progress: Progress) -> None:
-        """After the last step, also when the training was interrupted or failed."""
+        """After the last step, even if training was interrupted or failed."""
 
     @_spec
     def exception(self, trainer: Trainer, progress: Progress, error: BaseException) -> None:
-        """The training is about to raise ``error`` (Ctrl-C included)."""
+        """``fit`` is about to raise ``error``, which may be a KeyboardInterrupt."""
 
 
 class _WithHooks(abc.ABCMeta):
@@ -156,10 +157,10 @@ class _WithHooks(abc.ABCMeta):
 
 
 class Callback(metaclass=_WithHooks):
-    """An object that is called during training: some methods are decorated with :data:`hook`.
+    """An object whose methods are called during training if they are decorated with :data:`hook`.
 
-    Every class with such methods counts as a subclass. One that does not inherit from this class has the
-    values below, unless it defines its own.
+    Every class with such methods counts as a subclass. If it does not inherit from this class, its
+    attributes have the values below, unless it defines them.
 
     >>> class PrintLoss:
     ...     @hook
@@ -172,7 +173,7 @@ class Callback(metaclass=_WithHooks):
     __slots__ = ()
 
     every_rank: ClassVar[bool] = False
-    """Whether every process of a run calls it, not only rank 0: it changes weights or batches."""
+    """Whether every process of a run calls it, not only rank 0, because it changes weights or batches."""
     prints_epochs: ClassVar[bool] = False
     """Whether it prints a line per epoch, so that the Trainer does not."""
     stability: ClassVar[Literal["stable", "experimental"]] = "stable"

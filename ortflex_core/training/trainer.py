@@ -71,22 +71,22 @@ class Trainer(SharesModels):
     object (``Adam(beta1=0.8)``); the three forms are equivalent.
 
     Args:
-        model: a path, the file's bytes, or a ModelProto; the training starts with its weights.
+        model: a path, the file's bytes, or a ModelProto; training starts from its weights.
         loss: one loss to minimize, ``{tensor: loss}``, or a list of tables with the optional keys
             ``predicted``, ``expected``, ``weight`` and ``factor``; by default it is computed from
             the only float output.
         head: a new last layer for other classes: the number of classes, their labels, or a table
             with ``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a
-            tensor of features that gets a layer).
-        edits: one or several changes of the model before training, which the export has, too;
-            ``head`` comes after them.
-        quantize: rounds weights and activations to integers during the training, and exports
-            integers: the type of weights (``int8``, ``int4``, ``int2``), the name of a quantizer,
-            or a table with ``weights``, ``activations`` (``uint8``, ``int8``, ``none``) and its
-            other parameters, with the name ``mse`` by default; rows of ``fit``, or
-            ``Trainer.calibrate``, give the ranges of activations.
+            tensor of features to which a layer is added).
+        edits: one or several changes that are made to the model before training, and that the
+            export contains; ``head`` is applied after them.
+        quantize: rounds weights and activations to integers during training, and exports integers;
+            the value is the type of the weights (``int8``, ``int4``, ``int2``), the name of a
+            quantizer, or a table with ``weights``, ``activations`` (``uint8``, ``int8``, ``none``)
+            and other parameters of a quantizer, ``mse`` by default; the ranges of activations are
+            computed by ``fit`` from some of its rows, or by ``Trainer.calibrate``.
         params: the parameters to train: names, paths of modules, globs and ``!glob``; by default
-            all that are found.
+            all parameters that are found.
         freeze: the parameters that are not trained: names, paths of modules and globs; ``backbone``
             means all but those of the head.
         adapters: one or several adapters: small tensors that are added to weights and trained; the
@@ -104,8 +104,8 @@ class Trainer(SharesModels):
             ``clip_value``.
         transforms: one or several transforms of the gradients, applied in this order after
             ``clip_value`` and ``clip_norm``.
-        accumulate: the number of batches per step in each process; the step has the gradient of one
-            large batch.
+        accumulate: the number of batches per step in each process; the gradient of a step is that
+            of one batch with all their rows.
         constraint: the constraint on the weights after each step: one for all parameters, or
             ``{parameter glob: constraint}``.
         averaging: a mean of the weights during training, which predictions, evaluations and exports
@@ -115,9 +115,9 @@ class Trainer(SharesModels):
         recompute: computes tensors of the forward pass again in the backward pass instead of
             keeping them, for less memory: ``True``, a number of segments, or the names of the
             tensors to keep.
-        device: the device on which the training runs; ``name:1`` is the second device of its kind.
+        device: the device on which the steps run; ``name:1`` is the second device of its kind.
         backend: the backend that runs the steps; ``auto`` chooses the first one that supports the
-            problem, ``fastest`` measures all that support it and uses the fastest one.
+            problem, and ``fastest`` measures all that support it and uses the fastest one.
         distributed: the process group for training in several processes, which compute the
             gradients of different batches; ``auto`` uses the group of the launcher; by default one
             process trains.
@@ -126,13 +126,14 @@ class Trainer(SharesModels):
             algorithm); by default the processes add their gradients in every step.
         shard_state: with ``distributed``: each process keeps the optimizer state of its part of the
             weights, updates this part and sends it to the others (ZeRO-1), with the same result.
-        batch_size: rows per batch; at most the number of rows in the data.
+        batch_size: the number of rows per batch; at most the number of rows in the data.
         drop_last: leaves out the last batch of an epoch if it has fewer rows than the others;
-            validation data are never left out.
-        epochs: passes over the data.
-        shuffle: a new random order every epoch.
+            validation rows are never left out.
+        epochs: the number of passes over the data.
+        shuffle: shuffles the rows in every epoch.
         seed: the seed of all random numbers.
-        reduction: ``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l.
+        reduction: the loss of a batch, from the losses l of its rows and their weights w: ``mean``
+            is Σ w·l / Σ w, and ``sum`` is Σ w·l.
         metrics: one or several metrics, computed on the validation data and by
             ``Trainer.evaluate``; with losses on several outputs ``{output: metrics}``, or tables
             with the key ``predicted``.
@@ -140,32 +141,32 @@ class Trainer(SharesModels):
         classes: the class labels in the order of the scores; by default those in the file, if any.
         reinitialize: the parameters that start from new random values: True for all, or names and
             globs.
-        check_finite: refuse data with NaN or infinity; each array is checked once.
-        cache: where the results of the prefix are kept, the part of the model before everything
-            that is trained, which is then computed once for each row: ``memory``, a temporary file
-            (``disk``), or ``auto``: memory, and a file if they are large, where the prefix has
-            products or operators without a gradient; ``False`` computes the whole model in each
-            step.
+        check_finite: refuses data with NaN or infinity; each array is checked once.
+        cache: where the results of the prefix are stored; the prefix is the part of the model
+            before all trained tensors, which is then computed only once for each row; the value is
+            ``memory``, ``disk`` (a temporary file), or ``auto``, which stores the results if the
+            prefix has products or operators without a gradient, and uses a file if they are large;
+            ``False`` computes the whole model in each step.
         batch_norm: ``train`` normalizes with the statistics of the batch and updates the running
             statistics if they are initializers; ``freeze`` uses the running statistics; ``auto``
             means ``freeze`` where scale and bias are both frozen, otherwise ``train``.
         update_bn: computes the running statistics of BatchNormalization again when ``fit`` ends,
-            over the rows of the training and with the averages of the weights
-            (``Trainer.update_bn`` does it at any time).
-        dropout: ``file`` uses the ratios in the file, ``off`` drops nothing; a number is the ratio
-            of all nodes.
+            from the training rows and with the averages of the weights (``Trainer.update_bn`` does
+            this at any time).
+        dropout: ``file`` uses the ratios in the file, ``off`` switches dropout off, and a number is
+            the ratio of all Dropout nodes.
         threads: the number of threads within an operator; ``auto`` means one for a step with less
             than 50 million operations, otherwise one per processor.
         gradients: families of gradient rules that take precedence over those of ortflex and of
             other distributions.
         prefer: distributions whose plugins are chosen if several distributions have the same name,
             in this order; ``my-package/adam`` chooses one plugin.
-        free_batch: train a model with a fixed batch dimension on batches of any size, provided that
-            its graph treats every row alike; by default the export keeps the fixed size.
+        free_batch: trains a model with a fixed batch dimension on batches of any size, provided
+            that its graph treats every row alike; by default the export keeps the fixed size.
         receipt: whether an export has a receipt in its metadata: digests of model, data and result,
-            the recipe and versions, with which ``ortflex verify`` repeats the training.
-        progress: show a progress bar; by default a bar in terminals and notebooks, and a line per
-            epoch elsewhere; ``False`` shows nothing.
+            the recipe and versions, with which ``ortflex verify`` repeats the run.
+        progress: shows a progress bar; the default is a bar in terminals and notebooks, and a line
+            per epoch elsewhere; ``False`` shows nothing.
         plugins: the plugins from which components are chosen; by default all installed plugins.
 
     Raises:
@@ -375,8 +376,7 @@ class Trainer(SharesModels):
         """Train on arrays, mappings of arrays, a data source, or an iterable of batches.
 
         Training continues from the current weights and optimizer state; the schedule restarts.
-        After :meth:`resume` from a checkpoint of an unfinished training, that training is
-        continued.
+        After :meth:`resume` from a checkpoint of an unfinished run, that run is continued.
 
         Args:
             X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or ``(X, y,
@@ -387,12 +387,13 @@ class Trainer(SharesModels):
                 loss.
             validation_data: ``(X, y)`` or ``(X, y, sample_weight)``, a DataSource, an iterable of
                 batches, or a fraction of the rows, which are then held out.
-            stratify: hold out that fraction of the rows of each class.
-            steps_per_epoch: the length of an epoch of an endless iterable.
+            stratify: if ``validation_data`` is a fraction, hold out this fraction of the rows of each
+                class.
+            steps_per_epoch: the number of steps in an epoch, for an endless iterable.
 
         Raises:
             DataError: the data do not fit the model or the loss.
-            Unsupported: no backend can train this problem; the reasons of each are given.
+            Unsupported: no backend can train this problem; the message gives the reason of each.
             TrainingDiverged: the loss or a weight is no longer finite; the last good state is kept.
         """
         with self._internals.sharing_errors():
@@ -412,22 +413,22 @@ class Trainer(SharesModels):
     def calibrate(self, X: Any) -> None:
         """Find the ranges of activations for ``quantize``, and round the weights of the file.
 
-        ``fit`` does it with the rows that it trains on, before the first step. ``export`` after this call
-        writes the quantized model without a training.
+        ``fit`` does this with the rows that it trains on, before the first step. If ``export`` is called
+        after this method, it writes the quantized model without training.
 
         Args:
-            X: rows of the model's inputs, as for :meth:`predict`; ``rows`` of them, at equal distances,
-                are used.
+            X: rows of the model's inputs, as for :meth:`predict`. If there are more than the parameter
+                ``rows`` of the quantizer, this number of rows, at equal distances, is used.
 
         Raises:
             ConfigError: the Trainer has no ``quantize``.
             DataError: the data do not fit the model, or an activation is not finite.
-            OrtflexError: the training has begun.
+            OrtflexError: training has begun.
         """
         if self._internals.setup.quantizer is None:
             raise ConfigError("calibrate: this Trainer has no quantizer; pass quantize=")
         if self._internals.live.engine is not None:
-            raise OrtflexError("calibrate: the training has begun; make a new Trainer")
+            raise OrtflexError("calibrate: training has begun; create a new Trainer")
         self._calibrated(self._feed(X, labeled=False, predicting=True), again=True)
 
     def _calibrated(self, feed: Feed, *, again: bool = False) -> Internals:
@@ -496,8 +497,8 @@ class Trainer(SharesModels):
 
         If no loss reads labels, the batch may be ``X`` alone.
 
-        The schedule gives the rate after the steps so far. In several processes, each passes its own
-        batch, and all return the cost of the step over the batches of all processes.
+        The learning rate is that of the schedule after all steps so far. If several processes train, each
+        passes its own batch, and all return the cost of the step over the batches of all processes.
         """
         calibration.refuse_uncalibrated(self.model, "step")
         with self._internals.sharing_errors():
@@ -518,21 +519,21 @@ class Trainer(SharesModels):
     ) -> RateSweep:
         """Train steps whose learning rate rises exponentially, for the choice of ``learning_rate``.
 
-        Step k has the rate ``start · (end / start)^(k / (steps − 1))``, whatever the schedule is; a
-        group has its factor of it. Afterwards weights, optimizer state, running statistics, random
-        numbers and History are as before, to the bit; of the callbacks only ``batch_drawn`` is
-        called. An iterator that can be read only once is read.
+        Step k has the rate ``start · (end / start)^(k / (steps − 1))``, times the factor of a group; the
+        schedule is ignored. Afterwards, the weights, optimizer state, running statistics, random numbers
+        and History have the same bits as before. ``batch_drawn`` is the only hook of the callbacks that is
+        called. An iterator that can be read only once is consumed.
 
         Args:
-            X: the rows of the training, as for :meth:`fit`.
+            X: the training rows, as for :meth:`fit`.
             y: their labels.
             sample_weight: their weights.
             start: the rate of the first step.
             end: the rate of the last step.
             steps: the number of steps; the rows are read again after an epoch.
             smoothing: β of the exponential means of the losses, in [0, 1); 0 does not smooth.
-            stop: the sweep ends early when the smoothed loss is this factor times the lowest one;
-                None: only when the loss is no longer finite.
+            stop: the sweep ends early when the smoothed loss is this factor times the lowest one; with
+                None, it ends early only when the loss is no longer finite.
             steps_per_epoch: as for :meth:`fit`.
 
         Returns:
@@ -548,9 +549,9 @@ class Trainer(SharesModels):
             >>> trainer.learning_rate = sweep.suggestion    # doctest: +SKIP
 
         Source: L. N. Smith, "Cyclical learning rates for training neural networks", 2015, arXiv
-        1506.01186; defaults, smoothing and the rule for the end as in fastai and Lightning. Their
-        suggestions, the steepest point and the longest valley, follow the noise of small batches;
-        ours is a level of the curve.
+        1506.01186. Defaults, smoothing and the stopping rule are those of fastai and Lightning. Their
+        suggestions, the steepest point and the longest valley, follow the noise of small batches; the
+        suggestion of ortflex is computed from a level of the curve instead.
         """
         from ortflex_core.training import rate_finder
 
@@ -564,19 +565,20 @@ class Trainer(SharesModels):
 
     @property
     def train_losses_(self) -> list[float]:
-        """Loss + penalty per epoch of the last fit, weighted by rows."""
+        """Loss + penalty of each epoch of the last ``fit``, weighted by rows."""
         return self.history_.losses
 
     @property
     def validation_losses_(self) -> list[float]:
-        """Validation loss per epoch of the last fit; empty without validation data."""
+        """Validation loss of each epoch of the last ``fit``; empty without validation data."""
         has = "validation_loss" in self.history_.columns
         return self.history_["validation_loss"] if has else []
 
     def predict(self, X: Any, outputs: str | Sequence[str] | None = None) -> Any:
         """The model's outputs with the current weights, in inference mode.
 
-        One output is an array, several are a mapping; ``outputs`` may name any tensors of the graph.
+        One output is returned as an array, and several as a mapping from names to arrays. ``outputs`` may
+        name any tensors of the graph.
         """
         calibration.refuse_uncalibrated(self.model, "predict")
         wanted = [o.name for o in self.model.outputs]
@@ -592,7 +594,8 @@ class Trainer(SharesModels):
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
         """Loss and metrics on labeled data, with the current weights, in inference mode.
 
-        ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
+        ``loss`` is the value of the loss over all rows, not the mean over batches; it does not include the
+        penalty.
         """
         calibration.refuse_uncalibrated(self.model, "evaluate")
         return self._internals.live.scorer(self._feed(X, y, sample_weight))()
@@ -600,7 +603,7 @@ class Trainer(SharesModels):
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:
         """The value of the loss for every sample, before weights and reduction, in inference mode.
 
-        With several losses, a mapping from the tensor of each loss.
+        With several losses, the result is a mapping from the tensor of each loss to its values.
         """
         calibration.refuse_uncalibrated(self.model, "per_sample_losses")
         out = self._internals.live.per_sample(self._internals.setup.open(X, y, None))
@@ -631,11 +634,11 @@ class Trainer(SharesModels):
         """Compute the running statistics of BatchNormalization again, with the weights of predictions.
 
         With ``averaging``, predictions and exports use the averages of the weights, but the running
-        statistics are those of the weights during training. Call this after ``fit``, with the rows
-        of the training. One pass in training mode (Dropout included), in batches of ``batch_size``
+        statistics are those of the weights during training. Call this method after ``fit``, with the
+        training rows. One pass in training mode (Dropout included), in batches of ``batch_size``
         rows and in their order, gives the mean and the unbiased variance of each batch; the new
         statistics are the means of these over the batches. A layer that the model uses twice
-        contributes twice. Nodes that the training left in inference mode are not changed.
+        contributes twice. Nodes that are in inference mode during training are not changed.
 
         Args:
             X: rows of the model's inputs, as for :meth:`predict`.
@@ -660,10 +663,15 @@ class Trainer(SharesModels):
         free_batch: bool = False,
         inference: bool = False,
     ) -> onnx.ModelProto:
-        """The model with the current weights, otherwise as in the user's file.
+        """Return the model with the current weights, otherwise as in the user's file.
 
-        After a training it also has a receipt in its metadata, unless the Trainer has
-        ``receipt=False``: digests, recipe and versions with which ``ortflex verify`` repeats it.
+        After training, its metadata also contains a receipt, unless the Trainer has ``receipt=False``:
+        digests, the recipe and versions, with which ``ortflex verify`` repeats the run.
+
+        Args:
+            path: the file to write; None writes no file.
+            free_batch: keep the batch dimension that ``Trainer(free_batch=True)`` freed.
+            inference: switch BatchNormalization and Dropout to inference mode.
 
         A batch dimension that ``Trainer(free_batch=True)`` freed is fixed again, as in the file,
         unless ``free_batch`` is also set here. A file that was exported in training mode keeps this
@@ -671,9 +679,9 @@ class Trainer(SharesModels):
         inference mode.
 
         Raises:
-            ModelError: ``free_batch``, but it was not freed for the training.
-            OutputError: the file cannot be written, or its suffix is that of another format; an old file
-                of that name is untouched.
+            ModelError: ``free_batch`` is set, but the batch dimension was not freed for training.
+            OutputError: the file cannot be written, or its suffix is that of another format; an existing
+                file is not changed.
         """
         calibration.refuse_uncalibrated(self.model, "export")
         if not inference and (still := training_nodes(self.model.proto)):
@@ -713,15 +721,15 @@ class Trainer(SharesModels):
 
         The folder gets ``step.onnx`` (data, labels and state in; loss and new state out),
         ``predict.onnx``, ``state.safetensors`` (weights, optimizer slots, running statistics, the
-        number of finished steps) and ``manifest.json``, which lists every input and output, and
-        parts of the training that the step does not have. :func:`ortflex_core.apply_state`
-        applies a state to the model.
+        number of finished steps) and ``manifest.json``, which lists every input and output, and the
+        parts of a run that the step does not have. :func:`ortflex_core.apply_state` applies a state to
+        the model.
 
         A schedule becomes a table of the rates of all steps, which the graph reads by its number of
-        finished steps; after the end, the last rate holds. The table is that of the ``fit`` in
-        progress, or else of ``fit(X, y, sample_weight, validation_data)``, with batches of ``rows``
-        rows if they are given. ``epochs`` or ``steps_per_epoch`` define another training, which begins
-        with the next step. If the length of the training is not known, or the schedule reads the
+        finished steps; after the end of the table, the last rate is used. The table is that of the ``fit``
+        in progress, or else of ``fit(X, y, sample_weight, validation_data)``, with batches of ``rows``
+        rows if ``rows`` is given. ``epochs`` or ``steps_per_epoch`` define another run, which begins
+        with the next step. If the length of the run is not known, or the schedule reads the
         History (``plateau``), the rate is an input and the manifest says so.
 
         Args:
@@ -777,12 +785,12 @@ class Trainer(SharesModels):
 
         Args:
             path: the file, or the folder.
-            format: the format; by default the ending of the path decides.
+            format: the format; by default, the extension of the path selects it.
             label: selects one of several adapters; by default the trained one.
 
         Raises:
             ConfigError: an unknown format or label.
-            OutputError: it cannot be written; an old file is untouched.
+            OutputError: it cannot be written; an existing file is not changed.
         """
         write_adapter(
             self.model,
@@ -796,16 +804,17 @@ class Trainer(SharesModels):
         """The model without its adapters, which are inputs at run time.
 
         Raises:
-            Unsupported: the adapters cannot be inputs at run time, or not of this file.
-            OutputError: the file cannot be written; an old one of that name is untouched.
+            Unsupported: the adapters cannot be inputs at run time, in general or in this file.
+            OutputError: the file cannot be written; an existing file is not changed.
         """
         return write_base(self.model, self._internals.live.inferring(), path)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.
 
-        This works between calls and while ``fit`` runs (from a hook). A checkpoint of that name is replaced
-        when the new one is complete, even if other processes save there. Symbolic links are followed.
+        This works between calls, and from a hook while ``fit`` runs. An existing checkpoint in the folder
+        is replaced when the new one is complete, even if other processes save there. Symbolic links are
+        followed.
 
         Raises:
             OutputError: the folder is neither empty nor a checkpoint, or not writable; it is untouched.
@@ -829,14 +838,14 @@ class Trainer(SharesModels):
         Args:
             folder: what :meth:`save` or the checkpoint callback wrote.
             plugins: the plugins with the components.
-            strict: refuse plugins of other versions, other weights that are not trained and, in the
-                next ``fit``, data that differ from the data of the checkpoint; otherwise warn.
+            strict: refuse plugins of other versions, frozen weights that differ and, in the next
+                ``fit``, data that differ from those of the checkpoint; otherwise warn.
             trust_code: import and use the classes that the checkpoint names by their paths
                 (``my_losses.py:Quartic``); this executes their modules and files.
-            changes: arguments that replace the recorded ones (``epochs=50``), those whose
+            changes: arguments that replace the recorded ones (``epochs=50``), arguments whose
                 objects cannot be written to a file (such as callbacks), and objects of your own
-                classes (``loss=Quartic()``). ``model=path`` is for a checkpoint whose own model is damaged:
-                structure and frozen weights are compared.
+                classes (``loss=Quartic()``). ``model=path`` is for a checkpoint whose own model is damaged;
+                structure and frozen weights of the two models are compared.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or it belongs to a different
@@ -859,10 +868,11 @@ class Trainer(SharesModels):
         Args:
             folder: as for :meth:`resume`.
             strict: refuse what :meth:`resume` refuses, and a Trainer with other arguments, except those
-                that do not change the training (:data:`ortflex_core.training.differences.FREE`); else warn.
+                that do not change the result (:data:`ortflex_core.training.differences.FREE`);
+                otherwise warn.
 
         Raises:
-            CheckpointError: as :meth:`resume`, and what differs; nothing was changed.
+            CheckpointError: as for :meth:`resume`; the message says what differs, and nothing was changed.
         """
         found = checkpointing.path_of(folder, "Trainer.restore")
         checkpointing.restore(self, found, strict, self._calibrated_as)

@@ -35,18 +35,20 @@ from ortflex_plugins.losses._classes import (
 class LogLoss(Loss):
     """Binary cross-entropy, stable at any score.
 
-    ``on="scores"``: logits ``s`` of shape [B], [B, 1] or [B, k] (k labels per row), and labels
-    ``y ∈ [0, 1]`` and values of the same shape: ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
+    With ``on="scores"``, the loss reads logits ``s`` of shape [B], [B, 1] or [B, k] (k labels per row);
+    labels ``y ∈ [0, 1]`` and values have the same shape, and
+    ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
 
-    ``on="probabilities"``: two columns ``p`` of shape [B, 2], class numbers ``y ∈ {0, 1}`` and values of
-    shape [B]: ``l = −log(clip(p_y, eps, 1 − eps))``. Outside the clip the gradient is 0, so attach the
-    loss to the scores if the graph has them.
+    With ``on="probabilities"``, it reads two columns ``p`` of shape [B, 2] and class numbers
+    ``y ∈ {0, 1}``; values have the shape [B], and ``l = −log(clip(p_y, eps, 1 − eps))``. Outside the
+    range of the clip, the gradient is 0, so attach the loss to the scores if the graph has them.
 
     With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁), ``l = −q₁·log p₁ − q₀·log p₀`` with
     ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean a label then
     counts ``w₁·y + w₀·(1 − y)``. This equals softmax_cross_entropy of the scores (0, s).
 
-    ``class_weight="balanced"`` is n / (2 · n_c) for the n labels of the training, n_c of them of class c.
+    ``class_weight="balanced"`` is n / (2 · n_c), where n is the number of training labels and n_c the
+    number of those of class c.
 
     Raises:
         ValueError: ``on`` has another value, ``eps`` is not in (0, ½), ``label_smoothing`` is not

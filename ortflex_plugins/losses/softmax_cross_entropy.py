@@ -47,8 +47,8 @@ class SoftmaxCrossEntropy(Loss):
 
     With ``label_smoothing`` ε and ``class_weight`` w the fractions are ``w_c·((1 − ε)·q_c + ε/C)``, where
     q is 1 at the class number and 0 elsewhere. In the mean a class number then counts ``w_y``, as in
-    torch; fractions count 1. ``class_weight="balanced"`` is ``n / (C·n_c)`` for the n labels of the
-    training, n_c of them of class c, as in scikit-learn.
+    torch; fractions count 1. ``class_weight="balanced"`` is ``n / (C·n_c)``, as in scikit-learn, where n
+    is the number of training labels and n_c the number of those of class c.
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.

@@ -13,7 +13,7 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Adafactor(Optimizer):
-    """Adafactor, whose state for a matrix is one number per row and per column; default rate 0.01.
+    """Adafactor, whose state for a matrix is one number per row and column, with a default rate of 0.01.
 
     The newest square has the fraction ``f = tᵇ`` of a mean, where t is the step, counted from 1, and b is
     ``beta2_decay``. For weights of shape [.., m, n],

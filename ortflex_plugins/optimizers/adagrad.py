@@ -11,7 +11,7 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Adagrad(Optimizer):
-    """Adagrad; default rate 0.01.
+    """Adagrad, with a default rate of 0.01.
 
     ``s ← s + g²``, ``w ← w − rate / (1 + (t − 1)·rate_decay) · g / (√s + eps)``, where t is the step,
     counted from 1. The slot s has the shape of w and starts at 0.
@@ -45,7 +45,7 @@ class Adagrad(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class RmsProp(Optimizer):
-    """RMSprop, neither centered nor with momentum; default rate 0.01.
+    """RMSprop without centering and without momentum, with a default rate of 0.01.
 
     ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``. The slot v has the shape of w and
     starts at 0.
@@ -76,7 +76,7 @@ class RmsProp(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Adadelta(Optimizer):
-    """Adadelta; default rate 1.
+    """Adadelta, with a default rate of 1.
 
     ``v ← rho·v + (1 − rho)·g²``, ``d = g·√(u + eps) / √(v + eps)``,
     ``u ← rho·u + (1 − rho)·d²``, ``w ← w − rate·d``. The slots u and v have the shape of w and start

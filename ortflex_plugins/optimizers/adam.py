@@ -43,7 +43,7 @@ class _Means(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Adam(_Means):
-    """Adam; default rate 0.001.
+    """Adam, with a default rate of 0.001.
 
     ``m ← beta1·m + (1 − beta1)·g``, ``v ← beta2·v + (1 − beta2)·g²``,
     ``w ← w − rate·m̂ / (√v̂ + eps)`` with ``m̂ = m / (1 − beta1ᵗ)``, ``v̂ = v / (1 − beta2ᵗ)``, where t
@@ -71,7 +71,7 @@ class Adam(_Means):
 
 @attrs.frozen(kw_only=True)
 class AdamW(_Means):
-    """Adam with decoupled weight decay; default rate 0.001.
+    """Adam with decoupled weight decay and a default rate of 0.001.
 
     ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``, with Adam's slots m and v and its means m̂
     and v̂, which do not depend on the decay.
@@ -105,7 +105,7 @@ class AdamW(_Means):
 
 @attrs.frozen(kw_only=True)
 class Adamax(_Means):
-    """Adamax, Adam with the infinity norm; default rate 0.002.
+    """Adamax, Adam with the infinity norm, with a default rate of 0.002.
 
     ``m ← beta1·m + (1 − beta1)·g``, ``u ← max(beta2·u, |g| + eps)``,
     ``w ← w − rate / (1 − beta1ᵗ) · m / u``, where t is the step, counted from 1. The slots m and u have
@@ -140,7 +140,7 @@ class Adamax(_Means):
 
 @attrs.frozen(kw_only=True)
 class NAdam(_Means):
-    """Adam with Nesterov's momentum; default rate 0.002.
+    """Adam with Nesterov's momentum and a default rate of 0.002.
 
     ``μₜ = beta1·(1 − ½·0.96^(t·decay))``, ``Pₜ = Πᵢ μᵢ``, and
     ``w ← w − rate·((1 − μₜ)·g / (1 − Pₜ) + μₜ₊₁·m / (1 − Pₜ₊₁)) / (√v̂ + eps)``, where t is the step,
@@ -179,7 +179,7 @@ class NAdam(_Means):
 
 @attrs.frozen(kw_only=True)
 class RAdam(_Means):
-    """Rectified Adam; default rate 0.001.
+    """Rectified Adam, with a default rate of 0.001.
 
     With ``ρ∞ = 2 / (1 − beta2) − 1`` and ``ρ = ρ∞ − 2·t·beta2ᵗ / (1 − beta2ᵗ)``,
     ``w ← w − rate·m̂·r·√(1 − beta2ᵗ) / (√v + eps)`` if ``ρ > 5``, else ``w ← w − rate·m̂``, where
@@ -220,7 +220,7 @@ class RAdam(_Means):
 
 @attrs.frozen(kw_only=True)
 class Lamb(_Means):
-    """LAMB: Adam's direction, scaled to the norm of the weight tensor; default rate 0.001.
+    """LAMB: Adam's direction, scaled to the norm of the weight tensor, with a default rate of 0.001.
 
     ``d = m̂ / (√v̂ + eps) + weight_decay·w``, ``w ← w − rate·ratio·d`` with
     ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 if a norm is 0. Norms are Euclidean and of the

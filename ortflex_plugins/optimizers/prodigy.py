@@ -12,7 +12,7 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Prodigy(Optimizer):
-    """Prodigy: Adam that estimates its step size d; default rate 1.
+    """Prodigy: Adam that estimates its step size d, with a default rate of 1.
 
     All weights share the numbers d and r. w₀ is the weight before the first step, β₃ = √beta2, and the
     sums are over all elements of all weights:

@@ -11,7 +11,7 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Sgd(Optimizer):
-    """Stochastic gradient descent: ``w ← w − rate·(g + weight_decay·w)``; default rate 0.001.
+    """Stochastic gradient descent: ``w ← w − rate·(g + weight_decay·w)``, with a default rate of 0.001.
 
     It has no slots. Unlike a penalty, ``weight_decay`` is not part of the loss, and transforms such as
     clipping do not change it.
@@ -45,7 +45,7 @@ class Sgd(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Momentum(Optimizer):
-    """Gradient descent with momentum: ``v ← beta·v + g``, ``w ← w − rate·v``; default rate 0.001.
+    """Gradient descent with momentum: ``v ← beta·v + g``, ``w ← w − rate·v``, with a default rate of 0.001.
 
     v is the slot ``velocity``, which has the shape of w and starts at 0.
 
@@ -77,7 +77,7 @@ class Momentum(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Nesterov(Momentum):
-    """Nesterov's momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``; default rate 0.001.
+    """Nesterov's momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``, with a default rate of 0.001.
 
     v is the slot ``velocity``, which has the shape of w and starts at 0.
 
@@ -103,7 +103,7 @@ class Nesterov(Momentum):
 
 @attrs.frozen(kw_only=True)
 class Lars(Optimizer):
-    """LARS: momentum with a separate rate for each tensor, which depends on its norm; default rate 1.
+    """LARS: momentum with a separate rate per tensor, depending on its norm; the default rate is 1.
 
     ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
     ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. Norms are Euclidean and
@@ -153,7 +153,7 @@ def _norm(op: Ops, tensor: Tensor) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class Lion(Optimizer):
-    """Lion, which moves each element by the sign of a momentum; default rate 0.0001.
+    """Lion, which moves each element by the sign of a momentum, with a default rate of 0.0001.
 
     ``d = sign(beta1·m + (1 − beta1)·g)``, ``m ← beta2·m + (1 − beta2)·g``,
     ``w ← (1 − rate·weight_decay)·w − rate·d``. The slot m has the shape of w and starts at 0.

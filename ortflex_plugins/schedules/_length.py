@@ -10,11 +10,11 @@ from ortflex_core import ConfigError, Progress, Schedule, number, setting
 
 
 def length_field(what: str) -> Any:
-    """A positive length in the unit of the schedule, or None for the whole training."""
+    """A positive length in the unit of the schedule, or None for the whole run."""
     return setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        help=f"{what}; None: the whole training",
+        help=f"{what}; None: the whole run",
     )
 
 

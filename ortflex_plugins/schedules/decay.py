@@ -43,7 +43,7 @@ class Constant(Schedule):
 
 @attrs.frozen(kw_only=True)
 class Exponential(Schedule):
-    """A constant factor per unit of time: ``rate(t) = base·gammaᵗ``, with ``t`` in the unit ``by``.
+    """A rate that changes by a constant factor: ``rate(t) = base·gammaᵗ``, with ``t`` in the unit ``by``.
 
     Raises:
         ValueError: ``gamma`` is not positive.
@@ -65,7 +65,7 @@ class Exponential(Schedule):
 
 @attrs.frozen(kw_only=True)
 class StepDecay(Schedule):
-    """A factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
+    """A rate that is multiplied by a factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
 
     ``t`` and ``size`` are in the unit ``by``.
 
@@ -92,9 +92,9 @@ class StepDecay(Schedule):
 
 @attrs.frozen(kw_only=True)
 class MultiStep(Schedule):
-    """A factor at given times: ``rate(t) = base·gammaⁿ``, where n milestones are at most ``t``.
+    """A rate that is multiplied by a factor at given times: ``rate(t) = base·gammaⁿ``.
 
-    ``t`` and the milestones are in the unit ``by``.
+    n is the number of milestones that are at most ``t``. ``t`` and the milestones are in the unit ``by``.
 
     Raises:
         ValueError: a milestone is negative, or ``gamma`` is not positive.

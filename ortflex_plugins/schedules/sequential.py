@@ -49,9 +49,9 @@ def since(by: Unit, progress: Progress, start: int, end: int | None, total: int 
 
     Args:
         by: the unit of all times.
-        progress: the progress of the whole training.
+        progress: the progress of the whole run.
         start: when the part begins; before that, its time is 0.
-        end: when the part ends; None is the end of the training.
+        end: when the part ends; None is the end of the run.
         total: the length of the run; None if it is unknown.
     """
     until = total if end is None else end
@@ -73,8 +73,8 @@ class Warmup(Schedule):
     """A linear rise to the first rate of another schedule, which then starts.
 
     ``rate(t) = (start + (1 − start)·t / length)·inner(0)`` for ``t < length``, then
-    ``inner(t − length)``. If the length of the inner schedule is that of the training, it is the rest of
-    the training. Both must count in the same unit, which is that of ``length``.
+    ``inner(t − length)``. If the inner schedule has no length of its own, its length is the rest of the
+    run. Both schedules must count in the same unit, which is that of ``length``.
 
     Raises:
         ValueError: ``length`` is not a whole number above 0, or ``start`` is not in [0, 1].
@@ -140,8 +140,8 @@ class _Composition(Schedule):
 class Sequential(_Composition):
     """Schedules one after another: schedule k applies from ``milestones[k − 1]`` to ``milestones[k]``.
 
-    The time of each schedule starts at 0, and a schedule whose length is that of the training ends when
-    the next one begins. All must count in the same unit, which is that of the milestones.
+    The time of each schedule starts at 0, and a schedule without a length of its own ends when the next
+    one begins. All must count in the same unit, which is that of the milestones.
 
     Raises:
         ValueError: the number of milestones is not the number of schedules − 1, a milestone is not

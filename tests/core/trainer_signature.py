@@ -23,7 +23,7 @@ from ortflex_core.training.config import arguments
 SOURCE = Path(inspect.getfile(trainer))
 _MODEL = "str | os.PathLike[str] | bytes | onnx.ModelProto | Model"
 _HELP = {
-    "model": "a path, the file's bytes, or a ModelProto; the training starts with its weights",
+    "model": "a path, the file's bytes, or a ModelProto; training starts from its weights",
     "plugins": "the plugins from which components are chosen; by default all installed plugins",
 }
 _WIDTH = 100

@@ -28,10 +28,10 @@ else:
 class Loss(Component, abc.ABC, Generic[P, S]):
     """The cost of one sample.
 
-    ``per_sample`` returns values of shape [B, …]: the loss itself reduces class axes,
-    but not batch and position axes, and it takes no mean. Under ``reduction="mean"`` the core
-    computes Σ w·l / Σ w over all those values (w: sample weights times :meth:`mask`; in the
-    denominator times :meth:`counts`), under ``"sum"`` Σ w·l.
+    ``per_sample`` returns values l of shape [B, …]: the loss itself reduces the class axes, but not
+    the batch and position axes, and it takes no mean. With ``reduction="mean"``, the core computes
+    Σ w·l / Σ w over all these values, where w is the sample weight times :meth:`mask` in the numerator,
+    and times :meth:`counts` in the denominator. With ``"sum"``, it computes Σ w·l.
     """
 
     scores: ClassVar[Literal["any", "raw"]] = "any"
@@ -39,11 +39,11 @@ class Loss(Component, abc.ABC, Generic[P, S]):
     tensors: ClassVar[tuple[str, ...]] = ()
     """Names of several tensors to read; ``predicted`` is then a mapping from them in all methods."""
     columns: ClassVar[tuple[str, ...]] = ()
-    """Those of :attr:`tensors` that may be left out, or be a column of integers [B] next to the inputs."""
+    """The :attr:`tensors` that may be left out, or be a column of integers [B] next to the inputs."""
     one_model: ClassVar[bool] = False
-    """Whether one model may compute all :attr:`tensors`, each from inputs of its own, ``positive/x``."""
+    """Whether one model may compute all :attr:`tensors`, each from separate inputs (``positive/x``)."""
     draws: ClassVar[tuple[str, ...]] = ()
-    """Those of :attr:`tensors` that :attr:`one_model` computes from a second draw of the same rows."""
+    """The :attr:`tensors` that :attr:`one_model` computes from a second draw of the same rows."""
 
     @property
     def needs_labels(self) -> bool:
@@ -53,12 +53,12 @@ class Loss(Component, abc.ABC, Generic[P, S]):
     def parameters(
         self, predicted: Mapping[str, TensorSpec], generator: np.random.Generator
     ) -> Mapping[str, Array]:
-        """First values of the loss's own trained tensors, by name; checkpoints have them, exports not."""
+        """Initial values of the loss's own trained tensors, by name; exports do not contain them."""
         return {}
 
     @property
     def taught(self) -> TeacherTensor | None:
-        """A teacher's tensor, which the formula gets in a mapping: ``predicted`` and ``teacher``."""
+        """A teacher's tensor; the formula gets a mapping with the keys ``predicted`` and ``teacher``."""
         return None
 
     def label(self, predicted: S, given: TensorSpec | None) -> TensorSpec:
@@ -79,14 +79,14 @@ class Loss(Component, abc.ABC, Generic[P, S]):
         """Refuse label values outside the domain of the formula (once per array).
 
         Raises:
-            DataError: the allowed range, the first bad row and its value.
+            DataError: a label is not allowed; the message has the range, the first bad row and its value.
         """
 
     counted: ClassVar[tuple[str, ...]] = ()
-    """Fields that may be the name of a rule, which :meth:`fitted` replaces before training."""
+    """Fields whose value may be the name of a rule, which :meth:`fitted` replaces before training."""
 
     def fitted(self, predicted: S, labels: Array) -> Loss[P, S]:
-        """The loss with what its rules give for all ``labels`` of the training."""
+        """The loss with values in place of its rules, computed from all training ``labels``."""
         return self
 
     def check_column(self, predicted: S, name: str, values: Array) -> None:
@@ -103,8 +103,8 @@ class Loss(Component, abc.ABC, Generic[P, S]):
     def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
         """Factors of the sample weights in the denominator of the mean, or None.
 
-        These are the mask, unless the loss weights values by their labels, as class weights do; None
-        is 1.
+        They equal the mask unless the loss weights values by their labels, as class weights do. None
+        means 1.
         """
         return self.mask(op, expected)
 
@@ -117,5 +117,5 @@ class Loss(Component, abc.ABC, Generic[P, S]):
         return None
 
     def predictions(self, predicted: Mapping[str, Array]) -> Array:
-        """What metrics read, for a loss with :attr:`tensors`: by default the first of them."""
+        """The array that metrics read, for a loss with :attr:`tensors`: by default the first tensor."""
         return predicted[self.tensors[0]]

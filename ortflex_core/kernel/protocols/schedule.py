@@ -27,17 +27,17 @@ class ScheduleContext:
 class Schedule(Component, abc.ABC):
     """The learning rate as a pure function of the progress.
 
-    ``by`` is the unit of time, counted from 0: finished steps, epochs or rows.
+    ``by`` is the unit of time: the number of finished steps, epochs or rows.
     """
 
     by: Unit = attrs.field(default="step", validator=one_of("step", "epoch", "rows"))
 
     def time(self, progress: Progress) -> int:
-        """The time since the start of the training, in this schedule's unit."""
+        """The time since the start of the run, in this schedule's unit."""
         return {"step": progress.step, "epoch": progress.epoch, "rows": progress.rows}[self.by]
 
     def duration(self, progress: Progress) -> int | None:
-        """The length of the training, in this schedule's unit; None if unknown."""
+        """The length of the run, in this schedule's unit; None if it is unknown."""
         totals = {
             "step": progress.total_steps,
             "epoch": progress.epochs,

@@ -106,7 +106,7 @@ class Arguments:
     head: Any = argument(
         "a new last layer for other classes: the number of classes, their labels, or a table with "
         "``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a tensor of "
-        "features that gets a layer)",
+        "features to which a layer is added)",
         None,
         kind="a number, a list of labels, or a table",
         short_for="edits",
@@ -115,27 +115,27 @@ class Arguments:
         check=optional(check_head),
     )
     edits: Any = argument(
-        "one or several changes of the model before training, which the export has, too; ``head`` "
-        "comes after them",
+        "one or several changes that are made to the model before training, and that the export contains; "
+        "``head`` is applied after them",
         (),
         kind=_COMPONENTS,
         keep=several,
         of="edits",
     )
     quantize: Any = argument(
-        "rounds weights and activations to integers during the training, and exports integers: the type of "
-        "weights (``int8``, ``int4``, ``int2``), the name of a quantizer, or a table with ``weights``, "
-        "``activations`` (``uint8``, ``int8``, ``none``) and its other parameters, with the name ``mse`` "
-        "by default; "
-        "rows of ``fit``, or ``Trainer.calibrate``, give the ranges of activations",
+        "rounds weights and activations to integers during training, and exports integers; the value is "
+        "the type of the weights (``int8``, ``int4``, ``int2``), the name of a quantizer, or a table with "
+        "``weights``, ``activations`` (``uint8``, ``int8``, ``none``) and other parameters of a quantizer, "
+        "``mse`` by default; the ranges of activations are computed by ``fit`` from some of its rows, or "
+        "by ``Trainer.calibrate``",
         None,
         kind=COMPONENT + ", whose name may be left out",
         of="quantizers",
         plugin="mse",
     )
     params: str | Iterable[str] | None = argument(
-        "the parameters to train: names, paths of modules, globs and ``!glob``; by default all that are "
-        "found",
+        "the parameters to train: names, paths of modules, globs and ``!glob``; by default all parameters "
+        "that are found",
         None,
         keep=texts,
         check=optional(check_names),
@@ -203,7 +203,8 @@ class Arguments:
         of="transforms",
     )
     accumulate: int = argument(
-        "the number of batches per step in each process; the step has the gradient of one large batch",
+        "the number of batches per step in each process; the gradient of a step is that of one batch with "
+        "all their rows",
         1,
         check=check_count,
     )
@@ -235,14 +236,14 @@ class Arguments:
         check=check_recompute,
     )
     device: Any = argument(
-        "the device on which the training runs; ``name:1`` is the second device of its kind",
+        "the device on which the steps run; ``name:1`` is the second device of its kind",
         "cpu",
         kind=COMPONENT,
         of="devices",
     )
     backend: Any = argument(
         "the backend that runs the steps; ``auto`` chooses the first one that supports the "
-        "problem, ``fastest`` measures all that support it and uses the fastest one",
+        "problem, and ``fastest`` measures all that support it and uses the fastest one",
         "auto",
         kind=COMPONENT,
         of="backends",
@@ -268,21 +269,24 @@ class Arguments:
         check=check_flag,
     )
     batch_size: int = argument(
-        "rows per batch; at most the number of rows in the data", 32, check=check_count
+        "the number of rows per batch; at most the number of rows in the data",
+        32,
+        check=check_count,
     )
     drop_last: bool = argument(
-        "leaves out the last batch of an epoch if it has fewer rows than the others; validation data are "
+        "leaves out the last batch of an epoch if it has fewer rows than the others; validation rows are "
         "never left out",
         False,
         check=check_flag,
     )
-    epochs: int = argument("passes over the data", 10, check=check_count)
-    shuffle: bool = argument("a new random order every epoch", True, check=check_flag)
+    epochs: int = argument("the number of passes over the data", 10, check=check_count)
+    shuffle: bool = argument("shuffles the rows in every epoch", True, check=check_flag)
     seed: int = argument(
         "the seed of all random numbers", 0, check=partial(check_count, least=0, most=MOST_SEED)
     )
     reduction: Literal["mean", "sum"] = argument(
-        "``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l",
+        "the loss of a batch, from the losses l of its rows and their weights w: ``mean`` is Σ w·l / Σ w, "
+        "and ``sum`` is Σ w·l",
         "mean",
         check=check_choice("mean", "sum"),
     )
@@ -313,13 +317,14 @@ class Arguments:
         check=check_flag_or_names,
     )
     check_finite: bool = argument(
-        "refuse data with NaN or infinity; each array is checked once", True, check=check_flag
+        "refuses data with NaN or infinity; each array is checked once", True, check=check_flag
     )
     cache: Literal["auto", "memory", "disk", False] = argument(
-        "where the results of the prefix are kept, the part of the model before everything that is "
-        "trained, which is then computed once for each row: ``memory``, a temporary file (``disk``), or "
-        "``auto``: memory, and a file if they are large, where the prefix has products or operators "
-        "without a gradient; ``False`` computes the whole model in each step",
+        "where the results of the prefix are stored; the prefix is the part of the model before all "
+        "trained tensors, which is then computed only once for each row; the value is ``memory``, ``disk`` "
+        "(a temporary file), or ``auto``, which stores the results if the prefix has products or operators "
+        "without a gradient, and uses a file if they are large; ``False`` computes the whole model in "
+        "each step",
         "auto",
         check=check_cache,
     )
@@ -331,13 +336,14 @@ class Arguments:
         check=check_choice("auto", "train", "freeze"),
     )
     update_bn: bool = argument(
-        "computes the running statistics of BatchNormalization again when ``fit`` ends, over the rows of "
-        "the training and with the averages of the weights (``Trainer.update_bn`` does it at any time)",
+        "computes the running statistics of BatchNormalization again when ``fit`` ends, from the training "
+        "rows and with the averages of the weights (``Trainer.update_bn`` does this at any time)",
         False,
         check=check_flag,
     )
     dropout: Literal["file", "off"] | float = argument(
-        "``file`` uses the ratios in the file, ``off`` drops nothing; a number is the ratio of all nodes",
+        "``file`` uses the ratios in the file, ``off`` switches dropout off, and a number is the ratio of "
+        "all Dropout nodes",
         "file",
         check=check_dropout,
     )
@@ -361,19 +367,19 @@ class Arguments:
         check=check_names,
     )
     free_batch: bool = argument(
-        "train a model with a fixed batch dimension on batches of any size, provided that its graph "
+        "trains a model with a fixed batch dimension on batches of any size, provided that its graph "
         "treats every row alike; by default the export keeps the fixed size",
         False,
         check=check_flag,
     )
     receipt: bool = argument(
         "whether an export has a receipt in its metadata: digests of model, data and result, the recipe "
-        "and versions, with which ``ortflex verify`` repeats the training",
+        "and versions, with which ``ortflex verify`` repeats the run",
         True,
         check=check_flag,
     )
     progress: bool | None = argument(
-        "show a progress bar; by default a bar in terminals and notebooks, and a line per epoch "
+        "shows a progress bar; the default is a bar in terminals and notebooks, and a line per epoch "
         "elsewhere; ``False`` shows nothing",
         None,
         check=optional(check_flag),
