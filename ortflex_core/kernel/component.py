@@ -8,7 +8,7 @@ change from one run to the next without a new graph: while a formula is traced i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from typing import Any, ClassVar, Literal
@@ -97,20 +97,6 @@ class Bounds:
 
 number = Bounds
 """The name of the validator where fields are declared: ``validator=number(ge=0, lt=1)``."""
-
-
-def as_names(value: Any) -> Any:
-    """Converter: one name or a list of names, as a tuple."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, Sequence) else value
-
-
-def only_names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: a tuple of names that are not empty."""
-    if not isinstance(value, tuple) or not all(isinstance(name, str) and name for name in value):
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise TypeError(f"{where} must be a list of names, got {short_repr(value)}")
 
 
 def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:

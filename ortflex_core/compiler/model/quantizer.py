@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
-from ortflex_core.kernel.component import (
-    Component,
-    as_names,
-    is_count,
-    is_number,
-    one_of,
-    only_names,
-    setting,
-)
+from ortflex_core.kernel.component import Component, is_count, is_number, one_of, setting
 from ortflex_core.kernel.errors import short_repr
 from ortflex_core.kernel.types import Array
 
@@ -39,6 +31,18 @@ def _rows(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not is_count(value):
         where = f"{type(instance).__name__}.{attribute.name}"
         raise ValueError(f"{where} must be an integer >= 1, got {short_repr(value)}")
+
+
+def _names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not all(isinstance(name, str) and name for name in value):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise TypeError(f"{where} must be a list of names, got {short_repr(value)}")
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
 
 
 def _ranges(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -122,12 +126,12 @@ class Quantizer(Component, abc.ABC):
         help="weights of int8 use 7 bits, for CPUs without VNNI, whose sums of products saturate",
     )
     operators: tuple[str, ...] = setting(
-        default=FUSED, converter=as_names, validator=only_names, help="the operators to quantize"
+        default=FUSED, converter=_listed, validator=_names, help="the operators to quantize"
     )
     skip: tuple[str, ...] = setting(
         default=(),
-        converter=as_names,
-        validator=only_names,
+        converter=_listed,
+        validator=_names,
         help="nodes, weights, tensors or modules that stay in float: names and globs",
     )
     train_scales: bool = setting(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.kernel.component import as_names, is_count, is_number, number, only_names, setting
+from ortflex_core.kernel.component import is_count, is_number, number, setting
 from ortflex_core.kernel.errors import ConfigError, short_repr
 from ortflex_core.kernel.protocols.constraint import Constraint
 from ortflex_core.kernel.types import Array
@@ -39,6 +39,18 @@ def _count_or_zero(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
         raise ValueError(f"{where} must be an integer >= 0, got {short_repr(value)}")
 
 
+def _names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(name, str) and name for name in value):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise TypeError(f"{where} must be a list of names and globs, got {short_repr(value)}")
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
+
+
 @attrs.frozen(kw_only=True)
 class Pruning(Constraint, abc.ABC):
     """A constraint by which a growing share of the weights is zero.
@@ -59,8 +71,8 @@ class Pruning(Constraint, abc.ABC):
 
     params: tuple[str, ...] = setting(
         default=(),
-        converter=as_names,
-        validator=only_names,
+        converter=_listed,
+        validator=_names,
         help="names and globs of the weights; by default those of products, convolutions and recurrent "
         "layers, without biases and normalizations",
     )
