@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 
 class OrtflexError(Exception):
-    """Root of the tree."""
+    """The base class of all errors of ortflex."""
 
 
 class RuntimeUnavailable(OrtflexError, RuntimeError):
@@ -22,7 +22,7 @@ class ModelError(OrtflexError, ValueError):
 
 
 class DataError(OrtflexError, ValueError):
-    """Data do not fit the model or the loss: names, shapes, types, lengths, values."""
+    """Data do not fit the model or the loss: their names, shapes, types, lengths or values."""
 
 
 class ConfigError(OrtflexError, ValueError):
@@ -57,7 +57,7 @@ class Unsupported(OrtflexError, RuntimeError):
 
 
 class GraphError(OrtflexError, ValueError):
-    """A formula or a graph is ill-formed: types, shapes, operators, cycles."""
+    """A formula or a graph is ill-formed: it has wrong types, shapes, operators or cycles."""
 
 
 class MissingKernel(GraphError):
@@ -88,7 +88,7 @@ class NotDifferentiable(OrtflexError, ValueError):
 
 
 class CheckpointError(OrtflexError, ValueError):
-    """A checkpoint is missing, incomplete, or belongs to a different model or training."""
+    """A checkpoint is missing, incomplete, or belongs to a different model or run."""
 
 
 MALFORMED = (

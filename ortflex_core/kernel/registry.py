@@ -188,7 +188,7 @@ class Registry:
 
 
 class Plugins:
-    """All registries together.
+    """The registries of all kinds of plugins.
 
     >>> plugins = Plugins.discover()
     >>> "elastic" in plugins["losses"]

@@ -168,12 +168,11 @@ def compare(
 
     Args:
         trainer: the recipe; its backend is ignored and its weights are not changed.
-        X: rows of the model's inputs, or a data source, of which the first rows are used if it is
-            read in pieces.
+        X: rows of the model's inputs, or a data source; if it is read in pieces, its first rows are used.
         y: labels.
         sample_weight: as for :meth:`Trainer.fit`.
         steps: the number of steps.
-        backends: names; None for all installed backends.
+        backends: the names of the backends; None for all installed backends.
         held_out: the fraction of rows that is held out for validation.
 
     Raises:

@@ -44,15 +44,16 @@ class ShrunkLayer:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Shrunk:
-    """What :func:`shrink` made.
+    """The result of :func:`shrink`.
 
     Attributes:
-        layers: the products that make channels, in the order of the graph.
-        kept: why channels stay that are the same for all inputs, and how many there are.
+        layers: the products that compute channels, in the order of the graph.
+        kept: the reasons why channels that are the same for all inputs are kept, each with the number
+            of these channels.
         parameters: the number of elements of all initializers, before and after.
-        difference: the largest difference of an output, as a part of the largest element of that
-            output; None if both models could not be compared.
-        not_compared: the reason why they could not, or "".
+        difference: the largest difference of an output, as a fraction of the largest element of that
+            output; None if the two models could not be compared.
+        not_compared: the reason why they could not be compared, or "".
     """
 
     layers: tuple[ShrunkLayer, ...]

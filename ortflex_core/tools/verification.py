@@ -45,16 +45,16 @@ class TensorDifference:
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What :func:`verify` found.
+    """The result of :func:`verify`.
 
     Attributes:
-        outcome: ``identical``: the repeated training has the same bits. ``intact``: the digests of the
-            receipt are right, and nothing was repeated. ``different``: the file was changed since its
-            export, or its training gives other bits. ``not repeated``: it has no receipt, or its training
-            cannot be repeated here.
-        reasons: why, one line each.
+        outcome: ``identical``: the repeated run gives the same bits. ``intact``: the digests of the
+            receipt are right, and no run was repeated. ``different``: the file was changed after its
+            export, or the repeated run gives other bits. ``not repeated``: the file has no receipt, or
+            its run cannot be repeated here.
+        reasons: the reasons for the outcome, one line each.
         tensors: the tensors with other bits.
-        compared: the number of tensors that were compared with those of the repeated training.
+        compared: the number of tensors that were compared with those of the repeated run.
         receipt: the receipt, if there is one.
     """
 
@@ -76,18 +76,18 @@ def verify(
     progress: bool | None = False,
     **arguments: Any,
 ) -> Verdict:
-    """Compare an export with its receipt and, with a model and data, with its training, repeated.
+    """Compare an export with its receipt and, if a model and data are given, with a repeated run.
 
     A receipt is data: it names installed components, and neither files nor classes. A program that
-    changes a file can also write a receipt that fits it, so only a repeated training is a proof.
+    changes a file can also write a receipt that fits the changed file, so only a repeated run is a proof.
 
     Args:
         trained: the export.
-        model: the model before training. Without it and ``recipe`` only the digests are compared.
+        model: the model before training. Without it and ``recipe``, only the digests are compared.
         data: the training data: a path, a data source, ``X``, or ``(X, y)`` or ``(X, y, sample_weight)``.
         validation: the validation data, in the same forms; a fraction is in the receipt.
-        recipe: the recipe of the training, if the receipt has only digests of parts of it; it has the
-            model and the data, too.
+        recipe: the recipe of the run, if the receipt has only digests of parts of it; the recipe also
+            names the model and the data.
         plugins: the plugins with the components; by default all installed plugins.
         progress: as for the Trainer.
         arguments: objects for arguments of the Trainer that no receipt can hold (``loss=MyLoss()``).

@@ -86,16 +86,17 @@ def export_c(
 
     Args:
         step: the folder of a portable step of a fixed number of rows.
-        folder: the target. Files of an earlier export there are replaced, others stay.
-        machine: what products are written for; without it plain C, which small devices need.
+        folder: the target. Files of an earlier export in it are replaced, and other files are kept.
+        machine: the machine for which products are written; without it, they are plain C, which small
+            devices need.
 
     Returns:
         The folder. ``step.h`` declares the functions, which any language can call.
 
     Raises:
         CheckpointError: ``step`` is not a portable step, or damaged.
-        Unsupported: batches of any number of rows, several batches per run, or an operator that has no
-            form in C; says which.
+        Unsupported: the step accepts any number of rows or has several batches per run, or an operator,
+            which the message names, cannot be written in C.
         OutputError: the folder cannot be written to.
 
     Example:

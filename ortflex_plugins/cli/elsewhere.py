@@ -25,8 +25,8 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
     )
     yield paragraph(
         "What arguments and classes of torch, Lightning, Keras, scikit-learn, PEFT, XGBoost and the "
-        "Trainer of Hugging Face are called here. If you type one of these names, the error "
-        "gives you the name in the first column; names of components are accepted as they are."
+        "Trainer of Hugging Face are called in ortflex. If you type one of these names, the error "
+        "message gives the name in the first column."
     )
     yield "## Arguments of Trainer and keys of train.toml"
     rows: dict[tuple[str, str], list[str]] = {}
@@ -41,8 +41,9 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
     )
     yield "## Components"
     yield paragraph(
-        "Upper and lower case and underscores do not matter, and a kind at the end may stay: "
-        "`CrossEntropyLoss`, `cross_entropy` and `crossentropy` are one name."
+        "The error message also recognizes other spellings of these names. Case, underscores and the "
+        "kind at the end do not matter: `CrossEntropyLoss`, `cross_entropy` and `crossentropy` are "
+        "the same name."
     )
     found = []
     for kind, listed in entries.items():

@@ -60,7 +60,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     A built model for two classes has one score and the loss log_loss; for more classes it has a score
     for each class and the loss softmax_cross_entropy. A given model may have either form. If it ends in
     a Softmax or Sigmoid, the loss reads the scores before it. Other losses (hinge, log_loss with several
-    classes) compare each score with its class against the rest, as SGDClassifier does.
+    classes) train one score for each class against all other classes, as SGDClassifier does.
 
     Args:
         model: as for :class:`~ortflex_plugins.estimators.regressor.OrtRegressor`; the same applies to
@@ -68,8 +68,8 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         loss: by default, the loss that fits the scores of the model.
         class_weight: None, ``"balanced"`` or ``{class: weight}``; sample weights are multiplied by it.
 
-    After fit there are ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``n_iter_``,
-    ``loss_``, ``loss_curve_``, ``best_loss_``, ``validation_scores_``, ``coefs_`` and
+    After fit, an estimator has the attributes ``classes_``, ``n_features_in_``, ``feature_names_in_``,
+    ``n_iter_``, ``loss_``, ``loss_curve_``, ``best_loss_``, ``validation_scores_``, ``coefs_`` and
     ``intercepts_``.
 
     Raises:

@@ -42,7 +42,7 @@ def register_converters() -> None:
 
 @short_traceback
 def pipeline_to_onnx(pipeline: Any, X: Any, **options: Any) -> onnx.ModelProto:
-    """A fitted pipeline that ends in one of the estimators as one ONNX model.
+    """Convert a fitted pipeline that ends in one of the estimators to one ONNX model.
 
     Args:
         pipeline: fitted; its other steps are converted by skl2onnx.

@@ -17,8 +17,8 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
     """Regression with any ONNX model, or with a built one.
 
     Args:
-        model: a path, bytes or a ModelProto, with whose weights every fit starts; None builds a
-            multilayer perceptron, ``"linear"`` a linear model.
+        model: a path, bytes or a ModelProto; every fit starts from its weights. None builds a
+            multilayer perceptron, and ``"linear"`` a linear model.
         hidden_layer_sizes: the numbers of units of the hidden layers of a built model.
         activation: the activation of a built model: ``"relu"``, ``"tanh"``, ``"logistic"`` or
             ``"identity"``.
@@ -27,24 +27,24 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
             :class:`ortflex_core.Trainer`; names, mappings or objects.
         alpha: ½·alpha·Σw² on the matrices of a built model, divided by the rows of a batch, as in
             scikit-learn's MLPs; ``penalty``, if given, replaces it.
-        batch_size: the number of rows per step; ``"auto"`` is min(200, rows).
+        batch_size: the number of rows per step; ``"auto"`` is min(200, number of rows).
         max_iter: the largest number of epochs.
-        shuffle: whether every epoch has a new order of the rows.
+        shuffle: whether the rows are shuffled in every epoch.
         random_state: the seed of the built weights, the order and the held-out rows.
         tol, n_iter_no_change: training ends after ``n_iter_no_change`` epochs without an improvement of
             the loss (with ``early_stopping``, of the score) by more than ``tol``.
         early_stopping: hold out ``validation_fraction`` of the rows, and restore the weights with
             the best score on them.
         warm_start: fit starts from the weights of the last fit.
-        precision: ``"float32"`` or ``"float64"`` of a built model; ``"auto"`` is float64 if X is
-            float64 and has at most 10,000 elements; or a precision of the Trainer, over float32
-            weights.
+        precision: the type of a built model, ``"float32"`` or ``"float64"``, or ``"auto"``, which is
+            float64 if X is float64 and has at most 10,000 elements; or a precision of the Trainer, with
+            float32 weights.
         callbacks: objects with hooks, or names of callbacks.
         options: further arguments of the Trainer, ``{"clip_norm": 1.0}``.
         verbose: print a line per epoch.
 
-    After fit there are ``n_features_in_``, ``feature_names_in_``, ``n_iter_``, ``loss_``,
-    ``loss_curve_``, ``best_loss_``, ``validation_scores_``, ``coefs_`` and ``intercepts_``.
+    After fit, an estimator has the attributes ``n_features_in_``, ``feature_names_in_``, ``n_iter_``,
+    ``loss_``, ``loss_curve_``, ``best_loss_``, ``validation_scores_``, ``coefs_`` and ``intercepts_``.
 
     Raises:
         ValueError: parameters or data do not fit; fit checks them.

@@ -77,19 +77,20 @@ class OnnxFunction:
         model: a path, bytes or a ModelProto; float32 or float64.
         params: the initializers to differentiate by: None for all parameters, or names and globs,
             as for :class:`ortflex_core.Trainer`.
-        inputs: the inputs to differentiate by; None for all of float type.
-        outputs: the outputs that have cotangents; None for all of float type.
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. Arrays are copied to a GPU and back. (The tests
-            run this on a stand-in for a GPU, not on one.)
+        inputs: the inputs to differentiate by; None for all inputs of float type.
+        outputs: the outputs that have cotangents; None for all outputs of float type.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. Arrays are copied to a GPU and back. The tests
+            use a simulated GPU, not a real one.
         threads: the number of threads within an operator.
-        training: None: nodes run as in the file. True: BatchNormalization normalizes by the batch
-            and :meth:`forward` returns new running statistics, Dropout drops by the file's ratio.
-            False: running statistics are used, nothing is dropped.
+        training: None: nodes run as in the file. True: BatchNormalization normalizes with the
+            statistics of the batch, :meth:`forward` returns new running statistics, and Dropout uses
+            the ratio in the file. False: the running statistics are used, and Dropout is off.
         batch_norm: ``"freeze"`` uses the running statistics in training, too.
-        dropout: in training; ``"off"``, or another ratio for all.
+        dropout: in training, ``"file"`` uses the ratios in the file, ``"off"`` switches Dropout off, and a
+            number is the ratio of all nodes.
         seed: the seed of the masks.
-        engine: ``"fused"``, our gradient graph, or ``"training_agent"``: forward and backward by
-            onnxruntime-training, where that is installed.
+        engine: ``"fused"`` uses the gradient graph of ortflex; ``"training_agent"`` uses
+            onnxruntime-training, if it is installed.
 
     Raises:
         ModelError: the file is broken, or a name does not exist.

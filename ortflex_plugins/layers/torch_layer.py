@@ -24,13 +24,14 @@ class OrtLayer(torch.nn.Module):
     Forward and backward run in onnxruntime, on the memory of torch's tensors, without copies
     (dlpack). The parameters are in ``state_dict``, and any optimizer can train them. Their names are
     those of the initializers, except that characters that torch refuses are replaced (:attr:`names` has
-    the original names). In ``train()`` BatchNormalization normalizes by the batch and updates its running
-    statistics, which are buffers of the module, and Dropout drops by the file's ratio, with masks from
-    torch's generator. In ``eval()`` the statistics are used and nothing is dropped. Gradients that are
-    not needed (of frozen parameters, of the data, under ``torch.no_grad``) are not computed.
+    the original names). After ``train()``, BatchNormalization normalizes with the statistics of the batch
+    and updates its running statistics, which are buffers of the module, and Dropout uses the ratio in the
+    file, with masks from torch's generator. After ``eval()``, the running statistics are used and Dropout
+    is off. Gradients that are not needed are not computed: those of frozen parameters, of the data, and
+    under ``torch.no_grad``.
 
-    Tensors on a GPU (``layer.to("cuda")``) stay there, if onnxruntime has its CUDAExecutionProvider. The
-    tests run that path on a stand-in, not on a GPU.
+    Tensors on a GPU (``layer.to("cuda")``) stay there if onnxruntime has its CUDAExecutionProvider. The
+    tests use a simulated GPU, not a real one.
 
     Args:
         model: a path, bytes or a ModelProto; float32 or float64.

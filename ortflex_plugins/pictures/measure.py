@@ -42,10 +42,10 @@ class Measures:
     """A callback that measures histograms of weights, gradient norms and times.
 
     The gradient norm is computed for the first batch of the data, with the weights at the end of each
-    epoch: the norm of the gradient of loss and penalty by all parameters, before clipping. The times of
-    the parts of a step are the sums of onnxruntime's times of the nodes, in the graph of
-    ``ortflex graph --training``, in which nothing is fused. Compare the parts with one another, not with
-    the time of an epoch.
+    epoch: it is the norm of the gradient of loss and penalty with respect to all parameters, before
+    clipping. The times of the parts of a step are the sums of onnxruntime's times of the nodes, in the
+    graph of ``ortflex graph --training``, in which no nodes are fused. Compare the parts with one another,
+    not with the time of an epoch.
 
     >>> from ortflex_plugins.pictures.measure import Measures
     >>> Measures().content()["epochs"]

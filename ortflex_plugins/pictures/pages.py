@@ -76,11 +76,11 @@ def report(
     *,
     title: str | None = None,
 ) -> Page:
-    """A page about a run: curves, times, weights, graph, arguments, versions.
+    """Make a page about a run: its curves, times, weights, graph, arguments and versions.
 
-    The page of a Trainer has everything that is known: histograms of the weights, norms of gradients and
-    the times of a step are there if :class:`Measures` was one of its callbacks. A History has the curves
-    only.
+    The page of a Trainer shows everything that is known. It has histograms of the weights, norms of
+    gradients and the times of a step if :class:`Measures` was one of the callbacks. The page of a History
+    has only the curves.
 
     Args:
         what: a Trainer after ``fit``, a History, a run folder of ``ortflex train``, or several folders,

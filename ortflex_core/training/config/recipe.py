@@ -50,7 +50,7 @@ def _in_order(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attri
 @short_tracebacks
 @attrs.frozen(kw_only=True, field_transformer=_in_order)
 class Recipe(Arguments):
-    """Everything that training needs, by name; the keys of train.toml.
+    """All settings of a run, by name; its fields are the keys of train.toml.
 
     These are the arguments of the :class:`~ortflex_core.Trainer`, the model's file, the data and
     the output folder. Components are names, tables ``{name=…, parameter=…}`` or objects.
@@ -63,12 +63,12 @@ class Recipe(Arguments):
     model: str = argument("the .onnx file; the training starts with its weights", kind="a path")
     data: Any = argument("the training data", kind=_SOURCE)
     validation: Any = argument(
-        "the data for the evaluation after each epoch; a fraction holds out that part of the rows",
+        "the data for the evaluation after each epoch; a fraction holds out this part of the rows",
         None,
         kind="a fraction, or " + _SOURCE,
     )
     stratify: bool = argument(
-        "with a fraction as ``validation``: holds out that part of the rows of each class", False
+        "if ``validation`` is a fraction: holds out this fraction of the rows of each class", False
     )
     plugins: str | None = argument(
         "a folder of Python files, which are executed; this recipe can use their components by "

@@ -48,17 +48,17 @@ class Batches:
     a function that returns one: without arguments, of ``epoch``, or of ``(epoch, start)``, which
     leaves out the first ``start`` batches; ``epoch`` counts the passes over the data from 0.
 
-    In several processes (``distributed=``) it is a function that has ``rank`` and ``size`` among its
-    arguments and returns the batches of that process of the ``size``: ``(rank, size)``, ``(epoch, rank,
-    size)`` or ``(epoch, start, rank, size)``. In one process they are 0 and 1.
+    With several processes (``distributed=``), ``source`` is a function of ``(rank, size)``, ``(epoch,
+    rank, size)`` or ``(epoch, start, rank, size)``, which returns the batches of process ``rank`` of
+    ``size`` processes. With one process, these arguments are 0 and 1.
 
     Args:
         source: the iterable or the function.
-        buffer: rows that are collected and mixed before they become batches of the Trainer's
-            ``batch_size``; 0 uses the batches unchanged, in their order. See
+        buffer: the number of rows that are collected and shuffled before they become batches of the
+            Trainer's ``batch_size``; 0 uses the batches unchanged, in their order. See
             :mod:`ortflex_core.training.data.shuffle_buffer` for the order.
-        prefetch: the number of batches (or buffers) that a thread draws ahead of the steps; 0 draws
-        each one when it is needed, in the training thread.
+        prefetch: the number of batches (or buffers) that a thread draws in advance; 0 draws each one
+            when it is needed, in the training thread.
 
     Raises:
         ConfigError: ``buffer`` or ``prefetch`` is not a count.
