@@ -16,7 +16,7 @@ from ortflex_plugins.cli.terminal import new_table, plain, right
 if TYPE_CHECKING:
     import onnx
 
-    from ortflex_core import Array, Model, Plugins, Recipe, Trainer
+    from ortflex_core import Array, Model, Parts, Plugins, Recipe, Trainer
 
 _LEAST_SECONDS = 0.2
 """The time for which predictions of a file are repeated."""
@@ -148,6 +148,11 @@ def quantize(
         raise OutputError(f"{path} is the float model; choose another file: -o small.onnx")
     if path.exists() and not force:
         raise OutputError(f"{path} exists; --force overwrites it, -o FILE writes another one")
+    if not path.absolute().parent.is_dir():  # before the training, not after it
+        raise OutputError(
+            f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist. Nothing was "
+            "changed; choose a folder that exists and can be written to"
+        )
     plugins = Plugins.discover()
     quantizer = {
         "name": method,
@@ -248,15 +253,21 @@ def _labels(
     except DataError:
         if not hasattr(source, "target"):
             raise
-        changes = {}
-        for key in ("data", "validation"):
-            if isinstance(settings[key], str):
-                changes[key] = {**parts.as_table(key, settings[key]), "target": {}}
+        changes = {
+            key: unlabeled(parts, key, settings[key])
+            for key in ("data", "validation")
+            if isinstance(settings[key], str)
+        }
         settings, loaded = {**settings, **changes}, parts.build("data", changes["data"]).load()
     rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
     if not isinstance(rows, Columns):
         return settings, None, None
     return settings, next(iter(rows.labels.values()), None), rows.rows
+
+
+def unlabeled(parts: Parts, key: str, path: str) -> dict[str, Any]:
+    """The table of a data source that reads a file or folder without labels."""
+    return {**parts.as_table(key, path), "target": {}}
 
 
 def default_epochs(rows: int | None, batch_size: int) -> int:
@@ -348,17 +359,27 @@ def _training_rows(recipe: Recipe, trainer: Trainer) -> Any:
 
 
 def model_inputs(trainer: Trainer, source: Any) -> dict[str, Array]:
-    """Some rows of the inputs, as arrays."""
-    from ortflex_core import Columns, Pieces, internals_of, read_if_small
+    """Some rows of the inputs of the model, in their types; the data may have other columns, too.
 
-    loaded = source if isinstance(source, Columns) else source.load()
+    Raises:
+        DataError: the data lack an input, or have it in another shape.
+    """
+    import attrs
+
+    from ortflex_core import Columns, Pieces, fit_to, internals_of, read_if_small
+
+    loaded = source if isinstance(source, Columns | Pieces) else source.load()
     rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
     if not isinstance(rows, Columns):
         return {}
+    rows = attrs.evolve(rows, labels={}, weights={})
     opened = internals_of(trainer).setup.open(rows, None, None, predicting=True)
     fixed = trainer.model.fixed_batch
     count = min(opened.rows, _COMPARED if fixed is None else fixed[1])
-    return {name: array[:count] for name, array in opened.inputs.items()}
+    return {
+        spec.name: fit_to(opened.inputs[spec.name][:count], spec, f"X[{spec.name!r}]")
+        for spec in trainer.model.inputs
+    }
 
 
 def _times(files: Mapping[str, bytes], inputs: Mapping[str, Array]) -> dict[str, float]:

@@ -62,13 +62,23 @@ def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> N
 
 def _rows(model: Path, data: str, plugins: Plugins) -> Mapping[str, Array]:
     """The first rows of the data, by the names of the inputs."""
-    from ortflex_core import Parts, Recipe, Trainer
-    from ortflex_plugins.cli.quantize import model_inputs
+    from ortflex_core import DataError, Model, Parts, Recipe, Trainer
+    from ortflex_plugins.cli.init import suggest_loss
+    from ortflex_plugins.cli.quantize import model_inputs, unlabeled
 
-    settings = {"model": str(model), "data": data, "loss": "squared_error", "optimizer": "sgd"}
+    output, *_ = suggest_loss(Model(model, plugins=plugins))
+    settings = {"model": str(model), "data": data, "loss": {output: "squared_error"}}
     recipe = Recipe.from_mapping(settings, plugins)
     trainer = Trainer.from_recipe(recipe, plugins)
-    return model_inputs(trainer, Parts(plugins).build("data", recipe.data))
+    parts = Parts(plugins)
+    source = parts.build("data", recipe.data)
+    try:
+        loaded = source.load()
+    except DataError:
+        if not hasattr(source, "target"):
+            raise
+        loaded = parts.build("data", unlabeled(parts, "data", data)).load()
+    return model_inputs(trainer, loaded)
 
 
 def _show(found: Shrunk) -> None:

@@ -16,7 +16,7 @@ import pytest
 from ortflex_core import OrtflexError, OutputError, Trainer
 from ortflex_core.training.checkpoints import folders
 from tests import models
-from tests.training import make, plugins, regression
+from tests.training import make, plugins, regression, same
 
 pytestmark = pytest.mark.sampled
 
@@ -310,3 +310,24 @@ def _ending(change: Callable[..., object], left: Iterator[int]) -> Callable[...,
         return change(*args, **kwargs)
 
     return call
+
+
+@pytest.mark.parametrize("name", [".", "", "..", "/"])
+def test_a_path_without_a_name_is_not_a_checkpoint(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OrtflexError, match=r"is not a checkpoint|expected a path"):
+        Trainer.resume(name)
+
+
+@pytest.mark.parametrize(("name", "inside"), [(".", "."), ("..", "model")])
+def test_the_current_folder_and_the_one_above_may_be_a_checkpoint(
+    name: str, inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained()
+    run.save(tmp_path / "saved")
+    place = tmp_path / "saved" / inside
+    place.mkdir(exist_ok=True)
+    monkeypatch.chdir(place)
+    same(Trainer.resume(name).get_state(), run.get_state(), tolerance=0)

@@ -29,6 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("data.npz", X=X, y=y)
     np.savez("rows.npz", X=X)
     np.savez("nothing.npz", X=X[:0], y=y[:0])
+    np.savez("double.npz", X=X.astype(np.float64), y=y)
+    name = opened.get_inputs()[0].name
+    np.savez("more.npz", **{name: X, "spare": np.arange(len(X))})
     return tmp_path
 
 
@@ -56,9 +59,12 @@ def test_the_trained_file_is_small_and_has_the_loss_of_the_table(folder: Path, d
     np.testing.assert_allclose(float(loss), trained[0], rtol=1e-4)
 
 
-def test_a_calibration_alone_writes_no_run(folder: Path) -> None:
-    result = ortflex("quantize", "model.onnx", "--data", "data.npz", "--no-training")
+@pytest.mark.parametrize("data", ["data.npz", "double.npz", "more.npz"])
+def test_a_calibration_alone_writes_no_run(folder: Path, data: str) -> None:
+    """Also where the data have another type than the model, or columns that it does not read."""
+    result = ortflex("quantize", "model.onnx", "--data", data, "--no-training")
     assert result.exit_code == 0, result.output
+    assert numbers(result.output, "float")[-1] > 0  # the time of a prediction
     assert not (folder / "runs").exists()
     kinds = {t.data_type for t in onnx.load(folder / "model-int8.onnx").graph.initializer}
     assert onnx.TensorProto.INT8 in kinds
@@ -72,6 +78,7 @@ def test_bad_input_overwrites_nothing(folder: Path) -> None:
         ([*good, "-o", "there.onnx"], "--force"),
         ([*good, "-o", "model.onnx", "--force"], "float model"),
         ([*good, "-o", "small.tflite"], ".onnx"),
+        ([*good, "-o", "absent/small.onnx"], "the folder 'absent' does not exist"),
         ([*good, "--skip", "nowhere", "-o", "s.onnx"], "skip"),
         ([*good, "--method", "mes", "-o", "s.onnx"], "mse"),
         (["quantize", "model.onnx", "--data", "rows.npz", "--loss", "huber"], "no labels"),

@@ -339,15 +339,25 @@ def pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with torch.no_grad():
         network[0].weight[:16] = 0
     onnx.save(exported(network, x), "model.onnx")
-    np.savez("rows.npz", x=x.numpy(), y=np.zeros((2, 3), np.float32))
+    rows = x.numpy()
+    np.savez("rows.npz", x=rows, y=np.zeros((2, 3), np.float32))
+    np.savez("bare.npz", x=rows)
+    np.savez("more.npz", x=rows, y=np.zeros((2, 3), np.float32), spare=np.arange(2))
+    np.savez("double.npz", x=rows.astype(np.float64), y=np.array(["no", "yes"]))
+    np.savez("other.npz", x=rows[:, 1:], y=np.zeros((2, 3), np.float32))
     return tmp_path
 
 
-@pytest.mark.parametrize("data", [(), ("--data", "rows.npz")])
+@pytest.mark.parametrize(
+    "data",
+    [(), *(("--data", f"{name}.npz") for name in ("rows", "bare", "more", "double"))],
+    ids=lambda data: "".join(data[1:]) or "random",
+)
 def test_the_command_writes_a_smaller_file(pruned: Path, data: tuple[str, ...]) -> None:
     result = ortflex("shrink", "model.onnx", *data)
     assert result.exit_code == 0, result.stderr
     assert "32" in result.stdout
+    assert "not compared" not in result.stderr
     small = onnx.load("model-small.onnx")
     assert sum(widths(small).values()) < sum(widths(onnx.load("model.onnx")).values())
     again = ortflex("shrink", "model-small.onnx", "-o", "smaller.onnx")
@@ -363,6 +373,7 @@ def test_the_command_writes_a_smaller_file(pruned: Path, data: tuple[str, ...]) 
         (["absent.onnx"], "does not exist"),
         (["model.onnx", "-o", "taken.onnx"], "--force"),
         (["model.onnx", "--data", "absent.npz"], "absent.npz"),
+        (["model.onnx", "--data", "other.npz"], "has shape"),
     ],
 )
 def test_bad_calls_write_nothing(pruned: Path, arguments: list[str], words: str) -> None:

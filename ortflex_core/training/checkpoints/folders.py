@@ -110,7 +110,9 @@ def replacing(folder: Path, foreign: Foreign) -> Iterator[Path]:
 
 def previous(folder: Path) -> Path:
     """Where the old folder is while a new one is put in its place in two steps."""
-    return folder.with_name(f"{folder.name}.previous")
+    # "." and "/" have no name, and ".." is not one.
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    return named.parent / f"{named.name}.previous"
 
 
 def flush(*paths: Path) -> None:
