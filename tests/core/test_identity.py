@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from ortflex_core import Loss, hyper, internals_of, problem_key
 from tests import models
-from tests.training import make, regression
+from tests.training import BACKENDS, make, regression
 
 
 def key(model: Any = None, **options: Any) -> Any:
@@ -96,6 +96,35 @@ def test_a_redefined_class_is_a_different_class() -> None:
     x, y = regression(rows=8, features=6)
     up, down = (make(models.mlp(), backend="fused", loss=loss(s)).step((x, y)) for s in (1, -1))
     assert up == -down != 0
+
+
+@attrs.frozen(kw_only=True)
+class _Blend(Loss):
+    """A loss that reads labels for some values of a hyperparameter, as distillation does."""
+
+    name: ClassVar[str] = "blend"
+    own: float = hyper(default=1.0)
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.own < 1
+
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        size = self.own * op.Abs(predicted)
+        return size if expected is None else size + (1 - self.own) * op.Abs(predicted - expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("values", [(1.0, 0.25), (0.25, 1.0)])
+def test_a_value_that_decides_whether_labels_are_read_changes_the_graph(
+    backend: str, values: tuple[float, float]
+) -> None:
+    x, y = regression(rows=8, features=6)
+    for own in values:
+        trainer = make(models.mlp(), backend=backend, loss=_Blend(own=own))
+        predicted = trainer.predict(x).astype(np.float64)
+        wanted = np.mean(own * np.abs(predicted) + (1 - own) * np.abs(predicted - y))
+        np.testing.assert_allclose(trainer.step((x, y)), wanted, rtol=1e-5)
 
 
 def test_the_second_training_of_a_structure_traces_nothing(

@@ -43,7 +43,8 @@ def problem_key(problem: Problem) -> Hashable:
     return (
         _model_key(problem),
         problem.parameters,
-        tuple((component_key(t.loss), _rest(t, "loss")) for t in problem.terms),
+        # Whether a loss reads labels may depend on the value of a hyperparameter.
+        tuple((component_key(t.loss), t.label_port, _rest(t, "loss")) for t in problem.terms),
         tuple((component_key(t.penalty), _rest(t, "penalty")) for t in problem.penalties),
         component_key(problem.optimizer),
         tuple(component_key(term.transform) for term in updating.transforms),
