@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,19 +35,55 @@ def given(estimator: Any) -> onnx.ModelProto:
     return Model(model).proto
 
 
+def is_text(spec: TensorSpec) -> bool:
+    """Whether a tensor has strings."""
+    return spec.dtype == onnx.TensorProto.STRING
+
+
 def columns(spec: TensorSpec) -> int | None:
     """The number of elements in a row of a tensor; None if a size is unknown."""
     sizes = _sizes(spec)
     return None if sizes is None else math.prod(sizes)
 
 
+def as_inputs(
+    specs: Sequence[TensorSpec], X: Array, names: Sequence[str] | None
+) -> Array | dict[str, Array]:
+    """X for the inputs of a model: as a whole, or its columns by their names or in the order of the inputs.
+
+    Raises:
+        DataError: numbers out of the range of the type, an element that should be a string, or
+            columns with other names or another number than the inputs.
+    """
+    if len(specs) == 1:
+        return as_input(specs[0], X)
+    known = [spec.name for spec in specs]
+    if names is not None and sorted(names) != sorted(known):
+        raise DataError(
+            f"X has the columns {', '.join(map(repr, names))}, and the model has the inputs "
+            f"{', '.join(map(repr, known))}; rename the columns, or give an array with the columns in the "
+            "order of the inputs"
+        )
+    widths = [columns(spec) for spec in specs]
+    if X.ndim != 2 or None in widths or X.shape[1] != sum(w or 0 for w in widths):
+        raise DataError(
+            f"X has the shape {list(X.shape)}; expected one column for each number of the inputs "
+            f"{', '.join(map(str, specs))}"
+        )
+    ends = np.cumsum([w or 0 for w in widths])
+    places = {n: slice(end - (w or 0), end) for n, w, end in zip(known, widths, ends, strict=True)}
+    if names is not None:
+        places = {name: slice(k, k + 1) for k, name in enumerate(names)}
+    return {spec.name: as_input(spec, X[:, places[spec.name]]) for spec in specs}
+
+
 def as_input(spec: TensorSpec, X: Array) -> Array:
     """X [rows, features] in the type and the shape of the input, for example the shape of images.
 
     Raises:
-        DataError: numbers out of the range of the type.
+        DataError: numbers out of the range of the type, or an element that should be a string.
     """
-    return _shaped(spec, _cast(spec, X, "X"))
+    return _shaped(spec, _texts(spec, X) if is_text(spec) else _cast(spec, X, "X"))
 
 
 def as_labels(spec: TensorSpec, y: Array) -> Array:
@@ -60,7 +97,10 @@ def as_labels(spec: TensorSpec, y: Array) -> Array:
 
 def _cast(spec: TensorSpec, given: Array, what: str) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
-        rows = given.astype(spec.numpy)
+        try:
+            rows = given.astype(spec.numpy)
+        except (TypeError, ValueError) as error:  # an object that is no number
+            raise DataError(f"{what} has elements that {spec} cannot hold: {error}") from error
     lost = ~np.isfinite(rows) if rows.dtype.kind == "f" else rows != given
     if lost.any():
         row, column = np.argwhere(lost)[0]
@@ -70,9 +110,20 @@ def _cast(spec: TensorSpec, given: Array, what: str) -> Array:
     return rows
 
 
+def _texts(spec: TensorSpec, given: Array) -> Array:
+    for place, value in np.ndenumerate(given):
+        if not isinstance(value, str):
+            where = ", column ".join(map(str, place))
+            raise DataError(
+                f"X has {value!r} in row {where}; {spec} reads strings: replace missing values by a word, "
+                "and numbers by X.astype(str)"
+            )
+    return given.astype(object)
+
+
 def _shaped(spec: TensorSpec, rows: Array) -> Array:
     sizes = _sizes(spec)
-    if sizes is None or math.prod(sizes) != rows[0].size:
+    if sizes is None or math.prod(sizes) != math.prod(rows.shape[1:]):
         return rows
     return rows.reshape(len(rows), *sizes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from ortflex_core import (
     short_tracebacks,
 )
 from ortflex_plugins.estimators import _parameters
-from ortflex_plugins.estimators._arrays import as_input, as_labels, columns, given
+from ortflex_plugins.estimators._arrays import as_inputs, as_labels, columns, given, is_text
 from ortflex_plugins.estimators._networks import perceptron, single
 from ortflex_plugins.estimators._stopping import Stopping
 
@@ -105,7 +106,9 @@ class OrtEstimator(BaseEstimator):
         """Train from the model's own weights (or, with ``warm_start``, from those of the last fit).
 
         Args:
-            X: rows [rows, features]; dense and finite.
+            X: rows [rows, features]; dense and finite. A model that reads strings takes strings, [rows]
+                if its input has one dimension. A model with several inputs takes a table with a column
+                for each input, or an array of these columns in the order of the inputs.
             y: targets [rows] or [rows, outputs]; class labels of any kind.
             sample_weight: one weight per row, ≥ 0.
 
@@ -114,6 +117,8 @@ class OrtEstimator(BaseEstimator):
         """
         _parameters.check(self)
         again = self.warm_start and hasattr(self, "trained_")
+        if not again:
+            self._start()
         X, y, weight = self._checked(X, y, sample_weight, reset=not again)
         random = check_random_state(self.random_state)
         target = self._encode(y, reset=not again)
@@ -155,6 +160,8 @@ class OrtEstimator(BaseEstimator):
 
     def _partial(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Self:
         _parameters.check(self)
+        if first:
+            self._start()
         X, y, weight = self._checked(X, y, sample_weight, reset=first)
         random = check_random_state(self.random_state)
         target = self._encode(y, reset=False)
@@ -171,7 +178,9 @@ class OrtEstimator(BaseEstimator):
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> Any:
         options = {"multi_output": True, "y_numeric": self._y_numeric}
-        X, y = validate_data(self, X, y, dtype=_FLOATS, reset=reset, **options)
+        X, y = validate_data(self, X, y, reset=reset, **self._expected, **options)
+        if reset and self._reads_objects and X.ndim == 2:
+            self.n_features_in_ = X.shape[1]
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
@@ -179,10 +188,21 @@ class OrtEstimator(BaseEstimator):
 
     _y_numeric = False
 
+    @property
+    def _expected(self) -> dict[str, Any]:
+        """What scikit-learn checks of X."""
+        return {"dtype": object, "ensure_2d": False} if self._reads_objects else {"dtype": _FLOATS}
+
     def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
         seen = self._model.value(self._request.predicted)
         weight = None if weight is None else weight.astype(seen.numpy)
-        return as_input(self._model.inputs[0], X), as_labels(seen, target), weight
+        return self._inputs(X), as_labels(seen, target), weight
+
+    def _start(self) -> None:
+        """Read the model that the training starts from, if it is not built."""
+        self._given = None if self._built else given(self)
+        inputs = () if self._given is None else Model(self._given).inputs
+        self._reads_objects = len(inputs) > 1 or any(map(is_text, inputs))
 
     def _make_model(self, X: Array, target: Array, random: np.random.RandomState) -> None:
         """The model that the training starts from."""
@@ -193,7 +213,8 @@ class OrtEstimator(BaseEstimator):
             dtype = self._dtype(X)
             proto = perceptron(X.shape[1], layers, outputs, self.activation, random, dtype)
         else:
-            proto = _parameters.edited(self, given(self), random)
+            proto = _parameters.edited(self, self._given, random)
+            self._given = None
         self._set_model(proto)
         self._check_model(X, outputs)
 
@@ -217,20 +238,22 @@ class OrtEstimator(BaseEstimator):
 
     def _check_model(self, X: Array, outputs: int) -> None:
         model = self._model
-        if len(model.inputs) != 1:
-            names = ", ".join(i.name for i in model.inputs)
-            raise ModelError(
-                f"{type(self).__name__} needs a model with one input of features, this one has "
-                f"{names}; train it with ortflex_core.Trainer"
-            )
-        spec = model.inputs[0]
-        takes = columns(spec)
-        if takes not in (None, X.shape[1]):
-            raise DataError(f"X has {X.shape[1]} features, the model's {spec} takes {takes}")
-        if spec.numpy.kind not in "fiu":
-            raise ModelError(
-                f"{type(self).__name__} needs a model with numeric input; its input is {spec}"
-            )
+        for spec in model.inputs:
+            if not is_text(spec) and spec.numpy.kind not in "fiu":
+                raise ModelError(
+                    f"{type(self).__name__} needs a model of numbers or strings; its input is {spec}"
+                )
+        if len(model.inputs) > 1:
+            self._inputs(X)
+            return
+        [spec] = model.inputs
+        features = math.prod(X.shape[1:])
+        if columns(spec) not in (None, features):
+            raise DataError(f"X has {features} features, the model's {spec} takes {columns(spec)}")
+
+    def _inputs(self, X: Array) -> Array | dict[str, Array]:
+        """Checked rows for the inputs of the model."""
+        return as_inputs(self._model.inputs, X, getattr(self, "feature_names_in_", None))
 
     def _make_trainer(self, rows: int, weight: Array | None, seed: int) -> Trainer:
         """A Trainer with the current weights."""
@@ -317,9 +340,9 @@ class OrtEstimator(BaseEstimator):
         """The tensor that the loss reads, [rows, outputs]."""
         if check:
             check_is_fitted(self)
-            X = validate_data(self, X, dtype=_FLOATS, reset=False)
+            X = validate_data(self, X, reset=False, **self._expected)
         trainer = self._live(len(X), None)
-        scores: Array = trainer.predict(as_input(self._model.inputs[0], X), self._seen)
+        scores: Array = trainer.predict(self._inputs(X), self._seen)
         return scores.reshape(len(X), -1)
 
     @property

@@ -379,6 +379,18 @@ def _without_products(
     return out, list(constants.values())
 
 
+def _without_refusal(node: NodeProto) -> NodeProto:
+    """A OneHotEncoder that takes any category, with the same shape; other nodes as they are."""
+    if node.op_type != "OneHotEncoder":
+        return node
+    out = NodeProto()
+    out.CopyFrom(node)
+    kept = [attribute for attribute in node.attribute if attribute.name != "zeros"]
+    del out.attribute[:]
+    out.attribute.extend([*kept, helper.make_attribute("zeros", 1)])
+    return out
+
+
 def _columns(model: Model, node: NodeProto, varying: Collection[str]) -> int | None:
     """The columns of a product of data by a large constant matrix; None for other nodes."""
     if plain_domain(node.domain) or node.op_type not in ("MatMul", "Gemm"):
@@ -407,7 +419,7 @@ class _Run:
         part = ModelProto(ir_version=internal.ir_version)
         part.opset_import.extend(internal.opset_import)
         part.graph.name = "probe"
-        part.graph.node.extend(nodes)
+        part.graph.node.extend(map(_without_refusal, nodes))
         inside = {t.name for t in internal.graph.initializer}
         large = {n: s for n, s in model.initializers.items() if n in read and n not in inside}
         part.graph.initializer.extend(t for t in internal.graph.initializer if t.name in read)
