@@ -78,14 +78,15 @@ ENVIRONMENTS = {
         *("session", "3.11", True, "session"), pins=("pyarrow<23",), backend="training_session"
     ),
     "agent": Environment("agent", "3.11", True, "agent", backend="training_agent"),
-    # With the packages that read the files of callbacks, and a kernel that runs cells of notebooks.
+    # With the packages that read the files of callbacks, a kernel that runs cells of notebooks, and the
+    # tables that users have.
     "stock": Environment(
         "stock",
         "3.11",
         with_torch=True,
         scope="all",
         sample="1",
-        pins=("tensorboard", "ipykernel", "nbclient"),
+        pins=("tensorboard", "ipykernel", "nbclient", "pandas", "polars"),
         more=("mlflow", "hub"),
     ),
     "stock-3.13": Environment("stock", "3.13", False, scope="python", sample="16"),

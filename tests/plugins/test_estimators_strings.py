@@ -140,7 +140,7 @@ def test_a_table_has_a_column_for_each_input(regression: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x: x.rename(columns={"color": "colour"}), "'colour'.*'color'"),
+        (lambda x: x.rename(columns={"color": "colr"}), "'colr'.*'color'"),
         (lambda x: x.to_numpy()[:, :2], "one column for each"),
         (lambda x: x.assign(color=1), "row 0, column 0.*reads strings"),
         (lambda x: x.assign(size="large"), "size.*cannot hold"),
