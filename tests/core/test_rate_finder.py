@@ -179,6 +179,21 @@ def test_data_of_every_form_and_a_loss_that_never_falls() -> None:
     assert RateSweep((1.0, 2.0), (3.0, 1.0)).suggestion is None
 
 
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2, 0.4])
+def test_losses_that_differ_between_batches_are_no_fall(noise: float) -> None:
+    """The expected loss is flat up to a rate of 1e-4 and falls by 0.5 up to 0.1; then it rises."""
+    rates = np.geomspace(1e-7, 1.0, 100)
+    expected = 1.5 - 0.5 * np.clip(np.log10(rates / 1e-4) / 3, 0, 1) + np.maximum(rates - 0.1, 0)
+    flat, falling = [], []
+    for seed in range(200):
+        drawn = noise * np.random.default_rng(seed).standard_normal(100)
+        flat.append(RateSweep(tuple(rates), tuple(1.5 + drawn)).suggestion)
+        falling.append(RateSweep(tuple(rates), tuple(expected + drawn)).suggestion)
+    assert sum(found is not None for found in flat) <= 10
+    assert sum(found is not None and not 1e-4 < found < 0.5 for found in falling) <= 10
+    assert sum(found is not None for found in falling) >= (190 if noise < 0.1 else 60)
+
+
 def test_two_processes_make_the_sweep_of_one() -> None:
     alone = trainer(accumulate=2).find_rate(X, Y, steps=8)
 

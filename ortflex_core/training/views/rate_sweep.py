@@ -19,8 +19,8 @@ from ortflex_core.kernel.install_command import install_command
 
 _FIRST = 10
 """The number of steps at the start whose smoothed losses are means of too few to compare with."""
-_ERRORS = 2.0
-"""By how many standard errors of the mean loss the smoothed loss has to fall before a rate is suggested."""
+_ERRORS = 2.5
+"""By how many standard errors of its start the smoothed loss has to fall before a rate is suggested."""
 
 
 @attrs.frozen(repr=False, slots=False)
@@ -60,17 +60,21 @@ class RateSweep:
         """The rate at which the smoothed loss has made a quarter of its fall; None if it does not fall.
 
         The fall is that from the eleventh step to the lowest smoothed loss, and the rate is that of the
-        last step in between that is above that level. A fall by less than two standard errors of the
-        mean loss before it may be chance, so it does not count.
+        last step in between that is above that level. The smoothed loss of the eleventh step is a mean of
+        few batches. A fall from it by less than 2.5 of its standard errors may be chance, so it does not
+        count, neither as the whole fall nor as the quarter.
         """
         if len(self) < 4:
             return None
         first, lowest = self._lowest
         smoothed, before = np.asarray(self.smoothed), np.asarray(self.losses[: lowest + 1])
         fall = smoothed[first] - smoothed[lowest]
-        if fall <= _ERRORS * before.std() / math.sqrt(len(before)):
+        # Differences of successive losses are those of the batches; the fall itself hardly changes them.
+        chance = _ERRORS * np.diff(before).std() / math.sqrt(2 * (first + 1))
+        if fall <= chance:
             return None
-        above = np.nonzero(smoothed[first:lowest] > smoothed[first] - fall / 4)[0]
+        level = smoothed[first] - max(fall / 4, chance)
+        above = np.nonzero(smoothed[first:lowest] > level)[0]
         return self.rates[first + int(above[-1])]
 
     @property
