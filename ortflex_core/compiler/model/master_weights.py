@@ -22,6 +22,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph import shape_inference
+from ortflex_core.compiler.graph.control_flow import captured_names
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Ops, Tensor, Trace
 from ortflex_core.compiler.graph.program import fresh_name
@@ -128,26 +129,26 @@ class Quantized:
         """The float32 values of the codes."""
         real = codes.astype(np.float64 if self.is_bias else np.float32)
         if zero is not None:
-            real = real - self._spread(zero, codes.shape).astype(real.dtype)
-        values = real * self._spread(scale, codes.shape)
+            real = real - self.spread(zero, codes.shape).astype(real.dtype)
+        values = real * self.spread(scale, codes.shape)
         return np.asarray(values, np.float32, order="C")
 
     def codes(self, weight: Array, scale: Array, zero: Array | None) -> Array:
         """The codes of float values, to nearest (ties to even), as QuantizeLinear computes them."""
         width = np.float64 if self.is_bias else np.float32
-        steps = weight.astype(width) / self._spread(scale, weight.shape).astype(width)
+        steps = weight.astype(width) / self.spread(scale, weight.shape).astype(width)
         if self.is_float:
             largest = _FLOATS8[self.dtype]
             steps = np.clip(steps, -largest, largest)
             return np.asarray(steps.astype(numpy_dtype(self.dtype)), order="C")
         steps = np.rint(steps)
         if zero is not None:
-            steps = steps + self._spread(zero, weight.shape).astype(width)
+            steps = steps + self.spread(zero, weight.shape).astype(width)
         low, high = self.bounds
         whole = np.clip(steps.astype(np.float64), low, high).astype(np.int64)
         return np.asarray(whole.astype(numpy_dtype(self.dtype)), order="C")
 
-    def _spread(self, values: Array, shape: tuple[int, ...]) -> Array:
+    def spread(self, values: Array, shape: tuple[int, ...]) -> Array:
         """Scales or zero points in a shape that broadcasts with the weight."""
         if self.block:
             axis = self.axis % len(shape)
@@ -252,16 +253,18 @@ class MasterModel(Model):
                 nodes.append(node)
             elif weight.is_bias:
                 nodes.append(helper.make_node("Identity", node.input[:1], node.output, node.name))
-                if weight.of:
-                    self._rounded[node.output[0]] = weight
+                self._rounded[node.output[0]] = weight
             else:
                 if weight.name not in codes:
                     codes[weight.name] = fresh_name(f"{weight.name}/codes", taken)
                     rounding = self._rounding(weight, codes[weight.name], taken)
-                    zeros[weight.name] = rounding[0].input[2]
+                    (rounded,) = (n for n in rounding if n.op_type == "QuantizeLinear")
+                    zeros[weight.name] = rounded.input[2]
                     nodes.extend(rounding)
                 node.input[0] = codes[weight.name]
-                if weight.in_bytes:
+                # Before opset 21, onnxruntime puts a QuantizeLinear of uint8 behind the Transpose or
+                # Reshape of a DequantizeLinear without a zero point.
+                if weight.in_bytes or not (weight.zero or self.opsets[""] >= 21):
                     del node.input[2:]
                     node.input.append(zeros[weight.name])
                 nodes.append(node)
@@ -281,18 +284,34 @@ class MasterModel(Model):
             values = self.base.initializer(zero) if zero else np.zeros(scale.shape)
             zero = self._new(f"{weight.name}/zero", values.astype(numpy_dtype(kind)), taken)
         whole = fresh_name(f"{codes}/all", taken) if weight.in_bytes else codes
-        node = helper.make_node("QuantizeLinear", [weight.name, weight.scale, zero], [whole])
+        without, scale_name = self._without_scale(weight), weight.scale
+        nodes = []
+        if without is not None:
+            scale_name = fresh_name(f"{weight.name}/divisor", taken)
+            added = self._new(f"{weight.name}/without scale", without, taken)
+            nodes = [helper.make_node("Add", [weight.scale, added], [scale_name], scale_name)]
+        node = helper.make_node("QuantizeLinear", [weight.name, scale_name, zero], [whole])
         node.name = f"{codes}/round"
         node.attribute.append(helper.make_attribute("axis", weight.axis))
         if weight.block:
             node.attribute.append(helper.make_attribute("block_size", weight.block))
+        nodes.append(node)
         if not weight.in_bytes:
-            return [node]
+            return nodes
         ends = [
             self._new(f"{codes}/{end}", np.array(bound, numpy_dtype(kind)), taken)
             for end, bound in zip(("lowest", "highest"), weight.bounds, strict=True)
         ]
-        return [node, helper.make_node("Clip", [whole, *ends], [codes], f"{codes}/clip")]
+        return [*nodes, helper.make_node("Clip", [whole, *ends], [codes], f"{codes}/clip")]
+
+    def _without_scale(self, weight: Quantized) -> Array | None:
+        """1 where the scale of the file is 0, so that nothing is divided by 0; None if it never is.
+
+        Some quantizers write the scale 0 for a block or a channel of zeros: whatever its codes are, its
+        values are 0, and nothing moves them.
+        """
+        scale = self._layout(weight)[0]
+        return None if scale.all() else np.asarray(scale == 0, scale.dtype)
 
     def _new(self, name: str, values: Array, taken: set[str]) -> str:
         """A constant of the graph."""
@@ -313,16 +332,28 @@ class MasterModel(Model):
     ) -> dict[str, Tensor]:
         """As of a Model, with biases that are rounded."""
 
-        def scale(name: str) -> Tensor:
-            return given[name] if name in given else trace.constant(self.initializer(name))
+        def constant(weight: Quantized, values: Array) -> Tensor:
+            return trace.constant(
+                weight.spread(values, tuple(self._initializers[weight.name].dims))
+            )
+
+        def scale(weight: Quantized) -> Tensor:
+            if given.keys().isdisjoint(weight.of):
+                return constant(weight, self._layout(weight)[0])
+            data, own = (
+                given[name] if name in given else trace.constant(self.initializer(name))
+                for name in weight.of
+            )
+            return trace.op.stop_gradient(data * own)
 
         def rounding(
             trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
         ) -> Sequence[Tensor] | None:
             weight = self._rounded.get(node.output[0]) if node.output else None
             if weight is not None and inputs[0] is not None:
-                data, own = map(scale, weight.of)
-                return [_rounded(trace.op, inputs[0], trace.op.stop_gradient(data * own))]
+                unit, without = scale(weight), self._without_scale(weight)
+                divisor = unit if without is None else unit + constant(weight, without)
+                return [_rounded(trace.op, inputs[0], unit, divisor)]
             return None if rewrite is None else rewrite(trace, node, inputs)
 
         return super().replay(trace, outputs, given, rounding, infer=infer)
@@ -344,10 +375,22 @@ class MasterModel(Model):
         for name, weight in self.weights.items():
             if name in state or name in tied:
                 values = state[name] if name in state else self.initializer(name)
-                whole = weight.codes(values, *self._layout(weight, state))
-                codes[name] = weight.packing.packed(whole) if weight.packing else whole
+                codes[name] = self._codes(weight, values, state)
         scales = {self.weights[n].scale: self._layout(self.weights[n], state)[0] for n in tied}
         return {**state, **scales, **codes}
+
+    def _codes(self, weight: Quantized, values: Array, state: Mapping[str, Array]) -> Array:
+        """The integers of a weight as the file stores them; those whose scale is 0 stay."""
+        scale, zero = self._layout(weight, state)
+        without, packing = self._without_scale(weight), weight.packing
+        if without is None:
+            whole = weight.codes(values, scale, zero)
+            return packing.packed(whole) if packing else whole
+        whole = weight.codes(values, scale + without, zero)
+        first = self.base.initializer(weight.name)
+        first = packing.unpacked(first) if packing else first
+        whole = np.where(weight.spread(scale == 0, whole.shape), first, whole)
+        return packing.packed(whole) if packing else whole
 
 
 def without_masters(model: Model) -> Model:
@@ -376,21 +419,22 @@ def with_masters(model: Model, names: Iterable[str] | None = None) -> Model:
 def quantized_weights(model: Model) -> dict[str, Quantized]:
     """The initializers of codes that only DequantizeLinear nodes of one layout read.
 
-    Codes are integers or floats of one byte.
-
-    Their scales and zero points are initializers as well.
+    Codes are integers or floats of one byte. Their scales and zero points are initializers as well.
+    Those that a branch or a loop reads itself, and those that are outputs, stay as they are.
     """
     readers: dict[str, list[NodeProto]] = {}
+    fixed = {o.name for o in model.internal.graph.output}
     for node in model.internal.graph.node:
+        fixed.update(captured_names(node))
         for name in reads(node):
             readers.setdefault(name, []).append(node)
     bits, products = _bits(model), _scales_of_biases(model, readers)
-    out: dict[str, Quantized] = _packed(model, readers)
+    out: dict[str, Quantized] = _packed(model, readers, fixed)
     for name, spec in model.initializers.items():
         nodes = readers.get(name, [])
         layouts = {_layout(node, spec.dtype) for node in nodes if node.input[0] == name}
         known = spec.dtype in _INTEGERS or spec.dtype in _FLOATS8
-        if not known or len(layouts) != 1 or 0 in (spec.shape or ()):
+        if not known or name in fixed or len(layouts) != 1 or 0 in (spec.shape or ()):
             continue
         (layout,) = layouts
         places = {i for node in nodes for i in range(len(node.input)) if node.input[i] == name}
@@ -402,7 +446,9 @@ def quantized_weights(model: Model) -> dict[str, Quantized]:
     return out
 
 
-def _packed(model: Model, readers: Mapping[str, list[NodeProto]]) -> dict[str, Quantized]:
+def _packed(
+    model: Model, readers: Mapping[str, list[NodeProto]], fixed: set[str]
+) -> dict[str, Quantized]:
     """The weights with several codes in a byte, which nodes unpack for one DequantizeLinear."""
     stored = [name for name, _ in model.decomposed.packed.values()]
     out = {}
@@ -412,6 +458,7 @@ def _packed(model: Model, readers: Mapping[str, list[NodeProto]]) -> dict[str, Q
         if (
             layout is None
             or spec is None
+            or name in fixed
             or stored.count(name) > 1
             or len(readers[name]) > 8 // bits
         ):
@@ -467,7 +514,7 @@ def _scales_of_biases(
     pairs = {n.output[0]: n for n in graph.node if n.op_type == "DequantizeLinear"}
     out = {}
     for node in graph.node:
-        if node.op_type not in ("Conv", "Gemm") or len(node.input) < 3:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
             continue
         data, weight, bias = (pairs.get(name) for name in node.input[:3])
         if data is None or weight is None or bias is None or len(readers[node.input[2]]) > 1:
@@ -481,10 +528,10 @@ def _scales_of_biases(
     return out
 
 
-def _rounded(op: Ops, bias: Tensor, scale: Tensor) -> Tensor:
+def _rounded(op: Ops, bias: Tensor, scale: Tensor, divisor: Tensor) -> Tensor:
     """The value of the codes of a bias, whose gradient is that of the bias."""
-    whole = op.Round(bias / scale) * scale
-    return bias + op.stop_gradient(whole - bias)
+    codes = op.Clip(op.Round(bias / divisor), *map(float, _INTEGERS[TensorProto.INT32]))
+    return bias + op.stop_gradient(codes * scale - bias)
 
 
 def _layout(node: NodeProto, dtype: int) -> Quantized | None:

@@ -339,10 +339,11 @@ def _read_specs(model: onnx.ModelProto, options: Any, device: Device) -> dict[st
 def open_session(
     model: bytes, options: Any, device: Device, providers: list[Any] | None = None
 ) -> Any:
-    """A session on a device, without onnxruntime's fusions if these make operators without a kernel.
+    """A session on a device, without onnxruntime's fusions if these make a graph that it refuses.
 
-    ``providers`` replaces those of the device. Older versions also fuse Gemm and its activation in
-    float64, for which they have no kernel.
+    ``providers`` replaces those of the device. Older versions fuse Gemm and its activation in float64,
+    for which they have no kernel. From opset 21 on, the pass that moves a DequantizeLinear of int8 behind
+    a Transpose or Reshape writes a type that the pass from int8 to uint8 does not change.
 
     Raises:
         Exception: any that onnxruntime raises.
@@ -353,8 +354,16 @@ def open_session(
     try:
         return keep_alive(onnxruntime.InferenceSession(model, options, providers=providers))
     except Exception as error:  # onnxruntime has its own exception classes, made in C++
+        if "does not match y_zero_point type" in str(error):
+            without = ["QDQPropagationTransformer"]
+            return keep_alive(
+                onnxruntime.InferenceSession(
+                    model, options, providers=providers, disabled_optimizers=without
+                )
+            )
         levels = onnxruntime.GraphOptimizationLevel
         fused = "com.microsoft" in str(error) and b"com.microsoft" not in model
+        fused |= "qdq_actions" in str(error)  # a weight of the graph that a branch reads
         if not fused or options.graph_optimization_level != levels.ORT_ENABLE_ALL:
             raise
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC

@@ -1,0 +1,225 @@
+"""Quantized weights in unusual places of a graph: moved, shared, without a scale, read by branches.
+
+The class of mistakes: a prediction that differs from the file before any step, a gradient that is not
+finite, a file that is refused, and codes that change although their weight was not trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from ortflex_core import Array
+from tests.plugins import quantized_forms as forms
+from tests.plugins.quantized_checks import Y, check_layout, run, train
+
+made = helper.make_node
+RNG = np.random.default_rng(3)
+
+
+def codes(*shape: int, kind: Any = np.int8) -> Array:
+    low = np.iinfo(kind).min // 2
+    return RNG.integers(low, low + 128 if kind == np.int8 else 255, shape).astype(kind)
+
+
+def scales(*shape: int) -> Array:
+    return RNG.uniform(0.003, 0.006, shape).astype(np.float32)
+
+
+def network(nodes: list[Any], weights: dict[str, Any], opset: int = 17) -> ModelProto:
+    model = forms.network(nodes, weights, 8, opset=opset)
+    model.ir_version = 10 if opset > 19 else 8
+    return model
+
+
+def check_agreement(model: ModelProto, trained: set[str], **settings: Any) -> None:
+    """Fail unless predictions are those of the file, before and after steps that change only weights."""
+    for steps in (0, 3):
+        trainer, exported, x = train(model, steps, **settings)
+        assert set(trainer.get_state()) == trained
+        wanted = run(exported, x)
+        np.testing.assert_allclose(trainer.predict(x), wanted, rtol=1e-5, atol=1e-5)
+        assert all(np.isfinite(values).all() for values in trainer.get_state().values())
+        check_layout(model, exported, trained if steps else set())
+
+
+MOVES: dict[str, list[Any]] = {
+    "Transpose": [made("Transpose", ["w"], ["v"], perm=[1, 0])],
+    "Reshape": [made("Reshape", ["w", "shape"], ["v"])],
+    "Squeeze": [made("Unsqueeze", ["w", "first"], ["u"]), made("Squeeze", ["u", "first"], ["v"])],
+}
+
+
+@pytest.mark.parametrize("zero", [None, 0, 3])
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("move", MOVES)
+def test_a_weight_that_is_moved_behind_its_scale_predicts_as_the_file(
+    move: str, opset: int, kind: Any, zero: int | None
+) -> None:
+    """onnxruntime moves such a DequantizeLinear, by passes that do not know every type."""
+    size = (4, 8) if move == "Transpose" else (8, 4)
+    weights: dict[str, Any] = {"W": codes(*size, kind=kind), "s": scales()}
+    weights |= {"shape": np.array([8, 4]), "first": np.array([0])}
+    pair = ["W", "s"]
+    if zero is not None:
+        weights["z"] = np.array(zero, kind)
+        pair.append("z")
+    nodes = [made("DequantizeLinear", pair, ["w"]), *MOVES[move], made("MatMul", ["x", "v"], ["y"])]
+    check_agreement(network(nodes, weights, opset), {"W"})
+
+
+def test_integers_that_are_moved_before_their_scale_predict_as_the_file() -> None:
+    nodes = [
+        made("Reshape", ["W", "shape"], ["q"]),
+        made("DequantizeLinear", ["q", "s"], ["w"]),
+        made("MatMul", ["x", "w"], ["y"]),
+    ]
+    weights = {"W": codes(32), "s": scales(), "shape": np.array([8, 4])}
+    check_agreement(network(nodes, weights), {"W"})
+
+
+@pytest.mark.parametrize("layout", ["channels", "blocks", "packed"])
+def test_a_scale_of_0_leaves_its_codes_and_the_others_train(layout: str) -> None:
+    """The scale of a channel or a block of zeros; its codes may be any.
+
+    The gradients of the others are those of a file without it.
+    """
+    weights = {"W": codes(8, 4), "s": scales(4)}
+    nodes = [made("DequantizeLinear", ["W", "s"], ["w"], axis=1), made("MatMul", ["x", "w"], ["y"])]
+    where: Any = np.s_[:, 1]
+    if layout == "blocks":
+        weights["s"] = scales(2, 4)
+        nodes[0] = made("DequantizeLinear", ["W", "s"], ["w"], axis=0, block_size=4)
+        where = np.s_[:4, 1]
+    elif layout == "packed":
+        weights = {"W": RNG.integers(0, 255, (4, 1, 8)).astype(np.uint8), "s": scales(4)}
+        sizes = {"K": 8, "N": 4, "bits": 4, "block_size": 16, "accuracy_level": 1}
+        nodes = [made("MatMulNBits", ["x", "W", "s"], ["y"], domain="com.microsoft", **sizes)]
+        where = np.s_[1]
+    states = []
+    for first in (0.0, 1e-9):
+        changed = {**weights, "s": weights["s"].copy()}
+        changed["s"][(0, 1) if layout == "blocks" else 1] = first
+        model = network(nodes, changed, 21)
+        if layout == "packed":
+            model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+        trainer, exported, x = train(model)
+        check_layout(model, exported, {"W"})
+        written = forms.arrays(exported)["W"]
+        if not first:
+            np.testing.assert_array_equal(written[where], weights["W"][where])
+        np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)
+        states.append(written)
+    other = np.ones(weights["W"].shape, bool)
+    other[where] = False
+    np.testing.assert_array_equal(states[0][other], states[1][other])
+    assert not np.array_equal(states[0][other], weights["W"][other])
+
+
+def branches(inside: bool) -> list[Any]:
+    """``If`` of two products by the weight, which the graph reads, too."""
+
+    def branch(factor: str) -> Any:
+        nodes = [
+            *([made("DequantizeLinear", ["W", "s"], ["v"], axis=1)] if inside else []),
+            made("MatMul", ["x", "v" if inside else "w"], ["p"]),
+            made("Mul", ["p", factor], ["b"]),
+        ]
+        out = helper.make_tensor_value_info("b", TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, factor, [], [out])
+
+    return [
+        made("DequantizeLinear", ["W", "s"], ["w"], axis=1),
+        made("ReduceSum", ["x"], ["sum"], keepdims=0),
+        made("Greater", ["sum", "none"], ["positive"]),
+        made("If", ["positive"], ["i"], then_branch=branch("two"), else_branch=branch("three")),
+        made("MatMul", ["x", "w"], ["t"]),
+        made("Add", ["t", "i"], ["h"]),
+        made("MatMul", ["h", "V"], ["y"]),
+    ]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_codes_that_a_branch_reads_itself_stay(inside: bool) -> None:
+    """onnxruntime's own passes refuse the second file, which runs without them."""
+    numbers = {"two": 2.0, "three": 3.0, "none": 0.0}
+    weights = {"W": codes(8, 4), "s": scales(4), "V": np.eye(4, dtype=np.float32)}
+    weights |= {name: np.array(value, np.float32) for name, value in numbers.items()}
+    check_agreement(network(branches(inside), weights), {"V"} if inside else {"V", "W"})
+
+
+def test_codes_that_are_an_output_stay() -> None:
+    nodes = [
+        made("DequantizeLinear", ["W", "s"], ["w"], axis=1),
+        made("MatMul", ["x", "w"], ["h"]),
+        made("MatMul", ["h", "V"], ["y"]),
+    ]
+    weights = {"W": codes(8, 4), "s": scales(4), "V": np.eye(4, dtype=np.float32)}
+    model = network(nodes, weights)
+    model.graph.output.append(helper.make_tensor_value_info("W", TensorProto.INT8, [8, 4]))
+    trainer, exported, x = train(model)
+    assert set(trainer.get_state()) == {"V"}
+    check_layout(model, exported, {"V"})
+    wanted = run(exported, x)
+    np.testing.assert_allclose(trainer.predict(x, "y"), wanted, rtol=0, atol=0.01 * wanted.max())
+
+
+@pytest.mark.parametrize("operator", ["Gemm", "ConvTranspose"])
+@pytest.mark.parametrize("unit", ["product", "coarse"])
+def test_a_bias_of_int32_is_rounded_in_every_step(operator: str, unit: str) -> None:
+    """By its own scale, whether or not that is the product of the scales of data and weight.
+
+    Beside fake quantization in float64; half a code of the bias is more than float32's rounding.
+    """
+    torch = pytest.importorskip("torch")
+    data, own = np.float32(0.02), np.float32(0.05)
+    scale = np.float32(data * own) if unit == "product" else np.float32(0.03)
+    pair = ["data", "place"]
+    nodes = [
+        made("QuantizeLinear", ["x", *pair], ["q"]),
+        made("DequantizeLinear", ["q", *pair], ["d"]),
+        made("DequantizeLinear", ["W", "s"], ["w"]),
+        made("DequantizeLinear", ["b", "t"], ["c"]),
+    ]
+    if operator == "Gemm":
+        nodes += [made("Gemm", ["d", "w", "c"], ["y"])]
+    else:
+        nodes += [made("Reshape", ["d", "image"], ["e"]), made("Reshape", ["w", "kernel"], ["k"])]
+        nodes += [
+            made("ConvTranspose", ["e", "k", "c"], ["z"]),
+            made("Reshape", ["z", "rows"], ["y"]),
+        ]
+    weights: dict[str, Any] = {
+        "W": codes(8, 4),
+        "s": own,
+        "b": codes(4).astype(np.int32),
+        "t": scale,
+    }
+    weights |= {"data": data, "place": np.uint8(128), "image": np.array([-1, 8, 1, 1])}
+    weights |= {"kernel": np.array([8, 4, 1, 1]), "rows": np.array([-1, 4])}
+    model = network(nodes, weights)
+    trainer, exported, x = train(model, 4, optimizer="sgd", learning_rate=0.05)
+    check_layout(model, exported, {"W", "b"})
+    np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)
+
+    def rounded(value: Any, step: Any, low: int, high: int) -> Any:
+        whole = torch.clip(torch.round(value / float(step)), low, high) * float(step)
+        return value + (whole - value).detach()
+
+    real = np.clip(np.rint(x / data) + 128, 0, 255).astype(np.float64) - 128
+    rows = torch.tensor(real * np.float64(data))
+    w = torch.tensor(weights["W"] * np.float64(own), requires_grad=True)
+    b = torch.tensor(weights["b"] * np.float64(scale), requires_grad=True)
+    optimizer = torch.optim.SGD([w, b], 0.05)
+    for _ in range(4):
+        optimizer.zero_grad()
+        y = rows @ rounded(w, own, -128, 127) + rounded(b, scale, -(2**31), 2**31 - 1)
+        torch.nn.functional.mse_loss(y, torch.tensor(Y, dtype=torch.float64)).backward()
+        optimizer.step()
+    for name, value in {"W": w, "b": b}.items():
+        wanted = value.detach().numpy()
+        np.testing.assert_allclose(trainer.get_state()[name], wanted, rtol=1e-5, atol=1e-5)
