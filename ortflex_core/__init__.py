@@ -111,7 +111,7 @@ PUBLIC = {
     "compiler.programs.formulas": "Formula",
     "compiler.programs.gradient_model": "gradient_model",
     "compiler.programs.rebuild": "optimize",
-    "compiler.programs.stages": "forward_program loss_program stops_gradients training_program",
+    "compiler.programs.stages": "forward_program loss_ports loss_program stops_gradients training_program",
     "compiler.programs.step": "gradient_program NORM step_program update_program",
     "compiler.programs.updates": "adding_program batch_gradient global_norm",
     "compiler.runtime.host_memory": "array_at",

@@ -286,6 +286,7 @@ from ortflex_core.compiler.programs.gradient_model import gradient_model as grad
 from ortflex_core.compiler.programs.rebuild import optimize as optimize
 from ortflex_core.compiler.programs.stages import (
     forward_program as forward_program,
+    loss_ports as loss_ports,
     loss_program as loss_program,
     stops_gradients as stops_gradients,
     training_program as training_program,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import add
 from typing import Any, ClassVar
 
 import attrs
@@ -42,6 +43,7 @@ from ortflex_core import (
     binding_counts,
     forward_program,
     install_command,
+    loss_ports,
     loss_program,
     ports_of,
     read_into,
@@ -116,7 +118,7 @@ def _of(key: Key) -> str | None:
 class _AgentBindings:
     """The bindings for batches of one shape."""
 
-    __slots__ = ("cotangents", "data", "feeds", "loss", "loss_value", "predicted", "scales")
+    __slots__ = ("costs", "cotangents", "data", "feeds", "loss", "predicted", "scales")
 
     def __init__(self, engine: TrainingAgentEngine, batch: Batch) -> None:
         agent = engine._agent
@@ -152,12 +154,15 @@ class _AgentBindings:
         self.cotangents = agent.pack([cotangents[key] for key in wanted])
         hosts = HostVector(engine._loss, engine.device, engine._constants)
         self.scales = Scales(engine.problem, hosts)
-        cost = engine.device.empty([], engine._loss.gives[_LOSS].numpy)
-        self.loss_value = Scalar(engine.device, cost)
+        gives = engine._loss.gives
+        costs: dict[Key, Value] = {
+            port: engine.device.empty([], gives[port].numpy) for port in engine._costs
+        }
+        self.costs = [Scalar(engine.device, value) for value in costs.values()]
         slopes: dict[Key, Value] = {
             Port("gradient", of=_of(key)): value for key, value in cotangents.items()
         }
-        self.loss = engine.bind(engine._loss, hosts, {**values, **inputs}, {_LOSS: cost, **slopes})
+        self.loss = engine.bind(engine._loss, hosts, {**values, **inputs}, {**costs, **slopes})
 
 
 class TrainingAgentEngine(TwinEngine):
@@ -171,6 +176,7 @@ class TrainingAgentEngine(TwinEngine):
         names = problem.parameters
         self._forward = forward_program(problem, ort_gradients.rewrite(problem))
         self._loss = loss_program(problem)
+        self._costs = [_LOSS, *loss_ports(problem)]
         self._update = update_program(problem)
         takes, gives = self._forward.takes, self._forward.gives
         state = {n: model.initializer(n) for n in names}
@@ -200,7 +206,7 @@ class TrainingAgentEngine(TwinEngine):
             self._first_fetched = list(map(self._fetches, self._sum.twins.versions))
         self._exchange: GradientExchange | None = None
         if problem.peers is not None:
-            self._exchange = GradientExchange(problem.peers, state, 1)
+            self._exchange = GradientExchange(problem.peers, state, len(self._costs))
             assert self._sum is not None
             self._direct = self._sum.share(self._exchange)
         self._constants = problem.constants()
@@ -255,44 +261,46 @@ class TrainingAgentEngine(TwinEngine):
         steps = split(batches, len(rates), self.problem.updating.accumulate)
         return ReadLosses([self._one(b, r) for b, r in zip(steps, rates, strict=True)])
 
-    def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, float]:
+    def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, ...]:
         now = self._weights.current
         several, total, exchange = len(batches) > 1, self._sum, self._exchange
         denominators = total_denominators(batches) if several else batches[0].denominators
-        loss = 0.0
+        costs = (0.0,) * len(self._costs)
         if total is None:
-            loss = self._gradient(batches[0], denominators, self._fetched)
+            costs = self._gradient(batches[0], denominators, self._fetched)
         elif exchange is not None:
             for start, own, present in exchange.peers.rounds(len(batches)):
                 if own is not None:
-                    exchange.costs[0] = self._gradient(batches[own], denominators, self._fetched)
+                    exchange.costs[:] = self._gradient(batches[own], denominators, self._fetched)
                     read_into(self.device, self._gradients, exchange.own)
-                for (cost,) in exchange.add(start, present):
-                    loss += cost
+                for more in exchange.add(start, present):
+                    costs = tuple(map(add, costs, more))
             if not self._direct:
                 total.twins.write(exchange.sums, "sum")
         else:
             first = self._first_fetched[total.twins.current]
-            loss = self._gradient(batches[0], denominators, first)
+            costs = self._gradient(batches[0], denominators, first)
             for batch in batches[1:]:
-                loss += self._gradient(batch, denominators, self._fetched)
+                costs = tuple(map(add, costs, self._gradient(batch, denominators, self._fetched)))
                 total.add()
         self._update_hosts.update({_RATE: rate, _COUNTER: self._step + 1})
         self._updates[now, 0 if total is None else total.twins.current].run()
         self._weights.current = self._slots.current = 1 - now
         self._step += 1
-        return loss, 0.0 if self._penalty is None else self._penalty.read()
+        loss, *each = costs
+        return loss, 0.0 if self._penalty is None else self._penalty.read(), *each
 
-    def _gradient(self, batch: Batch, denominators: Sequence[float], into: Any) -> float:
-        """The gradients of one batch; returns its loss."""
+    def _gradient(
+        self, batch: Batch, denominators: Sequence[float], into: Any
+    ) -> tuple[float, ...]:
+        """The gradients of one batch; returns its loss, and each of several losses."""
         plan = self._plan(batch)
         plan.data.fill(batch)
         state = self._agent.forward(plan.feeds[self._weights.current], plan.predicted)
         plan.scales.set(denominators)
         plan.loss.run()
         self._agent.backward(plan.cotangents, into, state)
-        loss: float = plan.loss_value.read()
-        return loss
+        return tuple(cost.read() for cost in plan.costs)
 
     def gradients(self) -> dict[str, Array]:
         """Copies of the last step's gradients of the loss, without the penalty's part."""

@@ -44,6 +44,7 @@ from ortflex_core import (
     error_reason,
     install_command,
     keep_alive,
+    loss_ports,
     ports_of,
     session_options,
     stops_gradients,
@@ -252,6 +253,7 @@ class TrainingSessionEngine(DeviceEngine):
         self._loss = Scalar(device, costs[Port("loss")])
         penalty = costs.get(Port("penalty"))
         self._penalty = None if penalty is None else Scalar(device, penalty)
+        self._each = [Scalar(device, costs[port]) for port in loss_ports(problem)]
         self._weights: dict[str, Value] | None = None
         self._copied = 0
         self._plans = PlanCache[tuple[DataBuffers, Binder]]()
@@ -334,7 +336,7 @@ class TrainingSessionEngine(DeviceEngine):
             binder.run()
             self._step += 1
             penalty = self._penalty.read() if self._penalty is not None else 0.0
-            out.append((self._loss.read(), penalty))
+            out.append((self._loss.read(), penalty, *(cost.read() for cost in self._each)))
         return ReadLosses(out)
 
     @property

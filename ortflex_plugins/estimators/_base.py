@@ -200,7 +200,7 @@ class OrtEstimator(BaseEstimator):
 
     def _start(self) -> None:
         """Read the model that the training starts from, if it is not built."""
-        self._given = None if self._built else given(self)
+        self._given: onnx.ModelProto | None = None if self._built else given(self)
         inputs = () if self._given is None else Model(self._given).inputs
         self._reads_objects = len(inputs) > 1 or any(map(is_text, inputs))
 
@@ -213,6 +213,7 @@ class OrtEstimator(BaseEstimator):
             dtype = self._dtype(X)
             proto = perceptron(X.shape[1], layers, outputs, self.activation, random, dtype)
         else:
+            assert self._given is not None
             proto = _parameters.edited(self, self._given, random)
             self._given = None
         self._set_model(proto)

@@ -217,20 +217,32 @@ def loss_program(problem: Problem) -> Program:
     """The graph of the loss and its gradients.
 
     Its inputs are the predicted tensors, with the port "output" of each, labels and weights; its outputs
-    are the loss and the gradient of each predicted tensor.
+    are the loss, each of several losses (:func:`loss_ports`) and the gradient of each predicted tensor.
     """
     trace = problem.trace()
     specs = problem.predicted_specs
     values = {n: trace.input(Port("output", of=n), s.dtype, s.shape) for n, s in specs.items()}
     with trace.part("loss"):
         losses = trace_losses(trace, problem, values)
-        outputs = {LOSS: add_up([loss.cost for loss in losses])}
+        outputs = _costs(problem, losses)
     with trace.part("backward"):
         pairs = [pair for loss in losses for pair in loss.gradients(problem)]
         for name, predicted in values.items():
             if parts := [gradient for tensor, gradient in pairs if tensor is predicted]:
                 outputs[Port("gradient", of=name)] = add_up(parts)
     return build(trace, outputs, name="loss")
+
+
+def loss_ports(problem: Problem) -> list[Port]:
+    """The ports of each of several losses, none for a single one, in programs that add them up."""
+    count = len(problem.terms)
+    return [Port("loss", of=str(k)) for k in range(count)] if count > 1 else []
+
+
+def _costs(problem: Problem, losses: Sequence[TracedLoss]) -> dict[Port, Tensor]:
+    """The sum of the losses, then each of several."""
+    costs = [loss.cost for loss in losses]
+    return {LOSS: add_up(costs), **dict(zip(loss_ports(problem), costs, strict=False))}
 
 
 def penalty_cost(trace: Trace, problem: Problem, weights: Mapping[str, Tensor]) -> Tensor | None:
@@ -301,20 +313,21 @@ def _forward(
 def training_program(problem: Problem, rewrite: Rewrite | None = None) -> Program:
     """Model, losses and penalties as one graph: the objective, then its two terms if there are two.
 
-    Ports: "objective", "loss" and "penalty", or "loss" alone.
+    Ports: "objective", "loss" and "penalty", or "loss" alone; then each of several losses.
     """
     trace = problem.trace()
     values = _forward(trace, problem, problem.predicted, rewrite)
     with trace.part("loss"):
-        loss = add_up([t.cost for t in trace_losses(trace, problem, values)])
+        costs = _costs(problem, trace_losses(trace, problem, values))
+    loss = costs[LOSS]
     weights = {n: trace.inputs[Port("parameter", of=n)] for n in problem.parameters}
     penalty = penalty_cost(trace, problem, weights)
     if penalty is None:
-        return build(trace, {LOSS: loss}, name="training", rows=problem.batch_size)
+        return build(trace, costs, name="training", rows=problem.batch_size)
     with trace.part("loss"):
         # Scalars of different precision cannot be added; the penalty is cast to the loss's.
         penalty = trace.op.Cast(penalty, to=loss.dtype)
-        outputs = {Port("objective"): loss + penalty, LOSS: loss, PENALTY: penalty}
+        outputs = {Port("objective"): loss + penalty, **costs, PENALTY: penalty}
     return build(trace, outputs, name="training", rows=problem.batch_size)
 
 
