@@ -43,16 +43,14 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     "the file 'no_such_folder/train.toml' does not exist"
     """
     place = Path(path)
+    if place.is_dir():
+        return f"{label or os.fspath(path)!r} is a folder; give the file that is in it"
     text = f"the file {label or os.fspath(path)!r} does not exist"
-    try:
+    neighbors = []
+    with contextlib.suppress(OSError):
         neighbors = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
-    except OSError:
-        neighbors = []
-    return (
-        f"{text}; {suggest(place.name, neighbors)} (in {str(place.parent)!r})"
-        if neighbors
-        else text
-    )
+    near = f"; {suggest(place.name, neighbors)} (in {str(place.parent)!r})"
+    return text + (near if neighbors else "")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

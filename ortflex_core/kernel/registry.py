@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from ortflex_core.kernel import class_paths
 from ortflex_core.kernel.class_paths import DataFile
 from ortflex_core.kernel.component import Component
@@ -35,6 +37,7 @@ from ortflex_core.kernel.kinds import TABLES as TABLES
 from ortflex_core.kernel.kinds import Kinds
 
 _ARGUMENT = re.compile(r"[^\w]")
+_FIELD: type = type(attrs.field())  # of a class without its decorator
 
 
 class Registry:
@@ -157,6 +160,9 @@ class Registry:
                 f"{entry.described} does not define {missing}, which every {singular(self.kind)} "
                 f"needs. {entry.remedy}"
             )
+        elif fields := [name for name, value in vars(loaded).items() if isinstance(value, _FIELD)]:
+            bare = f"declares {', '.join(fields)} without the decorator @attrs.frozen(kw_only=True)"
+            raise BrokenPlugin(f"{entry.described} {bare}. {entry.remedy}")
         return loaded
 
     def entry_of(self, component: object) -> Entry | None:

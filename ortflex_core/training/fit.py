@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -13,7 +14,13 @@ import attrs
 from ortflex_core.compiler.problem.description import shared_parameters
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.calling import checked_rate
-from ortflex_core.kernel.errors import ConfigError, GraphError, Unsupported, short_repr
+from ortflex_core.kernel.errors import (
+    ConfigError,
+    DataError,
+    GraphError,
+    Unsupported,
+    short_repr,
+)
 from ortflex_core.kernel.hooks import Callback, declares, hook
 from ortflex_core.kernel.loop import Loop, beginning
 from ortflex_core.kernel.plan import TrainingPlan
@@ -75,13 +82,15 @@ def fit(
     if stratify and not isinstance(validation_data, float):
         raise ConfigError(
             "stratify: it holds out the same fraction of each class, so validation_data (validation in a "
-            f"recipe) has to be a fraction, got {short_repr(validation_data)}"
+            f"recipe) has to be a fraction, got {short_repr(validation_data)}; set a fraction, such as "
+            "0.2, or leave stratify out for other rows"
         )
     whole = feed
     if isinstance(validation_data, float):
         feed, validation = feed.split(validation_data, settings.seed, stratify=stratify)
     elif validation_data is not None:
-        validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
+        with _of_validation():
+            validation = feed_of(*held_out(validation_data, internals.setup.needs_labels))
     internals = calibrated(feed)
     training = None
     if internals.arguments["receipt"]:
@@ -95,7 +104,10 @@ def fit(
             _log.warning("%s", line)
     source = open_once(preparing)
     alter = partial(add_batch_hooks, internals, settings, preparing)
-    validate = None if validation is None else internals.live.scorer(validation, peers, keep=True)
+    validate = None
+    if validation is not None:
+        with _of_validation():
+            validate = _of_validation()(internals.live.scorer(validation, peers, keep=True))
     if peers is not None and validation is not None:
         peers.agree("validation", agreement.validation_facts(validation.first))
     internals.feed = feed
@@ -103,6 +115,17 @@ def fit(
         return train(internals, settings, source, validate, alter, training)
     finally:
         internals.feed = None
+
+
+@contextmanager
+def _of_validation() -> Iterator[None]:
+    """Say in an error about data that they are those of the validation."""
+    try:
+        yield
+    except DataError as error:
+        if str(error).startswith("validation"):
+            raise
+        raise DataError(f"validation data: {error}") from error
 
 
 def prepare(

@@ -63,6 +63,12 @@ def open_run(
     trained = run / "trained.onnx"
     for path in (run / "recipe.toml", trained):
         if not path.is_file():
+            if path == trained and (run / "checkpoints").is_dir():
+                raise ConfigError(
+                    f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; finish the "
+                    f"run with `ortflex train RECIPE --resume {run}`, or give one of the checkpoints in "
+                    f"{str(run / 'checkpoints')!r}"
+                )
             raise ConfigError(
                 f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; give a folder "
                 "that `ortflex train` wrote, or a recipe"

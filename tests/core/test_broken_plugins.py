@@ -379,3 +379,21 @@ def test_epoch_line_of_the_recipe_wins_over_the_automatic_one(tmp_path: Path) ->
 def test_every_error_is_of_the_family() -> None:
     assert issubclass(BrokenPlugin, PluginError)
     assert issubclass(PluginError, OrtflexError)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"scale": 2.0}])
+def test_a_class_without_the_decorator_says_so(parameters: dict[str, Any], tmp_path: Path) -> None:
+    """Its fields would be objects of attrs, and its parameters unknown."""
+    code = (
+        "from ortflex_core import Loss, hyper\n\n\n"
+        "class Mine(Loss):\n    name = 'mine'\n    scale: float = hyper(default=1.0)\n\n"
+        "    def per_sample(self, op, predicted, expected):\n"
+        "        return self.scale * op.Abs(predicted - expected)\n"
+    )
+    decorated = code.replace("class Mine", "@attrs.frozen(kw_only=True)\nclass Mine")
+    for name, text in (("bare", code), ("good", f"import attrs\n{decorated}")):
+        (tmp_path / f"{name}.py").write_text(text)
+    loss = {"target": f"{tmp_path}/bare.py:Mine", **parameters}
+    with pytest.raises(BrokenPlugin, match=r"declares scale without the decorator @attrs\.frozen"):
+        make(models.linear(), loss=loss)
+    make(models.linear(), loss={**loss, "target": f"{tmp_path}/good.py:Mine"}).fit(*regression())

@@ -196,6 +196,12 @@ class TestCheckpoints:
         ):
             Trainer.resume(tmp_path / "run")
 
+    def test_a_run_that_ended_before_its_first_checkpoint(self, tmp_path):
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        (tmp_path / "run" / "history.csv").write_text("epoch\n")
+        with pytest.raises(CheckpointError, match=r"before its first checkpoint\. Start the run"):
+            Trainer.resume(tmp_path / "run")
+
 
 class Squared(Loss):
     name = "squared"
@@ -289,4 +295,78 @@ def test_a_list_of_another_length_than_the_inputs_is_called_a_list(X):
         made.fit([X, X, X], labels)
     with pytest.raises(DataError, match="X is one array, but there are 2 inputs"):
         made.fit(X, labels)
+    with pytest.raises(DataError, match="X is None, expected an array"):
+        made.fit(None, labels)
+    with pytest.raises(DataError, match=r"X is the string 'data\.npz'"):
+        made.fit("data.npz", labels)
     made.fit([X, X], labels)
+
+
+class TestValidation:
+    """An error of the validation data says so: the training data may have the same names and shapes."""
+
+    GOOD = np.zeros((ROWS, 4), np.float32), np.arange(ROWS) % 3
+    WRONG = {  # noqa: RUF012
+        "shape": (np.zeros((ROWS, 5), np.float32), GOOD[1]),
+        "not finite": (np.full((ROWS, 4), np.nan, np.float32), GOOD[1]),
+        "text": (np.zeros((ROWS, 4), "U1"), GOOD[1]),
+        "empty": (GOOD[0][:0], GOOD[1][:0]),
+        "class": (GOOD[0], np.full(ROWS, 3)),
+        "rows": (GOOD[0], GOOD[1][1:]),
+        "type": (GOOD[0], GOOD[1].astype(np.float32)),
+        "no labels": (GOOD[0], None),
+    }
+
+    @pytest.mark.parametrize("case", WRONG)
+    @pytest.mark.parametrize("batches", [False, True])
+    def test_arrays_and_batches(self, case, batches):
+        made = trainer("softmax_cross_entropy")
+        wrong = [self.WRONG[case]] if batches else self.WRONG[case]
+        with pytest.raises(DataError, match=r"^validation"):
+            made.fit(*self.GOOD, validation_data=wrong)
+        made.fit(*self.GOOD, validation_data=self.GOOD)
+
+    @pytest.mark.parametrize(
+        ("wrong", "text"),
+        [
+            (20, "a fraction > 0 and < 1, got 20"),
+            (0, "a fraction > 0 and < 1, got 0"),
+            ("val.npz", r"got 'val\.npz'"),
+            ((np.zeros((3, 4), np.float32),), "got tuple of 1"),
+            (1.0, r"must be > 0 and < 1.* 1\.0 of 12 rows does not"),
+            (0.01, r"must be > 0 and < 1.* 0\.01 of 12 rows is 0"),
+        ],
+    )
+    def test_what_is_no_validation_data(self, wrong, text):
+        with pytest.raises(DataError, match=text):
+            trainer("softmax_cross_entropy").fit(*self.GOOD, validation_data=wrong)
+
+
+@pytest.mark.parametrize(
+    ("taken", "given"), [((3, 6, 5), (6, 5, 3)), ((6, 5, 3), (3, 6, 5)), ((1, 8, 8), (8, 8, 1))]
+)
+def test_channels_on_the_other_axis_have_the_transpose_that_fits(taken, given):
+    """The message is tried: what it says is evaluated, and the result trains."""
+    weight = np.full((int(np.prod(taken)), 1), 0.1, np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("MatMul", ["f", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *taken])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = Trainer(proto, loss="squared_error", epochs=1, progress=False)
+    X, y = np.zeros((ROWS, *given), np.float32), np.zeros((ROWS, 1), np.float32)
+    with pytest.raises(DataError, match=r"X\.transpose\(.*\) fits") as caught:
+        made.fit(X, y)
+    order = str(caught.value).split("transpose(")[1].split(")")[0]
+    made.fit(X.transpose([int(k) for k in order.split(",")]), y)
+
+
+@pytest.mark.parametrize("path", ["", "."])
+def test_a_folder_in_place_of_a_file(path):
+    with pytest.raises(ModelError, match="is a folder"):
+        Trainer(path, loss="squared_error")
+    with pytest.raises(ConfigError, match="is a folder"):
+        trainer({"name": "distillation", "teacher": path or "./", "alpha": 1.0})

@@ -168,6 +168,11 @@ def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> No
     result = ortflex(command, "run", "none.npz")
     assert result.exit_code == 1
     assert "none.npz' does not exist" in result.output
+    assert ortflex("train", "train.toml", "output=kept", 'callbacks=["checkpoint"]').exit_code == 0
+    Path("kept/trained.onnx").unlink()  # as after a kill
+    result = ortflex(command, "kept")
+    assert "ortflex train RECIPE --resume kept" in result.output
+    assert "one of the checkpoints in 'kept/checkpoints'" in result.output
 
 
 def test_a_model_a_checkpoint_and_a_single_array(folder: Path) -> None:

@@ -350,9 +350,17 @@ def _read(given: Path, model: bool) -> Checkpoint:
         missing = no_file(given).replace("the file", "the folder", 1)
         text = f"{str(given)!r} is not a checkpoint: {missing}"
     elif (given / "history.csv").is_file():  # a run folder
+        trained = (given / "trained.onnx").is_file()
+        if (given / "checkpoints").is_dir():
+            text += ": this run ended before its first checkpoint"
+        else:
+            text += (
+                ": this run wrote no checkpoints, which is the task of the callback checkpoint "
+                '(callbacks = ["checkpoint"] in the recipe)'
+            )
         raise CheckpointError(
-            f"{text}: this run wrote no checkpoints, which is the task of the callback checkpoint "
-            '(callbacks = ["checkpoint"] in the recipe). Its trained.onnx is a model to start from'
+            f"{text}. "
+            + ("Its trained.onnx is a model to start from" if trained else "Start the run again")
         )
     raise CheckpointError(
         f"{text}; pass the folder that Trainer.save or the checkpoint callback wrote{what}"

@@ -124,6 +124,8 @@ def _named(
         return {n: _array(v, f"{what}[{n!r}]") for n, v in zip(names, given, strict=True)}
     if len(names) != 1:
         is_list = isinstance(given, list | tuple)
+        if not is_list and not hasattr(given, "columns"):
+            _array(given, what)  # None, a path
         given_as = f"a list of {len(given)}" if is_list else "one array"
         raise DataError(
             f"{what} is {given_as}, but there are {len(names)} {word}s: pass a mapping "
@@ -261,7 +263,21 @@ def _check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
         not isinstance(w, int) or h == w for h, w in zip(shape, want[1:], strict=True)
     ):
         text += f"; if it is a single row, pass {what}[None]"
+    elif axis := _channels(shape, want):
+        order = "0, 3, 1, 2" if axis == "last" else "0, 2, 3, 1"
+        text += f"; its channels are on the {axis} axis: {what}.transpose({order}) fits"
     raise DataError(text)
+
+
+def _channels(shape: tuple[int, ...], want: Shape) -> str:
+    """Where images have their channels if the model takes them elsewhere; "" if that is not the problem."""
+    if len(shape) != 4 or len(want) != 4:
+        return ""
+    rows, a, b, c = shape
+    for axis, sizes in (("last", (rows, c, a, b)), ("first", (rows, b, c, a))):
+        if all(not isinstance(w, int) or w == n for w, n in zip(want[1:], sizes[1:], strict=True)):
+            return axis
+    return ""
 
 
 def _check_range(array: Array, spec: TensorSpec, what: str) -> None:
@@ -329,8 +345,9 @@ def split(
     held = round(rows * fraction) if 0 < fraction < 1 else 0  # also true for nan
     if held == 0 or held == rows:
         raise DataError(
-            "a fraction as validation data must leave rows for both training and validation; "
-            f"{fraction!r} of {rows} rows is {held}"
+            "a fraction as validation data must be > 0 and < 1, and leave rows for both training and "
+            f"validation; {fraction!r} of {rows} rows "
+            + (f"is {held}" if 0 < fraction < 1 else "does not")
         )
     order = np.random.default_rng([seed, 0x5A11D]).permutation(rows)
     if stratify:

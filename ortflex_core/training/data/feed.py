@@ -344,9 +344,11 @@ def held_out(given: Any, labeled: bool = True) -> tuple[Any, Any, Any]:
         or (not labeled and hasattr(given, "__array__"))
     ):
         return given, None, None
+    kind = f"{given!r}" if isinstance(given, int | str) else type(given).__name__
+    kind = f"{kind} of {len(given)}" if isinstance(given, tuple | list) else kind
     raise DataError(
         "validation_data: expected (X, y), (X, y, sample_weight), a data source, an iterable of "
-        f"batches or a fraction, got {type(given).__name__}"
+        f"batches or a fraction > 0 and < 1, got {kind}"
     )
 
 
