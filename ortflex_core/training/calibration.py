@@ -70,7 +70,7 @@ class Observer:
         Raises:
             DataError: a value is not finite; names the tensor and the row.
         """
-        flat = values.reshape(len(values), -1)
+        flat = values.reshape(len(values) if values.ndim else 1, -1)
         if not np.isfinite(flat).all():
             row = int(np.argmin(np.isfinite(flat).all(axis=1))) + first
             raise DataError(

@@ -189,8 +189,12 @@ def test_a_quantizer_stands_next_to_other_arguments(arguments: dict[str, Any]) -
     np.testing.assert_allclose(run(made.export()), made.predict(X), rtol=1e-5, atol=1e-5)
 
 
-def test_a_normalization_is_folded_before_its_weight_is_rounded() -> None:
-    made = trainer(quantize={"activations": "none", "name": "minmax"})
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_normalization_is_folded_before_its_weight_is_rounded(weights: str) -> None:
+    """Also in a file whose opset is converted for its type."""
+    readable(weights=weights)
+    made = trainer(quantize={"activations": "none", "name": "minmax", "weights": weights})
+    assert "BatchNormalization" not in {n.op_type for n in made.export().graph.node}
     before, first = values_of(network()), made.get_state()
     factor = before["g"] / np.sqrt(before["variance"].astype(np.float64) + 1e-5)
     np.testing.assert_allclose(first["A"], before["A"] * factor[:, None, None, None], rtol=1e-6)
@@ -332,3 +336,80 @@ def test_constant_activations_have_a_scale() -> None:
         predicted = made.predict(np.full_like(X, value))
         assert np.isfinite(predicted).all()
         np.testing.assert_allclose(run(made.export(), np.full_like(X, value)), predicted, atol=1e-6)
+
+
+def gemms(bias: Any, **weights: Any) -> ModelProto:
+    """``relu(x·W + b)·V`` of eight inputs."""
+    nodes = [
+        make("Gemm", ["x", "W", "b"], ["h"], name="first"),
+        make("Relu", ["h"], ["r"], name="relu"),
+        make("MatMul", ["r", "V"], ["y"], name="last"),
+    ]
+    draw = np.random.default_rng(4)
+    arrays = {"W": draw.normal(0, 0.4, (8, 6)), "b": bias, "V": draw.normal(0, 0.4, (6, 3))}
+    tensors = [
+        numpy_helper.from_array(np.asarray(a, np.float32), n)
+        for n, a in {**arrays, **weights}.items()
+    ]
+    io = [models.floats("x", "N", 8)], [models.floats("y", "N", 3)]
+    graph = helper.make_graph(nodes, "g", *io, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+ROWS = np.random.default_rng(8).standard_normal((32, 8)).astype(np.float32)
+SMALL = np.random.default_rng(4).normal(0, 0.4, (8, 6)) * [1, 1, 1e-9, 1, 0, 1]
+BIASES = {
+    "one element": gemms(np.full(1, 0.3)),
+    "a row": gemms(np.linspace(-1, 1, 6)[None]),
+    "a number": gemms(0.3),
+    "weights of almost 0": gemms(np.linspace(-1, 1, 6), W=SMALL),
+}
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("case", BIASES)
+def test_a_bias_that_int32_does_not_hold_stays_in_float(case: str, per_channel: bool) -> None:
+    """The class: a bias of another shape than the scales, and one that is larger than its units allow.
+
+    The outputs are those of the float file, to a few codes; the trained file predicts the same.
+    """
+    model = BIASES[case]
+    made = trainer(model, {"per_channel": per_channel}, learning_rate=0.003)
+    made.calibrate(ROWS)
+    wanted = run(model, ROWS)
+    np.testing.assert_allclose(run(made.export(), ROWS), wanted, atol=0.03 * np.abs(wanted).max())
+    for _ in range(3):
+        made.step((ROWS, wanted + 1))
+    np.testing.assert_allclose(run(made.export(), ROWS), made.predict(ROWS), rtol=1e-5, atol=1e-5)
+    again = Trainer(made.export(), loss="squared_error")
+    np.testing.assert_allclose(again.predict(ROWS), made.predict(ROWS), rtol=1e-5, atol=1e-5)
+
+
+def test_an_activation_without_rows_is_calibrated() -> None:
+    """A sum of all elements of a product."""
+    nodes = [
+        make("MatMul", ["x", "W"], ["h"], name="first"),
+        make("ReduceSum", ["h"], ["sum"], name="sum", keepdims=0),
+        make("Add", ["h", "sum"], ["a"], name="add"),
+        make("MatMul", ["a", "V"], ["y"], name="last"),
+    ]
+    model = gemms(0.3)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    made = trainer(model, {"operators": ["MatMul", "Add", "ReduceSum"]})
+    made.calibrate(ROWS)
+    np.testing.assert_allclose(run(made.export(), ROWS), made.predict(ROWS), rtol=1e-5, atol=1e-4)
+
+
+def test_a_weight_that_is_computed_from_constants_has_a_note() -> None:
+    nodes = [
+        make("Transpose", ["W"], ["w"], name="turn"),
+        make("Gemm", ["x", "w", "b"], ["h"], name="first"),
+        make("MatMul", ["h", "V"], ["y"], name="last"),
+    ]
+    model = gemms(np.zeros(6), W=np.random.default_rng(4).normal(0, 0.4, (6, 8)))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    made = trainer(model)
+    assert made.model.quantization is not None
+    assert any("Transpose computes it" in note for note in made.model.quantization.notes)

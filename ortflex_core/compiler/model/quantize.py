@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from ortflex_core.compiler.graph.nodes import plain_domain, reads
+from ortflex_core.compiler.graph.nodes import plain_domain, reads, split_nodes
 from ortflex_core.compiler.graph.program import fresh_name
 from ortflex_core.compiler.model import packed_products
 from ortflex_core.compiler.model.editor import Editor
@@ -43,6 +43,8 @@ _STORED = (("INT2", 2, 25), ("INT4", 4, 21), ("INT8", 8, 13))
 """The types of weights: the name, the bits and the first opset of DequantizeLinear with them."""
 
 
+_LARGEST_BIAS = 2**27
+"""The largest code of a bias, so that there is room in int32 for smaller scales and larger biases."""
 _MOST_CONVERTED = 2**30
 """The largest number of bytes of a file whose opset is converted."""
 
@@ -90,6 +92,7 @@ def quantize_model(model: Model, quantizer: Quantizer) -> Model:
     editor = Editor(model, 0, WHERE)
     if opset > model.opset:
         editor.proto.CopyFrom(_upgraded(model, editor, opset))
+        editor.graph = editor.proto.graph  # a copy replaces the parts of a message
     _fold_normalizations(editor)
     origin = editor.result()
     out = _Placement(origin, quantizer, kinds, notes).result()
@@ -279,11 +282,11 @@ def _fold_normalizations(editor: Editor) -> None:
 
 
 def _store(editor: Editor, node: NodeProto, position: int, values: Array) -> None:
-    """A constant of a node with other values; it keeps its name where only this node reads it."""
+    """A constant of a node with other values; it keeps its name if only this node has it."""
     graph = editor.graph
     name = node.input[position] if len(node.input) > position else ""
     known = {t.name: t for t in graph.initializer}
-    if not name or len(editor.readers(name)) > 1:
+    if not name or len(editor.readers(name)) > 1 or name in editor.outputs:
         taken = {*known, *(o for n in graph.node for o in n.output)}
         name = fresh_name(name or f"{node.output[0]}/bias", taken)
         known[name] = graph.initializer.add()
@@ -312,6 +315,9 @@ class _Placement:
         self.outputs = {o.name for o in graph.output}
         self.constants = {t.name: t for t in graph.initializer}
         self.taken = {*self.producers, *self.constants, *(i.name for i in graph.input)}
+        free, _ = split_nodes(graph.node, [i.name for i in graph.input])
+        self.computed = {o for node in free for o in node.output}
+        """The tensors that do not depend on inputs."""
         self.weights: dict[str, list[_Weight]] = {}
         """The weights that become integers, with the nodes that read them."""
         self.points: dict[str, None] = {}
@@ -384,10 +390,16 @@ class _Placement:
             if name not in self.constants:
                 if self._is_float(name):
                     data.append(position)
+                if name in self.computed:
+                    self.notes.append(
+                        f"{name} is not stored as integers: {self.producers[name].op_type} computes it "
+                        "from constants; fold them first, as onnxruntime's offline optimization does"
+                    )
                 continue
             weight = self._weight(node, position)
             if weight is None:
-                self.notes.append(f"{name} stays in float: its type is not float32")
+                what = "it is a vector" if self._is_float(name) else "its type is not float32"
+                self.notes.append(f"{name} stays in float: {what}")
                 return
             self.weights.setdefault(name, []).append(weight)
             weighted = True
@@ -437,6 +449,7 @@ class _Placement:
             and tensor.data_type == TensorProto.FLOAT
             and len(tensor.dims) == 1
             and len(self.readers[bias]) == 1
+            and bias not in self.outputs
             and all(value == 1.0 for value in given.values())
         )
 
@@ -513,7 +526,7 @@ class _Placement:
             own = dict(read)
             bias = node.input[2] if len(node.input) > 2 else ""
             if bias in self.biases and node.input[1] in self.weights:
-                own[bias] = self._put_bias(bias, node)
+                own[bias] = self._put_bias(bias, node) or bias
             copy = NodeProto.FromString(node.SerializeToString())
             if node.output[0] in products:
                 copy.CopyFrom(products[node.output[0]])
@@ -658,11 +671,21 @@ class _Placement:
         return self.kinds[-1]
 
     def _put_bias(self, name: str, node: NodeProto) -> str:
-        """The int32 codes of a bias in units of the product of both scales."""
+        """The int32 codes of a bias in units of the product of both scales; "" if they do not fit.
+
+        That is so for weights that are almost 0, as those of a channel whose normalization is folded, and
+        for a bias of one element, which a Gemm repeats.
+        """
         tensor = self.constants[name]
         values = model_file.array_of(tensor, self.editor.model.files)
         data = self.scales[self.root(node.input[0])][1]
         scale = np.asarray(data * self.scales[node.input[1]][1], np.float32)
+        if scale.shape not in ((), values.shape):
+            return ""
+        if not (
+            np.abs(values.astype(np.float64)) <= _LARGEST_BIAS * scale.astype(np.float64)
+        ).all():
+            return ""
         own = self._constant(f"{name}/scale", scale, TensorProto.FLOAT)
         settings = {"axis": 0} if scale.ndim else {}
         layout = attrs.evolve(_layout(settings), name=name, scale=own)
