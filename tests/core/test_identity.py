@@ -127,6 +127,40 @@ def test_a_value_that_decides_whether_labels_are_read_changes_the_graph(
         np.testing.assert_allclose(trainer.step((x, y)), wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)])
+def test_groups_that_name_an_optimizer_have_parameters_of_their_own(
+    backend: str, order: tuple[int, ...]
+) -> None:
+    """Also after a training with a group that differs in nothing, and before it; torch is the oracle."""
+    torch = pytest.importorskip("torch")
+    plain = {"params": "W*", "rate": 1.0}
+    own = {"params": "W*", "optimizer": {"name": "adam", "beta1": 0.0}}
+    x, y = regression(rows=8, features=6)
+    for which in order:
+        groups, beta = (([plain], 0.9), ([own], 0.0))[which]
+        options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.05, "groups": groups}
+        options |= {"batch_size": 8, "epochs": 4, "shuffle": False}
+        trainer = make(models.mlp(), backend=backend, **options)
+        start = {n: torch.tensor(a, requires_grad=True) for n, a in trainer.get_state().items()}
+        table = [
+            {"params": [start[n] for n in start if n[0] == kind], "betas": (first, 0.999)}
+            for kind, first in (("W", beta), ("b", 0.9))
+        ]
+        optimizer = torch.optim.Adam(table, lr=0.05)
+        for _ in range(4):
+            optimizer.zero_grad()
+            h = torch.tensor(x)
+            for k in (1, 2, 3):
+                h = h @ start[f"W{k}"] + start[f"b{k}"]
+                h = torch.tanh(h) if k < 3 else h
+            ((h - torch.tensor(y)) ** 2).mean().backward()
+            optimizer.step()
+        trainer.fit(x, y)
+        for name, array in trainer.get_state().items():
+            np.testing.assert_allclose(array, start[name].detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
 def test_the_second_training_of_a_structure_traces_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -61,7 +61,8 @@ def problem_key(problem: Problem) -> Hashable:
 
 
 def _group_key(group: Group) -> Hashable:
-    own = component_key(group.optimizer)
+    # A group that names an optimizer has hyperparameters of its own, even if they are equal.
+    own = component_key(group.optimizer), bool(group.optimizer_name)
     return own, group.index, group.parameters, group.rate == 1.0, bool(group.start_epoch)
 
 
