@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core import Array
+from ortflex_core import Array, ModelError
 from tests.plugins import quantized_forms as forms
 from tests.plugins.quantized_checks import Y, check_layout, run, train
 
@@ -223,3 +223,32 @@ def test_a_bias_of_int32_is_rounded_in_every_step(operator: str, unit: str) -> N
     for name, value in {"W": w, "b": b}.items():
         wanted = value.detach().numpy()
         np.testing.assert_allclose(trainer.get_state()[name], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scale_that_two_biases_have_is_not_trained() -> None:
+    """The scale of each bias is the product of two others; one tensor cannot follow both."""
+    data, own = np.float32(0.02), np.float32(0.005)
+    nodes = [
+        made("QuantizeLinear", ["x", "a", "place"], ["q"]),
+        made("DequantizeLinear", ["q", "a", "place"], ["d"]),
+        made("DequantizeLinear", ["W", "s"], ["w"]),
+        made("DequantizeLinear", ["b", "unit"], ["e"]),
+        made("Gemm", ["d", "w", "e"], ["h"]),
+        made("QuantizeLinear", ["h", "a", "place"], ["r"]),
+        made("DequantizeLinear", ["r", "a", "place"], ["i"]),
+        made("DequantizeLinear", ["V", "t"], ["v"]),
+        made("DequantizeLinear", ["c", "unit"], ["f"]),
+        made("Gemm", ["i", "v", "f"], ["y"]),
+    ]
+    weights: dict[str, Any] = {"W": codes(8, 6), "V": codes(6, 4), "s": own, "t": own, "a": data}
+    weights |= {"b": codes(6).astype(np.int32), "c": codes(4).astype(np.int32)}
+    weights |= {"unit": np.float32(data * own), "place": np.uint8(128)}
+    model = network(nodes, weights)
+    check_agreement(model, {"W", "V", "b", "c"})
+    with pytest.raises(ModelError, match=r"'s' cannot be trained.*'unit' of the bias 'b'.*'c'"):
+        train(model, params=["*", "s"])
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] == "V":
+            node.input[1] = "s"
+    trainer, exported, x = train(model, params=["*", "s"])
+    np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)

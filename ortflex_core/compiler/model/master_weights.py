@@ -27,6 +27,7 @@ from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Ops, Tensor, Trace
 from ortflex_core.compiler.graph.program import fresh_name
 from ortflex_core.compiler.model.model import Model, Rewrite
+from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Array, numpy_dtype
 
 _INTEGERS: Mapping[int, tuple[int, int]] = {
@@ -403,13 +404,25 @@ def with_masters(model: Model, names: Iterable[str] | None = None) -> Model:
 
     Args:
         model: the model.
-        names: the quantized weights that get one; None for all.
+        names: the quantized weights that get one, and the scales that are trained; None for all weights.
+
+    Raises:
+        ModelError: two biases have one scale, which trained scales would make two.
     """
     base = without_masters(model)
     found = quantized_weights(base)
     wanted = set(found if names is None else names)
     # The scale of a bias follows that of its weight, so its codes change even if it is frozen.
     chosen = {n: w for n, w in found.items() if n in wanted or not wanted.isdisjoint(w.of)}
+    for name, weight in chosen.items():
+        trained = [n for n in weight.of if n in wanted]
+        others = [n for n, w in found.items() if w.scale == weight.scale and w.of != weight.of]
+        if trained and others:
+            raise ModelError(
+                f"{model.label}: the scale {trained[0]!r} cannot be trained, because the scale "
+                f"{weight.scale!r} of the bias {name!r} follows it, and {others[0]!r} has the same one; "
+                f"leave {trained[0]!r} out of params="
+            )
     if isinstance(model, MasterModel) and model.weights.keys() == chosen.keys():
         return model
     scales = None if base.quantization is None else base.quantization.scales
