@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from onnx import TensorProto
 
 from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor
 from ortflex_plugins.decompositions._real import FROZEN, real
@@ -13,6 +14,9 @@ DECOMPOSITIONS = Decompositions()
 
 _FIRST_AXIS = 13
 """The first opset in which DequantizeLinear has one scale for each row."""
+_BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32, TensorProto.UNDEFINED)
+_FIRST_OTHERS = 21
+"""The first opset in which DequantizeLinear has integers of other sizes."""
 
 DECOMPOSITIONS.refuse(
     "DynamicQuantizeLSTM",
@@ -21,6 +25,36 @@ DECOMPOSITIONS.refuse(
         "quantize the result"
     ),
 )
+
+
+def _check_opset(node: Call, codes: Tensor | None) -> None:
+    opset = node.trace.opsets[""]
+    if codes is not None and codes.dtype not in _BYTES and opset < _FIRST_OTHERS:
+        kind = TensorProto.DataType.Name(codes.dtype).lower()
+        raise NotDecomposed(
+            f"of {kind} at opset {opset}: convert the file to opset {_FIRST_OTHERS} with "
+            "onnx.version_converter"
+        )
+
+
+@DECOMPOSITIONS.operator("DequantizeLinear")
+def dequantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
+    """DequantizeLinear of the standard, which older opsets have only for bytes."""
+    _check_opset(node, node.required(0))
+    return [real(op, node, (0, 1, 2), axis=node.setting("axis", 1))]
+
+
+@DECOMPOSITIONS.operator("QuantizeLinear")
+def quantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
+    """QuantizeLinear of the standard, which older opsets have only for bytes."""
+    _check_opset(node, node.input(2))
+    axis = node.setting("axis", 1)
+    scale = node.required(1)
+    if scale.shape in ((), (1,)):
+        return [op.QuantizeLinear(node.required(0), scale, node.input(2))]
+    if node.trace.opsets[""] < _FIRST_AXIS:
+        raise NotDecomposed(f"with one scale per channel before opset {_FIRST_AXIS}")
+    return [op.QuantizeLinear(node.required(0), scale, node.input(2), axis=axis)]
 
 
 def _whole_numbers(op: Ops, packed: Tensor, bits: int) -> Tensor:

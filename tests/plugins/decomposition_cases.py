@@ -371,6 +371,20 @@ def quantization() -> list[Case]:
     ):
         made = call("MatMulIntegerToFloat", *inputs)
         cases.append(attrs.evolve(made, constants=(1, 3, 5), smooth=False))
+    for inputs, settings in (
+        ([b, scale, own[2]], {"axis": 1}),
+        ([b, scale[:1], own[2][:1]], {}),
+        ([b.astype(np.int32), scale[0]], {}),
+    ):
+        made = call("DequantizeLinear", *inputs, **settings)
+        cases.append(attrs.evolve(made, constants=(1, 2), smooth=False))
+    units = np.abs(scale) + np.float32(0.01)
+    for inputs, settings in (
+        ([draw(4, 3), units, own[2]], {"axis": -1}),
+        ([draw(4, 3), units[0]], {}),
+    ):
+        made = call("QuantizeLinear", *inputs, **settings)
+        cases.append(attrs.evolve(made, constants=(1, 2), smooth=False))
     return cases
 
 

@@ -150,6 +150,39 @@ def test_scales_that_are_trained_are_those_of_the_file(tmp_path: Path) -> None:
     assert codes.max() <= 1.001
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_pairs_of_the_runtimes_domain_are_those_of_the_standard(
+    setting: str, tmp_path: Path
+) -> None:
+    """The states after some steps are the same, and the file keeps its domain."""
+    states = []
+    for contributed in (True, False):
+        options = {"extra_options": {"UseQDQContribOps": contributed}}
+        model = forms.static(forms.mlp(), tmp_path, "QDQ", **SETTINGS[setting], **options)
+        domains = {n.domain for n in model.graph.node if n.op_type == "DequantizeLinear"}
+        assert domains == {"com.microsoft" if contributed else ""}
+        trainer, exported, _ = train(model)
+        states.append(trainer.get_state())
+        check_layout(model, exported, set(states[-1]))
+    assert states[0].keys() == states[1].keys()
+    for name, values in states[0].items():
+        np.testing.assert_array_equal(values, states[1][name])
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_other_integers_of_the_runtimes_domain_need_opset_21(several: bool) -> None:
+    size = (4,) if several else ()
+    weights = {"W": np.ones((8, 4), np.int16), "s": np.full(size, 0.01, np.float32)}
+    pair = helper.make_node("DequantizeLinear", ["W", "s"], ["w"], axis=1, domain="com.microsoft")
+    nodes = [pair, helper.make_node("MatMul", ["x", "w"], ["y"])]
+    model = forms.network(nodes, weights, 8)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(ModelError, match="of int16 at opset 17: convert the file to opset 21"):
+        Trainer(model, loss="squared_error")
+    model.opset_import[0].version = 21
+    check_layout(model, train(model)[1], {"W"})
+
+
 OLD = "with one scale per channel at opset 12: convert the file to opset 13"
 
 

@@ -28,6 +28,8 @@ def quantized(model: Model, nodes: Iterable[NodeProto]) -> dict[str, str]:
     out = dict(model.decomposed.frozen)
     scales: set[str] = set()
     for node in nodes:
+        if node.op_type == "DequantizeLinear" and is_weight(model, node.input[0]):
+            out.update(dict.fromkeys(node.input[1:], REASON))
         if node.domain not in _STANDARD:
             continue
         if node.op_type == "DynamicQuantizeLinear":
@@ -35,8 +37,6 @@ def quantized(model: Model, nodes: Iterable[NodeProto]) -> dict[str, str]:
         elif scales.intersection(node.input):
             own = [name for name in node.input if name in model.initializers]
             out.update(dict.fromkeys(own, REASON))
-        elif node.op_type == "DequantizeLinear" and is_weight(model, node.input[0]):
-            out.update(dict.fromkeys(node.input[1:], REASON))
     return out
 
 

@@ -342,7 +342,7 @@ def open_session(
     """A session on a device, without onnxruntime's fusions if these make a graph that it refuses.
 
     ``providers`` replaces those of the device. Older versions fuse Gemm and its activation in float64,
-    for which they have no kernel. From opset 21 on, the pass that moves a DequantizeLinear of int8 behind
+    for which they have no kernel. From opset 21 on, the pass that moves a DequantizeLinear of int8 after
     a Transpose or Reshape writes a type that the pass from int8 to uint8 does not change.
 
     Raises:
