@@ -252,6 +252,14 @@ class Trainer(SharesModels):
                 _log.warning("quantize: %s", note)
         for note in (note for term in prunings for note in term.notes):
             _log.warning("%s", note)
+        frozen = sorted(set(setup.model.new_head) - set(setup.problem.parameters))
+        if setup.model.attached and frozen:
+            _log.warning(
+                "head: adapters freeze the base, so the new last layer keeps its random weights (%s); "
+                "params=%s trains them",
+                ", ".join(frozen),
+                frozen,
+            )
         if self.rank:
             hooks.keep(lambda plugin: declares(plugin, "every_rank"))
         self.batch_size, self.epochs = arguments.batch_size, arguments.epochs

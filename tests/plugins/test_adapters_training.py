@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from ortflex_core import CheckpointError, ConfigError, ModelError, Trainer
 from ortflex_plugins.adapters.lora import Lora
+from tests import models
 from tests.plugins.test_adapters import LORA, RNG, data, network, trainer
 from tests.plugins.test_adapters_files import fitted, folder, pairs
 from tests.training import plugins
@@ -244,3 +246,24 @@ def test_a_module_that_is_called_twice_has_one_adapter() -> None:
     np.testing.assert_allclose(merged.predict(x), made.predict(x), rtol=1e-5, atol=1e-5)
     with pytest.raises(ModelError, match="'W' is read by the MatMul '/other/MatMul', too"):
         trainer(twice("/other/MatMul"))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_new_head_that_stays_random_is_a_warning_with_the_params_that_train_it(
+    bias: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"head": 5, "adapters": LORA, "loss": "softmax_cross_entropy"}
+    made = Trainer(models.mlp((4, 6, 3)), **options, progress=False, plugins=plugins())
+    (text,) = [
+        r.getMessage() for r in caplog.records if "keeps its random weights" in r.getMessage()
+    ]
+    named = json.loads(re.findall(r"params=(\[.*\])", text)[0].replace("'", '"'))
+    assert set(named) == {"W2", "b2"}
+    assert not {*named} & {*made.get_state()}
+    caplog.clear()
+    params = named if bias else named[:1]
+    again = Trainer(
+        models.mlp((4, 6, 3)), **options, params=params, progress=False, plugins=plugins()
+    )
+    assert {*params} <= {*again.get_state()}
+    assert bias == ("keeps its random weights" not in caplog.text)
