@@ -66,11 +66,11 @@ def init(
     from ortflex_core import Model, Plugins, write_bytes
     from ortflex_plugins.cli.overrides import refuse_recipe
 
-    if output.exists() and not force:
-        raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     refuse_recipe(model, "init")
     plugins = Plugins.discover()
     look, loaded = None, Model(model)
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     if data is not None:
         from ortflex_plugins.cli.data_preview import check_inputs
         from ortflex_plugins.cli.data_preview import look as look_at

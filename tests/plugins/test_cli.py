@@ -364,6 +364,8 @@ def test_init_says_what_is_left_out_and_never_overwrites(folder: Path) -> None:
         "error: train.toml exists and was not changed; overwrite it with --force\n",
     )
     assert (folder / "train.toml").read_text() == BASE
+    # A model that does not exist is the mistake, whatever else is there.
+    assert "did you mean 'model.onnx'" in ortflex("init", "modle.onnx").stderr
     assert ortflex("init", "model.onnx", "--force").exit_code == 0
     text = (folder / "train.toml").read_text()
     assert "# Not trained (1):\n#   unity: float32[1]: a single number in Mul 'scale'\n" in text
