@@ -187,6 +187,7 @@ class OrtEstimator(BaseEstimator):
         return X, y, weight
 
     _y_numeric = False
+    _reads_objects = False  # also of those that earlier versions pickled
 
     @property
     def _expected(self) -> dict[str, Any]:
