@@ -202,7 +202,7 @@ def _with_losses(
     Raises:
         ConfigError: a key or an option has a wrong value, or a loss needs labels, which the data lack.
     """
-    from ortflex_core import ConfigError, Recipe, raw_scores
+    from ortflex_core import ConfigError, Recipe, file_classes, raw_scores
     from ortflex_plugins.cli.init import suggest_loss
 
     output, suggested, _ = suggest_loss(model)
@@ -211,7 +211,12 @@ def _with_losses(
     if loss is not None and labels is None:
         raise ConfigError(f"--loss: {settings['data']!r} has no labels; leave --loss out")
     columns = model.value(output).shape or ()
-    if labels is not None and labels.dtype.kind in "iu" and suggested == "squared_error":
+    if labels is not None and labels.dtype.kind in "USO" and file_classes(model) is None:
+        raise ConfigError(
+            f"{settings['data']}: the labels are names, and {model.label} does not define their order; "
+            "give class numbers, or data without labels: then the float model is the teacher"
+        )
+    if labels is not None and labels.dtype.kind in "iuUSO" and suggested == "squared_error":
         several = len(columns) == 2 and columns[1] != 1
         suggested = "softmax_cross_entropy" if several else suggested
     share = teacher if teacher is not None else (1.0 if labels is None else 0.5)

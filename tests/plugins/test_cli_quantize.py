@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def test_the_trained_file_is_small_and_has_the_loss_of_the_table(folder: Path, d
     assert again.exit_code == 0, again.output
     (loss,) = re.findall(r"^loss (\S+)$", again.output, re.MULTILINE)
     np.testing.assert_allclose(float(loss), trained[0], rtol=1e-4)
+
+
+def test_labels_may_be_the_class_names_of_the_file(folder: Path) -> None:
+    names = np.array(["sun", "rain", "snow"])
+    with np.load("data.npz") as arrays:
+        np.savez("named.npz", X=X, y=names[arrays["y"].argmax(axis=1)])
+    call = ("quantize", "model.onnx", "--data", "named.npz", "--no-training")
+    refused = ortflex(*call)
+    assert refused.exit_code == 1
+    assert "model.onnx does not define their order" in refused.output
+    model = onnx.load("model.onnx")
+    onnx.helper.set_model_props(model, {"ortflex.classes": json.dumps(names.tolist())})
+    onnx.save(model, "model.onnx")
+    result = ortflex(*call)
+    assert result.exit_code == 0, result.output
+    assert numbers(result.output, "float")[1] == 1  # the accuracy of a model by its own labels
 
 
 @pytest.mark.parametrize("data", ["data.npz", "double.npz", "more.npz"])
