@@ -188,7 +188,7 @@ def template(
     elif loss == "causal_lm" and "validation" in chosen:
         chosen["metrics"] = ["perplexity", "token_accuracy"]
     if model.fixed_batch is not None:
-        can_free = _can_free_batch(model, plugins)
+        can_free = can_free_batch(model, plugins)
         chosen |= {"free_batch": True} if can_free else {"batch_size": model.fixed_batch[1]}
     lines += ["# All other keys; the commented-out ones have their defaults.", ""]
     lines += _other_keys(plugins, chosen)
@@ -196,7 +196,8 @@ def template(
     return "\n".join(printable(line, lines=False) if line[:1] == "#" else line for line in lines)
 
 
-def _can_free_batch(model: Model, plugins: Plugins) -> bool:
+def can_free_batch(model: Model, plugins: Plugins) -> bool:
+    """Whether a model with a fixed batch dimension computes every row by itself."""
     from ortflex_core import Model
 
     try:

@@ -137,6 +137,7 @@ def quantize(
     Weights of int4 and int2 are stored in the smallest type that the installed onnxruntime reads.
     """
     from ortflex_core import ConfigError, Model, OutputError, Plugins
+    from ortflex_plugins.cli.init import can_free_batch
     from ortflex_plugins.cli.train import echoed_messages
 
     path = output or model.with_name(f"{model.stem}-{weights}.onnx")
@@ -165,7 +166,7 @@ def quantize(
         "skip": list(skip),
     }
     rate = 1e-3 if weights == "int8" else 3e-3
-    settings = {
+    settings: dict[str, Any] = {
         "model": str(model),
         "data": data,
         "validation": 0.2 if validation is None else _fraction(validation),
@@ -179,7 +180,11 @@ def quantize(
     if epochs is not None:
         settings["epochs"] = epochs
     with echoed_messages():
-        recipe = _with_losses(settings, Model(model, plugins=plugins), loss, teacher, plugins)
+        opened = Model(model, plugins=plugins)
+        if opened.fixed_batch is not None:
+            is_free = can_free_batch(opened, plugins)
+            settings |= {"free_batch": True} if is_free else {"batch_size": opened.fixed_batch[1]}
+        recipe = _with_losses(settings, opened, loss, teacher, plugins)
         _run(recipe, plugins, path, trains=not no_training)
 
 
@@ -227,6 +232,8 @@ def _with_losses(
     named = loss or suggested
     scores, operator = raw_scores(model, output)
     table: dict[str, Any] = {"predicted": output, "teacher": settings["model"], "factor": share}
+    if len(model.outputs) > 1:
+        table["teacher_tensor"] = output
     if named == "softmax_cross_entropy" or operator in ("Softmax", "LogSoftmax"):
         table |= {"name": "distillation", "alpha": 1.0, "temperature": 1.0}
     else:
@@ -379,12 +386,20 @@ def model_inputs(trainer: Trainer, source: Any) -> dict[str, Array]:
         return {}
     rows = attrs.evolve(rows, labels={}, weights={})
     opened = internals_of(trainer).setup.open(rows, None, None, predicting=True)
-    fixed = trainer.model.fixed_batch
-    count = min(opened.rows, _COMPARED if fixed is None else fixed[1])
+    count = min(opened.rows, _fixed_batch(trainer) or _COMPARED)
     return {
         spec.name: fit_to(opened.inputs[spec.name][:count], spec, f"X[{spec.name!r}]")
         for spec in trainer.model.inputs
     }
+
+
+def _fixed_batch(trainer: Trainer) -> int:
+    """The number of rows that the file takes; 0 for any number."""
+    names = {spec.name for spec in trainer.model.inputs}
+    given = [
+        i.type.tensor_type.shape.dim for i in trainer.model.proto.graph.input if i.name in names
+    ]
+    return max((dims[0].dim_value for dims in given if dims), default=0)
 
 
 def _times(files: Mapping[str, bytes], inputs: Mapping[str, Array]) -> dict[str, float]:

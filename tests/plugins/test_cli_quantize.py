@@ -113,3 +113,22 @@ def test_few_rows_are_passed_more_often() -> None:
     """20 to 60 epochs, so that there are 3,000 steps where 60 epochs have as many."""
     counts = {None: 20, 0: 20, 1: 60, 1500: 60, 3200: 30, 10**6: 20}
     assert {rows: default_epochs(rows, 32) for rows in counts} == counts
+
+
+def test_a_file_of_one_batch_size_and_of_two_outputs_is_quantized(folder: Path) -> None:
+    """Every row is computed by itself, so the data may have any number; the file keeps its sizes."""
+    model = onnx.load("model.onnx")
+    first = model.graph.output[0]
+    model.graph.node.append(onnx.helper.make_node("Softmax", [first.name], ["shares"]))
+    for k, size in enumerate((4, 1)):
+        model.graph.output.append(onnx.helper.make_tensor_value_info("shares", 1, ["batch", 3]))
+        for value in (model.graph.input[0], *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = size
+        onnx.save(model, f"fixed{k}.onnx")
+        model.graph.output.pop()
+        options = ["--epochs", "2", "-o", f"small{k}.onnx"]
+        result = ortflex("quantize", f"fixed{k}.onnx", "--data", "rows.npz", *options)
+        assert result.exit_code == 0, result.output
+        assert numbers(result.output, "trained")[-1] > 0
+        opened = onnxruntime.InferenceSession(f"small{k}.onnx", providers=["CPUExecutionProvider"])
+        assert opened.get_inputs()[0].shape == [size, 5]
