@@ -63,7 +63,7 @@ def open_run(
     trained = run / "trained.onnx"
     for path in (run / "recipe.toml", trained):
         if not path.is_file():
-            if path == trained and (run / "checkpoints").is_dir():
+            if path == trained and any((run / "checkpoints").glob("*/checkpoint.json")):
                 raise ConfigError(
                     f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; finish the "
                     f"run with `ortflex train RECIPE --resume {run}`, or give one of the checkpoints in "

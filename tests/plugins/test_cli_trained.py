@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,11 @@ def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> No
     result = ortflex(command, "kept")
     assert "ortflex train RECIPE --resume kept" in result.output
     assert "one of the checkpoints in 'kept/checkpoints'" in result.output
+    shutil.rmtree("kept/checkpoints")
+    Path("kept/checkpoints").mkdir()  # as after a kill before the first checkpoint
+    result = ortflex(command, "kept")
+    assert "it has no trained.onnx" in result.output
+    assert "--resume" not in result.output
 
 
 def test_a_model_a_checkpoint_and_a_single_array(folder: Path) -> None:
