@@ -263,9 +263,9 @@ class MasterModel(Model):
                     zeros[weight.name] = rounded.input[2]
                     nodes.extend(rounding)
                 node.input[0] = codes[weight.name]
-                # Before opset 21, onnxruntime puts a QuantizeLinear of uint8 after the Transpose or
-                # Reshape of a DequantizeLinear without a zero point.
-                if weight.in_bytes or not (weight.zero or self.opsets[""] >= 21):
+                # onnxruntime may put a QuantizeLinear of uint8 after the Transpose or Reshape of a
+                # DequantizeLinear without a zero point.
+                if weight.in_bytes or not weight.zero:
                     del node.input[2:]
                     node.input.append(zeros[weight.name])
                 nodes.append(node)
