@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflex_core import Model, complete_shapes, gradient_model
 from ortflex_core.compiler.runtime.session import cpu_session
+from tests import models
 from tests.training import make
 
 pytestmark = pytest.mark.once
@@ -200,3 +201,24 @@ def test_halves_that_torch_exports_with_a_free_batch(split: str) -> None:
         for name, parameter in network.named_parameters():
             expected = start[name] - 0.1 * parameter.grad.numpy()
             np.testing.assert_allclose(state[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_sizes_that_inference_knows_stay_where_a_run_proves_nothing() -> None:
+    """The number of rows depends on values, so no measured size is trusted; that of a product is known."""
+    model = models.model(
+        [
+            helper.make_node("Greater", ["x", "zero"], ["places"]),
+            helper.make_node("ReduceMax", ["places_f"], ["chosen_f"], axes=[1], keepdims=0),
+            helper.make_node("Cast", ["chosen_f"], ["chosen"], to=TensorProto.BOOL),
+            helper.make_node("Compress", ["x", "chosen"], ["rows"], axis=0),
+            helper.make_node("MatMul", ["rows", "w"], ["y"]),
+        ],
+        [models.floats("x", "N", 6)],
+        [models.floats("y", "M", 10)],
+        {"w": np.ones((6, 10)), "zero": np.array(0, np.float32)},
+    )
+    cast = helper.make_node("Cast", ["places"], ["places_f"], to=TensorProto.FLOAT)
+    model.graph.node.insert(1, cast)
+    read = Model(model)
+    complete_shapes(read)
+    assert (read.value("y").shape or ())[1] == 10

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
+import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.autodiff.families import has_rule
@@ -331,8 +332,13 @@ class Model:
         return [name for name in self.producers if name not in known or name in vague]
 
     def learn(self, specs: Iterable[TensorSpec]) -> None:
-        """Add types and shapes that do not come from inference."""
-        self._values.update({spec.name: spec for spec in specs})
+        """Add types and shapes that do not come from inference; sizes that it knows stay."""
+        for spec in specs:
+            shape, known = spec.shape, self._values.get(spec.name)
+            if shape is not None and known is not None and len(known.shape or ()) == len(shape):
+                pairs = zip(shape, known.shape or (), strict=True)
+                shape = tuple(old if isinstance(old, int) else new for new, old in pairs)
+            self._values[spec.name] = attrs.evolve(spec, shape=shape)
         self.outputs = tuple(self._values[o.name] for o in self.outputs)
 
     def ancestors(self, names: Iterable[str]) -> list[NodeProto]:
