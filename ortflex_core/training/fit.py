@@ -133,6 +133,11 @@ def prepare(
 ) -> tuple[Preparation, Callable[[Preparation], Source]]:
     """Compile for the data of a training; returns their preparation, and what opens them, once."""
     count_labels(internals, feed)
+    if isinstance(feed.given, Columns) and any(not w.any() for w in feed.given.weights.values()):
+        raise DataError(
+            f"sample_weight is 0 for all {feed.given.rows} rows, so nothing would be trained; leave it "
+            "out, or give the rows to train a positive weight"
+        )
     opened: list[Source] = []
 
     def open_once(preparing: Preparation) -> Source:

@@ -370,3 +370,36 @@ def test_a_folder_in_place_of_a_file(path):
         Trainer(path, loss="squared_error")
     with pytest.raises(ConfigError, match="is a folder"):
         trainer({"name": "distillation", "teacher": path or "./", "alpha": 1.0})
+
+
+def test_weights_that_are_all_0_train_nothing(X):
+    made, y = trainer(), np.zeros((ROWS, 3), np.float32)
+    for call in (made.fit, made.find_rate):
+        with pytest.raises(DataError, match=f"0 for all {ROWS} rows"):
+            call(X, y, sample_weight=np.zeros(ROWS))
+    made.fit(X, y, sample_weight=np.eye(1, ROWS)[0])
+
+
+def test_a_freeze_of_everything_is_the_reason_that_nothing_trains():
+    with pytest.raises(ModelError, match="freeze= freezes all"):
+        trainer(freeze="*")
+
+
+@pytest.mark.parametrize(("column", "validated"), [("val_loss", True), ("val_loss", False)])
+def test_a_column_of_the_validation_is_found_by_the_word_of_others(X, column, validated):
+    y = np.zeros((ROWS, 3), np.float32)
+    history = trainer().fit(X, y, **({"validation_data": 0.5} if validated else {}))
+    wanted = "did you mean 'validation_loss'" if validated else "validation_data="
+    with pytest.raises(ConfigError, match=wanted):
+        history[column]
+
+
+def test_a_path_is_no_place_to_draw(X, tmp_path):
+    pytest.importorskip("matplotlib")
+    y, path = np.zeros((ROWS, 3), np.float32), str(tmp_path / "x.png")
+    for drawn in (
+        lambda: trainer().fit(X, y).plot(ax=path),
+        lambda: trainer().find_rate(X, y).plot(path),
+    ):
+        with pytest.raises(ArgumentError, match="savefig"):
+            drawn()

@@ -276,7 +276,7 @@ def test_to_frame_with_pandas_itself() -> None:
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package, method in (("pandas", "to_frame"), ("matplotlib.ticker", "plot")):
+    for package, method in (("pandas", "to_frame"), ("matplotlib", "plot")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ConfigError, match=f"History.{method} needs .*pip install"):
             getattr(History((line(1),)), method)()

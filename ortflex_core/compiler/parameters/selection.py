@@ -67,6 +67,8 @@ class Choice:
 
 SCALES = "by quantize="
 """The sort of scales that a quantizer trains."""
+BY_FREEZE = "by freeze="
+"""The sort of parameters that the user freezes."""
 BACKBONE = "backbone"
 """The word for all parameters but those of the head."""
 
@@ -175,7 +177,7 @@ def _frozen(model: Model, choices: list[Choice], freeze: Sequence[str]) -> list[
             )
         frozen.update(hits)
     return [
-        c.left_out("frozen by freeze=", "by freeze=") if c.trained and c.name in frozen else c
+        c.left_out("frozen by freeze=", BY_FREEZE) if c.trained and c.name in frozen else c
         for c in choices
     ]
 
@@ -224,6 +226,8 @@ def _explain_empty(
         text += f" with params={params!r}"
     if held := classical_nodes.ways_out(nodes) or quantized.way_out(model, nodes):
         text += f"; {held}"
+    elif any(c.sort == BY_FREEZE for c in choices):
+        text += "; freeze= freezes all that could be trained: name fewer"
     elif floats:
         text += f"; its float initializers are {', '.join(floats[:10])}: name them with params=[…]"
     else:

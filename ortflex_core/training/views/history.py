@@ -15,7 +15,7 @@ import numpy as np
 
 from ortflex_core.kernel.errors import ConfigError, suggest
 from ortflex_core.kernel.files import write_bytes
-from ortflex_core.kernel.install_command import install_command
+from ortflex_core.training.views.axes import axes_for
 from ortflex_core.training.views.tables import html_table
 
 _COUNTS = ("epoch", "rows")
@@ -89,9 +89,11 @@ class History:
 
     def _require(self, column: str) -> None:
         if self.epochs and column not in self.columns:
-            raise ConfigError(
-                f"the History has no column {column!r}; {suggest(column, self.columns)}"
-            )
+            known = self.columns
+            found = suggest(column, known, {n.replace("validation_", "val_"): n for n in known})
+            if column.startswith(("val_", "validation_")) and "validation_loss" not in known:
+                found = "it was trained without validation data: fit(X, y, validation_data=0.2)"
+            raise ConfigError(f"the History has no column {column!r}; {found}")
 
     @property
     def headline(self) -> str:
@@ -165,23 +167,12 @@ class History:
             The axes. A notebook cell that ends with this call shows only the figure.
 
         Raises:
+            ArgumentError: ax is something else than axes, such as the path of a picture.
             ConfigError: matplotlib is not installed, or there is no such column.
         """
         for name in columns:
             self._require(name)
-        try:
-            from matplotlib.ticker import MaxNLocator
-
-            if ax is None:
-                from matplotlib import pyplot
-
-                ax = pyplot.subplots(layout="constrained")[1]
-                # The figure is displayed by matplotlib, so IPython need not print "<Axes: …>", too.
-                ax._ipython_display_ = lambda: None
-        except ImportError as error:
-            raise ConfigError(
-                f"History.plot needs matplotlib: {install_command('plot')}"
-            ) from error
+        ax = axes_for("History.plot", ax)
         curves = {name: self[name] for name in columns}
         if not columns:
             curves = {"training": self.losses}
@@ -190,7 +181,7 @@ class History:
         for name, values in curves.items():
             ax.plot(range(1, len(values) + 1), values, marker=".", label=name)
         ax.set(xlabel="epoch", ylabel=columns[0] if len(columns) == 1 else "loss" * (not columns))
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.grid(alpha=0.3)
         if len(curves) > 1:
             ax.legend()

@@ -13,9 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.files import write_bytes
-from ortflex_core.kernel.install_command import install_command
+from ortflex_core.training.views.axes import axes_for
 
 _FIRST = 10
 """The number of steps at the start whose smoothed losses are means of too few to compare with."""
@@ -107,18 +106,10 @@ class RateSweep:
             The axes. A notebook cell that ends with this call shows only the figure.
 
         Raises:
+            ArgumentError: ax is something else than axes, such as the path of a picture.
             ConfigError: matplotlib is not installed.
         """
-        try:
-            if ax is None:
-                from matplotlib import pyplot
-
-                ax = pyplot.subplots(layout="constrained")[1]
-                ax._ipython_display_ = lambda: None  # matplotlib shows the figure
-        except ImportError as error:
-            raise ConfigError(
-                f"RateSweep.plot needs matplotlib: {install_command('plot')}; to_csv writes a table"
-            ) from error
+        ax = axes_for("RateSweep.plot", ax, "; to_csv writes a table")
         ax.plot(self.rates, self.losses, linewidth=0.7, alpha=0.5, label="loss")
         ax.plot(self.rates, self.smoothed, label="smoothed")
         if self.suggestion is not None:
