@@ -270,7 +270,7 @@ class HookManager:
             _forget(manager, plugin)
             raise ConfigError(
                 f"callbacks: {short_repr(plugin)} has no hooks; decorate its methods with "
-                f"ortflex_core.kernel.hooks.hook; {known}"
+                f"ortflex_core.hook; {known}"
             )
 
     def keep(self, wanted: Callable[[Any], bool]) -> None:

@@ -146,7 +146,7 @@ class Registry:
             what = "member" if table else "subclass"
             what = f"expected a {what} of {wanted.__module__.partition('.')[0]}'s {wanted.__name__}"
             if self.kind == "callbacks":
-                what = "which has no hooks, methods that are decorated with ortflex_core.kernel.hooks.hook"
+                what = "which has no hooks, methods that are decorated with ortflex_core.hook"
             hint = ", a class, not an instance of it" if isinstance(loaded, Component) else ""
             raise BrokenPlugin(
                 f"the {singular(self.kind)} {entry.name!r} of {entry.distribution} {entry.version}".rstrip()

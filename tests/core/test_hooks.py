@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint
 from typing import Any
 
 import numpy as np
 import pytest
 
+import ortflex_core
 from ortflex_core import (
     Callback,
     ConfigError,
     Entry,
     HookManager,
     Hooks,
+    OrtflexError,
     Plugins,
     Program,
     Progress,
@@ -129,11 +132,25 @@ def test_a_misspelt_argument_is_an_error() -> None:
         make(models.linear(), callbacks=[Typo()])
 
 
-def test_an_object_without_hooks_is_an_error() -> None:
-    class Nothing: ...
+class Nothing: ...
 
+
+def test_an_object_without_hooks_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"callbacks.*Nothing.*no hook"):
         make(models.linear(), callbacks=[Nothing()])
+
+
+@pytest.mark.parametrize("given", [Nothing(), "builtins:dict"])
+def test_an_error_about_missing_hooks_names_a_public_decorator(given: Any) -> None:
+    """A module of the core that moves must not be in the advice."""
+    with pytest.raises(OrtflexError, match="has no hooks") as error:
+        make(models.linear(), callbacks=[given])
+    named = re.findall(r"\bortflex_core(?:\.\w+)+", str(error.value))
+    assert named
+    public = {
+        f"ortflex_core.{name}" for names in ortflex_core.PUBLIC.values() for name in names.split()
+    }
+    assert set(named) <= public
 
 
 def hook_names(*callbacks: Any) -> set[str]:
