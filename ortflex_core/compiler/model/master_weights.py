@@ -194,12 +194,12 @@ class MasterModel(Model):
                 return self._first[name]
             codes = self.base.initializer(name)
             codes = weight.packing.unpacked(codes) if weight.packing else codes
-            values = weight.weight(codes, *self._layout(weight))
+            values = weight.weight(codes, *self._scale_and_zero(weight))
             values.setflags(write=False)
             self._masters[name] = values
         return values
 
-    def _layout(
+    def _scale_and_zero(
         self, weight: Quantized, state: Mapping[str, Array] | None = None
     ) -> tuple[Array, Array | None]:
         """The scales and the zero points of a weight."""
@@ -240,7 +240,7 @@ class MasterModel(Model):
         nodes: list[NodeProto] = []
         codes: dict[str, str] = {}
         zeros: dict[str, str] = {}
-        self._rounded: dict[str, Quantized] = {}
+        self._biases: dict[str, Quantized] = {}
         unpacked = {
             name: stored
             for name, (stored, _) in self.base.decomposed.packed.items()
@@ -254,7 +254,7 @@ class MasterModel(Model):
                 nodes.append(node)
             elif weight.is_bias:
                 nodes.append(helper.make_node("Identity", node.input[:1], node.output, node.name))
-                self._rounded[node.output[0]] = weight
+                self._biases[node.output[0]] = weight
             else:
                 if weight.name not in codes:
                     codes[weight.name] = fresh_name(f"{weight.name}/codes", taken)
@@ -311,7 +311,7 @@ class MasterModel(Model):
         Some quantizers write the scale 0 for a block or a channel of zeros: whatever its codes are, its
         values are 0, and nothing moves them.
         """
-        scale = self._layout(weight)[0]
+        scale = self._scale_and_zero(weight)[0]
         return None if scale.all() else np.asarray(scale == 0, scale.dtype)
 
     def _new(self, name: str, values: Array, taken: set[str]) -> str:
@@ -340,7 +340,7 @@ class MasterModel(Model):
 
         def scale(weight: Quantized) -> Tensor:
             if given.keys().isdisjoint(weight.of):
-                return constant(weight, self._layout(weight)[0])
+                return constant(weight, self._scale_and_zero(weight)[0])
             data, own = (
                 given[name] if name in given else trace.constant(self.initializer(name))
                 for name in weight.of
@@ -350,11 +350,11 @@ class MasterModel(Model):
         def rounding(
             trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
         ) -> Sequence[Tensor] | None:
-            weight = self._rounded.get(node.output[0]) if node.output else None
+            weight = self._biases.get(node.output[0]) if node.output else None
             if weight is not None and inputs[0] is not None:
                 unit, without = scale(weight), self._without_scale(weight)
                 divisor = unit if without is None else unit + constant(weight, without)
-                return [_rounded(trace.op, inputs[0], unit, divisor)]
+                return [_rounded_bias(trace.op, inputs[0], unit, divisor)]
             return None if rewrite is None else rewrite(trace, node, inputs)
 
         return super().replay(trace, outputs, given, rounding, infer=infer)
@@ -377,12 +377,14 @@ class MasterModel(Model):
             if name in state or name in tied:
                 values = state[name] if name in state else self.initializer(name)
                 codes[name] = self._codes(weight, values, state)
-        scales = {self.weights[n].scale: self._layout(self.weights[n], state)[0] for n in tied}
+        scales = {
+            self.weights[n].scale: self._scale_and_zero(self.weights[n], state)[0] for n in tied
+        }
         return {**state, **scales, **codes}
 
     def _codes(self, weight: Quantized, values: Array, state: Mapping[str, Array]) -> Array:
         """The integers of a weight as the file stores them; those whose scale is 0 stay."""
-        scale, zero = self._layout(weight, state)
+        scale, zero = self._scale_and_zero(weight, state)
         without, packing = self._without_scale(weight), weight.packing
         if without is None:
             whole = weight.codes(values, scale, zero)
@@ -541,7 +543,7 @@ def _scales_of_biases(
     return out
 
 
-def _rounded(op: Ops, bias: Tensor, scale: Tensor, divisor: Tensor) -> Tensor:
+def _rounded_bias(op: Ops, bias: Tensor, scale: Tensor, divisor: Tensor) -> Tensor:
     """The value of the codes of a bias, whose gradient is that of the bias."""
     codes = op.Clip(op.Round(bias / divisor), *map(float, _INTEGERS[TensorProto.INT32]))
     return bias + op.stop_gradient(codes * scale - bias)
