@@ -415,9 +415,9 @@ class Editor:
     @property
     def channels(self) -> Channels:
         """The channels of the graph, as it is now."""
-        return self._channels(_Constants(self))
+        return self._channels(_FoldedConstants(self))
 
-    def _channels(self, known: _Constants) -> Channels:
+    def _channels(self, known: _FoldedConstants) -> Channels:
         return Channels(
             self.graph.node, self.outputs, self._shape, known.value, known.is_shared, known.run
         )
@@ -428,7 +428,7 @@ class Editor:
         Args:
             names: the weights to look at. Those whose channels cannot be removed are left out.
         """
-        known = _Constants(self)
+        known = _FoldedConstants(self)
         channels = self._channels(known)
         found: dict[tuple[int, ...], dict[str, None]] = {}
         for layer in channels.layers:
@@ -451,7 +451,7 @@ class Editor:
         return count
 
     def _remove_channels(self) -> int:
-        known = _Constants(self)
+        known = _FoldedConstants(self)
         removal = find_removal(self._channels(known), known.value)
         if not removal.count:
             return 0
@@ -671,7 +671,7 @@ def _set_attribute(node: NodeProto, name: str, value: Any) -> None:
     node.attribute.extend([*kept, *new])
 
 
-class _Constants:
+class _FoldedConstants:
     """The constants of a graph: initializers, and what nodes compute from them."""
 
     def __init__(self, editor: Editor) -> None:
