@@ -251,12 +251,19 @@ class _File:
                 continue
             free = base.op not in ("input", "constant", "view") and base.number not in self._target
             if not (whole and free):
-                base = self._trace.node(
-                    "map", (value,), ("Identity", ("state", k)), value.shape, value.dtype
-                )
+                base = self._copy_to(k, value)
                 copies.append(base)
             self._target[base.number] = k
         return copies
+
+    def _copy_to(self, k: int, value: Tensor) -> Tensor:
+        """A node that copies a value into the state ``k``.
+
+        Equal nodes are one node; ``k`` is in its data, so that two states of one value have a copy each.
+        """
+        return self._trace.node(
+            "map", (value,), ("Identity", ("state", k)), value.shape, value.dtype
+        )
 
     def _reach(self, roots: Sequence[Tensor]) -> dict[int, Tensor]:
         found: dict[int, Tensor] = {}
@@ -383,10 +390,7 @@ class _File:
             order.append(kernel)
         for number in copied:
             k = self._target.pop(number)
-            value = by_number[number].out
-            copy = self._trace.node(
-                "map", (value,), ("Identity", ("state", k)), value.shape, value.dtype
-            )
+            copy = self._copy_to(k, by_number[number].out)
             self._target[copy.number] = k
             order.append(map_kernel(copy, set()))
         return order
