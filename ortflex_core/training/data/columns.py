@@ -1,8 +1,8 @@
 """Data by column, checked once.
 
 A column is an array whose first axis counts rows; its name is the graph input it feeds. Sources of
-batches are in ``batches`` (arrays), ``pieces`` (files read piece by piece) and ``iterables``
-(iterables of batches).
+batches are in :mod:`ortflex_core.kernel.batches` (arrays), ``pieces`` (files read piece by piece) and
+``iterables`` (iterables of batches).
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from ortflex_core.kernel.batches import Batch, totals
 from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.types import Array, TensorSpec
-from ortflex_core.training.data import columns as data
-from ortflex_core.training.data.columns import Columns
+from ortflex_core.training.data.columns import Columns, fit_to
 from ortflex_core.training.data.derived import Derivation
 
 
@@ -57,7 +56,7 @@ class Preparation:
             if term.label is not None:
                 array = given.labels[term.label_key]
                 what = f"y[{term.label_key!r}]" if len(self.problem.terms) > 1 else "y"
-                fitted = data.fit_to(array, term.label, what, check_finite=self.check_finite)
+                fitted = fit_to(array, term.label, what, check_finite=self.check_finite)
                 calls.check_labels(term.loss, term.seen, fitted)
                 out[term.label.name] = fitted
             for role, spec in term.tensors:
@@ -74,7 +73,7 @@ class Preparation:
             if spec.name in given.inputs:
                 what = f"X[{spec.name!r}]" if len(given.inputs) > 1 else "X"
                 array = given.inputs[spec.name]
-                out[spec.name] = data.fit_to(array, spec, what, check_finite=self.check_finite)
+                out[spec.name] = fit_to(array, spec, what, check_finite=self.check_finite)
         return out
 
     def _weight(self, given: Columns, key: str, spec: TensorSpec) -> Array:
@@ -83,7 +82,7 @@ class Preparation:
         array = given.weights[key]
         if array.ndim == 1:
             array = array.reshape(-1, *([1] * (len(spec.shape or ()) - 1)))
-        fitted = data.fit_to(array, spec, "sample_weight", check_finite=True)
+        fitted = fit_to(array, spec, "sample_weight", check_finite=True)
         if fitted.size and fitted.min() < 0:
             row = int(np.argwhere(fitted < 0)[0][0])
             raise DataError(f"sample_weight must be >= 0, but row {row} has {fitted[row].min():g}")
