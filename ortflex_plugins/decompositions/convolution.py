@@ -18,9 +18,8 @@ DECOMPOSITIONS.refuse(
     *_BLOCKED,
     domain="com.microsoft.nchwc",
     reason=(
-        "because its memory layout is that of one machine, which onnxruntime writes at level 3 "
-        "(ORT_ENABLE_ALL): train the file before its optimization, or save it at level 2 "
-        "(ORT_ENABLE_EXTENDED)"
+        "because onnxruntime wrote it at level 3 (ORT_ENABLE_ALL) in a memory layout for one machine: "
+        "train the file from before this optimization, or save it at level 2 (ORT_ENABLE_EXTENDED)"
     ),
 )
 
