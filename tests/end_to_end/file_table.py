@@ -55,7 +55,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield (
         f"Of {len(made)} files, {counts['trained']} ({trained:.0%}) are trained correctly, "
-        f"{counts['refused']} are refused with a reason, {counts['wrong']} give wrong results, and {counts['crashed']} crash."
+        f"{counts['refused']} are refused with a reason, {counts['wrong']} give wrong results, and "
+        f"{counts['crashed']} crash."
     )
     yield ""
     # Three tables: one of ten columns would leave the screen.
