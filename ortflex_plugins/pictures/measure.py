@@ -134,9 +134,11 @@ class Measures:
         assert batch is not None
         known: dict[Key, Array] = {}
         state, buffers = engine.state(), engine.buffers()
+        # Neither norms nor times depend on the values of a state that other processes have a part of.
+        divided = problem.peers is not None and problem.peers.shards
         for arrays, ports in (
             (state, ports_of("parameter", state)),
-            (engine.slots(), problem.slot_ports),
+            (problem.slot_values() if divided else engine.slots(), problem.slot_ports),
             (buffers, ports_of("buffer", buffers)),
         ):
             known |= {ports[n]: array for n, array in arrays.items() if n in ports}

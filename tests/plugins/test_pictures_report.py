@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import ConfigError
+from ortflex_core import ConfigError, run_ranks
 from ortflex_plugins.pictures import charts
 from ortflex_plugins.pictures.measure import Measures, histogram
 from ortflex_plugins.pictures.pages import page_of_folder as report
@@ -185,6 +185,23 @@ def test_the_gradient_norm_is_that_of_the_first_batch() -> None:
     intercept = error.sum(axis=0) + 0.5 * weights["intercept"].reshape(-1)
     norm = np.sqrt((coef**2).sum() + (intercept**2).sum())
     assert content["epochs"][-1]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_one_of_several_processes_measures(shard: bool) -> None:
+    """The same norms as in one process, without the parts of the state that the others keep."""
+
+    def job(group: Any) -> dict[str, Any]:
+        return measured(distributed=group, shard_state=shard, optimizer="adam")[0]
+
+    first, second = run_ranks(2, job)
+    for one in (first, second):
+        if isinstance(one, BaseException):
+            raise one
+    alone = measured(accumulate=2, optimizer="adam")[0]
+    assert first["epochs"] == alone["epochs"]
+    assert first["parts"].keys() == alone["parts"].keys()
+    assert not second["epochs"]
 
 
 def test_measuring_changes_no_bit() -> None:

@@ -81,11 +81,14 @@ def weights(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_the_command_trains_in_two_processes_to_the_bits_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("shard_state=true",)])
+def test_the_command_trains_in_two_processes_to_the_bits_of_one(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     recipe(tmp_path, callbacks=["checkpoint"])
     one = train(tmp_path, 1, "accumulate=2", "output=one")
     assert one.returncode == 0, one.stderr
-    two = train(tmp_path, 2, "distributed=auto", "output=two")
+    two = train(tmp_path, 2, "distributed=auto", *options, "output=two")
     assert two.returncode == 0, two.stderr
     assert weights(tmp_path / "one" / "trained.onnx") == weights(tmp_path / "two" / "trained.onnx")
     names = [sorted(p.name for p in (tmp_path / run).iterdir()) for run in ("one", "two")]
