@@ -43,7 +43,7 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     "the file 'no_such_folder/train.toml' does not exist"
     """
     place = Path(path)
-    if place.is_dir():
+    if os.path.isdir(place):
         return f"{label or os.fspath(path)!r} is a folder; give the file that is in it"
     text = f"the file {label or os.fspath(path)!r} does not exist"
     neighbors = []

@@ -69,7 +69,7 @@ def init(
     refuse_recipe(model, "init")
     plugins = Plugins.discover()
     look, loaded = None, Model(model)
-    if output.exists() and not force:
+    if os.path.exists(output) and not force:
         raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     if data is not None:
         from ortflex_plugins.cli.data_preview import check_inputs

@@ -184,7 +184,7 @@ def _copies(last: Written | None) -> list[Written]:
 
 def _what_is_there(folder: Path) -> str:
     for place in (folder, folders.previous(folder)):
-        if (place / record.NAME).is_file():
+        if os.path.isfile(place / record.NAME):
             return f"The checkpoint in {str(place)!r} was not changed"
     return "No checkpoint was written"
 
@@ -243,7 +243,7 @@ def _foreign(folder: Path, partial: bool) -> str | None:
     if not names:
         return None
     unfinished = partial and record.NAME not in names
-    if not (folder / record.NAME).is_file() and not unfinished:
+    if not os.path.isfile(folder / record.NAME) and not unfinished:
         return f"that folder has no {record.NAME}, so it is not a checkpoint"
     for name, path in inner.items():
         if not (path.is_file() or unfinished) or not name.removeprefix(".").startswith(_GRAPH):
@@ -312,13 +312,13 @@ def _found(folder: Path, pattern: str) -> list[Path]:
 
 
 def _read(given: Path, model: bool) -> Checkpoint:
-    if (given / record.NAME).is_file():
+    if os.path.isfile(given / record.NAME):
         try:
             return _load(given, model)
         except CheckpointError as error:
             remedy = f". {error.remedy}" if isinstance(error, DamagedModel) else ""
             raise CheckpointError(f"{error}. {_list_complete(given)}{remedy}") from error
-    if (folders.previous(given) / record.NAME).is_file():
+    if os.path.isfile(folders.previous(given) / record.NAME):
         return _load(folders.previous(given), model)
     damaged: list[str] = []
     remedy = ""
@@ -341,17 +341,17 @@ def _read(given: Path, model: bool) -> Checkpoint:
             f"none of the checkpoints in {str(given)!r} can be used: {'; '.join(damaged)}{remedy}"
         )
     what = ""
-    if any((given / name).exists() for name in (_STATE, _MODEL)):
+    if any(os.path.exists(given / name) for name in (_STATE, _MODEL)):
         what = f". {_list_complete(given)}"
     text = f"{str(given)!r} is not a checkpoint: it has no {record.NAME}"
-    if given.is_file():
+    if os.path.isfile(given):
         text = f"{str(given)!r} is not a checkpoint: it is a file, and a checkpoint is a folder"
-    elif not given.exists():
+    elif not os.path.exists(given):
         missing = no_file(given).replace("the file", "the folder", 1)
         text = f"{str(given)!r} is not a checkpoint: {missing}"
-    elif (given / "history.csv").is_file():  # a run folder
+    elif os.path.isfile(given / "history.csv"):  # a run folder
         trained = (given / "trained.onnx").is_file()
-        if (given / "checkpoints").is_dir():
+        if os.path.isdir(given / "checkpoints"):
             text += ": this run ended before its first checkpoint"
         else:
             text += (
@@ -397,7 +397,7 @@ def _list_complete(damaged: Path) -> str:
     near = [folders.previous(damaged), *_find_checkpoints(damaged.parent), damaged.parent / "best"]
     complete = []
     for place in near:
-        if place != damaged and (place / record.NAME).is_file():
+        if place != damaged and os.path.isfile(place / record.NAME):
             try:
                 _load(place)
             except CheckpointError:
