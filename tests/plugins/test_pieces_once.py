@@ -380,3 +380,75 @@ def test_a_fixed_batch_is_kept_over_the_ends_of_pieces(tmp_path: Path) -> None:
         run.fit(shards(tmp_path / "data"))
         runs.append(run)
     same(runs[0].get_state(), runs[1].get_state(), 1e-6)
+
+
+@pytest.mark.parametrize("cache", ["auto", "memory", "disk"])
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_fixed_batch_dimension_leaves_rows_at_the_end(
+    tmp_path: Path, cache: str, pieces: bool
+) -> None:
+    """``drop_last``: no step reads them, but which they are differs between the epochs."""
+    model = models.conv_net(side=8)
+    for value in [*model.graph.input, *model.graph.output]:
+        value.type.tensor_type.shape.dim[0].dim_value = 8
+    data = (shards(tmp_path / "data"),) if pieces else images()
+    states = []
+    for which in (cache, False):
+        options: dict[str, Any] = {"params": ["full", "shift"], "batch_size": 8, "epochs": 3}
+        loss = "softmax_cross_entropy"
+        run = make(model, backend="fused", loss=loss, drop_last=True, **options, cache=which)
+        run.fit(*data)
+        assert inputs_of(run) == (["X"] if which is False else ["f"])
+        states.append(run.get_state())
+    same(*states, 1e-6)
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_processes_of_one_computer_read_copies_of_the_data(tmp_path: Path, cache: str) -> None:
+    """Their files have other names, so none of them finds those of another process."""
+    for k in range(2):
+        shards(tmp_path / f"copy {k}")
+
+    def train(group: Any) -> dict[str, Array]:
+        run = trainer(distributed=group, cache=cache)
+        run.fit(NpyFolder(path=str(tmp_path / f"copy {run.rank}"), buffer=32))
+        return run.get_state()
+
+    alone = trainer(cache=False, accumulate=2)
+    alone.fit(NpyFolder(path=str(tmp_path / "copy 0"), buffer=32))
+    for out in run_ranks(2, train):
+        if isinstance(out, BaseException):
+            raise out
+        same(out, alone.get_state(), 1e-6)
+
+
+def test_labels_of_a_loss_that_ignores_some_are_not_those_of_another(tmp_path: Path) -> None:
+    """The labels are checked again, although the columns of the first run are there."""
+    source = shards(tmp_path / "data")
+    y = np.load(tmp_path / "data" / "1" / "y.npy")
+    y[5] = -1
+    np.save(tmp_path / "data" / "1" / "y.npy", y)
+    first = trainer(loss={"name": "softmax_cross_entropy", "ignore_index": -1})
+    first.fit(source)
+    with pytest.raises(DataError, match="labels must be at least 0"):
+        trainer().fit(source)
+
+
+def test_files_of_a_run_that_ends_now_are_computed_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run removes its files after they have been compared with their digests."""
+    source = shards(tmp_path / "data")
+    first = trainer()
+    first.fit(source)
+    mapped = column_files._mapped
+
+    def removed(path: Path, layout: Any, mode: Any) -> Any:
+        if mode == "r":
+            path.unlink()
+        return mapped(path, layout, mode)
+
+    monkeypatch.setattr(column_files, "_mapped", removed)
+    second = trainer()
+    second.fit(source)
+    same(second.get_state(), first.get_state(), 0)

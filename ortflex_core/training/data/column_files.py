@@ -81,10 +81,11 @@ class ColumnFiles:
                     return None
                 if _digest(path, _end(layout)) != _tail(path, _end(layout)):
                     return None
-        except (OSError, NotRegular):
+            found = _mapped(path, layout, "r")
+        except (OSError, NotRegular):  # also if another run, which has ended, removes it now
             return None
         self._paths.add(path)
-        return _mapped(path, layout, "r")
+        return found
 
     def recall(self, key: str) -> dict[str, Array] | None:
         """The columns that an earlier training kept in memory; None without them."""
@@ -112,7 +113,7 @@ class ColumnFiles:
             new = folder / path.name
             try:
                 with new.open("wb") as file:
-                    _allocate(file.fileno(), end)
+                    _allocate(file.fileno(), end + _DIGEST)
             except OSError as error:
                 raise _full(path.parent, layout, shutil.disk_usage(path.parent).free) from error
             arrays = _mapped(new, layout, "r+")

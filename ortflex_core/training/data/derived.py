@@ -162,10 +162,17 @@ class Derivation:
     def rows(self, given: Mapping[str, Array]) -> dict[str, Array]:
         """The derived columns of some rows of the inputs.
 
+        Rows that are fewer than a fixed batch dimension are computed with copies of the last one.
+
         Raises:
             DataError: as :meth:`Part.__call__`.
         """
-        return {name: array for part in self.parts for name, array in part(given).items()}
+        count = len(next(iter(given.values())))
+        if self.fixed is not None and 0 < count < self.fixed:
+            rows = np.minimum(np.arange(self.fixed), count - 1)
+            given = {name: given[name][rows] for name in self.taken}
+        found = {name: array for part in self.parts for name, array in part(given).items()}
+        return {name: array[:count] for name, array in found.items()}
 
     @property
     def taken(self) -> list[str]:

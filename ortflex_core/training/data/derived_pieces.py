@@ -229,12 +229,16 @@ class _Storing:
         return out
 
     def _is_shared(self) -> bool:
-        """Whether all processes write to one folder."""
+        """Whether all processes write the same files to one folder.
+
+        Processes that read copies of the data have other files.
+        """
         peers = self.derivation.peers
         assert peers is not None
         if not self.on_disk or peers.neighbors < peers.size:
             return False
-        return len(set(peers.values("folder of columns", column_files.identity()))) == 1
+        place = f"{column_files.identity()} {self.facts}"
+        return len(set(peers.values("folder of columns", place))) == 1
 
     def _of_another(self, k: int) -> Mapping[str, Array]:
         """A store that another process of this computer wrote."""

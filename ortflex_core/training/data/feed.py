@@ -15,6 +15,7 @@ from ortflex_core.kernel.batches import ArrayBatches, Batch, Epoch, Lasting, Sou
 from ortflex_core.kernel.component import expected_count, is_count
 from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.protocols.data_source import DataSource
+from ortflex_core.kernel.protocols.loss import Loss
 from ortflex_core.kernel.types import Array, Size
 from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.chunks import chunk_size, slices
@@ -292,9 +293,16 @@ def _stored(preparing: Preparation, pieces: Pieces, conversion: Conversion) -> P
         return None
     terms = preparing.problem.terms
     labels = [
-        (t.loss.name, t.loss.scores, t.label, t.label_key, t.weight, t.weight_key) for t in terms
+        (_labels(t.loss), t.loss.scores, t.label, t.label_key, t.weight, t.weight_key)
+        for t in terms
     ]
     return store(derivation, pieces, conversion, repr((labels, derivation.classes))).parts
+
+
+def _labels(loss: Loss) -> list[tuple[str, str]]:
+    """What the labels that a loss accepts depend on: its name and its settings, without a teacher."""
+    plain = (bool, int, float, str, tuple, list, type(None))
+    return [(n, repr(v)) for n, v in loss.describe().items() if isinstance(v, plain)]
 
 
 def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
