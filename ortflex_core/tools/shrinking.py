@@ -27,8 +27,6 @@ _CLOSE, _CLOSE_HALF = 1e-4, 2e-2
 """The largest difference of outputs, as a part of the largest one; of files in half precision."""
 _MERGED = "it has the constant values of all channels of its layer"
 _VARIES = "where a product reads it, another channel is added, or zeros are around it"
-
-
 _DEFECT = "This is a defect of ortflex; please report it with the file"
 
 

@@ -16,7 +16,7 @@ from ortflex_plugins.cli.terminal import new_table, plain, right
 if TYPE_CHECKING:
     import onnx
 
-    from ortflex_core import Array, Model, Parts, Plugins, Recipe, Trainer
+    from ortflex_core import Array, DataSource, Model, Parts, Plugins, Recipe, Trainer
 
 _LEAST_SECONDS = 0.2
 """The time for which predictions of a file are repeated."""
@@ -255,29 +255,42 @@ def _labels(
     Raises:
         DataError: the data cannot be read, with labels or without.
     """
-    from ortflex_core import Columns, DataError, Parts, Pieces, Recipe, read_if_small
+    from ortflex_core import Columns, Parts, Pieces, Recipe, read_if_small
 
     checked = Recipe.from_mapping({**settings, "loss": "squared_error"}, plugins)
     parts = Parts(plugins)
     source = parts.build("data", checked.data)
-    try:
-        loaded = source.load()
-    except DataError:
-        if not hasattr(source, "target"):
-            raise
+    loaded, has_labels = load_rows(parts, source, settings["data"])
+    if not has_labels:
         changes = {
-            key: unlabeled(parts, key, settings[key])
+            key: _unlabeled(parts, key, settings[key])
             for key in ("data", "validation")
             if isinstance(settings[key], str)
         }
-        settings, loaded = {**settings, **changes}, parts.build("data", changes["data"]).load()
+        settings = {**settings, **changes}
     rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
     if not isinstance(rows, Columns):
         return settings, None, None
     return settings, next(iter(rows.labels.values()), None), rows.rows
 
 
-def unlabeled(parts: Parts, key: str, path: str) -> dict[str, Any]:
+def load_rows(parts: Parts, source: DataSource, path: str) -> tuple[Any, bool]:
+    """The rows of a data source, and whether they have labels.
+
+    Raises:
+        DataError: the data cannot be read, with labels or without.
+    """
+    from ortflex_core import DataError
+
+    try:
+        return source.load(), True
+    except DataError:
+        if not hasattr(source, "target"):
+            raise
+    return parts.build("data", _unlabeled(parts, "data", path)).load(), False
+
+
+def _unlabeled(parts: Parts, key: str, path: str) -> dict[str, Any]:
     """The table of a data source that reads a file or folder without labels."""
     return {**parts.as_table(key, path), "target": {}}
 

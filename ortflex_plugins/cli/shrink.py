@@ -62,22 +62,16 @@ def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> N
 
 def _rows(model: Path, data: str, plugins: Plugins) -> Mapping[str, Array]:
     """The first rows of the data, by the names of the inputs."""
-    from ortflex_core import DataError, Model, Parts, Recipe, Trainer
+    from ortflex_core import Model, Parts, Recipe, Trainer
     from ortflex_plugins.cli.init import suggest_loss
-    from ortflex_plugins.cli.quantize import model_inputs, unlabeled
+    from ortflex_plugins.cli.quantize import load_rows, model_inputs
 
     output, *_ = suggest_loss(Model(model, plugins=plugins))
     settings = {"model": str(model), "data": data, "loss": {output: "squared_error"}}
     recipe = Recipe.from_mapping(settings, plugins)
     trainer = Trainer.from_recipe(recipe, plugins)
     parts = Parts(plugins)
-    source = parts.build("data", recipe.data)
-    try:
-        loaded = source.load()
-    except DataError:
-        if not hasattr(source, "target"):
-            raise
-        loaded = parts.build("data", unlabeled(parts, "data", data)).load()
+    loaded, _ = load_rows(parts, parts.build("data", recipe.data), data)
     return model_inputs(trainer, loaded)
 
 

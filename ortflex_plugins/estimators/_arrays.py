@@ -13,7 +13,7 @@ import onnx
 from ortflex_core import Array, DataError, Model, ModelError, TensorSpec, suggest
 
 
-def given(estimator: Any) -> onnx.ModelProto:
+def given(estimator: Any) -> Model:
     """The model of the parameter ``model``.
 
     Raises:
@@ -32,7 +32,7 @@ def given(estimator: Any) -> onnx.ModelProto:
             f"{type(estimator).__name__}.model: expected the path of a file, its bytes, a ModelProto, "
             f"'linear' or None, got {model!r}{hint}"
         )
-    return Model(model).proto
+    return Model(model)
 
 
 def is_text(spec: TensorSpec) -> bool:
@@ -64,17 +64,16 @@ def as_inputs(
             f"{', '.join(map(repr, known))}; rename the columns, or give an array with the columns in the "
             "order of the inputs"
         )
-    widths = [columns(spec) for spec in specs]
-    if X.ndim != 2 or None in widths or X.shape[1] != sum(w or 0 for w in widths):
+    widths = [columns(spec) or 0 for spec in specs]
+    if X.ndim != 2 or 0 in widths or X.shape[1] != sum(widths):
         raise DataError(
             f"X has the shape {list(X.shape)}; expected one column for each number of the inputs "
             f"{', '.join(map(str, specs))}"
         )
-    ends = np.cumsum([w or 0 for w in widths])
-    places = {n: slice(end - (w or 0), end) for n, w, end in zip(known, widths, ends, strict=True)}
     if names is not None:
-        places = {name: slice(k, k + 1) for k, name in enumerate(names)}
-    return {spec.name: as_input(spec, X[:, places[spec.name]]) for spec in specs}
+        return {spec.name: as_input(spec, X[:, [list(names).index(spec.name)]]) for spec in specs}
+    parts = np.split(X, np.cumsum(widths)[:-1], axis=1)
+    return {spec.name: as_input(spec, part) for spec, part in zip(specs, parts, strict=True)}
 
 
 def as_input(spec: TensorSpec, X: Array) -> Array:
@@ -111,13 +110,13 @@ def _cast(spec: TensorSpec, given: Array, what: str) -> Array:
 
 
 def _texts(spec: TensorSpec, given: Array) -> Array:
-    for place, value in np.ndenumerate(given):
-        if not isinstance(value, str):
-            where = ", column ".join(map(str, place))
-            raise DataError(
-                f"X has {value!r} in row {where}; {spec} reads strings: replace missing values by a word, "
-                "and numbers by X.astype(str)"
-            )
+    wrong = (place for place, value in np.ndenumerate(given) if not isinstance(value, str))
+    if place := next(wrong, None):
+        where = ", column ".join(map(str, place))
+        raise DataError(
+            f"X has {given[place]!r} in row {where}; {spec} reads strings: replace missing values by a "
+            "word, and numbers by X.astype(str)"
+        )
     return given.astype(object)
 
 

@@ -117,14 +117,13 @@ class OrtEstimator(BaseEstimator):
         """
         _parameters.check(self)
         again = self.warm_start and hasattr(self, "trained_")
-        if not again:
-            self._start()
+        start = None if again else self._start()
         X, y, weight = self._checked(X, y, sample_weight, reset=not again)
         random = check_random_state(self.random_state)
         target = self._encode(y, reset=not again)
         weight = self._weighted(target, weight)
         if not again:
-            self._make_model(X, target, random)
+            self._make_model(start, X, target, random)
         rows, held = np.arange(len(X)), None
         if self.early_stopping:
             # Held-out rows of a classifier have the proportions of the classes.
@@ -160,14 +159,13 @@ class OrtEstimator(BaseEstimator):
 
     def _partial(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Self:
         _parameters.check(self)
-        if first:
-            self._start()
+        start = self._start() if first else None
         X, y, weight = self._checked(X, y, sample_weight, reset=first)
         random = check_random_state(self.random_state)
         target = self._encode(y, reset=False)
         weight = self._weighted(target, weight)
         if first:
-            self._make_model(X, target, random)
+            self._make_model(start, X, target, random)
         trainer = self._live(len(X), weight, trains=True)
         if first:
             self._check_predictions(X)
@@ -199,24 +197,25 @@ class OrtEstimator(BaseEstimator):
         weight = None if weight is None else weight.astype(seen.numpy)
         return self._inputs(X), as_labels(seen, target), weight
 
-    def _start(self) -> None:
-        """Read the model that the training starts from, if it is not built."""
-        self._given: onnx.ModelProto | None = None if self._built else given(self)
-        inputs = () if self._given is None else Model(self._given).inputs
+    def _start(self) -> Model | None:
+        """The user's model; None if one is built for the data."""
+        start = None if self._built else given(self)
+        inputs = () if start is None else start.inputs
         self._reads_objects = len(inputs) > 1 or any(map(is_text, inputs))
+        return start
 
-    def _make_model(self, X: Array, target: Array, random: np.random.RandomState) -> None:
+    def _make_model(
+        self, start: Model | None, X: Array, target: Array, random: np.random.RandomState
+    ) -> None:
         """The model that the training starts from."""
         outputs = self._outputs(target)
-        if self._built:
+        if start is None:
             hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
             layers = [] if self.model == "linear" else hidden
             dtype = self._dtype(X)
             proto = perceptron(X.shape[1], layers, outputs, self.activation, random, dtype)
         else:
-            assert self._given is not None
-            proto = _parameters.edited(self, self._given, random)
-            self._given = None
+            proto = _parameters.edited(self, start.proto, random)
         self._set_model(proto)
         self._check_model(X, outputs)
 

@@ -1,5 +1,7 @@
 """Mistakes of a first day: each is an error that says what to do, never a traceback of Python."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -306,7 +308,7 @@ class TestValidation:
     """An error of the validation data says so: the training data may have the same names and shapes."""
 
     GOOD = np.zeros((ROWS, 4), np.float32), np.arange(ROWS) % 3
-    WRONG = {  # noqa: RUF012
+    WRONG: ClassVar = {
         "shape": (np.zeros((ROWS, 5), np.float32), GOOD[1]),
         "not finite": (np.full((ROWS, 4), np.nan, np.float32), GOOD[1]),
         "text": (np.zeros((ROWS, 4), "U1"), GOOD[1]),

@@ -19,7 +19,8 @@ from ortflex_core import Array, DataError
 pytest.importorskip("sklearn")
 skl2onnx = pytest.importorskip("skl2onnx")
 
-from ortflex import OrtClassifier, OrtRegressor  # noqa: E402
+OrtClassifier = pytest.importorskip("ortflex_plugins.estimators").OrtClassifier
+OrtRegressor = pytest.importorskip("ortflex_plugins.estimators").OrtRegressor
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.once]
 

@@ -175,7 +175,7 @@ def test_codes_that_are_an_output_stay() -> None:
 def test_a_bias_of_int32_is_rounded_in_every_step(operator: str, unit: str) -> None:
     """By its own scale, whether or not that is the product of the scales of data and weight.
 
-    Beside fake quantization in float64; half a code of the bias is more than float32's rounding.
+    The oracle is fake quantization in float64. Half a code of the bias is larger than an error of float32.
     """
     torch = pytest.importorskip("torch")
     data, own = np.float32(0.02), np.float32(0.05)
