@@ -57,6 +57,11 @@ _STILL_THERE = (
     "The training is still in memory: trainer.save(another_folder) keeps it, and Trainer.resume "
     "continues it; trainer.export(another_path) writes the weights; trainer.history_ has the epochs."
 )
+_WEIGHTS_THERE = (
+    "The weights are still in memory: trainer.export(another_path) writes them; trainer.history_ has the "
+    "epochs. The other processes have ended with their parts of the optimizer's state (shard_state), so "
+    "the training continues only from a checkpoint that was written before."
+)
 
 
 def fit(
@@ -305,7 +310,8 @@ def train(
     except OSError as error:  # a hook cannot write: the disk is full, a folder is missing
         standing.last = loop.position() if loop.left_alone and loop.settled else None
         if loop.progress.step:
-            error.add_note(_STILL_THERE)
+            divided = peers is not None and peers.shards
+            error.add_note(_WEIGHTS_THERE if divided else _STILL_THERE)
         raise
     finally:
         standing.manual = loop.progress

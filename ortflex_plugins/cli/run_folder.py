@@ -273,13 +273,18 @@ def rescue(trainer: Trainer, folder: Path) -> str:
     """Save a run whose results could not be written; returns a message for the command line.
 
     It writes a checkpoint if the training can continue, or trained.onnx if it has ended: to the run
-    folder or, if that fails, to a new temporary folder.
+    folder or, if that fails, to a new temporary folder. If the other processes have ended with their parts
+    of the optimizer's state, it writes the weights of a training that has not ended to rescued.onnx.
     """
-    unfinished = internals_of(trainer).live.standing.last is not None
+    inner = internals_of(trainer)
+    peers, unfinished = inner.setup.problem.peers, inner.live.standing.last is not None
+    name = "rescued" if unfinished else "trained.onnx"
+    if unfinished and peers is not None and peers.shards:
+        name, unfinished = "rescued.onnx", False
     for temporary in (False, True):
         try:
             place = Path(tempfile.mkdtemp(prefix="ortflex-")) if temporary else folder
-            target = place / ("rescued" if unfinished else "trained.onnx")
+            target = place / name
             if unfinished:
                 trainer.save(target)
             else:

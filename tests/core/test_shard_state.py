@@ -10,6 +10,7 @@ import pytest
 
 from ortflex_core import (
     ConfigError,
+    OutputError,
     RankFailed,
     ThreadGroup,
     Trainer,
@@ -198,6 +199,65 @@ def test_the_failure_of_a_process_ends_all(rank: int, at: str, tmp_path: Path) -
     assert isinstance(found[rank], ZeroDivisionError)
     assert isinstance(found[1 - rank], RankFailed)
     assert "as planned" in str(found[1 - rank])
+
+
+class Saves:
+    """Saves in a hook in which the other processes do not wait for it."""
+
+    def __init__(self, folder: Path, hook_: str) -> None:
+        self.folder, self.hook = folder, hook_
+
+    @hook
+    def epoch_end(self, trainer: Trainer) -> None:
+        if self.hook == "epoch_end":
+            trainer.save(self.folder)
+
+    @hook
+    def train_end(self, trainer: Trainer) -> None:
+        if self.hook == "train_end":
+            trainer.save(self.folder)
+
+
+@pytest.mark.parametrize("name", ["epoch_end", "train_end"])
+def test_a_callback_that_one_process_calls_is_told_how_to_save(name: str, tmp_path: Path) -> None:
+    def job(group: ThreadGroup) -> None:
+        callbacks = [Saves(tmp_path / "kept", name)]
+        sharding(distributed=group, optimizer="adam", callbacks=callbacks).fit(X, Y)
+
+    for one in run_ranks(2, job, seconds=20):
+        assert isinstance(one, RankFailed)
+        assert "shard_state" in str(one)
+        assert "every_rank = True" in str(one)
+
+
+class Full:
+    """A callback of rank 0 whose disk is full."""
+
+    @hook
+    def settled(self, progress: Any) -> None:
+        if progress.step >= 5:
+            raise OutputError("the disk is full")
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_what_is_kept_after_a_full_disk(shard: bool, tmp_path: Path) -> None:
+    """The note says what can still be written, which is the weights if the state is divided."""
+    make = sharding if shard else training
+
+    def job(group: ThreadGroup) -> None:
+        trainer = make(distributed=group, optimizer="adam", callbacks=[Full()])
+        with pytest.raises(OutputError if trainer.rank == 0 else RankFailed) as error:
+            trainer.fit(X, Y)
+        if trainer.rank == 0:
+            notes = "\n".join(error.value.__notes__)
+            assert "trainer.export" in notes
+            assert ("trainer.save" in notes) is not shard
+            trainer.export(tmp_path / "kept.onnx")
+            if not shard:
+                trainer.save(tmp_path / "kept")
+
+    results(run_ranks(2, job, seconds=20))
+    assert (tmp_path / "kept.onnx").is_file()
 
 
 @pytest.mark.parametrize(

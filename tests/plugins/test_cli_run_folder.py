@@ -11,8 +11,19 @@ from typing import Any
 
 import pytest
 
-from ortflex_core import FolderLock, Internals, Trainer, hook, internals_of
+from ortflex_core import (
+    FolderLock,
+    Internals,
+    OutputError,
+    Trainer,
+    hook,
+    internals_of,
+    run_ranks,
+)
+from ortflex_plugins.cli.run_folder import rescue
+from tests import models
 from tests.plugins.commands import ortflex, prepare
+from tests.training import make, regression
 
 pytestmark = pytest.mark.once
 
@@ -247,3 +258,32 @@ def test_a_full_disk_at_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         full(patch, folder)
         result = ortflex("train", "train.toml", "output=third", "callbacks=[]")
     assert "the weights are lost: neither" in result.stderr
+
+
+class Full:
+    """A callback whose disk is full after some steps."""
+
+    @hook
+    def settled(self, progress: Any) -> None:
+        if progress.step >= 2:
+            raise OutputError("the disk is full")
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_run_of_several_processes_is_rescued(tmp_path: Path, shard: bool) -> None:
+    """With ``shard_state`` the others have ended with their parts of the state: the weights remain."""
+
+    def job(group: Any) -> str:
+        options = {"optimizer": "adam", "distributed": group, "shard_state": shard}
+        trainer = make(models.mlp((5, 4, 1)), backend="fused", callbacks=[Full()], **options)
+        with pytest.raises(Exception, match="the disk is full"):
+            trainer.fit(*regression())
+        return rescue(trainer, tmp_path) if trainer.rank == 0 else ""
+
+    told, _ = run_ranks(2, job, seconds=20)
+    if isinstance(told, BaseException):
+        raise told
+    name = "rescued.onnx" if shard else "rescued"
+    assert str(tmp_path / name) in told
+    assert ("--resume" in told) is not shard
+    assert (tmp_path / name).exists()

@@ -20,8 +20,7 @@ from ortflex_core.kernel.types import Array
 from ortflex_core.training.engines.buffers import check_state, read_into
 from ortflex_core.training.process_groups.gradient_sum import arrays_in, places_of
 from ortflex_core.training.process_groups.mailbox import Mailbox
-
-_PLACE = "optimizer state"
+from ortflex_core.training.process_groups.peers import STATE
 
 
 def check_shards(problem: Problem) -> None:
@@ -138,19 +137,19 @@ class StateShards:
 
     def whole(self, slots: Mapping[str, Array]) -> dict[str, Array]:
         """The state of all processes, from that of this one; every process calls it, or serves."""
-        self.peers.values(_PLACE, "gather")
+        self.peers.values(STATE, "gather")
         found = {**slots, **dict(self._gathered(slots))}
         return {name: found[name] for name in self._specs}
 
     def serve(self, slots: Mapping[str, Array]) -> None:
         """Send this process's part as often as the process of rank 0 asks for the whole, then return."""
-        while self.peers.values(_PLACE, "serve")[0] == "gather":
+        while self.peers.values(STATE, "serve")[0] == "gather":
             for _ in self._gathered(slots):
                 pass
 
     def release(self) -> None:
         """End :meth:`serve` in the other processes."""
-        self.peers.values(_PLACE, "end")
+        self.peers.values(STATE, "end")
 
     def _gathered(self, slots: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
         """The state of all parameters, one tensor of each process at a time."""
@@ -163,7 +162,7 @@ class StateShards:
             given = np.zeros(0, np.uint8)
             if name is not None:
                 given = np.ascontiguousarray(slots[name]).reshape(-1).view(np.uint8)
-            for other, packet in zip(names, self.peers.gather(_PLACE, given), strict=True):
+            for other, packet in zip(names, self.peers.gather(STATE, given), strict=True):
                 if other is not None:
                     spec = self._specs[other]
                     shape: Any = spec.shape or ()

@@ -25,6 +25,14 @@ _FRAME = 1024
 # Whether the process failed, whether it was interrupted, the number of bytes, the place.
 _HEAD = struct.Struct("<??Q24s")
 _ROOM = _FRAME - _HEAD.size
+STATE = "optimizer state"
+"""The place where processes put the parts of a divided state together."""
+_SAME_COMMAND = "start all of them with the same command"
+_NEEDS = {
+    STATE: "with shard_state, each process has a part of the optimizer's state, so every process has to "
+    "call what reads or saves it: every_rank = True in the class of a callback, or its hook 'settled'"
+}
+"""What to do if processes meet at different points, by the place of one of them."""
 
 
 class RankFailed(OrtflexError):
@@ -89,8 +97,8 @@ class Peers:
             other = next(k for k, name in enumerate(names) if name != names[0])
             raise RankFailed(
                 "the processes are not at the same point of the training: rank 0 at "
-                f"{names[0]!r}, rank {other} at {names[other]!r}; start all of them with the same "
-                "command"
+                f"{names[0]!r}, rank {other} at {names[other]!r}; "
+                + next((_NEEDS[n] for n in names if n in _NEEDS), _SAME_COMMAND)
             )
         self._before = place
         if max(sizes) <= _ROOM:
