@@ -28,8 +28,8 @@ from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Value
 from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext
 from ortflex_core.kernel.types import Array, Size, TensorSpec
-from ortflex_core.training.data import column_files, single_rows
 from ortflex_core.training.data import columns as data
+from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.column_files import ColumnFiles
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.derived import PROBED, Cache, Derivation, Part
@@ -236,12 +236,12 @@ class Live:
                 return None
             derivation, own = self._deriving(once=derivation.once, own=False), False
             found = derivation.probe(inputs)
-        if derivation.once and cache == "auto" and isinstance(feed.given, Pieces):
-            width = sum(array.nbytes // len(array) for array in found.values())
-            reasons = [column_files.too_many(width * rows_of(feed.given))]
-            if (peers := self.setup.problem.peers) is not None:
-                reasons = peers.values("room for columns", reasons[0])
-            if reason := next(filter(None, reasons), ""):
+        if derivation.once and isinstance(feed.given, Pieces):
+            kept = {n: a for n, a in inputs.items() if n not in derivation.dropped}
+            columns = (kept | found, first.labels, first.weights)
+            width = sum(a.nbytes // len(a) for group in columns for a in group.values())
+            size = width * rows_of(feed.given)
+            if reason := derivation.too_many(size, feed.given.digest):
                 return self.derivation_for(feed, reason)
         if taught:
             names = " and ".join(map(str, self.setup.teachers))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import DataError, Trainer, hook
+from ortflex_core import DataError, Trainer, hook, run_ranks
 from ortflex_core.training.data import column_files, derived, derived_pieces
 from ortflex_plugins.data.npy import NpyFolder
 from tests.plugins.test_pieces_once import folder as folder
@@ -115,15 +115,20 @@ def test_other_data_have_other_files(tmp_path: Path, what: str) -> None:
         same(states[0], first.get_state(), 1e-6)
 
 
+def free(patch: pytest.MonkeyPatch, room: int) -> None:
+    """A disk with that many free bytes, on which "auto" keeps all columns."""
+    usage = type("Usage", (), {"free": room})
+    patch.setattr(column_files.shutil, "disk_usage", lambda path: usage)
+    patch.setattr(column_files, "MOST_MEMORY", 1000)
+    patch.setattr(derived, "MOST_MEMORY", 1000)
+
+
 def test_auto_leaves_half_of_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = shards(tmp_path / "data")
-    monkeypatch.setattr(column_files, "MOST_MEMORY", 1000)
-    monkeypatch.setattr(derived, "MOST_MEMORY", 1000)
-    usage = type("Usage", (), {"free": 30_000})  # 150 rows of 27 numbers are 16,200 bytes
     with monkeypatch.context() as patch:
-        patch.setattr(column_files.shutil, "disk_usage", lambda path: usage)
+        free(patch, 30_000)  # 150 rows of 27 numbers are 16,200 bytes
         run = trainer(cache="auto", progress=None)
         run.fit(source)
         assert inputs_of(run) == ["X"]
@@ -169,3 +174,78 @@ def test_a_full_disk_leaves_no_file(
     del run
     gc.collect()
     assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_labels_of_a_loss_that_ignores_some_are_not_those_of_another(tmp_path: Path) -> None:
+    """The labels are checked again, although the columns of the first run are there."""
+    source = shards(tmp_path / "data")
+    y = np.load(tmp_path / "data" / "1" / "y.npy")
+    y[5] = -1
+    np.save(tmp_path / "data" / "1" / "y.npy", y)
+    first = trainer(loss={"name": "softmax_cross_entropy", "ignore_index": -1})
+    first.fit(source)
+    with pytest.raises(DataError, match="labels must be at least 0"):
+        trainer().fit(source)
+
+
+def test_files_of_a_run_that_ends_now_are_computed_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run removes its files after they have been compared with their digests."""
+    source = shards(tmp_path / "data")
+    first = trainer()
+    first.fit(source)
+    mapped = column_files._mapped
+
+    def removed(path: Path, layout: Any, mode: Any) -> Any:
+        if mode == "r":
+            path.unlink()
+        return mapped(path, layout, mode)
+
+    monkeypatch.setattr(column_files, "_mapped", removed)
+    second = trainer()
+    second.fit(source)
+    same(second.get_state(), first.get_state(), 0)
+
+
+def test_auto_counts_the_files_of_the_same_rows_only(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of a killed run are room for the run that continues it, not for another one."""
+    source = shards(tmp_path / "data")
+    before = trainer()
+    before.fit(source)
+    assert inputs_of(before) == ["f"]
+    other = shards(tmp_path / "other", seed=7)
+    free(monkeypatch, 18_000)  # 150 rows of 27 numbers and a label are 17,400 bytes
+    for data, columns in ((other, ["X"]), (source, ["f"])):
+        run = trainer(cache="auto")
+        run.fit(data)
+        assert inputs_of(run) == columns
+
+
+def test_auto_reads_validation_rows_again_without_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training rows have room, the validation rows would take more than half of the disk."""
+    source = shards(tmp_path / "data")
+    held = shards(tmp_path / "held", 600, 9)
+    plain = trainer(cache=False, accumulate=2)
+    plain.fit(source, validation_data=held)
+    free(monkeypatch, 60_000)
+
+    def train(group: Any) -> Trainer:
+        run = trainer(cache="auto", distributed=group)
+        run.fit(source, validation_data=held)
+        return run
+
+    alone = trainer(cache="auto", accumulate=2)
+    alone.fit(source, validation_data=held)
+    for run in (alone, *run_ranks(2, train)):
+        if isinstance(run, BaseException):
+            raise run
+        assert inputs_of(run) == ["f"]
+        same(run.get_state(), plain.get_state(), 1e-6)
+        np.testing.assert_allclose(run.validation_losses_, plain.validation_losses_, rtol=1e-6)
+    with pytest.raises(DataError, match="TMPDIR"):
+        trainer(cache="disk").fit(source, validation_data=held)

@@ -420,35 +420,3 @@ def test_processes_of_one_computer_read_copies_of_the_data(tmp_path: Path, cache
         if isinstance(out, BaseException):
             raise out
         same(out, alone.get_state(), 1e-6)
-
-
-def test_labels_of_a_loss_that_ignores_some_are_not_those_of_another(tmp_path: Path) -> None:
-    """The labels are checked again, although the columns of the first run are there."""
-    source = shards(tmp_path / "data")
-    y = np.load(tmp_path / "data" / "1" / "y.npy")
-    y[5] = -1
-    np.save(tmp_path / "data" / "1" / "y.npy", y)
-    first = trainer(loss={"name": "softmax_cross_entropy", "ignore_index": -1})
-    first.fit(source)
-    with pytest.raises(DataError, match="labels must be at least 0"):
-        trainer().fit(source)
-
-
-def test_files_of_a_run_that_ends_now_are_computed_again(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another run removes its files after they have been compared with their digests."""
-    source = shards(tmp_path / "data")
-    first = trainer()
-    first.fit(source)
-    mapped = column_files._mapped
-
-    def removed(path: Path, layout: Any, mode: Any) -> Any:
-        if mode == "r":
-            path.unlink()
-        return mapped(path, layout, mode)
-
-    monkeypatch.setattr(column_files, "_mapped", removed)
-    second = trainer()
-    second.fit(source)
-    same(second.get_state(), first.get_state(), 0)

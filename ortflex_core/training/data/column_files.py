@@ -142,16 +142,17 @@ def check_room(layout: Layout) -> None:
         raise _full(folder, layout, free)
 
 
-def too_many(size: int) -> str:
+def too_many(size: int, begin: str) -> str:
     """Why columns of that many bytes are not computed unless the user asks for it; "" if they are.
 
-    They would take more than half of the disk's room, that of earlier columns included.
+    They would take more than half of the disk's room, that of their own files from a killed run included,
+    whose names start with ``begin`` ("" without such files).
     """
     if size <= MOST_MEMORY:
         return ""
     folder = _folder()
     taken = 0
-    for path in folder.glob("*.columns"):
+    for path in folder.glob(f"{begin}*.columns") if begin else ():
         with contextlib.suppress(OSError):
             taken += path.lstat().st_size
     free = shutil.disk_usage(folder).free + taken

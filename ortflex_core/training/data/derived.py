@@ -24,6 +24,7 @@ from ortflex_core.kernel.batches import Batch, Block, Epoch, Lasting, Source
 from ortflex_core.kernel.digests import of_array
 from ortflex_core.kernel.errors import DataError, GraphError
 from ortflex_core.kernel.types import Array, shape_text
+from ortflex_core.training.data import column_files
 from ortflex_core.training.data.column_files import (
     MOST_MEMORY,
     Column,
@@ -245,6 +246,28 @@ class Derivation:
         """Whether the columns are kept in files."""
         return self.cache == "disk" or (self.cache == "auto" and bytes_of(layout) > MOST_MEMORY)
 
+    def too_many(self, size: int, digest: str) -> str:
+        """Why ``"auto"`` does not compute columns of that many bytes from some pieces; "" if it does.
+
+        ``digest`` is that of the pieces. All processes get the same answer.
+        """
+        if self.cache != "auto":
+            return ""
+        reasons = [column_files.too_many(size, self.name_of(digest))]
+        if self.peers is not None:
+            reasons = self.peers.values("room for columns", reasons[0])
+        return next(filter(None, reasons), "")
+
+    def name_of(self, digest: str) -> str:
+        """How the names of the files of some pieces begin; "" if the pieces have no digest."""
+        facts = repr((digest, self.sessions)).encode()
+        return hashlib.sha256(facts).hexdigest()[:8] if digest else ""
+
+    @property
+    def sessions(self) -> list[tuple[str, list[str]]]:
+        """What computes the columns, and from which columns of the data."""
+        return [(part.session.digest, part.takes) for part in self.parts]
+
     def check_memory(self, layout: Layout) -> None:
         """Refuse columns that do not fit into memory.
 
@@ -262,9 +285,8 @@ class Derivation:
 
     def _key(self, layout: Layout, inputs: Mapping[str, Array], size: int) -> str:
         """A digest of everything that the bits of the columns depend on."""
-        sessions = [(part.session.digest, part.takes) for part in self.parts]
         columns = {n: of_array(a) for n, a in inputs.items()}
-        facts = repr((sessions, sorted(columns.items()), list(layout), size))
+        facts = repr((self.sessions, sorted(columns.items()), list(layout), size))
         return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
     def _parts(

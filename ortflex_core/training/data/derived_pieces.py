@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import secrets
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,6 +32,7 @@ from ortflex_core.training.data.prefetch import Prefetch
 from ortflex_core.training.data.shuffle_buffer import Buffer, Layout, Part, fill_buffers
 from ortflex_core.training.process_groups.peers import pack, unpack
 
+_log = logging.getLogger("ortflex")
 STORE = 64 * 2**20
 """The bytes of a file, unless there would be more than ``MOST`` files."""
 MOST = 64
@@ -90,7 +92,14 @@ class Stores:
         return out
 
 
-def store(derivation: Derivation, pieces: Pieces, conversion: Conversion, labels: str) -> Stores:
+def store(
+    derivation: Derivation,
+    pieces: Pieces,
+    conversion: Conversion,
+    labels: str,
+    *,
+    needed: bool = True,
+) -> Stores | None:
     """Compute the columns of all rows, or find those that an earlier run computed.
 
     Args:
@@ -98,20 +107,25 @@ def store(derivation: Derivation, pieces: Pieces, conversion: Conversion, labels
         pieces: the rows.
         conversion: converts them to the inputs of the whole model.
         labels: describes what the labels and sample weights of a row become.
+        needed: whether there is no other way; else, None is returned if ``"auto"`` has not the room.
 
     Raises:
         DataError: the rows cannot be read, have other shapes than the first ones, or do not fit the
             model; or the memory or the disk has not enough room.
     """
-    return _Storing.of(derivation, pieces, conversion, labels).run()
+    storing = _Storing.of(derivation, pieces, conversion, labels)
+    if not needed and (reason := storing.too_many):
+        _log.info("cache: rows are read and computed again for each validation, because %s", reason)
+        return None
+    return storing.run()
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Storing:
     """The work of :func:`store`.
 
-    ``first`` has one row of each column, ``size`` is the number of rows that are computed together, and
-    ``spans`` are the rows of each store.
+    ``first`` has some rows of each column, ``size`` is the number of rows that are computed together,
+    ``spans`` are the rows of each store, and the names of their files start with ``begin``.
     """
 
     derivation: Derivation
@@ -121,6 +135,7 @@ class _Storing:
     size: int
     spans: Sequence[range]
     on_disk: bool
+    begin: str
     facts: str
 
     @classmethod
@@ -143,10 +158,12 @@ class _Storing:
         known = pieces.digest or secrets.token_hex(16)
         if derivation.peers is not None and not pieces.digest:
             known = derivation.peers.values("name of columns", known)[0]
-        sessions = [(part.session.digest, part.takes) for part in derivation.parts]
+        begin = derivation.name_of(known)
         rows_seen = sorted((name, of_array(array)) for name, array in {**given, **first}.items())
         columns = [(name, str(a.dtype), a.shape[1:]) for name, a in first.items()]
-        facts = repr((known, sessions, rows_seen, columns, labels, size, list(pieces.sizes)))
+        facts = repr(
+            (known, derivation.sessions, rows_seen, columns, labels, size, list(pieces.sizes))
+        )
         return cls(
             derivation=derivation,
             pieces=pieces,
@@ -155,6 +172,7 @@ class _Storing:
             size=size,
             spans=[range(k, min(rows, k + count)) for k in range(0, rows, count)],
             on_disk=on_disk,
+            begin=begin,
             facts=hashlib.sha256(facts.encode()).hexdigest(),
         )
 
@@ -181,13 +199,20 @@ class _Storing:
             denominators=self.conversion,
         )
 
+    @property
+    def too_many(self) -> str:
+        """Why ``"auto"`` does not compute the columns; "" if it does."""
+        rows = rows_of(self.pieces)
+        layout = {n: Column(a.dtype, (rows, *a.shape[1:])) for n, a in self.first.items()}
+        return self.derivation.too_many(column_files.bytes_of(layout), self.pieces.digest)
+
     def _layout(self, k: int) -> dict[str, Column]:
         rows = len(self.spans[k])
         return {n: Column(a.dtype, (rows, *a.shape[1:])) for n, a in self.first.items()}
 
     def _key(self, k: int) -> str:
         facts = f"{self.facts} {self.spans[k]}"
-        return hashlib.sha256(facts.encode()).hexdigest()[:32]
+        return self.begin + hashlib.sha256(facts.encode()).hexdigest()[:24]
 
     def _find(self, k: int) -> Mapping[str, Array] | None:
         files = self.derivation.files

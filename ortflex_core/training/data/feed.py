@@ -235,7 +235,7 @@ class Feed:
         conversion = _conversion(preparing, self._convert_columns)
         drawn = partial(self._consecutive, conversion, preparing)
         if keep and isinstance(given, Pieces):
-            parts = _stored(preparing, given, conversion)
+            parts = _stored(preparing, given, conversion, needed=False)
             if parts is not None:
                 return partial(drawn, parts=parts)
         return lambda: map(preparing.derived, drawn())
@@ -286,8 +286,13 @@ def _conversion(
     )
 
 
-def _stored(preparing: Preparation, pieces: Pieces, conversion: Conversion) -> Parts | None:
-    """What reads the rows of pieces from columns that are computed once; None if they are not."""
+def _stored(
+    preparing: Preparation, pieces: Pieces, conversion: Conversion, *, needed: bool = True
+) -> Parts | None:
+    """What reads the rows of pieces from columns that are computed once; None if they are not.
+
+    ``needed`` is as for :func:`ortflex_core.training.data.derived_pieces.store`.
+    """
     derivation = preparing.derivation
     if derivation is None or not derivation.once:
         return None
@@ -296,7 +301,9 @@ def _stored(preparing: Preparation, pieces: Pieces, conversion: Conversion) -> P
         (_labels(t.loss), t.loss.scores, t.label, t.label_key, t.weight, t.weight_key)
         for t in terms
     ]
-    return store(derivation, pieces, conversion, repr((labels, derivation.classes))).parts
+    labeled = repr((labels, derivation.classes))
+    stores = store(derivation, pieces, conversion, labeled, needed=needed)
+    return None if stores is None else stores.parts
 
 
 def _labels(loss: Loss) -> list[tuple[str, str]]:
