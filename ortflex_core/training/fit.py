@@ -47,7 +47,7 @@ from ortflex_core.training.engines.pruning_steps import PruningSteps, share_of_z
 from ortflex_core.training.internals import Internals, Settings, internals_of
 from ortflex_core.training.standing import Training
 from ortflex_core.training.views.history import History, risen
-from ortflex_core.training.views.progress import Display
+from ortflex_core.training.views.progress import Display, say
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer
@@ -303,6 +303,12 @@ def train(
             _log.info(
                 "a callback changed the weights after the training was interrupted; only checkpoints "
                 "that were written before that can be resumed from the interruption"
+            )
+        elif loop.interrupted and not loop.ended:
+            say(
+                f"the training was interrupted in epoch {loop.progress.epoch + 1}. In Python, "
+                "trainer.save(folder) keeps its position, and Trainer.resume(folder) continues from there",
+                settings.progress,
             )
     except GraphError as error:
         batch = plan.source.sample()

@@ -179,7 +179,11 @@ def _refusal(folder: Path, names: list[str]) -> str:
             f"the folder {str(folder)!r} has {shown}, which this run would replace; give another "
             "output, or rename it with --force"
         )
+    mark = None
+    with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
+        mark = read_json(folder / _VERSIONS)["state"]
     state = "is finished" if "trained.onnx" in names else "has begun"
+    state = "was interrupted" if mark == "interrupted" else state
     has_checkpoints = _CHECKPOINTS in names
     return (
         f"the folder {str(folder)!r} has a run that {state} ({shown}). "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from ortflex_plugins.pictures.measure import Measures
 
 _RESULTS = ("loss", "penalty", "validation_")
+_NO_CHECKPOINT = (
+    "they cannot be continued, because the recipe has no callback checkpoint (callbacks = "
+    '["checkpoint"])'
+)
 
 
 @click.command(cls=RecipeCommand)
@@ -93,8 +99,9 @@ def train(
     _show(history, folder)
     if history.interrupted:
         resumable = run_folder.checkpoint(folder) != folder
-        hint = f"; continue: ortflex train {recipe} --resume {folder}" if resumable else ""
-        click.echo(f"interrupted: these are the results so far{hint}", err=True)
+        again = shlex.join(["ortflex", "train", str(recipe), *overrides, "--resume", str(folder)])
+        hint = f"continue: {again}" if resumable else _NO_CHECKPOINT
+        click.echo(f"interrupted: these are the results so far; {hint}", err=True)
         raise SystemExit(130)
 
 
@@ -197,11 +204,11 @@ def _show(history: History, folder: Path) -> None:
         table = new_table("", *right("first epoch", "last epoch", "lowest", "highest"))
         for name in history.columns:
             if name.startswith(_RESULTS):
-                values: list[Any] = history[name]
-                if name == "penalty" and not any(values):
+                values = [v for v in history[name] if not math.isnan(v)]
+                if not values or (name == "penalty" and not any(values)):
                     continue
-                shown = (values[0], values[-1], min(values), max(values))
-                table.add_row(name, *(f"{v:.5g}" for v in shown))
+                shown = (history[name][0], history[name][-1], min(values), max(values))
+                table.add_row(name, *("" if math.isnan(v) else f"{v:.5g}" for v in shown))
         seconds, rows = sum(history["seconds"]), sum(history["rows"])
         console = Console(highlight=False)
         console.print(table)

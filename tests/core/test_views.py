@@ -205,6 +205,10 @@ def test_a_history_is_one_line_and_a_table() -> None:
     assert repr(history) == (
         "<History of 2 epochs: loss 1 → 0.5, validation_r2 0.5 → 0.75, interrupted>"
     )
+    cut = History(
+        (line(1, validation_r2=0.5), line(2)), interrupted=True
+    )  # within its second epoch
+    assert repr(cut) == "<History of 2 epochs: loss 1 → 0.5, validation_r2 0.5, interrupted>"
     assert repr(History((line(1),))) == "<History of 1 epoch: loss 1>"
     assert repr(History()) == "<History of 0 epochs>"
     rows = Cells(history._repr_html_()).rows

@@ -30,9 +30,17 @@ def prepare(folder: Path, recipe: str) -> Path:
 
 
 def interrupting(
-    fit: Callable[..., Any], error: type[BaseException] = KeyboardInterrupt
+    fit: Callable[..., Any],
+    error: type[BaseException] = KeyboardInterrupt,
+    step: int | None = None,
 ) -> Callable[..., Any]:
-    """Trainer.fit with a Ctrl-C, or another end, after the second epoch."""
+    """Trainer.fit with a Ctrl-C, or another end, after a step, by default after the second epoch."""
+
+    class Step:
+        @hook
+        def step_end(self, progress: Any) -> None:
+            if progress.step == step:
+                raise error
 
     class Stop:
         @hook
@@ -41,7 +49,7 @@ def interrupting(
                 raise error
 
     def wrapped(self: Trainer, *args: Any, **options: Any) -> Any:
-        internals_of(self).hooks.register(Stop())
+        internals_of(self).hooks.register(Stop() if step is None else Step())
         return fit(self, *args, **options)
 
     return wrapped

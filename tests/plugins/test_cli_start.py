@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tomllib
@@ -264,6 +265,9 @@ def test_an_interrupted_run_is_not_finished(folder: Path, monkeypatch: pytest.Mo
         assert ortflex(*call).exit_code == 130
     assert Path("run/trained.onnx").is_file()
     assert _state("run") == "interrupted"
+    refused = ortflex(*call)
+    assert "has a run that was interrupted" in refused.stderr
+    assert "Continue it with --resume" in refused.stderr
     assert ortflex("report", "run").exit_code == 0
     assert "<b>interrupted</b>" in Path("run/report.html").read_text("utf-8")
     with monkeypatch.context() as patch:
@@ -366,3 +370,27 @@ def test_a_training_that_starts_during_a_look_is_not_refused(
     os.close(handle)
     assert done.exit_code == 0, done.output
     assert len(waits) == 1
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_an_epoch_that_was_cut_has_no_scores_and_a_next_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
+) -> None:
+    """Ctrl-C within the second epoch: no nan is shown, and the command that continues is complete."""
+    call = ["train", "train.toml", "output=run", "validation=0.25", "batch_size=10"]
+    call += ['callbacks=["checkpoint"]'] * checkpoints
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "fit", interrupting(Trainer.fit, step=4))
+        result = ortflex(*call)
+    assert result.exit_code == 130
+    assert "interrupted in epoch 2" in result.stdout
+    assert "validation_loss" in result.stdout
+    assert "nan" not in result.stdout
+    if not checkpoints:
+        assert "no callback checkpoint" in result.stderr
+        return
+    command = shlex.split(result.stderr.partition("continue: ")[2])
+    assert command[:-1] == ["ortflex", *call, "--resume"]
+    again = ortflex(*command[1:])
+    assert again.exit_code == 0, again.output
+    assert "has a run that is finished" in ortflex(*call).stderr

@@ -97,13 +97,17 @@ class History:
 
     @property
     def headline(self) -> str:
-        """The number of epochs, and the first and last values of the results."""
+        """The number of epochs, and the first and last values of the results.
+
+        An epoch that was interrupted has no validation results.
+        """
         count = len(self)
         shown = [
-            f"{name} {values[0]:.4g}" + (f" → {values[-1]:.4g}" if count > 1 else "")
+            f"{name} {values[0]:.4g}" + (f" → {values[-1]:.4g}" if len(values) > 1 else "")
             for name in self.columns
             if name == "loss" or name.startswith("validation_")
-            for values in [self[name]]
+            for values in [[v for v in self[name] if not math.isnan(v)]]
+            if values
         ]
         end = f": {', '.join(shown)}" if shown else ""
         stop = ", interrupted" if self.interrupted else ""
