@@ -68,6 +68,7 @@ class LogLoss(Loss):
         "binary_crossentropy",
         "binary_cross_entropy",
         "bce_with_logits",
+        "binary_cross_entropy_with_logits",
     )
 
     on: Literal["scores", "probabilities"] = setting(

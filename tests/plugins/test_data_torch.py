@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Batches, DataError, Trainer, hook
+from ortflex_core import Batches, ConfigError, DataError, Trainer, hook
 from tests import models
 from tests.training import make, plugins, regression, same
 
@@ -113,3 +113,55 @@ def test_tensors_that_need_gradients_are_named() -> None:
     x = torch.from_numpy(X).requires_grad_()
     with pytest.raises(DataError, match=r"X cannot be converted to an array.*detach"):
         make(models.mlp(), **OPTIONS).fit([(x, torch.from_numpy(Y))])
+
+
+def test_a_type_that_numpy_lacks_has_the_conversion() -> None:
+    """The message is tried: .float() trains, in arrays, datasets and loaders."""
+    x, y = torch.from_numpy(X).bfloat16(), torch.from_numpy(Y)
+    dataset = torch.utils.data.TensorDataset(x, y)
+    for data in ((x, y), (dataset,), (torch.utils.data.DataLoader(dataset, batch_size=8),)):
+        with pytest.raises(
+            DataError, match=r"numpy has no bfloat16, convert the tensor: \.float\(\)"
+        ):
+            make(models.mlp(), **OPTIONS).fit(*data)
+    make(models.mlp(), **OPTIONS).fit(x.float(), y)
+
+
+def test_a_dataset_of_other_numbers_of_tensors() -> None:
+    """One tensor is X; of four, the names of the inputs are missing."""
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    trainer = make(models.mlp(), **OPTIONS)
+    single = torch.utils.data.TensorDataset(x)
+    np.testing.assert_allclose(trainer.predict(single), trainer.predict(X), rtol=1e-6)
+    four = torch.utils.data.TensorDataset(x, x, y, y)
+    for data, what in (
+        (four, "row 0 of the dataset is a tuple of 4"),
+        (torch.utils.data.DataLoader(four, batch_size=8), "batch 0 is a list of 4"),
+    ):
+        with pytest.raises(DataError, match=rf"^{what}; expected .*several inputs are a mapping"):
+            trainer.fit(data)
+
+
+WEIGHT = torch.nn.Parameter(torch.zeros(1))
+ADAM = torch.optim.Adam([WEIGHT])
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "name"),
+    [
+        ("loss", torch.nn.CrossEntropyLoss(), "softmax_cross_entropy"),
+        ("loss", torch.nn.MSELoss, "squared_error"),
+        ("loss", [torch.nn.MSELoss()], "squared_error"),
+        ("loss", {"y": torch.nn.L1Loss()}, "absolute_error"),
+        ("loss", torch.nn.functional.binary_cross_entropy_with_logits, "log_loss"),
+        ("optimizer", ADAM, "adam"),
+        ("optimizer", torch.optim.SGD, "sgd"),
+        ("schedule", torch.optim.lr_scheduler.CosineAnnealingLR(ADAM, 3), "cosine"),
+        ("schedule", torch.optim.lr_scheduler.StepLR(ADAM, 3), "step"),
+        ("precision", torch.bfloat16, "bf16_mixed"),
+        ("device", torch.device("cpu"), "cpu"),
+    ],
+)
+def test_a_component_of_torch_has_its_name_here(argument: str, given: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{argument}.* of torch; .*'{name}'"):
+        make(models.mlp(), **{argument: given})

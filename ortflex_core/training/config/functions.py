@@ -31,6 +31,7 @@ from ortflex_core.kernel.protocols.metric import Metric
 from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array, Progress, TensorSpec
+from ortflex_core.training.config.foreign import refuse_foreign
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.graph.ops import Ops, Tensor
@@ -340,8 +341,10 @@ def with_components(kind: str, value: Any, plugins: Plugins, where: str) -> Any:
 
     Raises:
         ConfigError, PluginError: a function cannot be of this kind; a path does not exist, or is code
-            that a file which is data names.
+            that a file which is data names; an object is a component of another library.
     """
+    if value is not None and not isinstance(value, str | Mapping | Sequence):
+        refuse_foreign(kind, value, plugins, where)
     if isinstance(value, functools.partial) and not value.args:
         return component_of(kind, value.func, value.keywords, where)
     if isinstance(value, FunctionType):

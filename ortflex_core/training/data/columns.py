@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from ortflex_core.kernel.errors import DataError, suggest
 from ortflex_core.kernel.types import Array, Shape, TensorSpec, onnx_dtype, shape_text
+from ortflex_core.training.data.rows import advice
 
 Inputs = Any
 """An array (a model with one input), or a mapping from input names to arrays."""
@@ -129,7 +130,7 @@ def _named(
         given_as = f"a list of {len(given)}" if is_list else "one array"
         raise DataError(
             f"{what} is {given_as}, but there are {len(names)} {word}s: pass a mapping "
-            f"{{{', '.join(f'{n!r}: …' for n in names)}}}"
+            f"{{{', '.join(f'{n!r}: …' for n in names)}}}, in batches and datasets, too"
         )
     return {names[0]: _array(given, what, is_text=names[0] in strings)}
 
@@ -167,7 +168,9 @@ def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
     except Exception as error:  # the array is on another device, or a list is ragged
         if ragged := _ragged(value):
             raise DataError(f"{what}: {ragged}") from error
-        raise DataError(f"{what} cannot be converted to an array: {error}") from error
+        raise DataError(
+            f"{what} cannot be converted to an array: {error}{advice(value)}"
+        ) from error
     if array.ndim == 0 and hasattr(value, "collect"):
         raise DataError(f"{what} is a lazy frame ({type(value).__name__}); pass {what}.collect()")
     if array.ndim == 0 and array.dtype.kind == "O":

@@ -13,6 +13,7 @@ import attrs
 
 from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.types import Array
+from ortflex_core.training.data.rows import FORMS
 
 Item = tuple[Any, Any, Any]
 """X, y and sample_weight of a batch."""
@@ -51,10 +52,8 @@ def item_of(given: Any, number: int, labeled: bool = True) -> Item:
         return X, y, sample_weight
     if not labeled:
         return given, None, None
-    raise DataError(
-        f"batch {number} is a {type(given).__name__}; expected (X, y), (X, y, sample_weight) or a "
-        "mapping with the keys 'X', 'y', 'sample_weight'"
-    )
+    length = f" of {len(given)}" if isinstance(given, tuple | list) else ""
+    raise DataError(f"batch {number} is a {type(given).__name__}{length}; {FORMS}")
 
 
 class Items:

@@ -11,6 +11,12 @@ from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.types import Array
 
 _AT_ONCE = 1024
+FORMS = (
+    "expected (X, y), (X, y, sample_weight) or a mapping with the keys 'X', 'y', 'sample_weight'; "
+    "several inputs are a mapping with their names: ({'a': …, 'b': …}, y)"
+)
+"""What a row of a dataset, or a batch, may be."""
+_TORCH_ONLY = ("bfloat16", "float8", "float4")
 
 
 def gives_rows(X: Any) -> bool:
@@ -44,6 +50,12 @@ def stacked(X: Any) -> tuple[Any, Any, Any]:
         if "X" in columns and not set(columns) - {"X", "y", "sample_weight"}:
             return columns["X"], columns.get("y"), columns.get("sample_weight")
         return columns, None, None
+    # A tuple of arrays, as torch's TensorDataset has; numbers are a row of X.
+    if isinstance(first, tuple) and any(getattr(part, "ndim", 0) for part in first):
+        if len(first) > 3:
+            raise DataError(f"row 0 of the dataset is a tuple of {len(first)}; {FORMS}")
+        if len(first) == 1:
+            return _part([row[0] for row in rows], "X"), None, None
     if isinstance(first, tuple | list) and len(first) in (2, 3):
         if any(not isinstance(row, tuple | list) or len(row) != len(first) for row in rows):
             raise DataError(
@@ -80,7 +92,7 @@ def _array(values: list[Any], what: str) -> Array:
         arrays = [np.asarray(value) for value in values]
     except Exception as error:  # an error of the library that made the values
         raise DataError(
-            f"{what} of the dataset cannot be converted to an array: {error}"
+            f"{what} of the dataset cannot be converted to an array: {error}{advice(values[0])}"
         ) from error
     odd = [k for k, array in enumerate(arrays) if array.shape != arrays[0].shape]
     if odd:
@@ -89,3 +101,13 @@ def _array(values: list[Any], what: str) -> Array:
             f"and {list(arrays[0].shape)} in row 0; pass rows of one shape (pad them), or batches"
         )
     return np.stack(arrays)
+
+
+def advice(value: Any) -> str:
+    """The end of an error about a tensor of torch whose type numpy lacks; "" for other values.
+
+    >>> advice(np.zeros(3))
+    ''
+    """
+    name = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    return f"; numpy has no {name}, convert the tensor: .float()" * name.startswith(_TORCH_ONLY)
