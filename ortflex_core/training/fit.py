@@ -86,9 +86,9 @@ def fit(
         ranks.check_source(feed.given)
     if stratify and not isinstance(validation_data, float):
         raise ConfigError(
-            "stratify: it holds out the same fraction of each class, so validation_data (validation in a "
-            f"recipe) has to be a fraction, got {short_repr(validation_data)}; set a fraction, such as "
-            "0.2, or leave stratify out for other rows"
+            "stratify: it holds out the same fraction of each class, so validation_data has to be a "
+            f"fraction, got {short_repr(validation_data)}; set a fraction, such as 0.2, or leave stratify "
+            "out for other rows"
         )
     whole = feed
     if isinstance(validation_data, float):

@@ -211,6 +211,12 @@ def test_other_classes_than_the_model_s(tmp_path, monkeypatch, count, labels, ke
     done = run("train", "train.toml", "output=run", "epochs=1")
     assert done.exit_code == 0, done.output
     assert "warning" not in done.output
+    # The recipe has stratify = true, which is only for a fraction.
+    text = Path("train.toml").read_text("utf-8")
+    for other in ('validation = "d.npz"', ""):
+        Path("train.toml").write_text(text.replace("validation = 0.2", other), "utf-8")
+        done = run("train", "train.toml", "output=run", "epochs=1", "--force")
+        assert done.exit_code == 0, done.output
 
 
 def test_labels_that_no_loss_takes_are_refused(tmp_path, monkeypatch):

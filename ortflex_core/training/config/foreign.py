@@ -1,4 +1,4 @@
-"""Components of other libraries, such as torch's losses and optimizers, given in place of those of ortflex."""
+"""Components of other libraries, such as losses of torch, given in place of those of ortflex."""
 
 from __future__ import annotations
 

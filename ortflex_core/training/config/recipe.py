@@ -236,7 +236,8 @@ class Recipe(Arguments):
         """
         parts = Parts(trainer.plugins)
         data, validation = (parts.build(key, getattr(self, key)) for key in ("data", "validation"))
-        history: History = trainer.fit(data, validation_data=validation, stratify=self.stratify)
+        stratify = self.stratify and isinstance(validation, float)
+        history: History = trainer.fit(data, validation_data=validation, stratify=stratify)
         return history
 
 
