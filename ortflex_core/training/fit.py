@@ -311,8 +311,11 @@ def train(
                 settings.progress,
             )
     except GraphError as error:
-        batch = plan.source.sample()
-        raise failures.explained(error, live.problem, internals.engine, batch) from error
+        batch, given = (
+            plan.source.sample(),
+            {} if internals.feed is None else internals.feed.first.inputs,
+        )
+        raise failures.explained(error, live.problem, internals.engine, batch, given) from error
     except OSError as error:  # a hook cannot write: the disk is full, a folder is missing
         standing.last = loop.position() if loop.left_alone and loop.settled else None
         if loop.progress.step:
@@ -450,7 +453,8 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     try:
         [(loss, penalty, *_)] = engine.run(batches, [rate]).read()
     except GraphError as error:
-        raise failures.explained(error, live.problem, internals.engine, prepared) from error
+        engine = internals.engine
+        raise failures.explained(error, live.problem, engine, prepared, columns.inputs) from error
     live.standing.changed_by("Trainer.step")
     rows = now.rows + sum(b.size for b in batches)
     live.standing.manual = attrs.evolve(now, step=now.step + 1, rows=rows)

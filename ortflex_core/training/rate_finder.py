@@ -157,7 +157,8 @@ def find_rate(
             raise
         found.diverged = True
     except GraphError as error:
-        raise failures.explained(error, live.problem, engine, source.sample()) from error
+        batch, given = source.sample(), feed.first.inputs
+        raise failures.explained(error, live.problem, engine, batch, given) from error
     finally:
         internals.loop, live.in_training = None, False
         engine.load(state)

@@ -21,7 +21,7 @@ from ortflex_core.compiler.programs import cost
 from ortflex_core.compiler.programs.prefix import Prefix, find_prefix, teacher_prefix
 from ortflex_core.kernel.batches import Batch, Source
 from ortflex_core.kernel.calling import calling
-from ortflex_core.kernel.errors import DataError, ModelError, OrtflexError, suggest
+from ortflex_core.kernel.errors import DataError, GraphError, ModelError, OrtflexError, suggest
 from ortflex_core.kernel.hooks import HookCall
 from ortflex_core.kernel.last_good import same
 from ortflex_core.kernel.protocols.backend import Backend, Engine
@@ -600,9 +600,14 @@ class Live:
         evaluator = Evaluator(self._cut(problem), self.device)
 
         def score() -> dict[str, float]:
-            if self.engine is not None and problem.terms == self.problem.terms:
-                return scores(self.engine.evaluate)
-            return scores(partial(evaluator.evaluate, self._weights_now()))
+            try:
+                if self.engine is not None and problem.terms == self.problem.terms:
+                    return scores(self.engine.evaluate)
+                return scores(partial(evaluator.evaluate, self._weights_now()))
+            except GraphError as error:
+                if not isinstance(feed.given, Columns):  # of batches, the error has the shapes
+                    raise
+                raise failures.unfit(error, problem, feed.given.inputs) from error
 
         return score
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core import DataError, GraphError, Loss, ModelError, OrtflexError, Unsupported
+from ortflex_core import DataError, GraphError, Loss, ModelError, OrtflexError, Trainer, Unsupported
 from tests import models
 from tests.training import make, regression
 
@@ -95,12 +95,54 @@ def flattened() -> ModelProto:
 @by_rules
 def test_dynamic_dimensions_that_do_not_fit_the_weights(backend: str) -> None:
     make(flattened(), backend=backend, epochs=1).fit(X.reshape(20, 2, 3), Y)
-    text = r"cannot run on a batch with X \[20, 1, 3\] \(the model takes \[N, C, L\]\): .*MatMul"
+    text = r"cannot run on X \[20, 1, 3\] \(the model takes \[N, C, L\]\): .*MatMul"
     trainer = make(flattened(), backend=backend, epochs=1)
     with pytest.raises(DataError, match=text):
         trainer.fit(X.reshape(20, 2, 3)[:, :1], Y)
     with pytest.raises(DataError, match=text):
         trainer.step((X.reshape(20, 2, 3)[:, :1], Y))
+
+
+def free_sizes(frozen: int) -> ModelProto:
+    """A product whose rows have a free size, in the prefix (``frozen`` = 1) or behind it (2)."""
+    rng = np.random.default_rng(0)
+    sizes = {"a": (16, 5), "b": (5, 3)} if frozen == 1 else {"a": (4, 4), "b": (16, 3)}
+    first = [node("Flatten", ["X"], ["f"]), node("MatMul", ["f", "a"], ["g"])]
+    if frozen == 2:
+        first = [node("MatMul", ["X", "a"], ["f"]), node("Flatten", ["f"], ["g"])]
+    return models.model(
+        [*first, node("MatMul", ["g", "b"], ["Y"])],
+        [models.floats("X", "n", "h", 4)],
+        [models.floats("Y", "n", 3)],
+        {name: rng.standard_normal(size) for name, size in sizes.items()},
+    )
+
+
+@pytest.mark.parametrize("frozen", [1, 2])
+@pytest.mark.parametrize("cache", ["auto", "memory", False])
+def test_rows_of_another_shape_are_reported_as_the_user_gave_them(frozen: int, cache: Any) -> None:
+    """Neither the rows of a test nor derived columns are in the message."""
+    x, y = np.ones((30, 4, 4), np.float32), np.arange(30) % 3
+    wrong = np.ones((30, 5, 4), np.float32)
+    options: dict[str, Any] = {"params": ["b"], "batch_size": 8, "epochs": 1, "cache": cache}
+    text = (
+        r"the model cannot run on X \[(30|rows), 5, 4\] \(the model takes \[n, h, 4\]\): .*MatMul"
+    )
+
+    def made() -> Trainer:
+        return make(free_sizes(frozen), loss="softmax_cross_entropy", **options)
+
+    with pytest.raises(DataError, match=f"^{text}"):
+        made().fit(wrong, y)
+    with pytest.raises(DataError, match=f"^{text}"):
+        made().step((wrong, y))
+    with pytest.raises(DataError, match=f"^validation data: {text}"):
+        made().fit(x, y, validation_data=(wrong, y))
+    trained = made()
+    trained.fit(x, y)
+    for call in (trained.fit, trained.evaluate, trained.find_rate):
+        with pytest.raises(DataError, match=f"^{text}"):
+            call(wrong, y)
 
 
 def selecting() -> ModelProto:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,6 +13,7 @@ from ortflex_core.compiler.model.training_mode import normalized_by_batch
 from ortflex_core.compiler.parameters import selection
 from ortflex_core.compiler.problem.losses import LossRequest, tensors_of
 from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.kernel.types import Shape, TensorSpec, shape_text
 
 # The number of parameters that a warning names.
 _FEW = 3
@@ -129,3 +130,12 @@ def shared_parameters(problem: Problem, requests: Sequence[LossRequest]) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
+def fed(inputs: Sequence[TensorSpec], shapes: Mapping[str, Shape]) -> str:
+    """The shapes of data next to those of the inputs: ``X [30, 5, 4] (the model takes [N, h, w])``."""
+    return ", ".join(
+        f"{i.name} {shape_text(shapes[i.name])} (the model takes {shape_text(i.shape)})"
+        for i in inputs
+        if i.name in shapes
+    )

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
+from ortflex_core.compiler.problem.description import fed
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs.prefix import Prefix
 from ortflex_core.compiler.runtime import memory_limits
@@ -88,8 +89,10 @@ class Part:
         try:
             found = self.session(inputs)
         except GraphError as error:
-            fed = ", ".join(f"{n} {shape_text(array.shape)}" for n, array in inputs.items())
-            raise DataError(f"{label} cannot run on rows with {fed}: {error}") from error
+            # The rows are some of those of the user, so their number says nothing.
+            shapes = {n: ("rows", *array.shape[1:]) for n, array in inputs.items()}
+            columns = fed(self.prefix.takes, shapes)
+            raise DataError(f"{label} cannot run on {columns}: {error}") from error
         for name, array in found.items():
             if array.shape[:1] != (count,):
                 raise self.mixed(

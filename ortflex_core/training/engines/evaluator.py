@@ -8,6 +8,7 @@ from typing import Any
 from ortflex_core.compiler.graph.ports import COLUMNS, Key, Port
 from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.model.training_mode import DRAW, buffer_value
+from ortflex_core.compiler.problem.description import fed
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.compiler.runtime.session import get_session
@@ -108,7 +109,14 @@ class Evaluator:
         try:
             values: Any = runner.run_with_ort_values(feeds, names, None)
         except Exception as error:  # onnxruntime has its own exception classes, made in C++
-            raise GraphError(f"the {program.name} graph failed: {error_reason(error)}") from error
+            inputs = self._problem.model.inputs
+            given = fed(
+                inputs, {i.name: batch.shape(i.name) for i in inputs if i.name in batch.columns}
+            )
+            where = f" on {given}" * bool(given)
+            raise GraphError(
+                f"the {program.name} graph failed{where}: {error_reason(error)}"
+            ) from error
         return {key: values[k].numpy() for k, key in enumerate(program.gives)}
 
 

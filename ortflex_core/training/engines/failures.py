@@ -7,15 +7,26 @@ from collections.abc import Mapping
 import numpy as np
 
 from ortflex_core.compiler.graph.ops import FLOATS
+from ortflex_core.compiler.problem.description import fed
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.kernel.batches import Batch
+from ortflex_core.kernel.error_reasons import error_reason
 from ortflex_core.kernel.errors import DataError, GraphError, MissingKernel
 from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.types import Array, Shape, shape_text
 
 
-def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch) -> Exception:
-    """The failure of a step in terms of the model and the data; ``error`` if there is no explanation."""
+def explained(
+    error: GraphError,
+    problem: Problem,
+    engine: Engine,
+    batch: Batch,
+    given: Mapping[str, Array],
+) -> Exception:
+    """The failure of a step in terms of the model and the data; ``error`` if there is no explanation.
+
+    ``given`` are the inputs as the user gave them; derived columns stand in for them in the batch.
+    """
     if isinstance(error, MissingKernel):
         return error
     try:
@@ -23,13 +34,15 @@ def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch)
     except DataError as better:
         return better
     except GraphError as same:
-        columns = ", ".join(
-            f"{i.name} {shape_text(batch.shape(i.name))} (the model takes {shape_text(i.shape)})"
-            for i in problem.model.inputs
-            if i.name in batch.columns
-        )
-        return DataError(f"the model cannot run on a batch with {columns}: {same}")
+        return unfit(same, problem, given)
     return error
+
+
+def unfit(error: GraphError, problem: Problem, given: Mapping[str, Array]) -> DataError:
+    """The failure of a graph of the model on the inputs that the user gave."""
+    columns = fed(problem.model.inputs, {n: array.shape for n, array in given.items()})
+    why = error if error.__cause__ is None else error_reason(error.__cause__)
+    return DataError(f"the model cannot run on {columns}: {why}")
 
 
 def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
