@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import warnings
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 torch = pytest.importorskip("torch")
 
+from tests import models  # noqa: E402
 from tests.end_to_end import own_classes_cases as cases  # noqa: E402
 from tests.training import make  # noqa: E402
 
@@ -38,11 +41,18 @@ def fine_tuned(
     stored: Callable[[onnx.ModelProto], Any] = lambda file: file,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The scores after 20 steps of SGD, of ortflex and of torch, from one file."""
-    kind, _, head = form
     net, x = cases.network(*form)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         file = stored(cases.exported(net, x[:ROWS], dynamo))
+    return compared(net, x, form, file, freeze)[1:]
+
+
+def compared(
+    net: Any, x: Any, form: tuple[str, str, str], file: Any, freeze: Any
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The Trainer of a file after 20 steps, and the scores of its network and of torch's."""
+    kind, _, head = form
     loss: Any = {"name": "softmax_cross_entropy"}
     if head == "tags":
         loss["axis"] = -1
@@ -71,7 +81,7 @@ def fine_tuned(
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(net(x[rows]).movedim(at, 1), y[rows]).backward()
         optimizer.step()
-    return trainer.predict(x.numpy()), net(x).detach().numpy()
+    return trainer, trainer.predict(x.numpy()), net(x).detach().numpy()
 
 
 @pytest.mark.parametrize("freeze", ["backbone", ()], ids=["head", "all"])
@@ -115,6 +125,51 @@ def test_files_as_they_come(way: str, tmp_path: Path) -> None:
 
     got, wanted = fine_tuned(("plane", "groups", "flat"), False, (), stored)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=TOLERANCE)
+
+
+HALVES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "inputs and outputs kept": {"keep_io_types": True},
+    "products in float32": {"op_block_list": ["Conv", "Gemm", "MatMul"]},
+}
+"""How onnxruntime's converter to float16 is called."""
+
+
+def in_half(net: Any, x: Any, way: str) -> onnx.ModelProto:
+    """A float16 file of a network, whose values float16 can hold."""
+    if way == "torch":
+        return cases.exported(copy.deepcopy(net).half(), x.half(), False)
+    float16 = pytest.importorskip("onnxruntime.transformers.float16")
+    file = cases.exported(net, x, False)
+    # With the types of the weights, as torch's newer exporter writes them, it also puts Casts on weights.
+    file.graph.value_info.extend(
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in file.graph.initializer
+    )
+    made: onnx.ModelProto = float16.convert_float_to_float16(file, **HALVES[way])
+    return made
+
+
+@pytest.mark.parametrize("freeze", ["backbone", ()], ids=["head", "all"])
+@pytest.mark.parametrize("way", ["torch", *HALVES])
+def test_float16_files_train_as_in_torch(way: str, freeze: Any) -> None:
+    """Masters are float32; the export has the types of the file, and gives the trained predictions."""
+    form = ("plane", "groups", "flat")
+    net, x = cases.network(*form)
+    x = x.half().float()
+    for value in net.parameters():
+        value.data = value.data.half().float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file = in_half(net, x[:ROWS], way)
+    trainer, got, wanted = compared(net, x, form, file, freeze)
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)
+    made, types = trainer.export(), {t.name: t.data_type for t in file.graph.initializer}
+    assert {t.name: t.data_type for t in made.graph.initializer} == types
+    kind = file.graph.input[0].type.tensor_type.elem_type
+    feeds = {"x": x.numpy().astype(helper.tensor_dtype_to_np_dtype(kind))}
+    (served,) = models.predict(made, feeds).values()
+    assert served.dtype == got.dtype
+    np.testing.assert_allclose(served.astype(float), got.astype(float), rtol=0.01, atol=0.01)
 
 
 def test_two_heads_train_as_in_torch() -> None:

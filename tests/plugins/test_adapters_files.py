@@ -85,6 +85,22 @@ def test_a_base_takes_adapters_of_several_ranks(base: Any, tmp_path: Path) -> No
     np.testing.assert_array_equal(run(opened, x), before)
 
 
+def test_an_adapter_is_merged_into_a_weight_behind_a_cast() -> None:
+    """A converter stores a weight in one type and computes its product in another one."""
+    made = network()
+    for tensor in made.graph.initializer:
+        if tensor.name == "W1":
+            array = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(array, "W1"))
+    made.graph.node.insert(0, helper.make_node("Cast", ["W1"], ["wide"], to=TensorProto.FLOAT))
+    made.graph.node[1].input[1] = "wide"
+    adapted = fitted(made, adapters={**LORA, "targets": ["q_proj"]})
+    merged = adapted.export()
+    assert values(merged)["W1"].dtype == np.float16
+    got = run(onnxruntime.InferenceSession(merged.SerializeToString()), data()[0])
+    np.testing.assert_allclose(got, adapted.predict(data()[0]), rtol=0.01, atol=0.01)
+
+
 @needs_adapters
 def test_the_base_has_what_was_trained_besides(tmp_path: Path) -> None:
     x, _ = data()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from ortflex_core import (
     ModelError,
     OrtflexError,
     Trainer,
+    apply_edits,
 )
+from ortflex_plugins.edits.cut import Cut
+from ortflex_plugins.edits.heads import NewHead
 from tests import models
 from tests.plugins.commands import ortflex
 from tests.training import make
@@ -234,6 +238,35 @@ def test_a_segmentation_head_of_a_fixed_batch(dtype: int, tmp_path: Path) -> Non
     assert kinds == {dtype}
     fed = x[:2].astype(helper.tensor_dtype_to_np_dtype(dtype))
     assert models.predict(edited, {"X": fed})["Y"].shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("blocked", [[], ["MatMul"], ["Tanh", "Add"]], ids=" ".join)
+def test_every_tensor_of_a_float16_file_can_be_the_end(blocked: list[str]) -> None:
+    """A converter computes some operators in float32, between Casts that it writes at the end.
+
+    The class of mistakes: an output, or a layer on it, gets the type of the other part of the graph.
+    """
+    float16 = pytest.importorskip("onnxruntime.transformers.float16")
+    source = tail(node("Softmax", ["s"], ["Y"]))
+    source.graph.value_info.append(models.floats("w2", 5, 4))
+    file = float16.convert_float_to_float16(source, keep_io_types=True, op_block_list=blocked)
+    model = Model(file)
+    ends = [n for n in model.producers if any(n in made.output for made in file.graph.node)]
+    assert len(ends) > 4
+    for name in ends:
+        if name == "w2_cast_to_fp32":
+            with pytest.raises(ModelError, match="input"):
+                make(file, edits=[{"name": "cut", "at": name}])
+            continue
+        seen = copy.deepcopy(file)
+        seen.graph.output.extend([onnx.ValueInfoProto(name=name)] if name != "Y" else [])
+        whole = models.predict(seen, {"X": ROWS})[name]
+        (cut,) = models.predict(apply_edits(model, [Cut(at=name)], 0).proto, {"X": ROWS}).values()
+        assert cut.dtype == whole.dtype
+        assert np.array_equal(cut, whole)
+        headed = apply_edits(model, [NewHead(on=name, outputs=3)], 0).proto
+        (y,) = models.predict(headed, {"X": ROWS}).values()
+        assert (y.shape, y.dtype) == ((12, 3), whole.dtype)
 
 
 def test_external_data_of_the_old_head_are_not_read_again(tmp_path: Path) -> None:

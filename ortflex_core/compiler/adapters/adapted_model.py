@@ -20,7 +20,7 @@ from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.model.model import Model, as_model
-from ortflex_core.compiler.model.products import Place, find_products
+from ortflex_core.compiler.model.products import Place, find_products, keeps_values
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import ModelError, Unsupported
 from ortflex_core.kernel.protocols.adapter import Adapter, Product
@@ -315,7 +315,7 @@ class AdaptedModel(Model):
         for node in self.base.internal.graph.node:
             if copies.isdisjoint(reads(node)):
                 continue
-            if node.op_type in ("Identity", "Transpose"):
+            if node.op_type == "Transpose" or keeps_values(self.base, node):
                 copies.update(node.output)
             else:
                 yield node

@@ -16,6 +16,7 @@ from ortflex_core.compiler.graph.control_flow import constant_of
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
+from ortflex_core.compiler.graph.shape_inference import inferred
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model import class_axes, heads, shape_probe
 from ortflex_core.compiler.model.channel_removal import find_removal
@@ -33,6 +34,7 @@ from ortflex_core.kernel.protocols.edit import Edit
 from ortflex_core.kernel.types import Array, Shape, TensorSpec
 
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "MatMulNBits")
+_SAME_VALUES = ("Identity", "Cast")
 
 
 def apply_edits(model: Model, edits: Sequence[Edit], seed: int, where: Sequence[str] = ()) -> Model:
@@ -87,8 +89,10 @@ class Editor:
         self.model = model
         shape_probe.complete_shapes(model)
         self.proto = ModelProto()
-        self.proto.CopyFrom(functions.inlined(proto, model.label) if proto.functions else proto)
+        whole = functions.inlined(proto, model.label) if proto.functions else proto
+        self.proto.CopyFrom(functions.in_order(whole))
         self.graph = self.proto.graph
+        self._types = self._types_in_file()
         self._read = {name for node in self.graph.node for name in reads(node)}
         self._taken = {*model.producers, *model._values, *model.initializers}
 
@@ -272,9 +276,9 @@ class Editor:
         return self._set_input(node, position, values, f"{layer.product.module}.bias")
 
     def _is_own(self, name: str, node: NodeProto) -> bool:
-        """Whether only one node reads an initializer, possibly through a Transpose."""
+        """Whether only one node reads an initializer, possibly through a Transpose or a Cast."""
         while (found := self.readers(name)) and found != [node]:
-            if len(found) > 1 or found[0].op_type not in ("Transpose", "Identity"):
+            if len(found) > 1 or found[0].op_type not in ("Transpose", *_SAME_VALUES):
                 return False
             name = found[0].output[0]
         return True
@@ -512,7 +516,7 @@ class Editor:
         self, node: NodeProto, position: int, values: Array, hint: str, *, own: bool = False
     ) -> str:
         """Give a constant input of a node other values; other readers keep theirs. Returns its name."""
-        name = str(node.input[position])
+        name = self._source(str(node.input[position]))
         tensor = self._tensor_of(name)
         is_same = tensor is not None and (
             values.dtype.kind == "f" or numpy_helper.to_array(tensor).dtype == values.dtype
@@ -521,6 +525,15 @@ class Editor:
             self._set(name, values)
             return name
         return self._add(node, position, values, hint)
+
+    def _source(self, name: str) -> str:
+        """The tensor of which a tensor is the only Identity or Cast, or its own name."""
+        while len(self.readers(name)) == 1:
+            makers = [n for n in self.graph.node if name in n.output]
+            if not makers or makers[0].op_type not in _SAME_VALUES:
+                break
+            name = makers[0].input[0]
+        return name
 
     def _add(self, node: NodeProto, position: int, values: Array, hint: str) -> str:
         kind = self._float_type(node) if values.dtype.kind == "f" else None
@@ -535,9 +548,7 @@ class Editor:
         kinds = [t.data_type for t in known if t is not None and t.data_type in FLOATS]
         if kinds:
             return int(kinds[0])
-        computed = self.tensor(node.output[0]).dtype
-        if computed == TensorProto.FLOAT and self.model.half:
-            return self.model.half[0]
+        computed = self._in_file(self.tensor(node.output[0])).dtype
         return computed if computed in FLOATS else int(TensorProto.FLOAT)
 
     # ------------------------------------------------------------------ the graph
@@ -558,12 +569,20 @@ class Editor:
 
     def _in_file(self, spec: TensorSpec) -> TensorSpec:
         """A tensor with the element type that it has in the file."""
-        known = (v for v in (*self.graph.output, *self.graph.value_info) if v.name == spec.name)
-        kinds = [v.type.tensor_type.elem_type for v in known]
         dtype = spec.dtype
         if dtype == TensorProto.FLOAT and self.model.half:
-            dtype = self.model.half[0]
-        return TensorSpec(spec.name, kinds[0] if kinds else dtype, spec.shape)
+            dtype = self._types.get(spec.name) or self.model.half[0]
+        return TensorSpec(spec.name, dtype, spec.shape)
+
+    def _types_in_file(self) -> dict[str, int]:
+        """The element types of a file with half types, which the model computes as float32."""
+        if not self.model.half:
+            return {}
+        try:
+            values = inferred(model_file.skeleton(self.proto), self.label)
+        except ModelError:  # the annotations may be all that is known
+            values = {v.name: TensorSpec.from_proto(v) for v in self.graph.value_info}
+        return {name: spec.dtype for name, spec in values.items()}
 
     def _set_outputs(self, specs: Sequence[TensorSpec]) -> None:
         old = {o.name: o for o in self.graph.output}
@@ -654,10 +673,16 @@ class Editor:
         """The model with the changes.
 
         Raises:
-            ModelError: the changes made it invalid.
+            ModelError: the changes made it invalid, or no input is left.
         """
         self._prune()
         model = self.model.changed(self.proto)
+        if self.model.inputs and not model.inputs:
+            raise ModelError(
+                f"{self.where}: {', '.join(map(repr, self.outputs))} is not computed from an input of "
+                f"{self.label}; choose a tensor that depends on "
+                f"{', '.join(repr(spec.name) for spec in self.model.inputs)}"
+            )
         shape_probe.complete_shapes(model)
         model.new_head = self.new_head
         return model

@@ -121,7 +121,7 @@ def _stored(model: Model, name: str) -> tuple[str, bool, str]:
         turns = [list(a.ints) for a in node.attribute if a.name == "perm"]
         if node.op_type == "Transpose" and turns in ([], [[1, 0]]):
             swapped = not swapped
-        elif node.op_type != "Identity":
+        elif not keeps_values(model, node):
             kind = "quantized" if node.op_type == "DequantizeLinear" else "computed in the graph"
             return "", False, f"its matrix is {kind} ({node.op_type})"
         name = node.input[0]
@@ -130,6 +130,13 @@ def _stored(model: Model, name: str) -> tuple[str, bool, str]:
     if model.initializers[name].dtype not in FLOATS:
         return name, swapped, "its weight is not a float initializer"
     return name, swapped, ""
+
+
+def keeps_values(model: Model, node: NodeProto) -> bool:
+    """Whether a node is an Identity, or a Cast between types that the graphs compute as one."""
+    if node.op_type == "Cast":
+        return model.value(node.input[0]).dtype == model.value(node.output[0]).dtype
+    return node.op_type == "Identity"
 
 
 def _first(model: Model, name: str) -> str:

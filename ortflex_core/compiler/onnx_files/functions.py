@@ -30,7 +30,7 @@ def inlined(proto: ModelProto, label: str) -> ModelProto:
         ModelError: the model is invalid, or a function has another opset, in which its operators
             have another meaning.
     """
-    proto = _in_order(proto)
+    proto = in_order(proto)
     try:
         if not proto.functions:
             onnx.checker.check_model(proto)
@@ -49,7 +49,7 @@ def inlined(proto: ModelProto, label: str) -> ModelProto:
     return out
 
 
-def _in_order(proto: ModelProto) -> ModelProto:
+def in_order(proto: ModelProto) -> ModelProto:
     """The model with sorted nodes; the same object if they are sorted, or if there is a cycle."""
     nodes = list(proto.graph.node)
     makers = {o: k for k, node in enumerate(nodes) for o in node.output if o}
