@@ -18,6 +18,7 @@ from ortflex_core import (
     ModelError,
     Ops,
     Tensor,
+    TensorSpec,
     expected_count,
     is_count,
     setting,
@@ -126,7 +127,13 @@ class NewHead(_Classes):
         if not isinstance(features, int) or not spec.shape or len(spec.shape) < 2:
             raise ModelError(
                 f"{editor.where}.on: expected a tensor [N, …, features] with a known number of features, "
-                f"got {spec}"
+                f"got {spec}; {_fitting(editor, spec)}"
+            )
+        if len(spec.shape) > 2 and _has_channels(editor, self.on):
+            raise ModelError(
+                f"{editor.where}.on: expected a tensor [N, …, features], got {spec}, which has its "
+                f"features (channels) in axis 1; {_fitting(editor, spec)}. For scores of every pixel leave "
+                "'on' out, which replaces the last 1x1 convolution"
             )
         matrix, bias = self.drawn(editor, self.on, features, self.count)
 
@@ -135,6 +142,52 @@ class NewHead(_Classes):
 
         editor.append("scores", formula, [self.on], {"weight": matrix, "bias": bias})
         editor.label_classes(self.classes or None)
+
+
+_CHANNELS = frozenset(
+    {
+        "AveragePool",
+        "BatchNormalization",
+        "Conv",
+        "ConvTranspose",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+    }
+    | {"GroupNormalization", "InstanceNormalization", "LpPool", "MaxPool", "QLinearConv", "Resize"}
+)
+"""Operators of tensors [N, channels, …]."""
+_ELEMENTWISE = frozenset(
+    {"Add", "Cast", "Clip", "Concat", "Div", "Dropout", "Elu", "Gelu", "HardSigmoid", "HardSwish"}
+    | {"Identity", "LeakyRelu", "Max", "Min", "Mish", "Mul", "PRelu", "Relu", "Selu", "Sigmoid"}
+    | {"Softplus", "Sub", "Tanh"}
+)
+"""Operators that keep the order of the axes."""
+_LISTED = 5
+
+
+def _has_channels(editor: Editor, name: str) -> bool:
+    """Whether axis 1 of a tensor has channels, because a convolution or the like gives or reads it."""
+    if any(reader.op_type in _CHANNELS for reader in editor.readers(name)):
+        return True
+    producers = {out: node for node in editor.graph.node for out in node.output}
+    node = producers.get(name)
+    while node is not None and node.op_type in _ELEMENTWISE:
+        node = next((producers[n] for n in node.input if n in producers), None)
+    return node is not None and node.op_type in _CHANNELS
+
+
+def _fitting(editor: Editor, given: TensorSpec) -> str:
+    """The tensors [N, features] on which a head can be put, those near the outputs first."""
+    found = []
+    for name in (out for node in reversed(editor.graph.node) for out in node.output if out):
+        shape = editor.tensor(name).shape
+        if shape is None or len(shape) != 2 or not isinstance(shape[1], int):
+            continue
+        if not isinstance(shape[0], int) or (given.shape or shape)[:1] == shape[:1]:
+            found.append(f"{name} [N, {shape[1]}]")
+    if not found:
+        return "the model has no tensor [N, features]"
+    return f"these fit: {', '.join(found[:_LISTED])}" + ", …" * (len(found) > _LISTED)
 
 
 @attrs.frozen(kw_only=True)

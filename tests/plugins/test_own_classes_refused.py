@@ -6,6 +6,7 @@ nobody.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,35 @@ def test_it_is_an_error_with_a_way_out(name: str, tmp_path: Path) -> None:
         options["loss"] = {**options["loss"], "teacher": str(path)}
     with pytest.raises(error, match=key):
         make(model, **options).fit(x, y)
+
+
+@pytest.mark.parametrize("on", ["X", "c", "r", "p"])
+@pytest.mark.parametrize("rows", [None, 8])
+def test_a_head_on_an_image_names_the_tensors_that_fit(on: str, rows: int | None) -> None:
+    """The message is tried: each tensor that it names takes the head, and the model trains."""
+    network = models.conv_net(side=8)
+    if rows is not None:
+        for value in (*network.graph.input, *network.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = rows
+    x, y = np.zeros((8, 1, 8, 8), np.float32), np.arange(8) % 3
+    text = r"head\.on: .* has its features \(channels\) in axis 1; these fit: (.*)\. For scores of "
+    with pytest.raises(ModelError, match=text) as raised:
+        make(network, head={"outputs": 3, "on": on}, loss=CE)
+    fitting = re.findall(r"(\w+) \[N, \d+\]", str(raised.value))
+    assert fitting == ["scores", "f"]
+    for name in fitting:
+        trained = make(network, head={"outputs": 3, "on": name}, loss=CE, epochs=1, batch_size=8)
+        assert len(trained.fit(x, y)) == 1
+
+
+def test_a_head_on_tokens_is_no_mistake() -> None:
+    """[N, T, features] behind patches: a convolution, then Reshape and Transpose."""
+    patches = network(
+        "(float[N,1,4,4] x) => (float[N,4,5] y) { p = Conv<strides = [2, 2]>(x, K) "
+        "r = Reshape(p, S) t = Transpose<perm = [0, 2, 1]>(r) a = Add(t, t) y = MatMul(a, W) }",
+        K=(6, 1, 2, 2),
+        W=(6, 5),
+    )
+    patches.graph.initializer.append(numpy_helper.from_array(np.array([0, 6, 4]), "S"))
+    trained = make(patches, head={"outputs": 3, "on": "a"}, loss="squared_error", epochs=1)
+    trained.fit(np.zeros((8, 1, 4, 4), np.float32), np.zeros((8, 4, 3), np.float32))
