@@ -28,8 +28,9 @@ def evaluate(
 ) -> None:
     """Print loss and metrics of a trained model on data.
 
-    RUN is a folder that `ortflex train` wrote, a checkpoint, a recipe, whose model is evaluated without
-    training, or an .onnx file, with the loss that `ortflex init` suggests.
+    RUN is a folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints (the newest one), a
+    recipe, whose model is evaluated without training, or an .onnx file, with the loss that `ortflex
+    init` suggests.
     DATA is a file or folder like the training data; by default, the recipe's validation data (with a
     fraction, the rows that the run held out) or, if it has none, its training data. The losses and
     metrics of the recipe are computed over all rows, in inference mode.

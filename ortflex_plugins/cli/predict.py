@@ -49,9 +49,10 @@ def predict(
 ) -> None:
     """Write the predictions of a trained model for data.
 
-    RUN is a folder that `ortflex train` wrote, a checkpoint, a recipe, whose model is used without
-    training, or an .onnx file. DATA is a file or folder like the training data, with or without labels,
-    or one array in an .npy file; by default the recipe's data, as for `ortflex evaluate`.
+    RUN is a folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints (the newest one), a
+    recipe, whose model is used without training, or an .onnx file. DATA is a file or folder like the
+    training data, with or without labels, or one array in an .npy file; by default the recipe's data, as
+    for `ortflex evaluate`.
     """
     from ortflex_core import Columns, ConfigError, write_bytes
     from ortflex_plugins.cli import trained

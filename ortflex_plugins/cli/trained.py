@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflex_core import ConfigError, DataError
+from ortflex_core import ConfigError, DataError, list_checkpoints
 
 if TYPE_CHECKING:
     from ortflex_core import Columns, DataSource, Model, Plugins, Recipe, Trainer
@@ -36,9 +36,9 @@ def open_run(
     """The recipe of a run folder, and a Trainer whose model is the folder's trained.onnx.
 
     For a recipe file, its model is used without training. A model has the loss that ``ortflex init``
-    suggests, and needs ``data``. A checkpoint has the recipe of the run folder in which it is; without
-    one, it needs data, too. ``metrics`` replace those of the recipe. A run folder and a checkpoint are
-    data: with ``trust_code`` they may name code.
+    suggests, and needs ``data``. A checkpoint, or the newest one of a folder of checkpoints, has the recipe
+    of the run folder in which it is; without one, it needs data, too. ``metrics`` replace those of the
+    recipe. A run folder and a checkpoint are data: with ``trust_code`` they may name code.
 
     Raises:
         ConfigError: the folder has no recipe or no trained model.
@@ -48,6 +48,7 @@ def open_run(
     from ortflex_core import Plugins, Recipe
 
     plugins = Plugins.discover()
+    run = _newest(run)
     if run.name == "trained.onnx" and (run.parent / "recipe.toml").is_file():
         run = run.parent
     if run.suffix == ".onnx":
@@ -69,9 +70,12 @@ def open_run(
                     f"run with `ortflex train RECIPE --resume {run}`, or give one of the checkpoints in "
                     f"{str(run / 'checkpoints')!r}"
                 )
+            saved = sorted(str(p.parent) for p in run.glob("*/checkpoint.json"))
             raise ConfigError(
                 f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; give a folder "
                 "that `ortflex train` wrote, or a recipe"
+                + f", or one of the checkpoints in it: {', '.join(saved[:5])}"
+                * bool(saved)
             )
     if not trust_code:
         plugins = plugins.for_data(
@@ -81,6 +85,12 @@ def open_run(
     loaded = Recipe.load(run / "recipe.toml", plugins=plugins, without=without, trust_code=trust)
     recipe = attrs.evolve(loaded, model=str(trained))
     return recipe, _trainer(recipe, plugins, metrics)
+
+
+def _newest(run: Path) -> Path:
+    """The newest checkpoint of a folder of checkpoints; any other path as it is."""
+    best = run / "best"
+    return [run, *[best] * (best / "checkpoint.json").is_file(), *list_checkpoints(run)][-1]
 
 
 def _open_model(
@@ -142,6 +152,7 @@ def _is_array(path: str) -> bool:
 
 def state(run: Path, trainer: Trainer) -> str:
     """The model in words, and whether it was trained."""
+    run = _newest(run)
     if run.is_dir() or run.name == "trained.onnx":
         return f"{run} (trained)"
     if run.suffix == ".onnx":

@@ -170,10 +170,14 @@ def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> No
     assert result.exit_code == 1
     assert "none.npz' does not exist" in result.output
     assert ortflex("train", "train.toml", "output=kept", 'callbacks=["checkpoint"]').exit_code == 0
+    Path("other").mkdir()
     Path("kept/trained.onnx").unlink()  # as after a kill
     result = ortflex(command, "kept")
     assert "ortflex train RECIPE --resume kept" in result.output
     assert "one of the checkpoints in 'kept/checkpoints'" in result.output
+    Path("kept/checkpoints/best").rename("other/mine")
+    result = ortflex(command, "other")
+    assert "or one of the checkpoints in it: other/mine" in result.output
     shutil.rmtree("kept/checkpoints")
     Path("kept/checkpoints").mkdir()  # as after a kill before the first checkpoint
     result = ortflex(command, "kept")
@@ -197,6 +201,7 @@ def test_a_model_a_checkpoint_and_a_single_array(folder: Path) -> None:
         ("kept", wanted, "(trained)"),
         ("kept/trained.onnx", wanted, "(trained)"),
         (f"kept/checkpoints/{steps[-1]}", wanted, "(trained)"),
+        ("kept/checkpoints", wanted, f"kept/checkpoints/{steps[-1]} (trained)"),
         ("model.onnx", X @ start["coef"] + start["intercept"], "(as the file is)"),
         ("train.toml", X @ start["coef"] + start["intercept"], "(not trained"),
     ):
