@@ -26,7 +26,7 @@ from ortflex_core import (
     number,
     setting,
 )
-from ortflex_plugins.adapters._peft import PeftFolder, read_config, write_peft
+from ortflex_plugins.adapters._peft import PeftFolder, write_peft
 
 
 def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
@@ -92,9 +92,9 @@ class Lora(Adapter):
             changes: other fields, such as ``frozen=True`` or ``label="style"``.
 
         Raises:
-            ConfigError: the folder is no adapter of PEFT, or the adapter is more than A·B.
+            ConfigError: the folder is no adapter of PEFT, it is damaged, or the adapter is more than A·B.
         """
-        config = read_config(Path(folder))
+        config = PeftFolder(Path(folder)).config
         return cls(**{**config.fields(), "source": str(folder), **changes})
 
     @cached_property

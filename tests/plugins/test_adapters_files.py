@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -230,17 +231,53 @@ def test_what_is_no_low_rank_adapter_is_refused(change: Any, text: str, tmp_path
         Lora.from_peft(folder(tmp_path / "peft", pairs(), **change))
 
 
+def with_header(content: bytes, change: Any) -> bytes:
+    """A safetensors file with another header: ``change`` gets it as text."""
+    length = int.from_bytes(content[:8], "little")
+    text = change(content[8 : 8 + length].decode()).encode()
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+DAMAGE: dict[str, Any] = {
+    "empty": lambda b: b"",
+    "truncated header": lambda b: b[:100],
+    "truncated data": lambda b: b[:-4],
+    "longer": lambda b: b + bytes(4),
+    "length of the header": lambda b: b"\xff" * 8 + b[8:],
+    "no JSON": lambda b: with_header(b, lambda t: t.replace("{", "[", 1)),
+    "no offsets": lambda b: with_header(b, lambda t: t.replace("data_offsets", "offsets", 1)),
+    "offsets of others": lambda b: with_header(
+        b, lambda t: re.sub(r"\[0,(\d+)\]", r"[4,\1]", t, count=1)
+    ),
+    "NaN as an offset": lambda b: with_header(b, lambda t: t.replace("[0,", "[NaN,", 1)),
+    "NaN as a size": lambda b: with_header(
+        b, lambda t: re.sub(r'"shape":\[\d+', '"shape":[NaN', t)
+    ),
+    "negative size": lambda b: with_header(b, lambda t: re.sub(r'"shape":\[', '"shape":[-', t)),
+    "unknown type": lambda b: with_header(b, lambda t: t.replace("F32", "F33", 1)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_found_when_it_is_named(damage: Any, tmp_path: Path) -> None:
+    """Not only when a Trainer reads the values."""
+    path = folder(tmp_path / "peft", pairs()) / "adapter_model.safetensors"
+    damaged = damage(path.read_bytes())
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
+    text = r"adapter_model\.safetensors' is damaged or cannot be read: "
+    with pytest.raises(ConfigError, match=text):
+        Lora.from_peft(path.parent)
+    with pytest.raises(ConfigError, match=text):
+        trainer(adapters={"name": "lora", "rank": 2, "alpha": 6, "source": str(path.parent)})
+
+
 def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a PEFT folder"):
         Lora.from_peft(tmp_path / "none")
     half = folder(tmp_path / "half", dict(list(pairs().items())[:3]))
     with pytest.raises(ConfigError, match=r"has only '.*net\.fc\.lora_A\.weight'; A and B"):
-        trainer(adapters=Lora.from_peft(half))
-    cut = folder(tmp_path / "cut", pairs())
-    content = (cut / "adapter_model.safetensors").read_bytes()
-    (cut / "adapter_model.safetensors").write_bytes(content[:100])
-    with pytest.raises(ConfigError, match="cannot be read"):
-        trainer(adapters=Lora.from_peft(cut))
+        Lora.from_peft(half)
     foreign = folder(tmp_path / "foreign", pairs(prefix="base_model.model.decoder."))
     with pytest.raises(
         ModelError, match=r"a different base model: its module 'decoder\.\S+' matches no"
