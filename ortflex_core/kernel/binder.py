@@ -1,9 +1,8 @@
 """The caching IO binder, which only binds what has changed.
 
-Binding a tensor costs about as much as running a small operator. A :class:`Binder` stores the
-pointer, shape and type that are bound to each name of a session, skips bindings that have not
-changed, and keeps every bound value alive, because onnxruntime only stores pointers, and a freed
-value would corrupt the heap.
+Binding a tensor costs about as much as running a small operator. A :class:`Binder` stores the pointer,
+shape and type that are bound to each name of a session, skips bindings that have not changed, and keeps
+every bound value alive, because onnxruntime only stores pointers, and a freed value would corrupt the heap.
 """
 
 from __future__ import annotations

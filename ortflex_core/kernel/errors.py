@@ -146,9 +146,8 @@ def suggest(
 ) -> str:
     """Return the end of an error message: the nearest names, or the known ones if none is near.
 
-    A name that is no string is shown as Python writes it.
-    ``synonyms`` maps names that are used elsewhere to known ones; ``listing`` says where
-    all are listed.
+    A name that is no string is shown as Python writes it. ``synonyms`` maps names that are used elsewhere
+    to known ones; ``listing`` says where all are listed.
 
     >>> suggest("adm", ["sgd", "adam"])
     "did you mean 'adam'? Known: adam, sgd"

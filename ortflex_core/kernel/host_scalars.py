@@ -1,8 +1,7 @@
 """Host scalars: numbers that are symbols while a formula is traced and have values when it runs.
 
-Expressions of host scalars and constants alone are evaluated here, on the host, in float64, and
-only the result enters the graph. In float32 the Adam correction 1 - 0.999**t would be off by
-1.3e-5 at t = 1.
+Expressions of host scalars and constants alone are evaluated here, on the host, in float64, and only the
+result enters the graph. In float32 the Adam correction 1 - 0.999**t would be off by 1.3e-5 at t = 1.
 """
 
 from __future__ import annotations

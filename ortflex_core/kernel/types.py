@@ -132,10 +132,14 @@ class Size:
 
 @attrs.frozen
 class Progress:
-    """The progress of training; all counters start at 0 and count finished steps, rows and epochs.
+    """The progress of a run: its finished steps, epochs and rows, from which schedules compute the rate.
 
-    ``total_steps`` and ``steps_per_epoch`` are None while the source is endless. ``history`` has
-    the finished lines of the :class:`~ortflex_core.History`, one per epoch.
+    ``step``, ``epoch`` and ``rows`` start at 0; ``rows`` counts a row once in every epoch. The lengths
+    ``epochs``, ``steps_per_epoch`` and ``rows_per_epoch`` are None if they are not known, as for endless
+    data. ``history`` contains the finished entries of the :class:`~ortflex_core.History`, one per epoch.
+
+    >>> Progress(step=5, epoch=1, rows=50, epochs=3, steps_per_epoch=4, rows_per_epoch=40).total_steps
+    12
     """
 
     step: int = 0
@@ -148,14 +152,14 @@ class Progress:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole training, or None if unknown."""
+        """The number of steps of the whole run, or None if it is not known."""
         if self.steps_per_epoch is None or self.epochs is None:
             return None
         return self.steps_per_epoch * self.epochs
 
     @property
     def total_rows(self) -> int | None:
-        """Rows of the whole training (counted once per epoch), or None if unknown."""
+        """The number of rows of the whole run, each counted once per epoch, or None if it is not known."""
         if self.rows_per_epoch is None or self.epochs is None:
             return None
         return self.rows_per_epoch * self.epochs

@@ -42,13 +42,21 @@ _PROBE_RATE = 1024.0
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """The results of one backend.
+    """The results of one backend in a :class:`Comparison`.
 
-    ``losses`` has loss + penalty of every step. The errors are the worst over all steps, relative
-    to the reference (see :mod:`ortflex_core.tools.divergence`): of the loss, for every
-    parameter of its gradient and of its step to the new weight, and of every slot, average and
-    running statistic. ``inference_errors`` has the errors of predictions, of losses in evaluation and
-    of the exported model.
+    Each error is the largest one of all steps, relative to the reference: |a − b| / max(1, |b|) for the
+    loss, and ‖a − b‖ / ‖b‖ for tensors.
+
+    Attributes:
+        backend: the name of the backend.
+        losses: loss plus penalty of every step.
+        us_per_step: the median time of a step in microseconds.
+        loss_error: the error of loss plus penalty.
+        gradient_errors: the error of the gradient of each parameter.
+        weight_errors: the error of the change of each weight.
+        kept_errors: the error of each slot, average and running statistic.
+        inference_errors: the errors of predictions, of evaluation losses and of the outputs of the
+            exported model.
     """
 
     backend: str
@@ -63,28 +71,44 @@ class Result:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Every backend's result, and the first difference of each that disagrees with the reference."""
+    """The results of :func:`compare`: one recipe on several backends.
+
+    Attributes:
+        reference: the name of the reference, with which the other results are compared.
+        reference_losses: loss plus penalty of every step of the reference.
+        results: the results of each backend.
+        skipped: the backends that cannot train this problem here, each with the reasons.
+        differences: for each backend that disagrees with the reference, the first tensor that differs.
+        notes: remarks about the comparison, for example that no float64 reference was available.
+
+    >>> Comparison(
+    ...     reference="float64", reference_losses=(0.5,), results=(), skipped={}, differences=()
+    ... ).agree    # there is no result to compare
+    False
+    """
 
     reference: str
     reference_losses: tuple[float, ...]
     results: tuple[Result, ...]
     skipped: Mapping[str, tuple[str, ...]]
-    """Backends that cannot train this problem here, each with its reasons."""
     differences: tuple[Difference, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def agree(self) -> bool:
-        """Whether every backend agrees with the reference within float32; False without a second one."""
+        """Whether all backends agree with the reference, up to rounding in float32.
+
+        It is False if there was nothing to compare.
+        """
         return self.compared and not self.differences
 
     @property
     def compared(self) -> bool:
-        """Whether there were at least two results to compare."""
+        """Whether there was at least one result in addition to the reference."""
         return any(result.backend != self.reference for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """All results as values of JSON."""
+        """All results as a dictionary that can be written as JSON."""
         return {**attrs.asdict(self), "agree": self.agree}
 
 

@@ -78,50 +78,52 @@ class Trainer(SharesModels):
         head: a new last layer for other classes: the number of classes, their labels, or a table
             with ``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a
             tensor of features to which a layer is added).
-        edits: one or several changes that are made to the model before training, and that the
-            export contains; ``head`` is applied after them.
+        edits: one or several changes to the model, which are made before training and are part of
+            the exported file; ``head`` is applied after them.
         quantize: rounds weights and activations to integers during training, and exports integers;
             the value is the type of the weights (``int8``, ``int4``, ``int2``), the name of a
             quantizer, or a table with ``weights``, ``activations`` (``uint8``, ``int8``, ``none``)
-            and other parameters of a quantizer, ``mse`` by default; the ranges of activations are
-            computed by ``fit`` from some of its rows, or by ``Trainer.calibrate``.
-        params: the parameters to train: names, paths of modules, globs and ``!glob``; by default
-            all parameters that are found.
+            and other parameters of a quantizer (``mse`` by default); ``fit`` computes the ranges of
+            activations from some of its rows, and so does ``Trainer.calibrate``.
+        params: the parameters to train: names, paths of modules and globs; ``!glob`` excludes
+            parameters; by default all parameters that are found.
         freeze: the parameters that are not trained: names, paths of modules and globs; ``backbone``
-            means all but those of the head.
+            means all parameters except those of the head.
         adapters: one or several adapters: small tensors that are added to weights and trained; the
-            weights are frozen, except those that ``params`` names.
+            weights are frozen, except those in ``params``.
         penalty: the cost of the weights: one penalty for all parameters, or ``{parameter glob:
             penalty}``.
         optimizer: the rule that updates the weights.
-        learning_rate: the base learning rate; by default the optimizer's default.
+        learning_rate: the base learning rate; by default the default rate of the optimizer.
         schedule: the learning rate over time.
-        groups: one or several groups of parameters (``params``: names, globs) with a separate
-            ``rate`` (a factor), ``optimizer`` or ``penalty``, that are ``frozen``, or that are
-            trained from ``start_epoch`` on; a parameter belongs to the first group that matches it.
+        groups: one or several groups of parameters that are trained in a different way; ``params``
+            (names or globs) selects the parameters, which belong to the first group that matches;
+            ``rate`` multiplies the learning rate, ``optimizer`` and ``penalty`` replace those of
+            the run, ``frozen`` excludes the group from training, and ``start_epoch`` trains it from
+            this epoch on.
         clip_value: the largest absolute value of an element of a gradient.
         clip_norm: the largest Euclidean norm of all gradients together; it is applied after
             ``clip_value``.
         transforms: one or several transforms of the gradients, applied in this order after
             ``clip_value`` and ``clip_norm``.
-        accumulate: the number of batches per step in each process; the gradient of a step is that
-            of one batch with all their rows.
+        accumulate: the number of batches per step in each process; the gradient of a step equals
+            the gradient of one batch with all of these rows.
         constraint: the constraint on the weights after each step: one for all parameters, or
             ``{parameter glob: constraint}``.
         averaging: a mean of the weights during training, which predictions, evaluations and exports
             use.
         precision: the types in which the forward and backward pass compute; weights, losses and
             updates keep the types of the file, with float32 instead of float16 and bfloat16.
-        recompute: computes tensors of the forward pass again in the backward pass instead of
-            keeping them, for less memory: ``True``, a number of segments, or the names of the
-            tensors to keep.
+        recompute: saves memory by computing tensors of the forward pass again in the backward pass
+            instead of keeping them: ``True``, a number of segments, or the names of the tensors to
+            keep.
         device: the device on which the steps run; ``name:1`` is the second device of its kind.
-        backend: the backend that runs the steps; ``auto`` chooses the first one that supports the
-            problem, and ``fastest`` measures all that support it and uses the fastest one.
+        backend: the backend that runs the steps; ``auto`` chooses the first backend that supports
+            the problem, and ``fastest`` measures all backends that support it and uses the fastest.
         distributed: the process group for training in several processes, which compute the
             gradients of different batches; ``auto`` uses the group of the launcher; by default one
             process trains.
-        sync_every: with ``distributed``: the number of steps that each process makes alone before
+        sync_every: with ``distributed``: the number of steps that each process runs alone before
             weights, optimizer state and running statistics are averaged (local SGD, a different
             algorithm); by default the processes add their gradients in every step.
         shard_state: with ``distributed``: each process keeps the optimizer state of its part of the
@@ -134,39 +136,42 @@ class Trainer(SharesModels):
         seed: the seed of all random numbers.
         reduction: the loss of a batch, from the losses l of its rows and their weights w: ``mean``
             is Σ w·l / Σ w, and ``sum`` is Σ w·l.
-        metrics: one or several metrics, computed on the validation data and by
-            ``Trainer.evaluate``; with losses on several outputs ``{output: metrics}``, or tables
-            with the key ``predicted``.
+        metrics: one or several metrics, which are computed on the validation data and by
+            ``Trainer.evaluate``; if there are losses on several outputs, ``{output: metrics}``, or
+            tables with the key ``predicted``.
         callbacks: one or several callbacks: names, or objects with hooks.
-        classes: the class labels in the order of the scores; by default those in the file, if any.
-        reinitialize: the parameters that start from new random values: True for all, or names and
-            globs.
-        check_finite: refuses data with NaN or infinity; each array is checked once.
-        cache: where the results of the prefix are stored; the prefix is the part of the model
-            before all trained tensors, which is then computed only once for each row; the value is
-            ``memory``, ``disk`` (a temporary file), or ``auto``, which stores the results if the
-            prefix has products or operators without a gradient, and uses a file if they are large;
-            ``False`` computes the whole model in each step.
+        classes: the class labels in the order of the scores; by default the labels in the file, if
+            it has any.
+        reinitialize: the parameters that start from new random values: ``True`` for all, or names
+            and globs.
+        check_finite: raises an error if the data contain NaN or infinity; each array is checked
+            once.
+        cache: where the results of the prefix, the part of the model before all trained tensors,
+            are stored, so that the prefix is computed only once for each row: in ``memory`` or on
+            ``disk`` (a temporary file); ``auto`` stores the results if the prefix has products or
+            operators without a gradient, and uses a file if they are large; ``False`` computes the
+            whole model in each step.
         batch_norm: ``train`` normalizes with the statistics of the batch and updates the running
             statistics if they are initializers; ``freeze`` uses the running statistics; ``auto``
-            means ``freeze`` where scale and bias are both frozen, otherwise ``train``.
+            means ``freeze`` if scale and bias are both frozen, otherwise ``train``.
         update_bn: computes the running statistics of BatchNormalization again when ``fit`` ends,
             from the training rows and with the averages of the weights (``Trainer.update_bn`` does
             this at any time).
         dropout: ``file`` uses the ratios in the file, ``off`` switches dropout off, and a number is
             the ratio of all Dropout nodes.
-        threads: the number of threads within an operator; ``auto`` means one for a step with less
-            than 50 million operations, otherwise one per processor.
+        threads: the number of threads within an operator; ``auto`` means one thread for a step with
+            less than 50 million operations, otherwise one thread per processor.
         gradients: families of gradient rules that take precedence over those of ortflex and of
             other distributions.
-        prefer: distributions whose plugins are chosen if several distributions have the same name,
-            in this order; ``my-package/adam`` chooses one plugin.
+        prefer: distributions whose plugins are chosen, in this order, if several distributions have
+            a plugin of the same name; ``my-package/adam`` chooses a single plugin.
         free_batch: trains a model with a fixed batch dimension on batches of any size, provided
             that its graph treats every row alike; by default the export keeps the fixed size.
-        receipt: whether an export has a receipt in its metadata: digests of model, data and result,
-            the recipe and versions, with which ``ortflex verify`` repeats the run.
-        progress: shows a progress bar; the default is a bar in terminals and notebooks, and a line
-            per epoch elsewhere; ``False`` shows nothing.
+        receipt: whether the metadata of an exported file contain a receipt: the digests of the
+            model, the data and the result, the recipe and the versions, which ``ortflex verify``
+            uses to repeat the run.
+        progress: shows a progress bar; by default there is a bar in terminals and notebooks, and a
+            line per epoch elsewhere; ``False`` shows nothing.
         plugins: the plugins from which components are chosen; by default all installed plugins.
 
     Raises:

@@ -22,16 +22,16 @@ from ortflex_plugins.cli.overrides import trusting_code
 @click.option(
     "--strict/--no-strict",
     default=True,
-    help="Refuse a model whose graph differs from the exported one, or only one whose tensors differ.",
+    help="Whether the graph of MODEL must be that of the exported model, or only its tensors must fit.",
 )
 @trusting_code
 def apply_state(model: Path, state: Path, output: Path, strict: bool, trust_code: bool) -> None:
-    """Write MODEL with the weights of STATE.
+    """Write the trained weights in STATE into MODEL.
 
-    MODEL is the .onnx file that `ortflex export-step` read. STATE is the state.safetensors that a runner
-    wrote, or the folder of a step. The result is the file that `Trainer.export` would write: the
-    trained weights (or their averages, if the recipe has `averaging`), the running statistics, and
-    everything else as in MODEL.
+    MODEL is the .onnx file that `ortflex export-step` read. STATE is the file state.safetensors that a
+    runner wrote, or the folder of a step. The result is the file that `Trainer.export` would write: it has
+    the trained weights (or their averages, if the recipe has `averaging`) and the running statistics, and
+    everything else is as in MODEL.
     """
     from ortflex_core import apply_state as apply
     from ortflex_plugins.cli.overrides import refuse_recipe

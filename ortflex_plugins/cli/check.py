@@ -36,26 +36,26 @@ _COLORS = {
 @click.option(
     "--loss",
     shell_complete=names_of("losses"),
-    help="The loss, by name; squared_error on every float output by default.",
+    help="The name of the loss; by default squared_error on every float output.",
 )
 @click.option(
-    "--params", multiple=True, help="A parameter to train, as a name or glob; may be repeated."
+    "--params", multiple=True, help="The name or glob of a parameter to train; may be repeated."
 )
 @click.option(
     "--head",
-    help="Check the model with a new last layer: the number of classes, or labels with commas.",
+    help="Check the model with a new last layer: the number of classes, or labels separated by commas.",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="List every node and every trained tensor, too."
+    "--all", "everything", is_flag=True, help="Also list every node and every trained tensor."
 )
-@click.option("--memory", is_flag=True, help="Estimate the memory of a step, too.")
+@click.option("--memory", is_flag=True, help="Also estimate the memory of a step.")
 @click.option(
     "--batch-size", type=click.IntRange(1), help="With --memory: the rows per batch (32)."
 )
 @click.option(
     "--optimizer",
     shell_complete=names_of("optimizers"),
-    help="With --memory: the optimizer, by name (sgd).",
+    help="With --memory: the name of the optimizer (sgd).",
 )
 @click.option(
     "--recompute", help="With --memory: 'true', a number of segments, or a tensor to keep."
@@ -65,7 +65,7 @@ _COLORS = {
     "sizes",
     multiple=True,
     metavar="NAME=SIZE",
-    help="With --memory: the size of an axis that the file does not give; may be repeated.",
+    help="With --memory: the size of an axis that the file does not specify; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def check(
@@ -83,10 +83,11 @@ def check(
 ) -> None:
     """Show which nodes of MODEL can be trained, and by which backends.
 
-    The summary comes first, then what is not trained and why, and the nodes that stop a gradient;
-    --all adds every node, every tensor, and the places where adapters can be attached. --memory
-    estimates the memory of a training step and lists what takes it. Exits with 1 if no backend can
-    train the model here, or if MODEL cannot be checked; --json then prints the reason as "error".
+    The report starts with a summary. It then lists the tensors that are not trained, with the reasons,
+    and the nodes that stop a gradient. --all adds every node, every tensor, and the products to which
+    adapters can be attached. --memory estimates the memory of a training step and lists its parts. The
+    exit code is 1 if no backend can train the model here, or if MODEL cannot be checked; with --json,
+    the key "error" then contains the reason.
     """
     try:
         refuse_recipe(model, "check")

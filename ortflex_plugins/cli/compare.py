@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "backends",
     multiple=True,
     shell_complete=names_of("backends"),
-    help="Only this backend; may be repeated.",
+    help="Use only this backend; may be repeated.",
 )
 @click.option("--time", "times", is_flag=True, help="Measure the time of a step instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -38,15 +38,15 @@ def compare(
     as_json: bool,
     trust_code: bool,
 ) -> None:
-    """Train the same steps on every available backend, and show where they differ.
+    """Run the same steps on every available backend, and show where the results differ.
 
-    RECIPE and KEY=VALUE are those of `ortflex train`. Every step starts from the same weights and
-    uses the same batch; nothing is written. Exits with 1 if a backend differs from the reference
-    by more than float32 rounding explains.
+    RECIPE and KEY=VALUE are as for `ortflex train`. Every step starts from the same weights and uses
+    the same batch; nothing is written. The exit code is 1 if a backend differs from the reference by
+    more than rounding in float32 can explain.
 
-    With --time, it measures the steps as `backend = "fastest"` does, with several steps per run:
-    milliseconds per step, and the seconds until the graphs are compiled and until the first step is
-    done. Exits with 1 if no backend can train.
+    With --time, the command measures steps as `backend = "fastest"` does, with several steps per run. It
+    prints the milliseconds per step, and the seconds until the graphs are compiled and until the first
+    step has finished. The exit code is 1 if no backend can train the model.
     """
     from ortflex_core import Parts, Plugins, Recipe, Trainer, time_backends
     from ortflex_core import compare as run

@@ -1,4 +1,4 @@
-"""``ortflex diff``: what is different between two models, such as a file before and after its training."""
+"""``ortflex diff``: the differences between two models, for example before and after training."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Difference:
     help="Also write a page to this .html file.",
 )
 def diff(first: Path, second: Path, as_json: bool, output: Path | None) -> None:
-    """Show what is different between two models, such as a file before and after its training.
+    """Show the differences between two models, for example before and after training.
 
-    FIRST and SECOND are .onnx files. Tensors that differ are listed with the Euclidean norms of the first
-    value and of the change, the largest change of a number, and how many numbers differ; also nodes,
-    inputs, outputs, versions and metadata.
+    FIRST and SECOND are .onnx files. The command lists the tensors that differ, with the Euclidean norms
+    of the first value and of the change, the largest change of an element, and the number of elements
+    that differ. It also lists differences of nodes, inputs, outputs, versions and metadata.
     """
     from ortflex_core import Model, printable, write_bytes
 

@@ -128,9 +128,9 @@ def show(report: Report, console: Console) -> None:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def doctor(as_json: bool) -> None:
-    """Show the installed runtime, what works with it, and how to repair what does not.
+    """Show the installed runtime, what works with it, and how to fix problems.
 
-    Exits with 1 if the installation is broken, with the command that repairs it.
+    If the installation is broken, the command shows how to repair it, and the exit code is 1.
     """
     report = examine()
     if as_json:

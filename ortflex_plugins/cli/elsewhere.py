@@ -24,9 +24,9 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
         "components. -->"
     )
     yield paragraph(
-        "What arguments and classes of torch, Lightning, Keras, scikit-learn, PEFT, XGBoost and the "
-        "Trainer of Hugging Face are called in ortflex. If you type one of these names, the error "
-        "message gives the name in the first column."
+        "This page lists names from torch, Lightning, Keras, scikit-learn, PEFT, XGBoost and the Trainer "
+        "of Hugging Face with the names that ortflex uses. If you type one of these names, the error "
+        "message shows the name in the first column."
     )
     yield "## Arguments of Trainer and keys of train.toml"
     rows: dict[tuple[str, str], list[str]] = {}
@@ -36,7 +36,7 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
             hint = re.sub(rf"'{re.escape(name)}': ", "'…': ", hint)
         rows.setdefault((meaning, hint), []).append(f"`{name}`")
     yield table(
-        ["here", "elsewhere", "how"],
+        ["in ortflex", "in other libraries", "how to use it"],
         [[f"`{meaning}`", ", ".join(names), hint] for (meaning, hint), names in rows.items()],
     )
     yield "## Components"

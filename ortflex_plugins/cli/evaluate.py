@@ -19,18 +19,18 @@ from ortflex_plugins.cli.overrides import trusting_code
     "metrics",
     shell_complete=names_of("metrics"),
     multiple=True,
-    help="A metric that replaces those of the recipe: its name, or OUTPUT=NAME; may be repeated.",
+    help="A metric that replaces the metrics of the recipe: its name, or OUTPUT=NAME; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 @trusting_code
 def evaluate(
     run: Path, data: str | None, metrics: tuple[str, ...], as_json: bool, trust_code: bool
 ) -> None:
-    """Print loss and metrics of a trained model on data.
+    """Print the loss and the metrics of a trained model on data.
 
-    RUN is a folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints (the newest one), a
-    recipe, whose model is evaluated without training, or an .onnx file, with the loss that `ortflex
-    init` suggests.
+    RUN is a folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints (the newest one is
+    used), a recipe (its model is evaluated without training), or an .onnx file (with the loss that
+    `ortflex init` suggests).
     DATA is a file or folder like the training data; by default, the recipe's validation data (with a
     fraction, the rows that the run held out) or, if it has none, its training data. The losses and
     metrics of the recipe are computed over all rows, in inference mode.

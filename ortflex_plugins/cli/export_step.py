@@ -32,20 +32,20 @@ from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
     "--optional-inputs/--required-inputs",
     default=True,
     help=(
-        "Whether rate and hyperparameters are optional inputs with defaults; JavaScript cannot feed "
+        "Whether the rate and hyperparameters are optional inputs with defaults; JavaScript cannot feed "
         "optional inputs."
     ),
 )
 @click.option(
     "--steps-per-epoch",
     type=int,
-    help="The steps of an epoch of the schedule; by default those of the recipe's data.",
+    help="The number of steps per epoch for the schedule; by default that of the recipe's data.",
 )
 @click.option(
     "--c",
     "as_c",
     is_flag=True,
-    help="Write C instead, which needs no runtime. Without --rows, batches are those of the recipe.",
+    help="Write C code instead, which needs no runtime; by default with the batch size of the recipe.",
 )
 @trusting_code
 def export_step(
@@ -59,15 +59,15 @@ def export_step(
     as_c: bool,
     trust_code: bool,
 ) -> None:
-    """Write the training step of a recipe as files that any onnxruntime runs, or as C.
+    """Export the training step of a recipe as files for any onnxruntime, or as C code.
 
-    RECIPE is a TOML file as for `ortflex train`; KEY=VALUE overrides it. The folder gets step.onnx,
-    predict.onnx, state.safetensors and manifest.json, for a loop in Python, JavaScript, C# or C++
-    without ortflex. `ortflex apply-state` writes the weights back into the model. Labels and sample
-    weights have the types of the recipe's data.
+    RECIPE is a TOML file as for `ortflex train`; KEY=VALUE overrides it. The command writes step.onnx,
+    predict.onnx, state.safetensors and manifest.json to a folder. A loop in Python, JavaScript, C# or C++
+    can then train without ortflex, and `ortflex apply-state` writes the weights back into the model.
+    Labels and sample weights have the types of the recipe's data.
 
-    With --c the folder gets step.c, predict.c, step.h, state.h, main.c and a Makefile: training and
-    prediction in C99 without a runtime, for any language that calls C, and for microcontrollers.
+    With --c, the command writes step.c, predict.c, step.h, state.h, main.c and a Makefile: training and
+    prediction in C99 without a runtime, for any language that can call C, and for microcontrollers.
     """
     from ortflex_core import Parts, Plugins, Recipe, Trainer, open_step, printable
     from ortflex_plugins.c.export import export_c

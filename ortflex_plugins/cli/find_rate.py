@@ -29,7 +29,7 @@ _PICTURES = (".svg", ".png", ".pdf")
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A file for all steps: .csv, or with matplotlib a picture (.svg, .png, .pdf).",
+    help="A file for all steps: .csv, or a picture (.svg, .png, .pdf), which needs matplotlib.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @trusting_code
@@ -45,15 +45,15 @@ def find_rate(
 ) -> None:
     """Suggest a learning rate for a recipe.
 
-    Trains a few steps with learning rates that rise exponentially, and prints the losses and the rate
-    at which the loss has made a quarter of its fall. Nothing is stored: the recipe, the model and
-    earlier runs stay as they are. RECIPE and KEY=VALUE are those of `ortflex train`.
+    The command trains a few steps with learning rates that rise exponentially. It prints the losses and
+    the rate at which the loss has fallen by a quarter of its total fall. The recipe, the model and
+    earlier runs are not changed. RECIPE and KEY=VALUE are as for `ortflex train`.
     """
     from ortflex_core import ConfigError, OutputError, Parts, Plugins, Recipe, Trainer
 
     if output is not None and output.suffix not in (".csv", *_PICTURES):
         endings = ", ".join((".csv", *_PICTURES))
-        raise ConfigError(f"{output}: expected a file that ends with {endings}")
+        raise ConfigError(f"{output}: expected a file name that ends with {endings}")
     if output is not None and output.exists() and not force:
         raise OutputError(f"{output} exists; --force overwrites it")
     plugins = Plugins.discover()

@@ -17,21 +17,23 @@ from ortflex_plugins.cli.overrides import trusting_code
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write: .svg, .html (boxes open at a click) or .png; by default <model>.svg.",
+    help="The file to write: .svg, .html (boxes open on a click) or .png; by default <model>.svg.",
 )
 @click.option(
     "--training", is_flag=True, help="Draw one training step: forward, loss, backward, update."
 )
 @click.option(
-    "--loss", shell_complete=names_of("losses"), help="The loss, by name; squared_error by default."
+    "--loss",
+    shell_complete=names_of("losses"),
+    help="The name of the loss; by default squared_error.",
 )
 @click.option(
-    "--params", multiple=True, help="A trained parameter, as a name or glob; may be repeated."
+    "--params", multiple=True, help="The name or glob of a trained parameter; may be repeated."
 )
 @click.option(
     "--fold/--no-fold",
     default=None,
-    help="Fold repeated blocks; by default in graphs of more than 24 operators.",
+    help="Fold repeated blocks; by default in graphs with more than 24 operators.",
 )
 @click.option("--unfold", is_flag=True, help="Show the content of folded boxes (svg and png).")
 @trusting_code
@@ -48,7 +50,8 @@ def graph(
     """Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.
 
     Colors show what can be trained, what is frozen and what has no gradient. With --training, and for
-    graphs that training uses, they show the parts: forward, loss, backward and update.
+    graphs that are used for training, they show the forward pass, the loss, the backward pass and the
+    update.
     """
     from ortflex_core import Plugins, Recipe, Trainer, printable
     from ortflex_plugins.pictures import draw, draw_step

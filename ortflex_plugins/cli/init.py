@@ -41,12 +41,12 @@ _ENOUGH = 50
 @click.option("--target", help="With --data: the column or array of labels, if it is not called y.")
 @click.option(
     "--columns",
-    help="With --data: the columns of features, with commas between them, if a table has more.",
+    help="With --data: the feature columns, separated by commas, if the table has other columns, too.",
 )
 @click.option(
     "--classes",
-    help="Your own classes: their number, or their names with commas between them; the model gets a new "
-    "last layer.",
+    help="Your own classes: their number, or their names separated by commas; the model gets a new last "
+    "layer.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(
@@ -60,8 +60,9 @@ def init(
 ) -> None:
     """Write a commented TOML file for a model.
 
-    It lists the model's inputs, what can be trained, why the rest cannot, and every key with its
-    default. Put the data at the path of its key `data`, and run `ortflex train`.
+    The file lists the inputs of the model, the tensors that can be trained, the reasons why others
+    cannot, and every key with its default. Set the key `data` to the path of your data, or pass --data;
+    then run `ortflex train`.
     """
     from ortflex_core import Model, Plugins, write_bytes
     from ortflex_plugins.cli.overrides import refuse_recipe

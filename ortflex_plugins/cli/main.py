@@ -17,21 +17,21 @@ COMMANDS: Mapping[str, str] = {
     "init": "Write a commented TOML file for a model.",
     "find-rate": "Suggest a learning rate for a recipe.",
     "predict": "Write the predictions of a trained model for data.",
-    "evaluate": "Print loss and metrics of a trained model on data.",
+    "evaluate": "Print the loss and the metrics of a trained model on data.",
     "check": "Show which nodes of MODEL can be trained, and by which backends.",
-    "compare": "Train the same steps on every available backend, and show where they differ.",
+    "compare": "Run the same steps on every available backend, and show where the results differ.",
     "graph": "Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.",
-    "report": "Write a page about a run: curves, times, weights, graph, recipe, versions.",
-    "diff": "Show what is different between two models, such as a file before and after its training.",
-    "verify": "Compare an exported model with its receipt, and with its training, repeated.",
-    "quantize": "Make a small model of integers from a float MODEL.",
-    "shrink": "Write MODEL without the channels that its outputs do not need.",
-    "export-step": "Write the training step of a recipe as files that any onnxruntime runs, or as C.",
-    "apply-state": "Write MODEL with the weights of STATE.",
-    "new-plugin": "Write a package with a plugin of KIND called NAME, and its tests.",
+    "report": "Write a page about a run with its curves, times, weights, graph, recipe and versions.",
+    "diff": "Show the differences between two models, for example before and after training.",
+    "verify": "Check an exported model against its receipt, or repeat its training.",
+    "quantize": "Quantize a float MODEL to integers, and train the quantized model.",
+    "shrink": "Remove the channels of MODEL that its outputs do not need.",
+    "export-step": "Export the training step of a recipe as files for any onnxruntime, or as C code.",
+    "apply-state": "Write the trained weights in STATE into MODEL.",
+    "new-plugin": "Write a package with a plugin of KIND that is called NAME, and its tests.",
     "new-flower-app": "Write a project for Flower that trains RECIPE on many clients.",
-    "plugins": "List the installed plugins, those of a kind, or the parameters of one.",
-    "doctor": "Show the installed runtime, what works with it, and how to repair what does not.",
+    "plugins": "List the installed plugins, the plugins of a kind, or the parameters of a plugin.",
+    "doctor": "Show the installed runtime, what works with it, and how to fix problems.",
 }
 """The help line of each command, so that ``ortflex --help`` imports no command.
 
@@ -96,10 +96,10 @@ def guarded(command: Callable[[], Any]) -> Any:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ortflex")
 def main() -> None:
-    """Train ONNX models with onnxruntime; every part is a plugin.
+    """Train ONNX models with onnxruntime. Every part of the training can be a plugin.
 
-    Exits with 0 after success, with 1 after an error (ORTFLEX_DEBUG=1 shows the traceback), with 2
-    if the command line is invalid, with 130 after Ctrl-C.
+    The exit code is 0 after success, 1 after an error (ORTFLEX_DEBUG=1 shows the traceback), 2 if
+    the command line is invalid, and 130 after Ctrl-C.
     """
 
 

@@ -15,8 +15,8 @@ trusting_code = click.option(
     "--trust-code",
     is_flag=True,
     help=(
-        "Import the Python code that the copy of a recipe in a run folder, or the header of a state, "
-        "names. A recipe that you wrote may name code without this option."
+        "Import the Python code that the recipe in a run folder, or the header of a state file, names. A "
+        "recipe that you pass yourself may name code without this option."
     ),
 )
 """The decorator of commands that read such files."""

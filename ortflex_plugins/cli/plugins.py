@@ -97,11 +97,11 @@ def _loaded(registry: Registry, entry: Entry, check: bool) -> Loaded:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--check", is_flag=True, help="Import each plugin and report the broken ones.")
 def plugins(what: str | None, as_json: bool, check: bool) -> None:
-    """List the installed plugins, those of a kind, or the parameters of one.
+    """List the installed plugins, the plugins of a kind, or the parameters of a plugin.
 
-    Without KIND or NAME, it lists all installed plugins and their distributions; with a kind (losses,
-    loss), the plugins of the kind with one line each; with a name (adam), its description and
-    parameters. Exits with 1 if one of them is broken.
+    Without KIND or NAME, the command lists all installed plugins and their distributions. With a kind
+    (losses, loss), it lists the plugins of this kind. With a name (adam), it shows the description and the
+    parameters of the plugin. The exit code is 1 if one of the plugins is broken.
     """
     discovered = Plugins.discover()
     if what is not None:

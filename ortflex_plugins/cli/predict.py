@@ -29,7 +29,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("predictions.npz"),
     show_default=True,
-    help="The file to write: .npz has every output by its name, .csv has them as columns, .npy has one.",
+    help="The file to write: .npz has all outputs by name, .csv has them as columns, .npy has one output.",
 )
 @click.option(
     "--tensor",
@@ -49,16 +49,16 @@ def predict(
 ) -> None:
     """Write the predictions of a trained model for data.
 
-    RUN is a folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints (the newest one), a
-    recipe, whose model is used without training, or an .onnx file. DATA is a file or folder like the
-    training data, with or without labels, or one array in an .npy file; by default the recipe's data, as
-    for `ortflex evaluate`.
+    RUN is a folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints (the newest one is
+    used), a recipe (its model is used without training), or an .onnx file. DATA is a file or folder like
+    the training data, with or without labels, or one array in an .npy file. By default, the data of the
+    recipe are used, as in `ortflex evaluate`.
     """
     from ortflex_core import Columns, ConfigError, write_bytes
     from ortflex_plugins.cli import trained
 
     if output.suffix not in _ENDINGS:
-        raise ConfigError(f"{output}: expected a file that ends with {', '.join(_ENDINGS)}")
+        raise ConfigError(f"{output}: expected a file name that ends with {' or '.join(_ENDINGS)}")
     if output.exists() and not force:
         raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     recipe, trainer = trained.open_run(run, (), data, trust_code=trust_code)

@@ -33,21 +33,21 @@ _SATURATED = 0.02
 )
 @click.option(
     "--validation",
-    help="Other rows for the table; by default a fifth of the data is held out. A fraction is possible.",
+    help="Other rows for the table, or the fraction of the data that is held out for it; by default 0.2.",
 )
 @click.option(
     "--weights",
     type=click.Choice(["int8", "int4", "int2"]),
     default="int8",
     show_default=True,
-    help="The type of weights.",
+    help="The type of the weights.",
 )
 @click.option(
     "--activations",
     type=click.Choice(["uint8", "int8", "none"]),
     default="uint8",
     show_default=True,
-    help="The type of activations; none leaves them in float.",
+    help="The type of the activations; none leaves them in float.",
 )
 @click.option(
     "--method",
@@ -59,45 +59,54 @@ _SATURATED = 0.02
 @click.option(
     "--per-tensor", is_flag=True, help="One scale for each weight, not one for each output."
 )
-@click.option("--block-size", type=int, default=0, help="The elements of a weight with one scale.")
+@click.option(
+    "--block-size",
+    type=int,
+    default=0,
+    help="The number of elements of a weight that share a scale.",
+)
 @click.option(
     "--layout",
     type=click.Choice(["QDQ", "MatMulNBits"]),
     default="QDQ",
     show_default=True,
-    help="How products by weights in blocks are written: after DequantizeLinear, or as MatMulNBits.",
+    help="How products with weights in blocks are stored: with DequantizeLinear, or as MatMulNBits.",
 )
 @click.option(
     "--reduce-range",
     is_flag=True,
-    help="Weights of 7 bits in int8, for CPUs without VNNI, where sums of products saturate.",
+    help="Use 7-bit weights in int8, for CPUs without VNNI, on which sums of products saturate.",
 )
 @click.option(
-    "--skip", multiple=True, help="A name or glob of what stays in float; may be repeated."
+    "--skip", multiple=True, help="The name or glob of what stays in float; may be repeated."
 )
 @click.option(
     "--loss",
     shell_complete=names_of("losses"),
-    help="The loss for the labels of the data; by default that which `ortflex init` suggests.",
+    help="The loss for the labels of the data; by default the loss that `ortflex init` suggests.",
 )
 @click.option(
     "--teacher",
     type=click.FloatRange(0, 1),
-    help="The part of the float model in the loss; by default 1 without labels and 0.5 with labels.",
+    help="The share of the float model in the loss; by default 1 without labels and 0.5 with labels.",
 )
 @click.option(
     "--epochs",
     type=int,
-    help="Passes over the data; by default 20, with few rows up to 60, until there are 3,000 steps.",
+    help="Passes over the data; by default 20, or up to 60 with few rows, until there are 3,000 steps.",
 )
 @click.option(
     "--learning-rate",
     type=float,
-    help="Of adam; by default 0.003 for int4 and int2, whose codes are far apart, and 0.001 for int8.",
+    help="The learning rate of Adam; by default 0.003 for int4 and int2, and 0.001 for int8.",
 )
-@click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
-@click.option("--no-training", is_flag=True, help="Calibrate only.")
+@click.option(
+    "--batch-size", type=int, default=32, show_default=True, help="The number of rows per step."
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The seed of all random numbers."
+)
+@click.option("--no-training", is_flag=True, help="Only calibrate.")
 @click.option(
     "-o",
     "--output",
@@ -127,14 +136,15 @@ def quantize(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Make a small model of integers from a float MODEL.
+    """Quantize a float MODEL to integers, and train the quantized model.
 
-    Weights and activations are rounded to integers; the ranges come from a calibration with rows of the
-    data. The rounded model is then trained, as the float model predicts and, if the data have labels, by
-    the labels. A table shows loss, metrics, size and the time of a prediction before and after. The run
-    folder has what `ortflex train` writes; `ortflex report` makes a page of it.
+    Weights and activations are rounded to integers; their ranges come from a calibration with rows of the
+    data. The rounded model is then trained on the predictions of the float model and, if the data have
+    labels, on the labels. A table shows the loss, the metrics, the size and the time of a prediction
+    before and after. The run folder has the same files as that of `ortflex train`, so `ortflex report`
+    can create a page from it.
 
-    Weights of int4 and int2 are stored in the smallest type that the installed onnxruntime reads.
+    int4 and int2 weights are stored in the smallest type that the installed onnxruntime supports.
     """
     from ortflex_core import ConfigError, Model, OutputError, Plugins
     from ortflex_plugins.cli.init import can_free_batch
@@ -142,7 +152,7 @@ def quantize(
 
     path = output or model.with_name(f"{model.stem}-{weights}.onnx")
     if path.suffix != ".onnx":
-        raise ConfigError(f"{path}: expected a file that ends with .onnx")
+        raise ConfigError(f"{path}: expected a file name that ends with .onnx")
     if not model.is_file():
         raise ConfigError(f"the file {str(model)!r} does not exist")
     if path.resolve() == model.resolve():

@@ -28,11 +28,11 @@ _EVERY = 5
     help="Write the page every 5 seconds until all runs have ended.",
 )
 def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
-    """Write a page about a run: curves, times, weights, graph, recipe, versions.
+    """Write a page about a run with its curves, times, weights, graph, recipe and versions.
 
-    FOLDERS are run folders that `ortflex train` wrote. For several folders the page compares curves,
-    results and the keys that differ between the recipes. The page is a single file that loads nothing
-    from other places. While a run is in progress, it shows the epochs so far and reloads itself.
+    FOLDERS are run folders that `ortflex train` wrote. For several folders, the page compares the curves,
+    the results and the keys that differ between the recipes. The page is a single file without external
+    references. While a run is in progress, the page shows the finished epochs and reloads itself.
     """
     from ortflex_core import write_bytes
     from ortflex_plugins.pictures.pages import report

@@ -29,18 +29,19 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> None:
-    """Write MODEL without the channels that its outputs do not need.
+    """Remove the channels of MODEL that its outputs do not need.
 
-    A channel of a convolution or of a product goes if it is 0 for all inputs, as after a training with
-    the constraint `sparsity` over channels, or if no product reads it. The outputs stay the same up to
-    rounding; they are compared before the file is written. The file is smaller, and faster in any runtime.
+    A channel of a convolution or of a product is removed if it is 0 for all inputs, for example after
+    training with the constraint `sparsity` on channels, or if no product reads it. The outputs stay the
+    same up to rounding; they are compared before the file is written. The file is smaller, and faster in
+    any runtime.
     """
     from ortflex_core import ConfigError, OutputError, Plugins
     from ortflex_core import shrink as make_smaller
 
     path = output or model.with_name(f"{model.stem}-small.onnx")
     if path.suffix != ".onnx":
-        raise ConfigError(f"{path}: expected a file that ends with .onnx")
+        raise ConfigError(f"{path}: expected a file name that ends with .onnx")
     if not model.is_file():
         raise ConfigError(f"the file {str(model)!r} does not exist")
     if path.resolve() == model.resolve():

@@ -31,12 +31,12 @@ _NO_CHECKPOINT = (
 @click.option(
     "--resume",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Continue from a checkpoint, or from the newest one of a run folder.",
+    help="Continue from a checkpoint, or from the newest checkpoint in a run folder.",
 )
 @click.option(
     "--strict/--no-strict",
     default=True,
-    help="With --resume: refuse arguments and data that differ from the checkpoint's, or only report them.",
+    help="With --resume: if arguments or data differ from those of the checkpoint, stop, or only warn.",
 )
 @click.option(
     "--force",
@@ -59,10 +59,10 @@ def train(
     versions.json, trained.onnx, history.csv, measures.json and, if matplotlib is installed,
     loss.png; `ortflex report` turns it into a page.
 
-    Ctrl-C ends the training and keeps the results so far. With the callback `checkpoint` in the
-    recipe, --resume continues from the newest checkpoint, to the same bits. A recipe that differs
-    from the checkpoint's is refused, and the error names the keys. An output folder with a finished
-    run, or with one in progress, is refused without --resume or --force.
+    Ctrl-C ends the run and keeps the results so far. If the recipe has the callback `checkpoint`,
+    --resume continues from the newest checkpoint, and the run ends with the same bits. If the recipe
+    differs from the checkpoint, an error names the keys. If the output folder contains a run, --resume
+    or --force is required.
     """
     from ortflex_core import Plugins, Recipe, Trainer, internals_of
     from ortflex_plugins.cli import run_folder

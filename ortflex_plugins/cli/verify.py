@@ -1,4 +1,4 @@
-"""``ortflex verify``: compares an export with its receipt, and with its training, repeated."""
+"""``ortflex verify``: checks an exported model against its receipt, or repeats its training."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ _CODES = {"identical": 0, "intact": 0, "different": 1, "not repeated": 3}
     "--model", type=click.Path(path_type=Path), help="The model before training, an .onnx file."
 )
 @click.option("--data", help="The training data, as `ortflex train` reads them.")
-@click.option("--validation", help="The validation data, if they were separate data.")
+@click.option(
+    "--validation", help="The validation data, if they were separate from the training data."
+)
 @click.option(
     "--recipe",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The recipe of the training; its model and data are the defaults of --model and --data.",
+    help="The recipe of the run; its model and data are the defaults of --model and --data.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def verify(
@@ -37,16 +39,16 @@ def verify(
     recipe: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare an exported model with its receipt, and with its training, repeated.
+    """Check an exported model against its receipt, or repeat its training.
 
-    TRAINED is an .onnx file that ortflex exported after a training. Without further options, its
-    tensors, graph and receipt are compared with the digests in the receipt. With --model and --data, or
-    with --recipe, the training is repeated, and every tensor is compared bit by bit.
+    TRAINED is an .onnx file that ortflex exported after training. Without further options, its tensors,
+    graph and receipt are compared with the digests in the receipt. With --model and --data, or with
+    --recipe, the training is repeated, and every tensor is compared bit by bit.
 
-    A receipt is data: it names no file and no code. A recipe is your own, and may name code.
+    A receipt is data: it names no files and no code. A recipe may name code, because you pass it yourself.
 
-    Exits with 0 if the model is intact or identical to the repeated one, with 1 if it is different or
-    damaged, with 3 if it has no receipt or its training cannot be repeated here.
+    The exit code is 0 if the model is intact or identical to the repeated one, 1 if it is different or
+    damaged, and 3 if it has no receipt or its training cannot be repeated here.
     """
     from ortflex_core import ConfigError, printable, verify
 

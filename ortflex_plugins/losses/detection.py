@@ -38,21 +38,35 @@ PADDING = -1
 
 
 def pad_boxes(boxes: Iterable[Any], classes: Iterable[Any] | None = None) -> Array:
-    """The labels [N, M, 5] of the losses of detection, from lists of different lengths.
+    """Convert lists of boxes into one array, the labels of the losses for object detection.
+
+    Images may have different numbers of boxes. An image that has fewer boxes than the array has places
+    for them is padded with rows of −1, which the losses ignore.
 
     Args:
-        boxes: for each image its boxes, [m, 4] as x1, y1, x2, y2 in pixels, or [] if it has none;
-            or torchvision's targets, mappings with the keys ``boxes`` and ``labels``.
-        classes: for each image the class numbers of its boxes, [m].
+        boxes: one item for each of the N images: its boxes as an array [m, 4] with x1, y1, x2, y2 in
+            pixels, or [] if it has none. Without ``classes``, each item is a mapping with the keys
+            ``boxes`` and ``labels``, as in the datasets of torchvision.
+        classes: one item for each image: the class numbers of its boxes, [m].
 
     Returns:
-        float32; rows of −1 after the last box of an image. M is the largest number of boxes, at least 1.
+        A float32 array [N, M, 5]. A row is x1, y1, x2, y2 and the class number. M is the largest number
+        of boxes in an image, and at least 1.
 
     Raises:
-        DataError: the lists have different lengths, or boxes do not have four numbers.
+        DataError: ``boxes`` and ``classes`` have different lengths, an image has different numbers of
+            boxes and class numbers, a box does not have four numbers, or ``classes`` is missing.
 
-    >>> pad_boxes([[[0, 0, 4, 4], [2, 2, 6, 8]], []], [[1, 0], []])[:, :, 4].tolist()
-    [[1.0, 0.0], [-1.0, -1.0]]
+    Example:
+        >>> labels = pad_boxes([[[0, 0, 4, 4], [2, 2, 6, 8]], []], [[1, 0], []])
+        >>> labels.shape
+        (2, 2, 5)
+        >>> labels[0].tolist()
+        [[0.0, 0.0, 4.0, 4.0, 1.0], [2.0, 2.0, 6.0, 8.0, 0.0]]
+        >>> labels[1, 0].tolist()
+        [-1.0, -1.0, -1.0, -1.0, -1.0]
+
+    Source: the format of the boxes is that of ``torchvision.models.detection``.
     """
     images: list[Any] = list(boxes)
     numbers: list[Any] = [] if classes is None else list(classes)

@@ -113,31 +113,42 @@ def draw(
     title: str | None = None,
     plugins: Plugins | None = None,
 ) -> Picture:
-    """Draw a model, or a graph that training uses.
+    """Draw the graph of a model, or a graph that is used for training.
 
-    The colors of a model's operators are those of :func:`ortflex_core.check_model`. In a graph
-    from ``Trainer.save_onnx_graph``, forward, loss, backward, penalty, transforms and update have
-    different colors.
+    Every operator is a box. In a model, its color shows what :func:`ortflex_core.check_model` reports:
+    the operator reads a trained parameter, passes a gradient on, is frozen, is not differentiable, or
+    has no gradient rule. In a graph from ``Trainer.save_onnx_graph``, the forward pass, the loss, the
+    backward pass, the penalty, the transforms and the update have different colors. Nothing is run.
 
     Args:
-        model: a path, bytes, a ModelProto, a Model, or a Program.
-        loss: the loss, as for Trainer.
-        params: the trained parameters, as for Trainer; for a graph that training uses, the names of
-            weights.
-        fold: fold repeated blocks; by default in graphs of more than 24 operators.
-        unfold: show the content of folded boxes.
+        model: a path, the file's bytes, a ModelProto, a :class:`Model`, or a :class:`Program`.
+        loss: as for :class:`Trainer`; None is the squared error on every float output.
+        params: the parameters that are trained, as for :class:`Trainer`; for a graph that is used for
+            training, the names of weights.
+        fold: whether repeated blocks are drawn as one box; by default if the graph has more than 24
+            operators.
+        unfold: whether the picture shows the content of these boxes.
         title: the title; by default the name of the file.
-        plugins: the plugins with the gradient rules.
+        plugins: the plugins with the gradient rules; None for the installed plugins.
+
+    Returns:
+        A ``Picture``, which notebooks display. ``save(path)`` writes it as .svg, .html or .png;
+        ``svg()`` and ``html()`` return strings, and ``figure()`` returns a figure of matplotlib.
 
     Raises:
-        ModelError: the file is missing or not an ONNX model.
+        ModelError: the file is missing or is not an ONNX model, or it has no tensor with a name in
+            ``loss`` or ``params``.
+        ConfigError, PluginError: the loss is unknown or has wrong parameters.
 
-    >>> from onnx import parser
-    >>> model = parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
-    ... g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }''')
-    >>> picture = draw(model, title="a line")
-    >>> [(item.title, item.kind) for item in picture.level.items]
-    [('x', 'io'), ('MatMul', 'trainable'), ('y', 'io')]
+    Example:
+        >>> from onnx import parser
+        >>> model = parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+        ... g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }''')
+        >>> picture = draw(model, title="a line")
+        >>> [(item.title, item.kind) for item in picture.level.items]
+        [('x', 'io'), ('MatMul', 'trainable'), ('y', 'io')]
+        >>> picture.svg()[:4]
+        '<svg'
     """
     proto, label = _proto(model)
     heading = clean(title or label, 80)
@@ -168,10 +179,30 @@ def draw_step(
 ) -> Picture:
     """Draw one training step of a Trainer: forward, loss, backward, penalty, transforms and update.
 
-    Nothing is compiled, and no data are needed: labels then have the form that each loss expects.
+    Nothing is compiled, and no data are needed; before the first ``fit``, labels have the shape and type
+    that each loss expects by default.
+
+    Args:
+        trainer: the Trainer, which is not changed.
+        fold: whether repeated blocks are drawn as one box; by default if the graph has more than 24
+            operators.
+        unfold: whether the picture shows the content of these boxes.
+        title: the title; by default it names the model.
+
+    Returns:
+        A ``Picture``, as for :func:`draw`.
 
     Raises:
-        NoGradientRule, NotDifferentiable: the problem cannot be differentiated.
+        NoGradientRule, NotDifferentiable: the loss cannot be differentiated with respect to a parameter.
+
+    Example:
+        >>> from onnx import parser
+        >>> from ortflex import Trainer
+        >>> model = parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+        ... g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }''')
+        >>> picture = draw_step(Trainer(model, loss="squared_error", progress=False))
+        >>> sorted({item.kind for item in picture.level.items} - {"io"})
+        ['backward', 'forward', 'loss', 'update']
     """
     inner = internals_of(trainer)
     problem = inner.problem

@@ -128,11 +128,11 @@ def page() -> str:
         "",
         "<!-- Written by `python -m tests.core.public_names`; `ortflex_core.PUBLIC` is the list. -->",
         "",
-        "What other packages may rely on, with the arguments of each; `=` marks those that need not be",
-        "given. How any of it may change is said in [Deprecation](../explanation/deprecation.md). The",
-        "names and parameters of [components](components.md), the keys of",
-        "[`train.toml`](configuration.md) and the commands of `ortflex` are public, too. Whatever is not",
-        "listed, and every name that begins with an underscore, may change at any time.",
+        "This page lists the names on which other packages may rely, with their arguments. Optional",
+        "arguments are marked with `=`. [Deprecation](../explanation/deprecation.md) explains how names",
+        "may change. The names and parameters of [components](components.md), the keys of",
+        "[`train.toml`](configuration.md) and the commands of `ortflex` are also public. All other names,",
+        "and every name that begins with an underscore, may change at any time.",
     ]
     for part, modules in MODULES.items():
         text += ["", f"## {part}"]

@@ -130,7 +130,7 @@ def test_the_trainer_reports_the_same_lines(folder: Path) -> None:
 
 def test_what_is_missing(folder: Path) -> None:
     assert problems(folder, base="") == [
-        "model: is missing; the .onnx file; the training starts with its weights",
+        "model: is missing; the .onnx file; training starts from its weights",
         "data: is missing; the training data",
         "loss: is missing; one loss to minimize, {tensor: loss}, or a list of tables with the optional "
         "keys predicted, expected, weight and factor; by default it is computed from the only float "

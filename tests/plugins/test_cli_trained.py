@@ -219,7 +219,9 @@ def test_nothing_is_overwritten(folder: Path) -> None:
     assert "exists and was not changed" in ortflex("predict", "run", "-o", "out.npz").output
     assert (folder / "out.npz").read_bytes() == b"mine"
     assert ortflex("predict", "run", "-o", "out.npz", "--force").exit_code == 0
-    assert "expected a file that ends with" in ortflex("predict", "run", "-o", "out.txt").output
+    assert (
+        "expected a file name that ends with" in ortflex("predict", "run", "-o", "out.txt").output
+    )
 
 
 def test_class_labels_of_a_pipeline_are_strings(

@@ -31,42 +31,56 @@ def gradient_model(
     families: Sequence[str] = (),
     plugins: Plugins | None = None,
 ) -> ModelProto:
-    """A model that computes the vector-Jacobian product of another, in standard operators.
+    """Create a model that computes the gradients of another model (a vector-Jacobian product).
 
-    gradient/x = Σ_y (∂y/∂x)ᵀ · cotangent/y, summed over ``outputs``.
+    For every name x in ``wrt``, with a sum over the outputs y in ``outputs``::
+
+        gradient/x = Σ_y (∂y/∂x)ᵀ · cotangent/y
+
+    The new model consists of standard operators, so any build of onnxruntime can run it.
 
     Args:
         model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
-        wrt: names of float inputs and initializers to differentiate by.
-        outputs: names of float outputs to differentiate; None for all of them.
-        families: families of gradient rules that take precedence if two define an operator.
-        plugins: the plugins with the gradient rules; None for the installed ones.
+        wrt: the names of the float inputs and initializers with respect to which the model is
+            differentiated.
+        outputs: the names of the float outputs that are differentiated; None for all float outputs.
+        families: families of gradient rules that are used first if several families have a rule for
+            an operator.
+        plugins: the plugins with the gradient rules; None for the installed plugins.
 
     Returns:
-        A model with the inputs of ``model``, the initializers named in ``wrt``, and one input
-        ``cotangent/<output>`` of the shape of each of ``outputs``; its outputs are those of
-        ``model``, then one ``gradient/<name>`` of the shape of each of ``wrt``. If the model
-        already has a tensor of such a name, the new one gets a number (``gradient/x.1``); inputs
-        and outputs are in the order above, so they can be found by position. Functions are inlined;
-        dropout and normalization are as the file has them. A model of a newer opset than the
-        installed runtime reads is written at the newest that it reads, where every operator means
-        the same there; the ``doc_string`` then says so.
+        A new model. Its inputs are the inputs of ``model``, the initializers in ``wrt``, and one
+        ``cotangent/<output>`` for each of ``outputs``, with the shape of this output. Its outputs are
+        the outputs of ``model`` and one ``gradient/<name>`` for each of ``wrt``, with the shape of
+        this tensor. Inputs and outputs always have this order. If the model already has a tensor with
+        one of these names, the new name gets a number (``gradient/x.1``). Functions are inlined;
+        dropout and normalization keep the mode that they have in the file. If the opset of the model
+        is newer than the installed runtime supports, the new model has an older opset in which all of
+        its operators have the same meaning, and ``doc_string`` reports this.
 
     Raises:
-        ModelError: a name is unknown, is given twice, or does not belong to a float tensor.
-        NoGradientRule: an operator on the path has no gradient rule.
-        NotDifferentiable: every path from one of ``wrt`` ends at an operator without a gradient.
-        GraphError: one of ``wrt`` reaches none of ``outputs``.
+        ModelError: the model cannot be read; or a name is unknown, occurs twice, or is not the name of
+            a float tensor.
+        PluginError: a name in ``families`` is unknown.
+        NoGradientRule: an operator between ``wrt`` and ``outputs`` has no gradient rule.
+        NotDifferentiable: every path from a tensor in ``wrt`` ends at an operator without a gradient.
+        GraphError: no path leads from a tensor in ``wrt`` to ``outputs``.
 
     Example:
+        >>> import numpy as np
         >>> import onnx.parser
+        >>> from onnx.reference import ReferenceEvaluator
         >>> square = onnx.parser.parse_model(
         ...     '<ir_version: 8, opset_import: ["": 17]> '
         ...     "g (float[N, 2] x) => (float[N, 2] y) { y = Mul(x, x) }"
         ... )
-        >>> made = gradient_model(square, wrt=["x"])
-        >>> [i.name for i in made.graph.input], [o.name for o in made.graph.output]
+        >>> derivative = gradient_model(square, wrt="x")
+        >>> [i.name for i in derivative.graph.input], [o.name for o in derivative.graph.output]
         (['x', 'cotangent/y'], ['y', 'gradient/x'])
+        >>> x = np.array([[1, 3]], np.float32)
+        >>> y, gradient = ReferenceEvaluator(derivative).run(None, {"x": x, "cotangent/y": np.ones_like(x)})
+        >>> gradient.tolist()
+        [[2.0, 6.0]]
     """
     source = model if isinstance(model, Model) else Model(model, raise_half=False)
     table = load_rules(Plugins.given(plugins), families, source.internal.graph.node)

@@ -91,10 +91,9 @@ def match_products(
 class Adapter(Component, abc.ABC):
     """Tensors that change a product y = x·M and are trained instead of M.
 
-    ``initial`` returns the initial values of the tensors by name, ``apply`` is the formula of the
-    new y, and ``merge`` returns the matrix that gives the same y without an adapter. Adapters whose
-    tensors can be inputs at run time define ``portable`` and ``empty``; ``formats`` lists the file
-    formats.
+    ``initial`` returns the initial values of the tensors by name, ``apply`` is the formula of the new y,
+    and ``merge`` returns the matrix that gives the same y without an adapter. Adapters whose tensors can be
+    inputs at run time define ``portable`` and ``empty``; ``formats`` lists the file formats.
     """
 
     formats: ClassVar[Mapping[str, str]] = {}

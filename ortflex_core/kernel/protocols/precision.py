@@ -44,9 +44,8 @@ class Precision(Component, abc.ABC):
     """The types in which the forward and the backward pass of a step compute.
 
     Weights, slots, losses, penalties, transforms and updates have the types of the file, float32 or
-    float64, and so have evaluations and predictions. A float32 tensor is cast where an operator of
-    another place reads it; a weight is cast where it enters the forward pass. float64 is never
-    changed.
+    float64, and so have evaluations and predictions. A float32 tensor is cast where an operator of another
+    place reads it; a weight is cast where it enters the forward pass. float64 is never changed.
     """
 
     dtype: ClassVar[int] = 1

@@ -115,8 +115,8 @@ class Arguments:
         check=optional(check_head),
     )
     edits: Any = argument(
-        "one or several changes that are made to the model before training, and that the export contains; "
-        "``head`` is applied after them",
+        "one or several changes to the model, which are made before training and are part of the "
+        "exported file; ``head`` is applied after them",
         (),
         kind=_COMPONENTS,
         keep=several,
@@ -125,31 +125,31 @@ class Arguments:
     quantize: Any = argument(
         "rounds weights and activations to integers during training, and exports integers; the value is "
         "the type of the weights (``int8``, ``int4``, ``int2``), the name of a quantizer, or a table with "
-        "``weights``, ``activations`` (``uint8``, ``int8``, ``none``) and other parameters of a quantizer, "
-        "``mse`` by default; the ranges of activations are computed by ``fit`` from some of its rows, or "
-        "by ``Trainer.calibrate``",
+        "``weights``, ``activations`` (``uint8``, ``int8``, ``none``) and other parameters of a quantizer "
+        "(``mse`` by default); ``fit`` computes the ranges of activations from some of its rows, and so "
+        "does ``Trainer.calibrate``",
         None,
         kind=COMPONENT + ", whose name may be left out",
         of="quantizers",
         plugin="mse",
     )
     params: str | Iterable[str] | None = argument(
-        "the parameters to train: names, paths of modules, globs and ``!glob``; by default all parameters "
-        "that are found",
+        "the parameters to train: names, paths of modules and globs; ``!glob`` excludes parameters; by "
+        "default all parameters that are found",
         None,
         keep=texts,
         check=optional(check_names),
     )
     freeze: str | Iterable[str] = argument(
         "the parameters that are not trained: names, paths of modules and globs; ``backbone`` means all "
-        "but those of the head",
+        "parameters except those of the head",
         (),
         keep=texts,
         check=check_names,
     )
     adapters: Any = argument(
         "one or several adapters: small tensors that are added to weights and trained; the weights are "
-        "frozen, except those that ``params`` names",
+        "frozen, except those in ``params``",
         (),
         kind=_COMPONENTS,
         keep=several,
@@ -165,7 +165,7 @@ class Arguments:
         "the rule that updates the weights", "adam", kind=COMPONENT, of="optimizers"
     )
     learning_rate: float | None = argument(
-        "the base learning rate; by default the optimizer's default",
+        "the base learning rate; by default the default rate of the optimizer",
         None,
         check=optional(check_positive),
     )
@@ -173,9 +173,10 @@ class Arguments:
         "the learning rate over time", "constant", kind=COMPONENT, of="schedules"
     )
     groups: Mapping[str, Any] | Sequence[Mapping[str, Any]] = argument(
-        "one or several groups of parameters (``params``: names, globs) with a separate ``rate`` (a "
-        "factor), ``optimizer`` or ``penalty``, that are ``frozen``, or that are trained from "
-        "``start_epoch`` on; a parameter belongs to the first group that matches it",
+        "one or several groups of parameters that are trained in a different way; ``params`` (names or "
+        "globs) selects the parameters, which belong to the first group that matches; ``rate`` "
+        "multiplies the learning rate, ``optimizer`` and ``penalty`` replace those of the run, "
+        "``frozen`` excludes the group from training, and ``start_epoch`` trains it from this epoch on",
         (),
         kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
         keep=texts,
@@ -195,16 +196,16 @@ class Arguments:
         short_for="transforms",
     )
     transforms: Any = argument(
-        "one or several transforms of the gradients, applied in this order after ``clip_value`` and "
-        "``clip_norm``",
+        "one or several transforms of the gradients, applied in this order after "
+        "``clip_value`` and ``clip_norm``",
         (),
         kind=_COMPONENTS,
         keep=several,
         of="transforms",
     )
     accumulate: int = argument(
-        "the number of batches per step in each process; the gradient of a step is that of one batch with "
-        "all their rows",
+        "the number of batches per step in each process; the gradient of a step equals the gradient of one "
+        "batch with all of these rows",
         1,
         check=check_count,
     )
@@ -229,8 +230,8 @@ class Arguments:
         of="precisions",
     )
     recompute: bool | int | str | Iterable[str] = argument(
-        "computes tensors of the forward pass again in the backward pass instead of keeping them, for "
-        "less memory: ``True``, a number of segments, or the names of the tensors to keep",
+        "saves memory by computing tensors of the forward pass again in the backward pass instead of "
+        "keeping them: ``True``, a number of segments, or the names of the tensors to keep",
         False,
         keep=texts,
         check=check_recompute,
@@ -242,8 +243,8 @@ class Arguments:
         of="devices",
     )
     backend: Any = argument(
-        "the backend that runs the steps; ``auto`` chooses the first one that supports the "
-        "problem, and ``fastest`` measures all that support it and uses the fastest one",
+        "the backend that runs the steps; ``auto`` chooses the first backend that supports the "
+        "problem, and ``fastest`` measures all backends that support it and uses the fastest",
         "auto",
         kind=COMPONENT,
         of="backends",
@@ -256,7 +257,7 @@ class Arguments:
         of="process_groups",
     )
     sync_every: int | None = argument(
-        "with ``distributed``: the number of steps that each process makes alone before weights, "
+        "with ``distributed``: the number of steps that each process runs alone before weights, "
         "optimizer state and running statistics are averaged (local SGD, a different algorithm); by "
         "default the processes add their gradients in every step",
         None,
@@ -291,8 +292,9 @@ class Arguments:
         check=check_choice("mean", "sum"),
     )
     metrics: Any = argument(
-        "one or several metrics, computed on the validation data and by ``Trainer.evaluate``; with losses "
-        "on several outputs ``{output: metrics}``, or tables with the key ``predicted``",
+        "one or several metrics, which are computed on the validation data and by ``Trainer.evaluate``; "
+        "if there are losses on several outputs, ``{output: metrics}``, or tables with the key "
+        "``predicted``",
         (),
         kind=_COMPONENTS,
         keep=per_output,
@@ -306,31 +308,32 @@ class Arguments:
         of="callbacks",
     )
     classes: Sequence[Any] | None = argument(
-        "the class labels in the order of the scores; by default those in the file, if any",
+        "the class labels in the order of the scores; by default the labels in the file, if it has any",
         None,
         check=optional(check_classes),
     )
     reinitialize: bool | str | Iterable[str] = argument(
-        "the parameters that start from new random values: True for all, or names and globs",
+        "the parameters that start from new random values: ``True`` for all, or names and globs",
         False,
         keep=texts,
         check=check_flag_or_names,
     )
     check_finite: bool = argument(
-        "refuses data with NaN or infinity; each array is checked once", True, check=check_flag
+        "raises an error if the data contain NaN or infinity; each array is checked once",
+        True,
+        check=check_flag,
     )
     cache: Literal["auto", "memory", "disk", False] = argument(
-        "where the results of the prefix are stored; the prefix is the part of the model before all "
-        "trained tensors, which is then computed only once for each row; the value is ``memory``, ``disk`` "
-        "(a temporary file), or ``auto``, which stores the results if the prefix has products or operators "
-        "without a gradient, and uses a file if they are large; ``False`` computes the whole model in "
-        "each step",
+        "where the results of the prefix, the part of the model before all trained tensors, are stored, "
+        "so that the prefix is computed only once for each row: in ``memory`` or on ``disk`` (a "
+        "temporary file); ``auto`` stores the results if the prefix has products or operators without a "
+        "gradient, and uses a file if they are large; ``False`` computes the whole model in each step",
         "auto",
         check=check_cache,
     )
     batch_norm: Literal["auto", "train", "freeze"] = argument(
         "``train`` normalizes with the statistics of the batch and updates the running statistics if "
-        "they are initializers; ``freeze`` uses the running statistics; ``auto`` means ``freeze`` where "
+        "they are initializers; ``freeze`` uses the running statistics; ``auto`` means ``freeze`` if "
         "scale and bias are both frozen, otherwise ``train``",
         "auto",
         check=check_choice("auto", "train", "freeze"),
@@ -348,8 +351,8 @@ class Arguments:
         check=check_dropout,
     )
     threads: int | Literal["auto"] = argument(
-        "the number of threads within an operator; ``auto`` means one for a step with less than 50 "
-        "million operations, otherwise one per processor",
+        "the number of threads within an operator; ``auto`` means one thread for a step with less than 50 "
+        "million operations, otherwise one thread per processor",
         "auto",
         check=check_threads,
     )
@@ -360,8 +363,8 @@ class Arguments:
         check=check_names,
     )
     prefer: str | Iterable[str] = argument(
-        "distributions whose plugins are chosen if several distributions have the same name, in this "
-        "order; ``my-package/adam`` chooses one plugin",
+        "distributions whose plugins are chosen, in this order, if several distributions have a plugin "
+        "of the same name; ``my-package/adam`` chooses a single plugin",
         (),
         keep=texts,
         check=check_names,
@@ -373,13 +376,13 @@ class Arguments:
         check=check_flag,
     )
     receipt: bool = argument(
-        "whether an export has a receipt in its metadata: digests of model, data and result, the recipe "
-        "and versions, with which ``ortflex verify`` repeats the run",
+        "whether the metadata of an exported file contain a receipt: the digests of the model, the data "
+        "and the result, the recipe and the versions, which ``ortflex verify`` uses to repeat the run",
         True,
         check=check_flag,
     )
     progress: bool | None = argument(
-        "shows a progress bar; the default is a bar in terminals and notebooks, and a line per epoch "
+        "shows a progress bar; by default there is a bar in terminals and notebooks, and a line per epoch "
         "elsewhere; ``False`` shows nothing",
         None,
         check=optional(check_flag),

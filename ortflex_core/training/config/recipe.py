@@ -60,15 +60,15 @@ class Recipe(Arguments):
     ('adam', 10)
     """
 
-    model: str = argument("the .onnx file; the training starts with its weights", kind="a path")
+    model: str = argument("the .onnx file; training starts from its weights", kind="a path")
     data: Any = argument("the training data", kind=_SOURCE)
     validation: Any = argument(
-        "the data for the evaluation after each epoch; a fraction holds out this part of the rows",
+        "the data for the evaluation after each epoch; a fraction holds out this part of the training rows",
         None,
         kind="a fraction, or " + _SOURCE,
     )
     stratify: bool = argument(
-        "if ``validation`` is a fraction: holds out this fraction of the rows of each class", False
+        "if ``validation`` is a fraction, holds out this fraction of the rows of each class", False
     )
     plugins: str | None = argument(
         "a folder of Python files, which are executed; this recipe can use their components by "

@@ -37,51 +37,74 @@ BUFFER_BYTES = 64 * 2**20
 
 
 class Pieces(abc.ABC):
-    """Rows in pieces that can be read in any order: files, row groups, runs of rows of an array.
+    """Data that are read in pieces, because they may not fit into memory.
 
-    :meth:`ortflex_core.kernel.protocols.DataSource.load` returns them for data that do not fit into the
-    shuffle buffer. How rows are shuffled is in :mod:`ortflex_core.training.data.shuffle_buffer`.
+    A piece is a group of rows that can be read separately, such as a file, a row group of a parquet
+    file, or a range of rows of an array. Pieces are numbered from 0 and can be read in any order. A
+    data source returns an instance from ``load``, and ``Trainer.fit`` also accepts one as its data.
+    :mod:`ortflex_core.training.data.shuffle_buffer` describes how the rows are shuffled.
+
+    Define ``sizes``, ``buffer``, ``read`` and ``place``:
+
+    >>> class Squares(Pieces):
+    ...     sizes = (2, 3)    # 5 rows in two pieces
+    ...     buffer = 4
+    ...     def read(self, piece, start=0):
+    ...         x = np.arange(piece * 2 + start, piece * 2 + self.sizes[piece], dtype=np.float32)[:, None]
+    ...         yield Columns(inputs={"x": x}, labels={"y": x**2})
+    ...     def place(self, piece):
+    ...         return f"piece {piece}"
+    >>> [part.labels["y"].ravel().tolist() for part in Squares().read(1, start=1)]
+    [[9.0, 16.0]]
     """
 
     @property
     @abc.abstractmethod
     def sizes(self) -> Sequence[int]:
-        """The number of rows of every piece."""
+        """The number of rows of each piece."""
 
     @property
     @abc.abstractmethod
     def buffer(self) -> int:
-        """Rows of the shuffle buffer."""
+        """The number of rows in the shuffle buffer; data that have at most as many rows are read once."""
 
     @abc.abstractmethod
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
-        """The rows of a piece from ``start`` on, in parts of any size.
+        """Read a piece.
 
-        It is called from the background threads of training and validation, so it must not keep
-        state.
+        Background threads for training and for validation call this method, so it must not change the
+        object.
+
+        Args:
+            piece: the number of the piece.
+            start: the number of rows to skip at the beginning of the piece.
+
+        Returns:
+            The remaining rows in their order, as :class:`Columns` with any number of rows each.
 
         Raises:
-            DataError: the piece was removed, is broken, or has changed.
+            DataError: the piece was removed, is damaged, or has changed.
         """
 
     @abc.abstractmethod
     def place(self, piece: int) -> str:
-        """The name of a piece in messages."""
+        """The name of a piece for messages, such as the path of a file."""
 
     @property
     def digest(self) -> str:
-        """A digest of what the rows are read from, such as :func:`files_digest`; "" if it is not known.
+        """A digest of the files from which the rows are read (:func:`files_digest`), or "".
 
-        It differs if a row may have changed. Columns that were computed from the rows are found again by
-        it (``cache=``); without it, each training computes them.
+        It must change if a row may have changed. If it is the same, a resumed run uses stored results
+        that were computed from the rows (``cache=``) again. With "", every run computes these results.
         """
         return ""
 
 
 def files_digest(files: Iterable[Path], *facts: Any) -> str:
-    """A digest of names, sizes and times of files, and of what else the rows depend on.
+    """A digest of the names, sizes and times of files, and of other values on which the rows depend.
 
-    It reads no content. A file that was written again has another time of change, which no program sets.
+    The contents of the files are not read. A file that was written again has a different time of change
+    (ctime), which programs cannot set.
 
     >>> files_digest([], "csv") == files_digest([], "csv") != files_digest([], "npy")
     True

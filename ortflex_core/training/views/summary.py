@@ -15,10 +15,27 @@ _COLUMNS = ("tensor", "type", "numbers", "trained")
 
 @attrs.frozen(kw_only=True, repr=False)
 class Summary:
-    """The settings and tensors of a Trainer; displayed as a table, also in notebooks.
+    """The settings and tensors of a Trainer, as :meth:`Trainer.summary` returns them.
 
-    ``facts`` has the settings of the training; ``tensors`` has (name, type and shape, numbers,
-    trained or why not) for each float initializer that the losses depend on.
+    ``print(summary)`` and a notebook show it as tables.
+
+    Attributes:
+        model: the name of the model.
+        facts: the settings of the run, such as the loss and the optimizer, by their names.
+        tensors: a tuple for each float initializer on which the losses depend: its name, its type with
+            its shape, its number of elements, and "yes" if it is trained, otherwise the reason.
+
+    >>> print(Summary(
+    ...     model="line.onnx",
+    ...     facts={"loss": "squared_error"},
+    ...     tensors=(("w", "float32[2, 1]", 2, "yes"), ("b", "float32[1]", 1, "no: frozen")),
+    ... ))
+    line.onnx
+    loss  squared_error
+    <BLANKLINE>
+    tensor  type           numbers  trained
+    w       float32[2, 1]  2        yes
+    b       float32[1]     1        no: frozen
     """
 
     model: str
