@@ -39,6 +39,8 @@ class Scope(NamedTuple):
     """1 of so many cases of large tables, which ask the same question over and over."""
     cases: int = 1
     """1 of so many cases of other functions, after the first."""
+    few: int = 0
+    """Functions with at most so many cases keep all of them."""
     functions: int = 1
     """The first case of 1 of so many functions; of each that asks the backend of the environment."""
     whole: bool = False
@@ -49,15 +51,17 @@ class Scope(NamedTuple):
 
 SCOPES = {
     "all": Scope(),
+    # What `make test` runs of all: functions with many cases ask the same question over and over.
+    "most": Scope(tables=3, cases=3, few=8),
     # The runtimes with a backend of their own. Other environments have fused on old runtimes.
-    "session": Scope(("once", "per_python"), tables=8, cases=8, functions=2),
-    "agent": Scope(("once", "per_python"), tables=8, cases=8, functions=4),
+    "session": Scope(("once", "per_python"), tables=16, cases=16, functions=4),
+    "agent": Scope(("once", "per_python"), tables=16, cases=16, functions=8),
     # The runtime of stock with another Python, and an older runtime.
-    "python": Scope(("once",), tables=16, cases=16, functions=4),
-    "runtime": Scope(("once",), tables=16, cases=16, functions=2),
-    "version": Scope(("once", "per_python"), tables=16, cases=16),
+    "python": Scope(("once",), tables=32, cases=32, functions=8),
+    "runtime": Scope(("once",), tables=32, cases=32, functions=4),
+    "version": Scope(("once", "per_python"), tables=32, cases=32, functions=2),
     # The runtime of stock with one more backend.
-    "backend": Scope(("once", "per_python"), tables=16, cases=16, functions=8, whole=True),
+    "backend": Scope(("once", "per_python"), tables=16, cases=16, functions=16, whole=True),
     # Of tests/mutation: which tests reach a line.
     "mutation": Scope(tables=8, cases=4),
     # What all but the first and the mutants are with `make test-all`.
@@ -140,6 +144,7 @@ def _left_out(items: list[pytest.Item], scope: str) -> list[pytest.Item]:
         ]
     gone = set(map(id, left_out))
     kept: set[str] = set()
+    cases = Counter(map(_group, items))
     # By a number of its own, which does not change with the other tests.
     for item in sorted(items, key=lambda i: (_OWN not in i.name, zlib.crc32(i.nodeid.encode()))):
         if id(item) in gone:
@@ -152,7 +157,8 @@ def _left_out(items: list[pytest.Item], scope: str) -> list[pytest.Item]:
         first = group not in kept and (
             zlib.crc32(f"{scope} {group}".encode()) % found.functions == 0 or _is_own(item)
         )
-        if not first and zlib.crc32(item.nodeid.encode()) % every:
+        drawn = zlib.crc32(item.nodeid.encode()) % every == 0
+        if not (first or drawn or cases[group] <= found.few):
             left_out.append(item)
         kept.add(group)
     return left_out

@@ -32,6 +32,7 @@ def test_every_row_has_the_versions_and_runs_add_up(
     assert "µs a step" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_peers_do_the_same_work_in_processes_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

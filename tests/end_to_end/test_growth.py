@@ -38,7 +38,7 @@ def built(nodes: int, weights: bool) -> int:
     return calls(lambda: growth.trained(model, x, y, 15))
 
 
-@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("weights", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_building_grows_linearly_with_the_nodes(weights: bool) -> None:
     built(2, weights)  # imports
     few, more, many = (built(n, weights) for n in (200, 400, 1400))

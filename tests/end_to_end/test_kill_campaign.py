@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize(("seed", "kills"), [(0, 3), pytest.param(1, 1000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "kills"), [(0, 3), (1, 1000)])
 def test_killed_trainings_of_drawn_recipes_end_in_the_same_bits(seed: int, kills: int) -> None:
     """Optimizers, schedules, averages, groups, kinds of data and backends, killed anywhere.
 

@@ -100,6 +100,7 @@ def check_weights(folder: Path) -> None:
         np.testing.assert_array_equal(trained[name], array)
 
 
+@pytest.mark.slow
 def test_torchrun_on_one_machine(folder: Path) -> None:
     pytest.importorskip("torch.distributed")
     command = [*RUN, "--standalone", "--nproc-per-node", "2", SCRIPTS / "torchrun_train.py", *FILES]

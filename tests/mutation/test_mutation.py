@@ -105,6 +105,7 @@ def test_an_identity_does_not_depend_on_the_number_of_the_line() -> None:
     }
 
 
+@pytest.mark.slow
 def test_planted_mutants_are_killed_or_survive(tmp_path: Path) -> None:
     """A failing test, a loop without an end, an import that fails; and what no test looks at."""
     copy = tmp_path / "copy"

@@ -23,7 +23,7 @@ from ortflex_plugins.operators.calls import NotTranslatable
 from tests.plugins.test_xla_operators import array, check, every_case
 
 pytestmark = pytest.mark.once
-SAMPLE = int(os.environ.get("ORTFLEX_TEST_SAMPLE", "8")) * 8
+SAMPLE = int(os.environ.get("ORTFLEX_TEST_SAMPLE", "8")) * 24
 NOT_IN_C = ("float16", "bfloat16", "bf16", "float8", "float4", "int4", "int2", "string", "fp16")
 MACHINE = Machine(lanes=8)
 
