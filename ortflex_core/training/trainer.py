@@ -768,6 +768,7 @@ class Trainer(SharesModels):
                 the schedule has more than 2²⁰ different rates.
             GraphError, NotDifferentiable: the step needs a fixed number of rows.
             OutputError: the folder has other files, or cannot be written to; nothing was changed.
+            RankFailed: with ``shard_state``, not every process calls it.
         """
         calibration.refuse_uncalibrated(self.model, "export_step")
         from ortflex_core.training import portable_step

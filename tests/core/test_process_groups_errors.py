@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from ortflex_core import (
     RankFailed,
     RanksDiffer,
     ThreadGroup,
+    Trainer,
     TrainingDiverged,
     Unsupported,
     hook,
@@ -244,3 +248,37 @@ def test_processes_at_different_places_are_an_error_not_a_wrong_sum() -> None:
     for error in run_ranks(2, job):
         assert isinstance(error, RankFailed)
         assert "not at the same point" in str(error)
+
+
+CALLS: dict[str, tuple[Callable[[Trainer, Path], Any], str]] = {
+    "export_step": (lambda t, folder: t.export_step(folder / "step"), "with shard_state"),
+    "save": (lambda t, folder: t.save(folder / "saved"), "with shard_state"),
+    "pickle": (lambda t, folder: pickle.dumps(t), "with shard_state"),
+    "copy": (lambda t, folder: copy.deepcopy(t), "with shard_state"),
+    "step": (lambda t, folder: t.step((X, Y)), "the same calls"),
+    "fit": (lambda t, folder: t.fit(X, Y), "the same calls"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_call_of_one_process_that_all_have_to_make(
+    call: str, silent: bool, tmp_path: Path
+) -> None:
+    """Whether the others have ended, or do something else."""
+    made, text = CALLS[call]
+
+    def job(group: ThreadGroup) -> Any:
+        communicator = group.join()
+        trainer = training(distributed=group, shard_state=True, optimizer="adam")
+        trainer.fit(X, Y)
+        if communicator.rank == 0:
+            return made(trainer, tmp_path)
+        if silent:
+            return internals_of(trainer).setup.problem.peers.any("elsewhere", flag=False)
+        return communicator.close()
+
+    error = run_ranks(2, job)[0]
+    assert isinstance(error, RankFailed)
+    assert text in str(error)
+    assert "every process has to" in str(error)

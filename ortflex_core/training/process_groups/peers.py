@@ -27,10 +27,12 @@ _HEAD = struct.Struct("<??Q24s")
 _ROOM = _FRAME - _HEAD.size
 STATE = "optimizer state"
 """The place where processes put the parts of a divided state together."""
-_SAME_COMMAND = "start all of them with the same command"
+_SAME_CALLS = "every process has to make the same calls of the Trainer (fit, step, find_rate)"
+_SAME_COMMAND = f"start all of them with the same command; {_SAME_CALLS}"
 _NEEDS = {
     STATE: "with shard_state, each process has a part of the optimizer's state, so every process has to "
-    "call what reads or saves it: every_rank = True in the class of a callback, or its hook 'settled'"
+    "call what reads or saves it (save, export_step, pickle and copy), rank 0 alone cannot: every_rank = "
+    "True in the class of a callback, or its hook 'settled'"
 }
 """What to do if processes meet at different points, by the place of one of them."""
 
@@ -210,7 +212,8 @@ class Peers:
             self._ended = True
             raise RankFailed(
                 "another process of the training has ended; its messages show the reason "
-                f"({describe_error(error)})"
+                f"({describe_error(error)}). Rank {self.rank} waited for its message {place!r}; if it "
+                f"shows no error: {_NEEDS.get(place, _SAME_CALLS)}"
             ) from error
 
     def _silence(self, place: str, why: str) -> str:
@@ -224,7 +227,7 @@ class Peers:
             f"{who} did not answer in time ({why}): rank {self.rank} waits for its message {place!r}; "
             f"{last or 'it has sent no message yet'}. It may still be running: a callback, a data source "
             "or the computer may be slow or suspended. If it needs that time, set a longer timeout "
-            "of the process group"
+            f"of the process group. If it makes no such call: {_NEEDS.get(place, _SAME_CALLS)}"
         )
 
 
