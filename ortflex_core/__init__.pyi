@@ -214,6 +214,7 @@ from ortflex_core.compiler.graph.sizes import (
     size_of as size_of,
     size_vector as size_vector,
 )
+from ortflex_core.compiler.model.changes import Changes as Changes, find_changes as find_changes
 from ortflex_core.compiler.model.editor import apply_edits as apply_edits, Editor as Editor
 from ortflex_core.compiler.model.quantizer import Quantizer as Quantizer
 from ortflex_core.compiler.model.heads import Head as Head, Layer as Layer
@@ -401,7 +402,7 @@ from ortflex_core.training.views.progress import epoch_summary as epoch_summary
 from ortflex_core.training.views.rate_sweep import RateSweep as RateSweep
 from ortflex_core.training.views.summary import Summary as Summary
 from ortflex_core.training.views.tables import text_table as text_table
-from ortflex_core.tools.check import check_model as check_model
+from ortflex_core.tools.check import check_model as check_model, edited_model as edited_model
 from ortflex_core.tools.comparison import (
     compare as compare,
     Comparison as Comparison,

@@ -17,6 +17,7 @@ from ortflex_core.compiler.graph import sequences
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Trace
 from ortflex_core.compiler.model import shape_probe
+from ortflex_core.compiler.model.changes import find_changes
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import find_products
 from ortflex_core.compiler.model.version import check_version
@@ -57,6 +58,7 @@ def check_model(
     loss: Any = None,
     params: str | Iterable[str] | None = None,
     *,
+    freeze: str | Iterable[str] = (),
     head: Any = None,
     edits: Any = (),
     families: Sequence[str] = (),
@@ -72,6 +74,7 @@ def check_model(
         model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
         loss: as for :class:`Trainer`; None is the squared error on every float output.
         params: as for :class:`Trainer`: what to train; None for all parameters.
+        freeze: as for :class:`Trainer`: what is not trained.
         head: as for :class:`Trainer`; the model is checked with it.
         edits: as for :class:`Trainer`; the model is checked as they leave it.
         families: families of gradient rules that take precedence if two define an operator.
@@ -92,7 +95,7 @@ def check_model(
     """
     plugins = Plugins.given(plugins)
     source = model if isinstance(model, Model) else Model(model, plugins=plugins)
-    source, changes = _edited(source, head, edits, plugins)
+    source = edited_model(source, head=head, edits=edits, plugins=plugins)
     rules = load_rules(plugins, families, source.internal.graph.node)  # which may contain kernels
     with contextlib.suppress(RuntimeUnavailable):
         require_runtime()
@@ -104,11 +107,11 @@ def check_model(
     read = Parts(plugins).build("loss", spec)
     source, requests = losses.loss_requests(source, read, plugins)
     outputs = tuple(losses.tensors_of(requests))
-    source, chosen = parameters.trainable_model(source, outputs, params)
+    source, chosen = parameters.trainable_model(source, outputs, params, freeze)
     choices = tuple(chosen)
     nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
     names = plugins["backends"].names()
-    notes = [*changes, *_notes(source)]
+    notes = [*_of_edits(source), *_notes(source)]
     try:
         problem = _problem(source, requests, choices, rules, plugins)
         prefix = find_prefix(problem, outputs)
@@ -129,20 +132,47 @@ def check_model(
     )
 
 
-def _edited(model: Model, head: Any, edits: Any, plugins: Plugins) -> tuple[Model, list[str]]:
-    """The model as edits leave it, and what they changed."""
+def edited_model(
+    model: str | os.PathLike[str] | bytes | ModelProto | Model,
+    *,
+    head: Any = None,
+    edits: Any = (),
+    plugins: Plugins | None = None,
+) -> Model:
+    """A model as the arguments ``head`` and ``edits`` of :class:`Trainer` leave it.
+
+    Args:
+        model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
+        head: as for :class:`Trainer`.
+        edits: as for :class:`Trainer`.
+        plugins: the plugins to use; None for the installed ones.
+
+    Raises:
+        ModelError, ConfigError, PluginError: an edit does not exist, or does not fit the model.
+
+    Example:
+        >>> import onnx.parser
+        >>> made = onnx.parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 1] y) '
+        ...     "<float[2, 1] w = {1, 2}> { y = MatMul(x, w) }"
+        ... )
+        >>> str(edited_model(made, head=3).outputs[0])
+        'y: float32[N, 3]'
+    """
+    plugins = Plugins.given(plugins)
+    source = model if isinstance(model, Model) else Model(model, plugins=plugins)
     parts, given = Parts(plugins), Arguments(loss=ASSUMED_LOSS, edits=edits).edits
     found = {f"edits[{k}]": edit for k, edit in enumerate(parts.build("edits", given))}
     found |= {} if head is None else {"head": parts.build("head", head)}
-    if not found:
-        return model, []
-    edited = edit_model(model, found, 0)
-    names = ", ".join(str(edit.name) for edit in found.values())
-    outputs = ", ".join(map(str, edited.outputs))
-    weights = ", ".join(edited.new_head)
-    return edited, [
-        f"checked as {names} leaves it: {outputs}" + (f"; new are {weights}" if weights else "")
-    ]
+    return edit_model(source, found, 0)
+
+
+def _of_edits(model: Model) -> Iterator[str]:
+    """What edits changed."""
+    if model.unedited is not None and model.quantization is None:
+        yield f"checked as its edits leave it: {', '.join(map(str, model.outputs))}"
+        for what, words in find_changes(model).facts.items():
+            yield f"{what}: {words}"
 
 
 def _notes(model: Model) -> Iterator[str]:

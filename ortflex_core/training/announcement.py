@@ -6,6 +6,7 @@ import logging
 import math
 from typing import Any
 
+from ortflex_core.compiler.model.changes import find_changes
 from ortflex_core.compiler.problem.description import describe, headline
 from ortflex_core.compiler.problem.updating import LOSS_SCALE, SKIPPED_STEPS
 from ortflex_core.kernel.types import dtype_name, shape_text
@@ -50,6 +51,7 @@ def announce_skipped(inner: Internals) -> None:
 def summary(inner: Internals, settings: Settings) -> Summary:
     """The table of a Trainer."""
     model, problem = inner.setup.model, inner.problem
+    changes = find_changes(model) if inner.setup.edits else None
     trained = problem.parameters
     numbers = {c.name: math.prod(problem.shape_of(c.name)) for c in problem.choices}
     rows = []
@@ -57,6 +59,7 @@ def summary(inner: Internals, settings: Settings) -> Summary:
         spec = model.initializers[choice.name]
         kind = f"{dtype_name(spec.dtype)}{shape_text(spec.shape)}"
         verdict = "yes" if choice.trained else f"no: {choice.reason}"
+        verdict += ", new" if changes is not None and choice.name in changes.new else ""
         rows.append((choice.name, kind, numbers[choice.name], verdict))
     schedule = inner.setup.schedule
     facts = {
@@ -72,6 +75,7 @@ def summary(inner: Internals, settings: Settings) -> Summary:
         + f", schedule {_name(schedule)}",
         "penalty": ", ".join(dict.fromkeys(_name(p.penalty) for p in problem.penalties)),
         "edits": ", ".join(dict.fromkeys(map(_name, inner.setup.edits))),
+        **({} if changes is None else changes.facts),
         "quantized": "" if inner.setup.quantizer is None else _name(inner.setup.quantizer),
         "adapters": ", ".join(
             dict.fromkeys(_name(a.adapter) for a in getattr(model, "attachments", ()))

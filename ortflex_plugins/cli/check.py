@@ -19,7 +19,7 @@ from ortflex_core import (
     printable,
 )
 from ortflex_plugins.cli.completion import names_of
-from ortflex_plugins.cli.overrides import refuse_recipe
+from ortflex_plugins.cli.overrides import HEAD, classes_of, refuse_recipe
 from ortflex_plugins.cli.terminal import open_console, plain, show_table
 
 _COLORS = {
@@ -41,10 +41,7 @@ _COLORS = {
 @click.option(
     "--params", multiple=True, help="The name or glob of a parameter to train; may be repeated."
 )
-@click.option(
-    "--head",
-    help="Check the model with a new last layer: the number of classes, or labels separated by commas.",
-)
+@click.option("--head", help=HEAD)
 @click.option(
     "--all", "everything", is_flag=True, help="Also list every node and every trained tensor."
 )
@@ -91,10 +88,11 @@ def check(
     """
     try:
         refuse_recipe(model, "check")
-        report = check_model(model, loss, list(params) or None, head=_classes(head))
+        report = check_model(model, loss, list(params) or None, head=classes_of(head))
         if memory:
             given: dict[str, Any] = {"loss": loss, "batch_size": batch_size, "optimizer": optimizer}
             given |= {"params": list(params) or None, "recompute": _recompute(recompute)}
+            given |= {"head": classes_of(head)}
             known = {key: value for key, value in given.items() if value is not None}
             estimate = estimate_memory(model, _sizes(sizes), **known)
             report = attrs.evolve(report, memory=estimate)
@@ -110,13 +108,6 @@ def check(
         _show(report, everything)
     if not report.trainable:
         raise SystemExit(1)
-
-
-def _classes(given: str | None) -> int | list[str] | None:
-    """A number of classes, or their labels."""
-    if given is None:
-        return None
-    return int(given) if given.lstrip("-").isdigit() else given.split(",")
 
 
 def _sizes(given: tuple[str, ...]) -> dict[str, int]:

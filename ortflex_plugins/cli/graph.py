@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ortflex_plugins.cli.completion import names_of
-from ortflex_plugins.cli.overrides import trusting_code
+from ortflex_plugins.cli.overrides import HEAD, classes_of, trusting_code
 
 
 @click.command()
@@ -30,6 +30,7 @@ from ortflex_plugins.cli.overrides import trusting_code
 @click.option(
     "--params", multiple=True, help="The name or glob of a trained parameter; may be repeated."
 )
+@click.option("--head", help=HEAD)
 @click.option(
     "--fold/--no-fold",
     default=None,
@@ -43,23 +44,31 @@ def graph(
     training: bool,
     loss: str | None,
     params: Sequence[str],
+    head: str | None,
     fold: bool | None,
     unfold: bool,
     trust_code: bool,
 ) -> None:
-    """Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.
+    """Draw MODEL, an .onnx file, a recipe or a run folder, as SVG, HTML or PNG.
 
     Colors show what can be trained, what is frozen and what has no gradient. With --training, and for
     graphs that are used for training, they show the forward pass, the loss, the backward pass and the
-    update.
+    update. The model of a recipe or a run has its new head and other edits, which are marked.
     """
     from ortflex_core import Plugins, Recipe, Trainer, printable
     from ortflex_plugins.pictures import draw, draw_step
+    from ortflex_plugins.pictures.pages import draw_folder
 
-    target = output or source.with_suffix(".svg")
+    is_run = source.is_dir() and (source / "recipe.toml").is_file()
+    if is_run and training:
+        source, is_run = source / "recipe.toml", False
+    target = output or (source / "graph.svg" if is_run else source.with_suffix(".svg"))
     plugins = Plugins.discover()
     chosen = list(params) or None
     recipe = None
+    classes = classes_of(head)
+    if classes is not None and (is_run or source.suffix == ".toml"):
+        raise click.UsageError("--head is for an .onnx file: a recipe has the key head")
     if source.suffix == ".toml":
         recipe = Recipe.load(source, plugins=plugins, trust_code=trust_code or None)
     if training:
@@ -67,7 +76,11 @@ def graph(
             trainer = Trainer.from_recipe(recipe, plugins)
         else:
             trainer = Trainer(
-                str(source), loss=loss or "squared_error", params=chosen, plugins=plugins
+                str(source),
+                loss=loss or "squared_error",
+                params=chosen,
+                head=classes,
+                plugins=plugins,
             )
         picture = draw_step(trainer, fold=fold, unfold=unfold)
     elif recipe is not None:
@@ -75,15 +88,28 @@ def graph(
             recipe.model,
             loss=recipe.loss,
             params=recipe.params if chosen is None else chosen,
+            freeze=recipe.freeze if chosen is None else (),
+            head=recipe.head,
+            edits=recipe.edits,
             fold=fold,
             unfold=unfold,
             plugins=plugins,
         )
+    elif is_run:
+        picture = draw_folder(source, fold=fold, unfold=unfold)
     else:
         picture = draw(
-            str(source), loss=loss, params=chosen, fold=fold, unfold=unfold, plugins=plugins
+            str(source),
+            loss=loss,
+            params=chosen,
+            head=classes,
+            fold=fold,
+            unfold=unfold,
+            plugins=plugins,
         )
     if picture.note:
         click.echo(printable(f"warning: {picture.note}"), err=True)
+    for what, words in picture.changes.items():
+        click.echo(printable(f"{what}: {words}"))
     picture.save(target)
     click.echo(f"wrote {target}")

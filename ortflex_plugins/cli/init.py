@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ def init(
     then run `ortflex train`.
     """
     from ortflex_core import Model, Plugins, write_bytes
-    from ortflex_plugins.cli.overrides import refuse_recipe
+    from ortflex_plugins.cli.overrides import classes_of, refuse_recipe
 
     refuse_recipe(model, "init")
     plugins = Plugins.discover()
@@ -78,7 +78,7 @@ def init(
 
         look = look_at(data, target, _names(columns), output.parent, plugins, loaded)
         check_inputs(loaded, look.shapes, data)
-    head = _head(classes)
+    head: Any = classes_of(classes)
     if head is None and look is not None and look.classes is not None:
         head = _own_classes(loaded, look.classes)
     elif head is None and look is not None and look.labels is not None:
@@ -95,13 +95,6 @@ def init(
         click.echo(f"wrote {output}; run it: ortflex train {output}")
         return
     click.echo(f"wrote {output}; put the data at the path in it, then: ortflex train {output}")
-
-
-def _head(classes: str | None) -> int | list[str] | None:
-    """The value of the key ``head`` for ``--classes``: a number, or names."""
-    if classes is None or classes.strip().isdigit():
-        return None if classes is None else int(classes)
-    return _names(classes)
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -122,7 +115,7 @@ def template(
     folder: Path,
     plugins: Plugins,
     look: Look | None = None,
-    head: int | list[str] | None = None,
+    head: int | Sequence[str | int] | None = None,
 ) -> str:
     """The file for a model; its path is written relative to ``folder``.
 
@@ -136,7 +129,7 @@ def template(
     Raises:
         ConfigError, ModelError: the model has no float output or nothing to train, or gets no such head.
     """
-    from ortflex_core import Arguments, apply_edits, read_head, trainable_model
+    from ortflex_core import Arguments, apply_edits, find_changes, read_head, trainable_model
 
     if head is not None:
         given = Arguments(loss="", head=head).head
@@ -165,6 +158,9 @@ def template(
     lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
     lines += ["#", "# Inputs of the model:", *_listed(f"#   {spec}" for spec in model.inputs)]
     lines += ["# Outputs of the model:", *_listed(f"#   {spec}" for spec in model.outputs)]
+    if head is not None:
+        facts = find_changes(model).facts.items()
+        lines += ["# Changed by head:", *(f"#   {what}: {words}" for what, words in facts)]
     trained = [c for c in choices if c.trained]
     frozen = [c for c in choices if not c.trained]
     specs = model.initializers

@@ -20,7 +20,7 @@ COMMANDS: Mapping[str, str] = {
     "evaluate": "Print the loss and the metrics of a trained model on data.",
     "check": "Show which nodes of MODEL can be trained, and by which backends.",
     "compare": "Run the same steps on every available backend, and show where the results differ.",
-    "graph": "Draw MODEL, an .onnx file or a recipe, as SVG, HTML or PNG.",
+    "graph": "Draw MODEL, an .onnx file, a recipe or a run folder, as SVG, HTML or PNG.",
     "report": "Write a page about a run with its curves, times, weights, graph, recipe and versions.",
     "diff": "Show the differences between two models, for example before and after training.",
     "verify": "Check an exported model against its receipt, or repeat its training.",

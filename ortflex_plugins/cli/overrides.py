@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,25 @@ trusting_code = click.option(
     ),
 )
 """The decorator of commands that read such files."""
+
+
+HEAD = "Give the model a new last layer first: the number of classes, or their labels, separated by commas."
+"""The help of the option --head."""
+
+
+def classes_of(text: str | None) -> int | list[int] | list[str] | None:
+    """The value of the argument ``head`` for an option: a number of classes, or their labels.
+
+    >>> classes_of("5"), classes_of("cat, dog"), classes_of("1,3,7")
+    (5, ['cat', 'dog'], [1, 3, 7])
+    """
+    if text is None:
+        return None
+    labels = [label.strip() for label in text.split(",")]
+    numbers = [int(label) for label in labels if re.fullmatch(r"[+-]?\d{1,18}", label)]
+    if len(numbers) < len(labels):
+        return labels
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 class RecipeCommand(click.Command):

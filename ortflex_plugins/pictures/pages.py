@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,13 @@ from ortflex_core import (
     Arguments,
     ConfigError,
     History,
+    Model,
     OrtflexError,
     Parts,
     Plugins,
     Trainer,
+    edited_model,
+    find_changes,
     internals_of,
     short_repr,
     to_toml,
@@ -28,7 +32,7 @@ from ortflex_core import (
 from ortflex_plugins.pictures import charts, html
 from ortflex_plugins.pictures.charts import Numbers
 from ortflex_plugins.pictures.measure import Measures
-from ortflex_plugins.pictures.picture import Picture, draw
+from ortflex_plugins.pictures.picture import Picture, draw, draw_changed
 from ortflex_plugins.pictures.run_files import Run, read_run
 from ortflex_plugins.pictures.scene import COLORS, clean
 
@@ -307,37 +311,62 @@ def _weights(measures: Mapping[str, Any]) -> str:
     return out
 
 
+def draw_folder(folder: Path, **options: Any) -> Picture:
+    """The graph of the model of a run folder; ``options`` are arguments of :func:`draw`.
+
+    Raises:
+        ConfigError: this is not a run folder, or it has no model.
+        ModelError: its model is not an ONNX model.
+    """
+    picture = _draw_run(folder, read_run(folder).keys, **options)
+    if picture is None:
+        raise ConfigError(
+            f"{str(folder)!r} has no trained.onnx, and the model of its recipe is gone"
+        )
+    return picture
+
+
 def _graph(folder: Path, keys: Mapping[str, Any]) -> str:
+    try:
+        picture = _draw_run(folder, keys)
+    except OrtflexError as error:
+        return f"<h2>Graph</h2>{html.paragraph(str(error))}"
+    return "" if picture is None else _drawn(picture)
+
+
+def _draw_run(folder: Path, keys: Mapping[str, Any], **options: Any) -> Picture | None:
     """The graph of the trained model, or of the one that the recipe names, with the colors of a training.
 
-    A page only shows a run: its recipe is data, and no class that it names is imported for a color.
+    What the recipe's edits changed is marked, if the file before them still exists. A picture only shows
+    a run: its recipe is data, and no class that it names is imported for a color. None without a model.
     """
     models = [folder / "trained.onnx", folder / "last_good.onnx"]
-    if isinstance(named := keys.get("model"), str):
-        models.append(folder / named)
+    named = folder / str(keys.get("model", ""))
     try:
-        path = next((p for p in models if p.is_file()), None)
+        found = [p for p in (*models, named) if p.is_file()]
     except ValueError:  # a path with a null byte
-        path = None
-    if path is None:
-        return ""
+        found = [p for p in models if p.is_file()]
+    if not found:
+        return None
     plugins = Plugins.discover().for_data(f"the recipe of {str(folder)!r}")
-    chosen = {key: keys[key] for key in ("loss", "params") if key in keys}
-    trials = [chosen, {k: v for k, v in chosen.items() if k == "params"}, {}]
-    problem = ""
-    for trial in trials:
-        try:
-            picture = draw(path, title=path.name, plugins=plugins, **trial)
-        except OrtflexError as error:
-            problem = str(error)
-            continue
-        return _drawn(picture)
-    return f"<h2>Graph</h2>{html.paragraph(problem)}"
+    path: Path | Model = found[0]
+    edits, changes = {k: keys[k] for k in ("head", "edits") if keys.get(k)}, None
+    if edits and named in found:
+        with contextlib.suppress(OrtflexError):
+            edited = edited_model(named, plugins=plugins, **edits)
+            path, changes = edited if path is named else path, find_changes(edited)
+    chosen = {key: keys[key] for key in ("loss", "params", "freeze") if key in keys}
+    options = {"title": found[0].name, "plugins": plugins, **options}
+    for trial in (chosen, {k: chosen[k] for k in chosen if k == "params"}):
+        with contextlib.suppress(OrtflexError):
+            return draw_changed(path, changes, **trial, **options)
+    return draw_changed(path, changes, **options)
 
 
 def _drawn(picture: Picture) -> str:
     graph = html.graph(picture.level, picture.title)
-    return f"<h2>Graph</h2>{html.paragraph(picture.note)}{graph}"
+    changes = "".join(html.paragraph(f"{what}: {s}") for what, s in picture.changes.items())
+    return f"<h2>Graph</h2>{html.paragraph(picture.note)}{changes}{graph}"
 
 
 def _recipe(recipe: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from ortflex_core import (
     as_model,
     bind_terms,
     check_model,
+    edited_model,
     expected_labels,
+    find_changes,
     internals_of,
     read_model,
     short_traceback,
@@ -34,7 +36,7 @@ from ortflex_plugins.pictures.step_parts import parts_of, step_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ortflex_core import Plugins, Trainer
+    from ortflex_core import Changes, Plugins, Trainer
 
 FORMATS = ("svg", "html", "png")
 
@@ -48,12 +50,14 @@ class Picture:
         level: its boxes and edges.
         unfold: show the content of folded boxes in SVG and PNG; in HTML, they open at a click.
         note: what is missing in the picture, or "".
+        changes: what edits changed: ``new``, ``smaller`` and ``removed``, each in one line.
     """
 
     title: str
     level: Level
     unfold: bool = False
     note: str = ""
+    changes: Mapping[str, str] = attrs.field(factory=dict)
 
     def svg(self) -> str:
         """An SVG document; it loads nothing."""
@@ -108,6 +112,9 @@ def draw(
     *,
     loss: Any = None,
     params: str | Iterable[str] | None = None,
+    freeze: str | Iterable[str] = (),
+    head: Any = None,
+    edits: Any = (),
     fold: bool | None = None,
     unfold: bool = False,
     title: str | None = None,
@@ -125,6 +132,9 @@ def draw(
         loss: as for :class:`Trainer`; None is the squared error on every float output.
         params: the parameters that are trained, as for :class:`Trainer`; for a graph that is used for
             training, the names of weights.
+        freeze: the parameters that are not trained, as for :class:`Trainer`.
+        head: a new last layer, as for :class:`Trainer`; what it changes is marked.
+        edits: other edits, as for :class:`Trainer`; what they change is marked.
         fold: whether repeated blocks are drawn as one box; by default if the graph has more than 24
             operators.
         unfold: whether the picture shows the content of these boxes.
@@ -150,6 +160,24 @@ def draw(
         >>> picture.svg()[:4]
         '<svg'
     """
+    if head is not None or edits:
+        given = model.proto() if isinstance(model, Program) else model
+        model = edited_model(given, head=head, edits=edits, plugins=plugins)
+    options = {"loss": loss, "params": params, "freeze": freeze, "plugins": plugins}
+    return draw_changed(model, None, fold=fold, unfold=unfold, title=title, **options)
+
+
+def draw_changed(
+    model: str | os.PathLike[str] | bytes | ModelProto | Model | Program,
+    changes: Changes | None,
+    *,
+    fold: bool | None = None,
+    unfold: bool = False,
+    title: str | None = None,
+    **options: Any,
+) -> Picture:
+    """A model as :func:`draw` draws it; ``changes`` are those of edits that a file contains."""
+    params = options.pop("params", None)
     proto, label = _proto(model)
     heading = clean(title or label, 80)
     parts = parts_of(proto)
@@ -161,13 +189,24 @@ def draw(
         try:
             # If there is a file, large tensors stay in it.
             source = model if isinstance(model, Model | str | os.PathLike) else proto
-            marks = _checked(as_model(source, False), proto, loss, chosen, plugins)
+            known = as_model(source, False)
+            marks = _checked(known, proto, params=chosen, **options)
+            if known.as_read is not known:
+                changes = find_changes(known)
         except OrtflexError as error:
-            if loss is not None or params is not None:
+            if options.get("loss") is not None or params is not None:
                 raise
             note = f"without the colors of trained operators: {clean(str(error))}"
             marks = Marks()
-    return Picture(title=heading, level=reading.read(proto, marks, fold), unfold=unfold, note=note)
+    if changes is not None:
+        marks = attrs.evolve(marks, new=changes.new, new_nodes=changes.nodes)
+    return Picture(
+        title=heading,
+        level=reading.read(proto, marks, fold),
+        unfold=unfold,
+        note=note,
+        changes={} if changes is None else changes.facts,
+    )
 
 
 _STATE = ("slot", "average", "buffer")
@@ -220,8 +259,15 @@ def draw_step(
         ) from None
     proto = step.program.proto()
     marks = _training_marks(proto, [step.parts[node.name] for node in proto.graph.node], ())
+    changes = find_changes(trainer.model)
+    marks = attrs.evolve(marks, new=changes.new)
     heading = title or f"One step of training {trainer.model.label}"
-    return Picture(title=clean(heading, 80), level=reading.read(proto, marks, fold), unfold=unfold)
+    return Picture(
+        title=clean(heading, 80),
+        level=reading.read(proto, marks, fold),
+        unfold=unfold,
+        changes=changes.facts,
+    )
 
 
 def _proto(model: Any) -> tuple[ModelProto, str]:
@@ -255,10 +301,8 @@ def _types(proto: ModelProto) -> dict[str, str]:
     return {v.name: f"{v.name} {reading.typed(v)}" for v in values}
 
 
-def _checked(
-    model: Model, proto: ModelProto, loss: Any, params: Any, plugins: Plugins | None
-) -> Marks:
-    report = check_model(model, loss, params, plugins=plugins)
+def _checked(model: Model, proto: ModelProto, **options: Any) -> Marks:
+    report = check_model(model, **options)
     trained = frozenset(c.name for c in report.choices if c.trained)
     nodes = report.nodes
     # The report has the nodes with functions inlined, in the order in which `reading` visits them.

@@ -24,6 +24,8 @@ class Marks:
         trained: the names of trained parameters.
         slots: the names of optimizer state.
         types: tensors as strings, ``h: float32[N, 8]``.
+        new: weights that edits put in or changed, and what they are now and were before.
+        new_nodes: the first outputs of nodes that edits put in.
     """
 
     kinds: Sequence[str] = ()
@@ -31,6 +33,8 @@ class Marks:
     trained: frozenset[str] = frozenset()
     slots: frozenset[str] = frozenset()
     types: Mapping[str, str] = attrs.field(factory=dict)
+    new: Mapping[str, str] = attrs.field(factory=dict)
+    new_nodes: frozenset[str] = frozenset()
 
 
 def read(proto: ModelProto, marks: Marks, fold: bool | None = None) -> Level:
@@ -60,6 +64,7 @@ class _Reader:
             if value.name in self.marks.trained or value.name in self.marks.slots or hosts:
                 kind = "host" if hosts else "slot"
                 kind = "parameter" if value.name in self.marks.trained else kind
+                kind = "new" if value.name in self.marks.new else kind
                 chips[value.name] = Chip(value.name if hosts else typed(value, True), kind)
         ops = self._ops(graph.node, chips)
         inputs = [_end(v) for v in graph.input if v.name not in weights and v.name not in chips]
@@ -88,11 +93,14 @@ class _Reader:
             self.position += 1
             bodies = [b for a in node.attribute for b in _bodies(a)]
             kind = marks.kinds[k] if k < len(marks.kinds) else "plain"
+            if makes[:1] and makes[0] in marks.new_nodes:
+                own = (*own, Chip("new operator", "new"))
             tip = describe(
                 {
                     "operator": f"{node.domain or 'ai.onnx'} {node.op_type}",
                     "name": node.name,
                     "why": marks.reasons[k] if k < len(marks.reasons) else "",
+                    "new": "; ".join(f"{n} {marks.new[n]}" for n in names if n in marks.new),
                     "attributes": ", ".join(_attribute(a) for a in node.attribute),
                     "reads": ", ".join(marks.types.get(n, n) for n in names[:8]),
                     "makes": ", ".join(marks.types.get(n, n) for n in makes[:8]),
@@ -148,6 +156,7 @@ class _Reader:
 
     def _chip(self, tensor: TensorProto) -> Chip:
         kind = "parameter" if tensor.name in self.marks.trained else "constant"
+        kind = "new" if tensor.name in self.marks.new else kind
         value = _number(tensor)
         if value is not None and kind == "constant":
             return Chip(value, kind)

@@ -24,6 +24,7 @@ COLORS: Mapping[str, tuple[str, str, str]] = {
     "update": ("#dcfce7", "#15803d", "update"),
     "mixed": ("#f1f5f9", "#334155", "several of these, folded"),
     "parameter": ("#047857", "#047857", "trained parameter"),
+    "new": ("#be185d", "#be185d", "new, by an edit"),
     "constant": ("#9ca3af", "#9ca3af", "constant or frozen weight"),
     "slot": ("#6d28d9", "#6d28d9", "optimizer state"),
     "host": ("#c2410c", "#c2410c", "number from the host"),
@@ -31,7 +32,7 @@ COLORS: Mapping[str, tuple[str, str, str]] = {
 }
 """Fill, line and meaning of every kind; the kinds of chips come last."""
 
-CHIPS = ("parameter", "constant", "slot", "host", "far")
+CHIPS = ("parameter", "new", "constant", "slot", "host", "far")
 
 
 def clean(text: str, limit: int = 300) -> str:

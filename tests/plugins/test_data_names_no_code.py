@@ -80,6 +80,7 @@ TRIED: dict[str, tuple[str, ...]] = {
         *("Model(source)", "Trainer(model)", "OnnxFunction(model)"),
         *("OrtClassifier(model)", "OrtEstimator(model)", "apply_state(model)"),
         *("apply-state model", "as_model(source)", "check_model(model)", "draw(model)"),
+        "edited_model(model)",
         *("estimate_memory(model)", "gradient_model(model)", "read_model(source)"),
         *("server_app(model)", "init model", "check model", "Recipe(model)"),
         *("diff first", "diff second", "verify(model)", "verify --model", "quantize model"),
@@ -313,6 +314,7 @@ def run(place: Path, change: Change) -> Iterator[Callable[[], Any]]:
     yield lambda: command("evaluate", folder, "--metric", "mae")
     yield lambda: command("predict", folder, "-o", "out.npz", "--force")
     yield lambda: command("graph", folder)
+    yield lambda: command("graph", folder, "--training", "-o", "out.svg")
 
 
 def state(place: Path, change: Change) -> Iterator[Callable[[], Any]]:

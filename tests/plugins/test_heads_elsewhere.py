@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from ortflex_core import OrtflexError, check_model, run_ranks
+from ortflex_plugins.pictures import draw
 from tests import models
 from tests.plugins.commands import ortflex
+from tests.plugins.test_edits import ROWS, tail
 from tests.training import make, same
 
 
@@ -20,7 +23,8 @@ def test_check_shows_the_model_with_its_head(tmp_path: Path) -> None:
     onnx.save(models.classifier(), path)
     report = check_model(path, "softmax_cross_entropy", head=["a", "b", "c", "d", "e"])
     assert report.trainable
-    assert any("float32[N, 5]" in note and "new_head" in note for note in report.notes)
+    assert any("float32[N, 5]" in note for note in report.notes)
+    assert "new: W float32[4, 5], was [4, 3]; b float32[5], was [3]; 25 new numbers" in report.notes
     two = check_model(models.two_headed(), edits={"name": "cut", "at": "amount"})
     assert two.outputs == ("amount",)
     with pytest.raises(OrtflexError, match="nowhere"):
@@ -28,6 +32,83 @@ def test_check_shows_the_model_with_its_head(tmp_path: Path) -> None:
     result = ortflex("check", path, "--loss", "softmax_cross_entropy", "--head", "5")
     assert result.exit_code == 0, result.output
     assert "[N, 5]" in result.output
+
+
+EDITS: dict[str, dict[str, Any]] = {
+    "a head": {"head": 5},
+    "a head of the same size": {"head": 4},
+    "more classes": {"edits": {"name": "more_classes", "add": 2}},
+    "a layer on features": {"head": {"on": "h", "outputs": 3}},
+    "a cut": {"edits": {"name": "cut", "at": "p"}},
+    "two edits": {"edits": {"name": "cut", "at": "h"}, "head": {"on": "p", "outputs": 3}},
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_views_of_an_edited_model_say_what_is_new(name: str) -> None:
+    """The summary and the picture, counted here from the two files.
+
+    The class of mistakes: a view shows the file, or does not say which weights have random values.
+    """
+    source = tail(helper.make_node("Softmax", ["s"], ["Y"]))
+    trainer = make(source, **EDITS[name])
+    (old, own) = (models.weights_of(m) for m in (source, trainer.export()))
+    head = set(trainer.model.new_head)
+    new = {n for n in own if n not in old or n in head or own[n].shape != old[n].shape}
+    kept = 0
+    for n in new & old.keys():
+        same = own[n][tuple(slice(size) for size in old[n].shape)]
+        kept += old[n].size if np.array_equal(same, old[n]) else 0
+    facts = trainer.summary().facts
+    assert ("new" in facts) == bool(new)
+    if new:
+        assert f"; {sum(own[n].size for n in new) - kept} new numbers" in facts["new"]
+        assert all(f"{n} float32{list(own[n].shape)}" in facts["new"] for n in new)
+    gone = old.keys() - own.keys()
+    assert all(n in facts["removed"] for n in gone)
+    rows = {row[0] for row in trainer.summary().tensors if row[3].endswith(", new")}
+    assert rows == new
+    assert all(n in trainer.describe().partition("; new: ")[2] for n in head)
+    picture = draw(source, **EDITS[name])
+    chips = [chip for item in picture.level.items for chip in item.chips if chip.kind == "new"]
+    added = {o for n in trainer.model.proto.graph.node for o in n.output}
+    added -= {o for n in source.graph.node for o in n.output}
+    assert sorted(c.text.partition(" ")[0] for c in chips) == sorted([*new, *["new"] * len(added)])
+    assert dict(picture.changes) == {k: w for k, w in facts.items() if k in ("new", "removed")}
+    assert "new, by an edit" in picture.svg() or not new
+
+
+def test_pictures_of_recipes_and_runs_have_their_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe, its training step, a finished run, its page, and a run whose file is gone."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(tail(helper.make_node("Softmax", ["s"], ["Y"])), "model.onnx")
+    np.savez("data.npz", X=ROWS, y=np.arange(12) % 3)
+    recipe = 'model="model.onnx"\ndata="data.npz"\nloss="softmax_cross_entropy"\nhead=3\nepochs=1\n'
+    Path("train.toml").write_text(f'{recipe}freeze="backbone"\n')
+
+    def seen(*line: str) -> str:
+        result = ortflex(*line)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    seen("train", "train.toml", "output=run")
+    words = "w2 float32[5, 3], was [5, 4]; b2 float32[3], was [4]; 18 new numbers"
+    for given in (["train.toml"], ["train.toml", "--training"], ["run"], ["run", "--training"]):
+        assert f"new: {words}" in seen("graph", *given, "-o", "out.svg")
+        assert ">w2 5×3<" in Path("out.svg").read_text("utf-8")
+    assert "24 new numbers" in seen("graph", "model.onnx", "--head", "4", "-o", "out.svg")
+    seen("report", "run")
+    page = Path("run/report.html").read_text("utf-8")
+    assert f"new: {words}" in page
+    assert "w1 6×5" in page
+    assert words in seen("init", "model.onnx", "--classes", "3", "--force") + Path(
+        "train.toml"
+    ).read_text("utf-8")
+    Path("model.onnx").unlink()
+    assert "new:" not in seen("graph", "run", "-o", "out.svg")
+    assert ">w2 5×3<" in Path("out.svg").read_text("utf-8")
 
 
 def test_several_processes_train_one_head() -> None:

@@ -39,6 +39,7 @@ def describe(problem: Problem, requests: Sequence[LossRequest]) -> str:
             text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
     if left:
         text += f"; not: {_listed(left)}"
+    text += _new_head(problem)
     text += _resting_norms(problem, requests)
     words = ", then ".join(term.words for term in problem.updating.transforms)
     return (
@@ -67,12 +68,20 @@ def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:
     if left:
         sorts = ", ".join(f"{n} {_PLURALS.get(s, s) if n > 1 else s}" for s, n in left.items())
         text += f"; left out: {sorts}"
+    text += _new_head(problem)
     text += _resting_norms(problem, requests)
     return (
         text
         + "; Trainer.summary() or `ortflex check --all` lists them, params= changes it"
         + _readings(problem, requests)
     )
+
+
+def _new_head(problem: Problem) -> str:
+    """The weights of a new head; "" without one."""
+    specs = problem.model.initializers
+    words = [f"{n} {shape_text(specs[n].shape)}" for n in problem.model.new_head if n in specs]
+    return f"; new: {_listed(words)}" if words else ""
 
 
 def _resting_norms(problem: Problem, requests: Sequence[LossRequest]) -> str:
