@@ -64,7 +64,7 @@ def backends(model: Path, data: tuple[Any, Any], console: Console) -> list[str]:
         usable.append(name)
     console.print(table)
     if absent:
-        console.print(f"not available here: {', '.join(absent)} (`ortflex doctor` says why)")
+        console.print(f"not available here: {', '.join(absent)} (`ortflex doctor` shows why)")
     return usable
 
 

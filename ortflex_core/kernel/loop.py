@@ -226,9 +226,9 @@ class Loop:
             self._give_up(f"the parameter {bad!r} is no longer finite", self.progress.step)
 
     def _give_up(self, what: str, step: int) -> None:
-        back = "the state at the start is kept"
+        back = "the state at the start was restored"
         if self._good.restore():
-            back = f"the state at the start of epoch {self.progress.epoch + 1} is kept"
+            back = f"the state at the start of epoch {self.progress.epoch + 1} was restored"
         if not self._recent and (broken := self.plan.broken()):
             raise TrainingDiverged(
                 f"{broken}, before the first step. Use a file with finite weights, or set them "
@@ -237,11 +237,9 @@ class Loop:
         recent = ", ".join(f"{v:.4g}" for v in self._recent) or "none"
         advice = "A smaller learning_rate or scaled inputs usually help."
         if step <= 1:
-            advice = (
-                "No rate helps before the first update: look at the inputs, labels and the loss."
-            )
+            advice = "No update has been made yet, so check the inputs, the labels and the loss."
         raise TrainingDiverged(
-            f"{what} at step {step} with the rate {self._rate:.4g}; the last losses were {recent}. "
+            f"{what} at step {step} (learning rate {self._rate:.4g}); the last losses were {recent}. "
             f"{back.capitalize()}. {advice}"
         )
 

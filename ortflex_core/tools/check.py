@@ -331,7 +331,7 @@ def _judge(model: Model, node: NodeProto, live: Sequence[str], rules: RuleTable)
         return _Judgment("passes", reason, passing)
     family = rules.family(domain, node.op_type)
     how = "straight-through, " if rules.rounds(domain, node.op_type) else ""
-    return _Judgment("passes", f"{how}by the family {family!r} of gradient rules", passing)
+    return _Judgment("passes", f"{how}by a gradient rule of the family {family!r}", passing)
 
 
 def _real(model: Model, name: str, rules: RuleTable) -> tuple[str, ...]:

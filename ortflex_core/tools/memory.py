@@ -74,8 +74,8 @@ class MemoryReport:
     def summary(self) -> str:
         """The total in one line, and the total with recompute=True."""
         return (
-            f"a step with batch_size={self.batch_size} takes about {mebibytes(self.total)}; "
-            f"with recompute=True {mebibytes(self.recomputed)}"
+            f"a step with batch_size={self.batch_size} needs about {mebibytes(self.total)}, and with "
+            f"recompute=True about {mebibytes(self.recomputed)}"
         )
 
     def to_dict(self) -> dict[str, Any]:

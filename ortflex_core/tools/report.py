@@ -82,11 +82,11 @@ class ModelReport:
         counts = ", ".join(f"{n} {_WORDS[s]}" for s, n in self.counts.items() if n)  # type: ignore[index]
         lines = [
             f"{self.model}: opset {self.opset}, {len(self.nodes)} nodes ({counts})",
-            f"{len(trained)} parameters, {len(trained) - len(blocked & set(trained))} of them reached "
-            f"by a gradient from {', '.join(self.outputs)}",
+            f"{len(trained)} parameters; a gradient from {', '.join(self.outputs)} reaches "
+            f"{len(trained) - len(blocked & set(trained))} of them",
         ]
         able = [name for name, reasons in self.backends.items() if not reasons]
-        lines += [f"{name}: can train it" for name in able] + refusals(self.backends)
+        lines += [f"{name}: can train this model" for name in able] + refusals(self.backends)
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 

@@ -63,8 +63,8 @@ def summary(inner: Internals, settings: Settings) -> Summary:
         rows.append((choice.name, kind, numbers[choice.name], verdict))
     schedule = inner.setup.schedule
     facts = {
-        "takes": ", ".join(map(str, model.inputs)),
-        "gives": ", ".join(map(str, model.outputs)),
+        "inputs": ", ".join(map(str, model.inputs)),
+        "outputs": ", ".join(map(str, model.outputs)),
         "trained": f"{len(trained)} of {len(rows)} tensors, "
         f"{sum(numbers[n] for n in trained):,} of {sum(numbers.values()):,} numbers",
         "loss": ", ".join(

@@ -150,7 +150,7 @@ def _show(report: ModelReport, everything: bool) -> None:
         rows.append([label, operator, f"[{color}]{node.status}[/]", plain(_why(node))])
     if rows:
         console.print()
-        show_table(console, ["node", "operator", "status", "why"], rows)
+        show_table(console, ["node", "operator", "status", "reason"], rows)
     choices = sorted(report.choices, key=lambda c: not c.trained)
     lines = [
         f"{'trained' if c.trained else 'not trained'}: {c.name} ({c.reason})"
@@ -167,7 +167,7 @@ def _show(report: ModelReport, everything: bool) -> None:
             for p in report.products
         ]
         lines += [
-            f"{name} cannot train it: {reason}"
+            f"{name} cannot train this model: {reason}"
             for name, reasons in report.backends.items()
             for reason in reasons
         ]

@@ -196,7 +196,7 @@ def _look_at_images(
     if more or len(shape) != 4 or (isinstance(shape[1], int) and shape[1] not in (1, 3)):
         raise ConfigError(
             f"{path} has images, which become one input [rows, channels, height, width], but the model "
-            f"takes {', '.join(map(str, model.inputs))}"
+            f"expects {', '.join(map(str, model.inputs))}"
             + (
                 "; its channels are on the last axis, which image_folder does not write: save arrays with "
                 "numpy instead"
@@ -246,7 +246,7 @@ def check_inputs(model: Model, shapes: dict[str, tuple[int, ...]], path: str) ->
         return
     or_x = " (or X, if it is the only array besides the labels)" if len(names) == 1 else ""
     raise ConfigError(
-        f"{path}: the model takes {_listed(names)}, but the data have {_listed(given)}; missing: "
+        f"{path}: the model expects {_listed(names)}, but the data have {_listed(given)}; missing: "
         f"{_listed(missing)}. Rename arrays in the file to {_listed(names)}{or_x}, or give --data an "
         ".npz file or a folder of .npy files with these names. Nothing was written"
     )
@@ -262,7 +262,7 @@ def _check_shape(spec: TensorSpec, name: str, shape: tuple[int, ...], path: str)
 
     if spec.shape is None or fits(shape):
         return
-    text = f"{path}: {name} has the shape {list(shape)}, but {spec.name!r} takes {shape_text(spec.shape)}"
+    text = f"{path}: {name} has the shape {list(shape)}, but {spec.name!r} expects {shape_text(spec.shape)}"
     if len(shape) == 4 and fits((shape[0], shape[3], shape[1], shape[2])):
         text += f"; its channels are on the last axis: {name}.transpose(0, 3, 1, 2) fits"
     elif len(shape) == 4 and fits((shape[0], shape[2], shape[3], shape[1])):

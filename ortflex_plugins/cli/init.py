@@ -92,9 +92,9 @@ def init(
         check_recipe(text, output.parent, plugins, data)
     write_bytes(output, text.encode())
     if look is not None:
-        click.echo(f"wrote {output}; run it: ortflex train {output}")
+        click.echo(f"wrote {output}; next step: ortflex train {output}")
         return
-    click.echo(f"wrote {output}; put the data at the path in it, then: ortflex train {output}")
+    click.echo(f"wrote {output}; set its key data to your data, then run: ortflex train {output}")
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -323,7 +323,7 @@ def _model_keys(
         yield '# data = { name = "csv", path = "data.csv", target = "y" }'
         yield 'data = "data.npz"'
     else:
-        yield from _comment(f"The data have: {', '.join(look.lines)}.")
+        yield from _comment(f"The data contain: {', '.join(look.lines)}.")
         yield f"data = {to_toml(look.spec)}"
     yield ""
     yield from _comment(f"{_help('loss')}. {why}.")

@@ -39,6 +39,21 @@ The command ``new-plugin`` is the function ``new_plugin`` of the module ``new_pl
 """
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("fit", "run", "resume", "finetune"), "train"),
+    **dict.fromkeys(("new", "create", "config"), "init"),
+    **dict.fromkeys(("eval", "test", "score", "validate"), "evaluate"),
+    **dict.fromkeys(("infer", "inference"), "predict"),
+    **dict.fromkeys(("info", "inspect", "summary"), "check"),
+    **dict.fromkeys(("draw", "show"), "graph"),
+    "export": "export-step",
+    "lr-find": "find-rate",
+    "prune": "shrink",
+    "list": "plugins",
+}
+"""Commands of other tools, and what they are called here."""
+
+
 class LazyGroup(click.Group):
     """Commands that are imported when they are called."""
 
@@ -61,7 +76,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from ortflex_core import suggest
 
-            ctx.fail(f"unknown command {args[0]!r}; {suggest(args[0], COMMANDS)}")
+            ctx.fail(f"unknown command {args[0]!r}; {suggest(args[0], COMMANDS, _ELSEWHERE)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -88,7 +88,9 @@ def _kind(registry: Registry) -> str:
         line += f" ({entry.distribution} {entry.version})" if foreign else ""
         table.append([registry.ask_for(entry), line])
     first = next(iter(registry), None)
-    hint = f"\n\n`ortflex plugins {first.name}` has the parameters of {first.name}" if first else ""
+    hint = (
+        f"\n\n`ortflex plugins {first.name}` shows the parameters of {first.name}" if first else ""
+    )
     return folded_table(["name", "what it is"], table) + hint
 
 

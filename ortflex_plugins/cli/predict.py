@@ -54,7 +54,7 @@ def predict(
     the training data, with or without labels, or one array in an .npy file. By default, the data of the
     recipe are used, as in `ortflex evaluate`.
     """
-    from ortflex_core import Columns, ConfigError, write_bytes
+    from ortflex_core import ConfigError, write_bytes
     from ortflex_plugins.cli import trained
 
     if output.suffix not in _ENDINGS:
@@ -80,11 +80,8 @@ def predict(
     arrays |= {name: values[tensor] for name, (tensor, _) in maps.items()}
     heads = {name: classes for name, (_, classes) in maps.items()}
     write_bytes(output, _encode(arrays, output.suffix, heads))
-    rows = given.rows if isinstance(given, Columns) else len(next(iter(arrays.values())))
     shown = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-    click.echo(
-        f"wrote {output}: {shown} for {rows} rows of {what} by {trained.state(run, trainer)}"
-    )
+    click.echo(f"wrote {output}: {shown}, predicted by {trained.state(run, trainer)} for {what}")
 
 
 def _encode(

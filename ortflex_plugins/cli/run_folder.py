@@ -136,7 +136,7 @@ def _taken(folder: Path) -> tuple[Path, FolderLock]:
     if not free:
         raise OutputError(
             f"the run folder {str(folder)!r} is in use: {lock.holder(folder)} trains there. Wait until "
-            "it ends, or give another output"
+            "it ends, or set another output folder"
         )
     return folder, lock
 
@@ -176,8 +176,8 @@ def _refusal(folder: Path, names: list[str]) -> str:
     shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     if not (folder / _VERSIONS).is_file():
         return (
-            f"the folder {str(folder)!r} has {shown}, which this run would replace; give another "
-            "output, or rename it with --force"
+            f"the folder {str(folder)!r} contains {shown}, which this run would replace; set another "
+            "output folder, or rename this one with --force"
         )
     mark = None
     with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
@@ -186,10 +186,9 @@ def _refusal(folder: Path, names: list[str]) -> str:
     state = "was interrupted" if mark == "interrupted" else state
     has_checkpoints = _CHECKPOINTS in names
     return (
-        f"the folder {str(folder)!r} has a run that {state} ({shown}). "
-        + f"Continue it with --resume {folder}; start" * has_checkpoints
-        + "Start" * (not has_checkpoints)
-        + " a new one with --force, which renames the old folder; or give another output"
+        f"the folder {str(folder)!r} contains a run that {state} ({shown}). "
+        + f"To continue it, use --resume {folder}. " * has_checkpoints
+        + "To start a new run, use --force, which renames the old folder, or set another output folder"
     )
 
 
@@ -203,7 +202,7 @@ def _rename(folder: Path, recipe: Recipe) -> Path:
         if path.resolve().is_relative_to(folder.resolve()):
             raise OutputError(
                 f"{str(folder)!r} cannot be renamed: {str(path)!r}, which this run needs, is in it; "
-                "give another output"
+                "set another output folder"
             )
     for count in itertools.count(1):
         target = folder.with_name(f"{folder.name}-old-{count}")

@@ -243,7 +243,7 @@ def _single(path: str, model: Model) -> Columns:
     names = [spec.name for spec in model.inputs]
     if len(names) > 1:
         raise ConfigError(
-            f"{path} is a single array, but the model takes {', '.join(map(repr, names))}; give an .npz "
+            f"{path} is a single array, but the model expects {', '.join(map(repr, names))}; give an .npz "
             "file or a folder of .npy files with these names"
         )
     array = map_file(Path(path))
@@ -265,7 +265,7 @@ def _held_out(data: DataSource, recipe: Recipe, seed: int) -> tuple[str, Columns
             "the data to use"
         )
     held = split(rows, fraction, seed, stratify=recipe.stratify)[1]
-    text = f"the {held.rows} of {rows.rows} rows of the recipe's data ({where}) that training holds out"
+    text = f"{held.rows} of the {rows.rows} rows of the recipe's data ({where}), held out for validation"
     return f"{text} (validation = {fraction}, seed = {seed})", held
 
 

@@ -83,7 +83,7 @@ def _lines(trained: Path, verdict: Verdict) -> list[str]:
     if verdict.outcome == "intact":
         return [
             f"{trained}: intact. Tensors, graph and receipt match the digests in the receipt. Only "
-            "repeating the training proves how the file was made: add --model and --data"
+            "repeating the training proves how the file was made; to repeat it, add --model and --data"
         ]
     out = [f"{trained}: {verdict.outcome}", *(f"- {reason}" for reason in verdict.reasons)]
     if verdict.tensors:

@@ -50,10 +50,11 @@ def sort_columns(
     labels = {"y": target} if isinstance(target, str) else dict(target)
     weights = _weights(arrays, weight)
     for parameter, names in (("target", labels), ("weight", weights)):
+        what = {"target": "labels", "weight": "sample weights"}[parameter]
         for name in names.values():
             if name not in arrays:
                 raise DataError(
-                    f"{where}: {parameter} names {name!r}, but there is no such array; "
+                    f"{where}: the {what} are read from {name!r}, but there is no such array; "
                     f'choose one, for example data = {{ path = …, {parameter} = "…" }}; '
                     f"{suggest(name, arrays)}"
                 )

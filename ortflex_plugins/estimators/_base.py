@@ -250,7 +250,9 @@ class OrtEstimator(BaseEstimator):
         [spec] = model.inputs
         features = math.prod(X.shape[1:])
         if columns(spec) not in (None, features):
-            raise DataError(f"X has {features} features, the model's {spec} takes {columns(spec)}")
+            raise DataError(
+                f"X has {features} features, the model's {spec} expects {columns(spec)}"
+            )
 
     def _inputs(self, X: Array) -> Array | dict[str, Array]:
         """Checked rows for the inputs of the model."""

@@ -23,7 +23,7 @@ from tests.training import plugins, regression
 pytestmark = pytest.mark.once
 
 X, Y = regression(rows=40)
-LINE = "not available here: far, further (`ortflex doctor` says why)"
+LINE = "not available here: far, further (`ortflex doctor` shows why)"
 WHY = "far is not installed: pip install far"
 
 
@@ -72,7 +72,7 @@ def with_absent() -> Plugins:
 def test_the_check_has_one_line_for_all_of_them() -> None:
     found = check_model(models.linear(), plugins=with_absent())
     lines = found.summary.splitlines()
-    assert lines[2:] == ["fused: can train it", "choosy: it is Monday", LINE]
+    assert lines[2:] == ["fused: can train this model", "choosy: it is Monday", LINE]
     assert found.backends["far"] == (WHY,)
     assert found.to_dict()["backends"]["far"] == {"can_train": False, "reasons": [WHY]}
 
@@ -81,7 +81,7 @@ def test_equal_reasons_are_one_line() -> None:
     reasons = dict.fromkeys(("a", "b", "c"), ("the model is broken",))
     assert refusals(reasons) == ["a, b, c: the model is broken"]
     assert refusals({"a": [Absent("x")], "b": []}, "not measured: ") == [
-        "not available here: a (`ortflex doctor` says why)"
+        "not available here: a (`ortflex doctor` shows why)"
     ]
     assert refusals({}) == []
 
@@ -133,6 +133,6 @@ def test_the_commands_say_it_once(
     assert WHY not in result.output
     result = CliRunner().invoke(main, ["check", str(tmp_path / "m.onnx"), "--all"])
     assert LINE in result.output
-    assert f"far cannot train it: {WHY}" in result.output
+    assert f"far cannot train this model: {WHY}" in result.output
     result = CliRunner().invoke(main, ["check", str(tmp_path / "m.onnx")])
     assert WHY not in result.output

@@ -95,7 +95,7 @@ def flattened() -> ModelProto:
 @by_rules
 def test_dynamic_dimensions_that_do_not_fit_the_weights(backend: str) -> None:
     make(flattened(), backend=backend, epochs=1).fit(X.reshape(20, 2, 3), Y)
-    text = r"cannot run on X \[20, 1, 3\] \(the model takes \[N, C, L\]\): .*MatMul"
+    text = r"cannot run on X \[20, 1, 3\] \(the model expects \[N, C, L\]\): .*MatMul"
     trainer = make(flattened(), backend=backend, epochs=1)
     with pytest.raises(DataError, match=text):
         trainer.fit(X.reshape(20, 2, 3)[:, :1], Y)
@@ -126,7 +126,7 @@ def test_rows_of_another_shape_are_reported_as_the_user_gave_them(frozen: int, c
     wrong = np.ones((30, 5, 4), np.float32)
     options: dict[str, Any] = {"params": ["b"], "batch_size": 8, "epochs": 1, "cache": cache}
     text = (
-        r"the model cannot run on X \[(30|rows), 5, 4\] \(the model takes \[n, h, 4\]\): .*MatMul"
+        r"the model cannot run on X \[(30|rows), 5, 4\] \(the model expects \[n, h, 4\]\): .*MatMul"
     )
 
     def made() -> Trainer:

@@ -180,10 +180,10 @@ def cut(array: Any, value: Any, at: int = 3) -> Any:
 @pytest.mark.parametrize(
     ("x", "y", "w", "text"),
     [
-        (X[:, :3], Y, None, r"X has shape \[20, 3\], but 'X' takes \[N, 5\]"),
-        (X[:, 0], Y, None, r"X has shape \[20\], but 'X' takes \[N, 5\]"),
-        (X.astype("U"), Y, None, r"X has type <U\d+, but 'X' takes float32"),
-        (X.astype(complex), Y, None, "X has type complex128, but 'X' takes float32"),
+        (X[:, :3], Y, None, r"X has shape \[20, 3\], but 'X' expects \[N, 5\]"),
+        (X[:, 0], Y, None, r"X has shape \[20\], but 'X' expects \[N, 5\]"),
+        (X.astype("U"), Y, None, r"X has type <U\d+, but 'X' expects float32"),
+        (X.astype(complex), Y, None, "X has type complex128, but 'X' expects float32"),
         (X[:19], Y, None, "different numbers of rows: X has 19, label has 20"),
         (X, Y, np.ones(19), "sample_weight has 19"),
         (X, None, None, "expects labels 'label', y has none"),
@@ -234,7 +234,7 @@ def test_integers_that_the_type_does_not_hold(value: int) -> None:
     """They would become other integers: 2⁶⁴ − 100 the label −100, which softmax ignores."""
     labels = cut((np.arange(20) % 3).astype(np.uint64), value)
     trainer = make(models.classifier(), loss="softmax_cross_entropy", epochs=1)
-    with pytest.raises(DataError, match=rf"y has {value} in row 3, but 'label' takes int64"):
+    with pytest.raises(DataError, match=rf"y has {value} in row 3, but 'label' expects int64"):
         trainer.fit(X[:, :4], labels)
     trainer.fit(X[:, :4], cut(labels, 2))
 

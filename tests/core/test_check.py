@@ -46,12 +46,12 @@ def test_a_network_that_trains() -> None:
     nodes = by_name(found)
     assert (nodes["matmul1"].status, nodes["act1"].status) == ("trainable", "passes")
     assert nodes["matmul1"].parameters == ("W1",)
-    assert nodes["matmul1"].reason == "by the family 'matmul' of gradient rules"
+    assert nodes["matmul1"].reason == "by a gradient rule of the family 'matmul'"
     assert not any(node.blocks for node in found.nodes)
     assert found.backends["fused"] == ()
     assert found.trainable
-    assert "6 parameters, 6 of them reached by a gradient from Y" in found.summary
-    assert "fused: can train it" in found.summary
+    assert "6 parameters; a gradient from Y reaches 6 of them" in found.summary
+    assert "fused: can train this model" in found.summary
 
 
 def test_what_lies_before_the_parameters_or_aside_is_frozen() -> None:
@@ -72,7 +72,7 @@ def test_an_operator_without_a_rule_blocks_what_is_before_it() -> None:
     silu = by_name(found)["Silu"]
     assert (silu.status, silu.blocks) == ("no rule", ("w",))
     assert silu.reason == "no gradient rule for Silu of my.company opset 1 is installed"
-    assert "2 parameters, 1 of them reached" in found.summary
+    assert "2 parameters; a gradient from y reaches 1 of them" in found.summary
     assert "operator Silu of my.company" in found.backends["fused"][0]
     after = report(source, params=["u"])
     assert by_name(after)["Silu"].status == "frozen"
@@ -165,7 +165,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, [path, "--all"])
     assert shown.exit_code == 0
     assert "matmul1" in shown.output
-    assert "6 parameters, 6 of them reached" in shown.output
+    assert "6 parameters; a gradient from Y reaches 6 of them" in shown.output
     told = json.loads(CliRunner().invoke(command, [path, "--json"]).output)
     assert told["backends"]["fused"] == {"can_train": True, "reasons": []}
     assert told["counts"]["trainable"] == 6

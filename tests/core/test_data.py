@@ -147,18 +147,18 @@ def test_arrays_take_the_type_of_the_graph_and_are_copied_only_then() -> None:
 @pytest.mark.parametrize(
     ("array", "spec", "text"),
     [
-        (np.zeros((3, 4)), FLOAT, r"X has shape \[3, 4\], but 'X' takes \[N, 2\]"),
+        (np.zeros((3, 4)), FLOAT, r"X has shape \[3, 4\], but 'X' expects \[N, 2\]"),
         (np.zeros(3), TensorSpec("X", 1, ("N", 1)), r"reshape it: X\.reshape\(-1, 1\)"),
         (np.zeros((3, 1)), TensorSpec("X", 1, ("N",)), r"reshape it: X\.ravel\(\)"),
         (np.zeros(2), FLOAT, r"single row, pass X\[None\]"),
-        (np.array([["a", "b"]]), FLOAT, "X has type <U1, but 'X' takes float32"),
+        (np.array([["a", "b"]]), FLOAT, "X has type <U1, but 'X' expects float32"),
         (np.zeros((3, 2), complex), FLOAT, "X has type complex128"),
-        (np.zeros(3), INTEGER, r"takes int64; convert it: X\.astype\('int64'\)"),
+        (np.zeros(3), INTEGER, r"expects int64; convert it: X\.astype\('int64'\)"),
         (np.array([[0, 1], [np.nan, 0]]), FLOAT, "not finite .first in row 1.*check_finite=False"),
         (
             np.array([[0, 1e300]]),
             FLOAT,
-            "has 1e.300 in row 0, but .* takes float32, in which this is infinite; scale",
+            "has 1e.300 in row 0, but .* expects float32, in which this is infinite; scale",
         ),
     ],
 )

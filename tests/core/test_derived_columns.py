@@ -331,7 +331,7 @@ def test_strings_that_change_or_come_in_batches() -> None:
 
 @pytest.mark.parametrize("wrong", [np.ones((4, 2)), np.array([["a", None]] * 4, object)])
 def test_what_is_no_string_is_an_error(wrong: Array) -> None:
-    with pytest.raises(DataError, match="takes strings"):
+    with pytest.raises(DataError, match="expects strings"):
         make(categories(), backend="fused").fit(wrong, np.ones((4, 1)))
 
 

@@ -194,8 +194,8 @@ def test_a_name_alone_makes_no_constant_of_what_stands_in_a_product() -> None:
 # ---------------------------------------------------------------------- what fit says
 
 LINE = (
-    "training 6 tensors with 85 numbers; Trainer.summary() or `ortflex check --all` lists them, params= "
-    "changes it"
+    "training 6 tensors with 85 numbers; `ortflex check --all` or Trainer.summary() lists them, params= "
+    "selects others"
 )
 
 

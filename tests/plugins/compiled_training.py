@@ -53,7 +53,7 @@ class CompiledTraining:
         options |= {"optimizer": "sgd", "learning_rate": 1e3}
         trainer = Trainer(network(WORKLOADS["W5"]), backend=self.backend, **options)
         before = trainer.get_state()
-        with pytest.raises(TrainingDiverged, match="at the start of epoch 1 is kept"):
+        with pytest.raises(TrainingDiverged, match="at the start of epoch 1 was restored"):
             trainer.fit(x, y)
         for name, array in trainer.get_state().items():
             assert np.array_equal(array, before[name])

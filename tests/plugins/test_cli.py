@@ -84,7 +84,7 @@ def test_training_fills_the_run_folder(folder: Path) -> None:
     result = ortflex("train", "train.toml", "epochs=4", "optimizer=adam")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    changed = "Trainer.summary() or `ortflex check --all` lists them, params= changes it"
+    changed = "`ortflex check --all` or Trainer.summary() lists them, params= selects others"
     assert lines[0] == f"training 2 tensors with 6 numbers; {changed}"
     assert lines[1].startswith("backend ")
     assert sum(line.startswith("epoch ") for line in lines) == 4
@@ -301,7 +301,7 @@ def test_init_writes_what_train_takes(folder: Path, kind: str) -> None:
         np.savez(folder / "data.npz", X=x, y=np.arange(len(x)) % 3)
     result = ortflex("init", "model.onnx", "-o", "new.toml")
     assert result.exit_code == 0, result.stderr
-    assert result.output.startswith("wrote new.toml; put the data at the path in it")
+    assert result.output.startswith("wrote new.toml; set its key data to your data")
     text = (folder / "new.toml").read_text()
     loss = {"regression": "squared_error", "classifier": "softmax_cross_entropy"}[kind]
     assert f'\nloss = "{loss}"\n' in text

@@ -293,7 +293,7 @@ def test_an_array_of_another_name_is_asked_for(folder: Path) -> None:
     result = ortflex("train", "train.toml")
     assert result.exit_code == 1
     assert (
-        "target names 'y', but there is no such array; choose one, for example data"
+        "the labels are read from 'y', but there is no such array; choose one, for example data"
         in result.output
     )
     assert "Known: labels, x" in result.output
@@ -313,13 +313,13 @@ def test_a_run_without_checkpoints_is_not_offered_for_resume(folder: Path) -> No
     again = ortflex("train", "train.toml")
     assert again.exit_code == 1
     assert "--resume" not in again.stderr
-    assert "Start a new one with --force" in again.stderr
+    assert "To start a new run, use --force" in again.stderr
     resumed = ortflex("train", "train.toml", "--resume", "run")
-    assert "this run wrote no checkpoints, which is the task of the callback" in resumed.stderr
+    assert "this run wrote no checkpoints. The callback checkpoint writes them" in resumed.stderr
     checkpoints = "callbacks=checkpoint"
     assert ortflex("train", "train.toml", checkpoints, "output=other").exit_code == 0
     again = ortflex("train", "train.toml", checkpoints, "output=other")
-    assert "Continue it with --resume" in again.stderr
+    assert "To continue it, use --resume" in again.stderr
 
 
 def test_a_folder_of_runs_is_no_run_but_names_them(folder: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_finished_run_is_not_replaced(folder: Path) -> None:
     before = content(folder / "run")
     result = ortflex("train", "train.toml", "seed=7")
     assert result.exit_code == 1
-    assert "has a run that is finished" in result.stderr
+    assert "contains a run that is finished" in result.stderr
     assert all(way in result.stderr for way in ("--resume", "--force", "another output"))
     # Resuming from elsewhere is not resuming this run.
     assert ortflex("train", "train.toml", "output=b", "seed=7").exit_code == 0
@@ -168,7 +168,7 @@ def test_one_of_two_starts_into_one_output(folder: Path) -> None:
     ]
     texts = [process.communicate(timeout=120)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 1], texts
-    assert any("is in use" in text or "has a run that" in text for text in texts)
+    assert any("is in use" in text or "contains a run that" in text for text in texts)
 
 
 def test_the_curves_are_there_while_it_trains(

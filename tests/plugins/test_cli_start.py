@@ -72,7 +72,7 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
         assert not (folder / "new.toml").exists()
         return
     assert result.exit_code == 0, result.output
-    assert "run it: ortflex train new.toml" in result.output
+    assert "next step: ortflex train new.toml" in result.output
     text = (folder / "new.toml").read_text()
     recipe = tomllib.loads(text)
     assert (recipe["loss"], recipe["data"]) == (loss, "in/mine.npz")
@@ -145,7 +145,7 @@ def test_inputs_of_other_names_are_refused_before_the_file_is_written(
     assert (result.exit_code == 0) is fits
     assert (folder / "new.toml").exists() is fits
     if not fits:
-        assert f"takes 'input', but the data have {', '.join(map(repr, arrays))}" in result.output
+        assert f"expects 'input', but the data have {', '.join(map(repr, arrays))}" in result.output
         assert "Rename arrays in the file to 'input' (or X" in result.output
     recipe = BASE + 'data = { name = "npz", path = "odd.npz", target = "label" }\n'
     Path("train.toml").write_text(recipe.replace('data = "data.npz"\n', ""))
@@ -266,8 +266,8 @@ def test_an_interrupted_run_is_not_finished(folder: Path, monkeypatch: pytest.Mo
     assert Path("run/trained.onnx").is_file()
     assert _state("run") == "interrupted"
     refused = ortflex(*call)
-    assert "has a run that was interrupted" in refused.stderr
-    assert "Continue it with --resume" in refused.stderr
+    assert "contains a run that was interrupted" in refused.stderr
+    assert "To continue it, use --resume" in refused.stderr
     assert ortflex("report", "run").exit_code == 0
     assert "<b>interrupted</b>" in Path("run/report.html").read_text("utf-8")
     with monkeypatch.context() as patch:
@@ -393,4 +393,4 @@ def test_an_epoch_that_was_cut_has_no_scores_and_a_next_step(
     assert command[:-1] == ["ortflex", *call, "--resume"]
     again = ortflex(*command[1:])
     assert again.exit_code == 0, again.output
-    assert "has a run that is finished" in ortflex(*call).stderr
+    assert "contains a run that is finished" in ortflex(*call).stderr

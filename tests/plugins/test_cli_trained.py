@@ -56,7 +56,7 @@ def expected(x: np.ndarray) -> np.ndarray:
 def test_predictions_are_those_of_the_trained_file(folder: Path, ending: str) -> None:
     result = ortflex("predict", "run", "-o", f"out.{ending}")
     assert result.exit_code == 0, result.output
-    assert "Y [40, 1] for 40 rows of the recipe's data" in result.output
+    assert "Y [40, 1], predicted by run (trained) for the recipe's data" in result.output
     if ending == "npz":
         found = np.load("out.npz")["Y"]
     elif ending == "npy":
@@ -147,7 +147,7 @@ def test_the_rows_that_the_run_held_out_are_the_default(folder: Path) -> None:
     assert scores["loss"] == pytest.approx(float(last["validation_loss"]), rel=1e-5)
     assert scores["rmse"] == pytest.approx(float(last["validation_rmse"]), rel=1e-5)
     held = round(0.3 * len(X))
-    assert f"the {held} of {len(X)} rows" in scores["data"]
+    assert f"{held} of the {len(X)} rows" in scores["data"]
     assert ortflex("predict", "held", "-o", "held.npz").exit_code == 0
     with np.load("held.npz") as arrays:
         [predicted] = arrays.values()
@@ -264,7 +264,7 @@ def test_a_tensor_without_rows_is_not_repeated_for_each_batch(
     """Class: tensors that do not have one row for each row of the data, over several batches."""
     result = ortflex("predict", "run", "--tensor", "intercept", "-o", "out.npz")
     assert result.exit_code == 0, result.output
-    assert "for 40 rows" in result.output
+    assert "intercept [1], predicted by run (trained)" in result.output
     assert np.load("out.npz")["intercept"].shape == (1,)
     np.savez("big.npz", X=np.zeros((5000, 5), np.float32), y=np.zeros((5000, 1), np.float32))
     result = ortflex("predict", "run", "big.npz", "--tensor", "intercept", "-o", "big.out.npz")

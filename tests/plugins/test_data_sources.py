@@ -71,10 +71,14 @@ def test_several_inputs_and_labels_by_name(store: Any) -> None:
         (
             {"target": "lable"},
             {"label": Y},
-            "target names 'lable', but there is no such array; choose one, for example data = { path = …, "
-            "target = \"…\" }; did you mean 'label'?",
+            "the labels are read from 'lable', but there is no such array; choose one, for example data = "
+            "{ path = …, target = \"…\" }; did you mean 'label'?",
         ),
-        ({"weight": "w"}, {"y": Y}, "weight names 'w', but there is no such array; choose one"),
+        (
+            {"weight": "w"},
+            {"y": Y},
+            "weights are read from 'w', but there is no such array; choose one",
+        ),
         ({}, {"y": Y[:3]}, "different numbers of rows: X has 4, y has 3"),
         ({}, {"y": Y, "k": np.float32(3)}, "'k' is a single value, expected at least one row"),
     ],

@@ -71,7 +71,7 @@ def test_a_folder_of_images_trains_without_a_warning(tmp_path, monkeypatch, clas
 
 
 @pytest.mark.parametrize(
-    ("shape", "way_out"), [((8, 16, 12, 3), "transpose(0, 3, 1, 2)"), ((8, 3, 9, 9), "takes")]
+    ("shape", "way_out"), [((8, 16, 12, 3), "transpose(0, 3, 1, 2)"), ((8, 3, 9, 9), "expects")]
 )
 def test_shapes_that_will_fail_are_refused(tmp_path, monkeypatch, shape, way_out):
     monkeypatch.chdir(tmp_path)

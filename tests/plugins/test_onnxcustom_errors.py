@@ -175,8 +175,8 @@ def test_parts_that_cannot_be(make: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "text"),
     [
-        (X[:, :2], Y, r"X has shape \[33, 2\], but 'X' takes \[.*, 3\]"),
-        (X[0], Y[:1], r"X has shape \[3\], but 'X' takes \[.*, 3\]"),
+        (X[:, :2], Y, r"X has shape \[33, 2\], but 'X' expects \[.*, 3\]"),
+        (X[0], Y[:1], r"X has shape \[3\], but 'X' expects \[.*, 3\]"),
         (X[:0], Y[:0], r"[Xy] is empty: its shape is \[0, "),
         (
             np.where(X[4, 1] == X, np.nan, X),
@@ -184,7 +184,7 @@ def test_parts_that_cannot_be(make: Any, text: str) -> None:
             r"X has a value that is not finite \(first in row 4",
         ),
         (X, np.where(Y[7] == Y, np.inf, Y), r"y has a value that is not finite \(first in row 7"),
-        (X, np.array(["a"] * ROWS), "y has type <U1, but 'label' takes float32"),
+        (X, np.array(["a"] * ROWS), "y has type <U1, but 'label' expects float32"),
     ],
 )
 def test_data_that_cannot_be(way: str, x: Any, y: Any, text: str) -> None:

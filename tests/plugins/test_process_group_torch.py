@@ -102,7 +102,7 @@ def test_the_command_trains_in_two_processes_to_the_bits_of_one(
     assert two.stdout.count("wrote") == 1  # one process talks
     refused = train(tmp_path, 2, "distributed=auto", "output=two")
     assert refused.returncode != 0
-    assert "has a run that is finished" in refused.stderr
+    assert "contains a run that is finished" in refused.stderr
     assert "the process of rank 0 failed" in refused.stderr
 
 

@@ -122,7 +122,8 @@ def test_check_says_straight_through() -> None:
     report = check_model(aware(np.int8, True)[0], "squared_error")
     assert [n.status for n in report.nodes] == ["trainable", "passes", "passes", "trainable"]
     assert (
-        report.nodes[0].reason == "straight-through, by the family 'quantization' of gradient rules"
+        report.nodes[0].reason
+        == "straight-through, by a gradient rule of the family 'quantization'"
     )
 
 

@@ -72,7 +72,7 @@ def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:
     text += _resting_norms(problem, requests)
     return (
         text
-        + "; Trainer.summary() or `ortflex check --all` lists them, params= changes it"
+        + "; `ortflex check --all` or Trainer.summary() lists them, params= selects others"
         + _readings(problem, requests)
     )
 
@@ -142,9 +142,9 @@ def _counted(count: int, noun: str) -> str:
 
 
 def fed(inputs: Sequence[TensorSpec], shapes: Mapping[str, Shape]) -> str:
-    """The shapes of data next to those of the inputs: ``X [30, 5, 4] (the model takes [N, h, w])``."""
+    """The shapes of data next to those of the inputs: ``X [30, 5, 4] (the model expects [N, h, w])``."""
     return ", ".join(
-        f"{i.name} {shape_text(shapes[i.name])} (the model takes {shape_text(i.shape)})"
+        f"{i.name} {shape_text(shapes[i.name])} (the model expects {shape_text(i.shape)})"
         for i in inputs
         if i.name in shapes
     )

@@ -352,15 +352,19 @@ def _read(given: Path, model: bool) -> Checkpoint:
     elif os.path.isfile(given / "history.csv"):  # a run folder
         trained = (given / "trained.onnx").is_file()
         if os.path.isdir(given / "checkpoints"):
-            text += ": this run ended before its first checkpoint"
+            text += ", because this run ended before its first checkpoint"
         else:
             text += (
-                ": this run wrote no checkpoints, which is the task of the callback checkpoint "
+                ", and this run wrote no checkpoints. The callback checkpoint writes them "
                 '(callbacks = ["checkpoint"] in the recipe)'
             )
         raise CheckpointError(
             f"{text}. "
-            + ("Its trained.onnx is a model to start from" if trained else "Start the run again")
+            + (
+                "To start from its trained weights, use its trained.onnx as the model"
+                if trained
+                else "Start the run again"
+            )
         )
     raise CheckpointError(
         f"{text}; pass the folder that Trainer.save or the checkpoint callback wrote{what}"

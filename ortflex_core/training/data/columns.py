@@ -210,7 +210,7 @@ def fit_to(array: Array, spec: TensorSpec, what: str, *, check_finite: bool = Tr
         lossy = array.dtype.kind not in "iufb" or (wanted.kind in "iub" and array.dtype.kind == "f")
         if lossy:
             raise DataError(
-                f"{what} has type {array.dtype}, but {spec.name!r} takes {wanted}; "
+                f"{what} has type {array.dtype}, but {spec.name!r} expects {wanted}; "
                 f"convert it: {what}.astype({wanted.name!r})"
             )
         if array.dtype.kind in "iu" and wanted.kind in "iu":
@@ -235,14 +235,14 @@ def _texts(array: Array, spec: TensorSpec, what: str) -> Array:
     """
     if array.dtype.kind in "biufcmM":
         raise DataError(
-            f"{what} has type {array.dtype}, but {spec.name!r} takes strings; convert it: "
+            f"{what} has type {array.dtype}, but {spec.name!r} expects strings; convert it: "
             f"{what}.astype(str)"
         )
     texts = array.astype(object)
     for place, value in np.ndenumerate(texts):
         if not isinstance(value, str | bytes):
             raise DataError(
-                f"{what} has {value!r} in row {place[0]}, but {spec.name!r} takes strings; fill in "
+                f"{what} has {value!r} in row {place[0]}, but {spec.name!r} expects strings; fill in "
                 "missing values, and convert numbers with str"
             )
     return texts
@@ -257,7 +257,7 @@ def _check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
     )
     if fits:
         return
-    text = f"{what} has shape {list(shape)}, but {spec.name!r} takes {shape_text(want)}"
+    text = f"{what} has shape {list(shape)}, but {spec.name!r} expects {shape_text(want)}"
     if len(shape) == 1 and len(want) == 2 and want[1] == 1:
         text += f"; reshape it: {what}.reshape(-1, 1)"
     elif len(shape) == 2 and len(want) == 1 and shape[1] == 1:
@@ -293,7 +293,7 @@ def _check_range(array: Array, spec: TensorSpec, what: str) -> None:
         place for place, value in np.ndenumerate(array) if not held.min <= int(value) <= held.max
     )
     raise DataError(
-        f"{what} has {array[place]} in row {place[0]}, but {spec.name!r} takes {held.dtype}: numbers "
+        f"{what} has {array[place]} in row {place[0]}, but {spec.name!r} expects {held.dtype}: numbers "
         f"from {held.min} to {held.max}"
     )
 
@@ -304,8 +304,8 @@ def _check_size(array: Array, converted: Array, spec: TensorSpec, what: str) -> 
         return
     place = tuple(np.argwhere(~np.isfinite(converted))[0])
     raise DataError(
-        f"{what} has {array[place]:.4g} in row {place[0]}, but {spec.name!r} takes {spec.numpy}, in which "
-        "this is infinite; scale the data"
+        f"{what} has {array[place]:.4g} in row {place[0]}, but {spec.name!r} expects {spec.numpy}, in "
+        "which this is infinite; scale the data"
     )
 
 

@@ -42,7 +42,7 @@ def refusals(reasons: Mapping[str, Sequence[str]], head: str = "") -> list[str]:
     """A line, which starts with ``head``, for each first reason, and one for all absent backends.
 
     >>> refusals({"a": [Absent("b is not installed")], "b": ["no float16"], "c": []})
-    ['b: no float16', 'not available here: a (`ortflex doctor` says why)']
+    ['b: no float16', 'not available here: a (`ortflex doctor` shows why)']
     """
     names_by_reason: dict[str, list[str]] = {}
     absent = []
@@ -53,7 +53,7 @@ def refusals(reasons: Mapping[str, Sequence[str]], head: str = "") -> list[str]:
             names_by_reason.setdefault(first, []).append(name)
     lines = [f"{head}{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
     if absent:
-        lines.append(f"not available here: {', '.join(absent)} (`ortflex doctor` says why)")
+        lines.append(f"not available here: {', '.join(absent)} (`ortflex doctor` shows why)")
     return lines
 
 
