@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -267,13 +268,16 @@ def test_a_call_of_one_process_that_all_have_to_make(
 ) -> None:
     """Whether the others have ended, or do something else."""
     made, text = CALLS[call]
+    trained = threading.Event()  # rank 0 has the last message of fit
 
     def job(group: ThreadGroup) -> Any:
         communicator = group.join()
         trainer = training(distributed=group, shard_state=True, optimizer="adam")
         trainer.fit(X, Y)
         if communicator.rank == 0:
+            trained.set()
             return made(trainer, tmp_path)
+        assert trained.wait(30)
         if silent:
             return internals_of(trainer).setup.problem.peers.any("elsewhere", flag=False)
         return communicator.close()
