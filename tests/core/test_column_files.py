@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,40 @@ def test_the_export_is_the_whole_file() -> None:
     out = run.export()
     assert [n.op_type for n in out.graph.node] == [n.op_type for n in model.graph.node]
     onnx.checker.check_model(out)
+
+
+OCCUPIED: dict[str, Callable[[Path], object]] = {
+    "file": lambda path: path.write_bytes(b"x"),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "link to a folder": lambda path: path.symlink_to(path.parent),
+    "pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("kind", ["folder", "filled folder", *OCCUPIED])
+def test_something_else_stands_where_the_file_belongs(
+    kind: str, folder: Path, rows_run: list[int]
+) -> None:
+    """It is replaced; a folder is refused before the rows are computed, and kept."""
+    x, y = images()
+    first = trainer()
+    first.fit(x, y)
+    (path,) = files(folder)
+    wanted = first.get_state()
+    path.unlink()
+    computed = sum(rows_run)
+    if kind in OCCUPIED:
+        OCCUPIED[kind](path)
+        again = trainer()
+        again.fit(x, y)
+        same(again.get_state(), wanted, 0)
+        return
+    path.mkdir()
+    if kind == "filled folder":
+        (path / "mine").write_text("x")
+    with pytest.raises(OutputError, match=r"is a folder, where the file .* remove it, set TMPDIR"):
+        trainer().fit(x, y)
+    assert sum(rows_run) - computed <= 8  # a few rows give the types
+    assert path.is_dir()
+    path.rename(folder / "elsewhere")
+    trainer().fit(x, y)

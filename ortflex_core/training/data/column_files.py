@@ -105,9 +105,14 @@ class ColumnFiles:
 
         Raises:
             DataError: the disk has not enough room.
-            OutputError: the folder cannot be written to.
+            OutputError: the folder cannot be written to, or has a folder of the name of the file.
         """
         path, end = _folder() / f"{key}.columns", _end(layout)
+        if path.is_dir() and not path.is_symlink():
+            raise OutputError(
+                f"{str(path)!r} is a folder, where the file of the derived columns belongs; remove it, set "
+                "TMPDIR to another folder, or pass cache='memory'"
+            )
         check_room(layout)
         with staging(path) as folder:
             new = folder / path.name
