@@ -181,7 +181,9 @@ def _prepare(
         )
     [(key, arrays)] = records.items()
     config = {k: v for record in message.content.config_records.values() for k, v in record.items()}
-    client = Client.of(_call(make_trainer, context, config))
+    given = {k: v for k, v in config.items() if k not in shared.DESCRIPTION}
+    client = Client.of(_call(make_trainer, context, given))
+    shared.check_description(client.trainer, config)
     client_state.restore(client.trainer, context, slots=slots)
     shared.load_shared(client.trainer, arrays, share)
     return client, key

@@ -48,8 +48,9 @@ def server_app(
 
     Args:
         model: the model that the clients train, as for :class:`~ortflex_core.Trainer`; its weights
-            are the first ones. A Trainer is needed where clients use ``params``, ``adapters`` or a
-            loss on another tensor than the only float output: one with the same arguments.
+            are the first ones. A Trainer is needed where clients use ``head``, ``edits``, ``params``,
+            ``adapters`` or a loss on another tensor than the only float output: one with the same
+            arguments.
         strategy: one of ``flwr.serverapp.strategy``; None (the default): ``FedAvg()``.
         share: as for :func:`client_app`.
         rounds: None (the default): ``num-server-rounds`` of the run's configuration, else 3.
@@ -91,12 +92,15 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         trainer = _trainer(model)
         first = shared.pack_shared(trainer, share)
+        # Clients may know more about the classes of a file than the file does.
+        known = shared.description(trainer) if isinstance(model, Trainer) else {}
+        sent = {**(config or {}), **known}
         result = _checked(chosen, shared.as_arrays(first)).start(
             grid,
             first,
             num_rounds=rounds or int(context.run_config.get("num-server-rounds", _ROUNDS)),
-            train_config=flwr_app.ConfigRecord(dict(config or {})),
-            evaluate_config=flwr_app.ConfigRecord(dict(config or {})),
+            train_config=flwr_app.ConfigRecord(dict(sent)),
+            evaluate_config=flwr_app.ConfigRecord(dict(sent)),
             evaluate_fn=None
             if validation_data is None
             else _evaluation(trainer, share, validation_data),

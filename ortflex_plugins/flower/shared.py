@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import io
 import math
 from collections.abc import Iterable, Mapping
@@ -15,8 +16,10 @@ from ortflex_core import (
     ConfigError,
     DataError,
     buffer_value,
+    find_changes,
     internals_of,
     running_statistics,
+    short_repr,
     suggest,
     tensors_of,
 )
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 Share = str | Iterable[str]
 """``"parameters"``, ``"adapters"``, or names and globs."""
 _SHOWN = 5
+DESCRIPTION = _CLASSES, _FIXED = "ortflex-classes", "ortflex-fixed"
+"""The keys of the server's description in the configuration that it sends."""
 
 
 def tensors(trainer: Trainer) -> dict[str, Array]:
@@ -118,6 +123,50 @@ def load_shared(trainer: Trainer, arrays: ArrayRecord, share: Share = "parameter
     put(trainer, given)
 
 
+def description(trainer: Trainer) -> dict[str, Any]:
+    """What the server's Trainer and a client's have in common besides the shapes of the shared tensors.
+
+    It has the labels of the classes in the order of the scores, and a digest of the weights that edits
+    drew and that are not trained: these are not sent.
+    """
+    classes = internals_of(trainer).setup.classes
+    fixed = _fixed(trainer)
+    digest = hashlib.sha256(b"".join(fixed[n].tobytes() for n in sorted(fixed))).hexdigest()
+    return {
+        **({} if classes is None else {_CLASSES: np.asarray(classes).tolist()}),
+        **({_FIXED: digest} if fixed else {}),
+    }
+
+
+def check_description(trainer: Trainer, config: Mapping[str, Any]) -> None:
+    """Compare a client's Trainer with the server's description in a configuration.
+
+    Raises:
+        ConfigError: the classes have another order, or a new layer that is not trained has other weights.
+    """
+    own = description(trainer)
+    both = [d[_CLASSES] for d in (own, config) if _CLASSES in d]
+    if len(both) == 2 and both[0] != both[1]:
+        raise ConfigError(
+            f"the classes of the client are {short_repr(both[0])}, those of the server "
+            f"{short_repr(both[1])}; give both the same head, edits or classes"
+        )
+    if _FIXED in config and config[_FIXED] != own.get(_FIXED):
+        names = ", ".join(_fixed(trainer)) or "none here"
+        raise ConfigError(
+            f"edits drew weights that are not trained, and so are not sent ({names}), with other values "
+            "on the client than on the server; give both the same seed and edits, or train these weights"
+        )
+
+
+def _fixed(trainer: Trainer) -> dict[str, Array]:
+    """The weights that edits drew and that are not trained."""
+    model = trainer.model
+    new = find_changes(model).new if internals_of(trainer).setup.edits else ()
+    trained = trainer.get_state()
+    return {name: model.initializer(name) for name in new if name not in trained}
+
+
 def check_arrays(given: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
     """Refuse arrays whose names or shapes differ from the expected ones.
 
@@ -125,25 +174,24 @@ def check_arrays(given: Mapping[str, Array], expected: Mapping[str, Array]) -> N
         DataError: the differences.
     """
     lines = []
-    if missing := [name for name in expected if name not in given]:
+    if missing := {name: a for name, a in expected.items() if name not in given}:
         lines.append(f"missing are {_listed(missing)}")
-    if unknown := [name for name in given if name not in expected]:
+    if unknown := {name: a for name, a in given.items() if name not in expected}:
         lines.append(f"not shared here are {_listed(unknown)}")
     for name, array in given.items():
         old = expected.get(name)
         if old is None:
             continue
         if array.shape != old.shape or array.dtype.kind not in "iuf":
-            lines.append(
-                f"{name!r} is {old.dtype}{list(old.shape)}, got {array.dtype}{list(array.shape)}"
-            )
+            lines.append(f"{name!r} is {_kind(old)}, got {_kind(array)}")
         elif not np.isfinite(array).all():
             lines.append(f"{name!r} has values that are not finite")
     if lines:
         further = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         raise DataError(
             f"the arrays are not those that are shared: {'; '.join(lines[:_SHOWN])}{further}. Server and "
-            "clients need the same model, params and share, and the strategy has to keep names and shapes"
+            "clients need the same model, head, edits, params and share; the strategy has to keep names "
+            "and shapes"
         )
 
 
@@ -206,6 +254,10 @@ def _values(array: Any) -> Array:
     return np.asarray(array.numpy())
 
 
-def _listed(names: list[str]) -> str:
-    text = ", ".join(repr(name) for name in names[:_SHOWN])
-    return text + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+def _listed(arrays: Mapping[str, Array]) -> str:
+    text = ", ".join(f"{name!r} {_kind(a)}" for name, a in list(arrays.items())[:_SHOWN])
+    return text + (f" and {len(arrays) - _SHOWN} more" if len(arrays) > _SHOWN else "")
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype}{list(array.shape)}"
