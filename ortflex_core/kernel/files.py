@@ -48,7 +48,8 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     text = f"the file {label or os.fspath(path)!r} does not exist"
     neighbors = []
     with contextlib.suppress(OSError):
-        neighbors = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
+        inside = place.parent.iterdir()
+        neighbors = [p.name for p in inside if place.suffix == p.suffix or place.stem == p.stem]
     near = f"; {suggest(place.name, neighbors)} (in {str(place.parent)!r})"
     return text + (near if neighbors else "")
 

@@ -118,3 +118,14 @@ def test_a_command_that_takes_a_model_refuses_a_recipe_by_its_own_name(
     for word in ("mine.toml", f"`ortflex {name}`", "`ortflex train mine.toml`"):
         assert word in done.output
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["train", "find-rate", "evaluate", "graph", "compare"])
+@pytest.mark.parametrize("name", ["train.tml", "train.tolm", "train", "trian.toml"])
+def test_a_mistyped_recipe_has_the_name_that_was_meant(
+    command: str, name: str, folder: Path
+) -> None:
+    """A mistake in the name or in its ending."""
+    result = ortflex(command, name)
+    assert result.exit_code == 1
+    assert f"the file '{name}' does not exist; did you mean 'train.toml'?" in result.stderr
