@@ -46,7 +46,7 @@ from ortflex_core.training.config.arguments import (
     recompute_spec,
     short_forms,
 )
-from ortflex_core.training.config.components import Parts
+from ortflex_core.training.config.components import Parts, Reading
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.label_encoding import encode_labels, with_last_axis
 from ortflex_core.training.data.opening import open_source
@@ -159,54 +159,20 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     backends = ()
     if "backend" in values:
         backends = tuple(collect(backend_choice.load_candidates, plugins, values["backend"]) or ())
-    transforms = collect(_transforms, values, plugins)
+    transforms = collect(_transforms, values, plugins) or ()
     shape_probe.complete_shapes(model)
-    edited = None
-    edits: tuple[Edit, ...] = ()
-    if {"edits", "head", "seed"} <= values.keys():
-        where = {f"edits[{k}]": edit for k, edit in enumerate(values["edits"])}
-        where |= {} if values["head"] is None else {"head": values["head"]}
-        edits = tuple(where.values())
-        edited = collect(edit_model, model, where, arguments.seed)
-    model = edited or model
-    quantizer: Quantizer | None = values.get("quantize")
-    if quantizer is not None and edited is not None:
-        edited = collect(quantize_model, _unadapted(model), quantizer)
-        model = edited or model
-    adapted = None
-    if edited is not None and "adapters" in values:
-        adapted = collect(adapt, model, values["adapters"], arguments.seed)
-    model = adapted or model
+    model, edits, whole = _change_model(model, read, arguments.seed)
     requests: list[LossRequest] = []
     if "loss" in values:
         placed = collect(loss_requests, model, values["loss"], plugins, arguments.seed)
         model, requests = placed or (model, [])
     choices: list[Choice] = []
-    if adapted and requests and {"params", "freeze"} <= values.keys():
+    if whole and requests and {"params", "freeze"} <= values.keys():
         predicted = tensors_of(requests)
         choose = selection.trainable_model
         found = collect(choose, model, predicted, arguments.params, arguments.freeze)
         model, choices = found or (model, [])
-    grouped = None
-    if "groups" in values:
-        grouped = collect(
-            groups.sort,
-            values["groups"],
-            [c for c in choices if c.sort != selection.SCALES],
-            values.get("optimizer"),
-            penalty=values.get("penalty"),
-            constraint=values.get("constraint"),
-            average=values.get("averaging"),
-            known_as=plugins["optimizers"].known_as,
-        )
-    if (
-        choices
-        and grouped is not None
-        and any(isinstance(t.constraint, Pruning) for t in grouped.constraints)
-    ):
-        paths = {c.name: c.paths for c in grouped.choices}
-        placed_terms = collect(place_prunings, grouped.constraints, model, paths)
-        grouped = attrs.evolve(grouped, constraints=placed_terms or ())
+    grouped = _group(model, choices, read)
     metrics: tuple[OutputMetric, ...] = ()
     if requests and "metrics" in values:
         metrics = collect(place_metrics, values["metrics"], requests) or ()
@@ -214,21 +180,98 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         read.problems.extend(recompute_problems(arguments.recompute, model.producers))
     read.problems.raise_all()
     assert grouped is not None
-    own = [c for c in choices if c.sort == selection.SCALES]
-    if own:
-        grouped = attrs.evolve(grouped, choices=(*grouped.choices, *own))
-        grouped = _with_scales(grouped, model, values["optimizer"])
-    if own and model.quantization is not None:
-        pairs = tuple((c.name, model.quantization.factor(c.name)) for c in own)
-        first = TransformTerm(index=len(transforms or ()), transform=ScaleFactors(factors=pairs))
-        transforms = (first, *(transforms or ()))
+    if scales := [c for c in choices if c.sort == selection.SCALES]:
+        grouped = _with_scales(grouped, scales, model, values["optimizer"])
+        transforms = (*_scale_factors(scales, model, len(transforms)), *transforms)
     check_precision(model, [c.name for c in grouped.choices if c.trained])
     backend_choice.check_available(plugins, values["device"], runtime)
+    problem = _problem(model, grouped, transforms, rules, read, arguments)
+    check_strings(problem, tensors_of(requests))
+    if problem.peers is not None and problem.peers.shards:
+        check_shards(problem)
+    optimizer, classes = problem.optimizer, arguments.classes
+    return Setup(
+        runtime=runtime,
+        plugins=plugins,
+        model=model,
+        optimizer=optimizer,
+        schedule=values["schedule"],
+        device=values["device"],
+        metrics=metrics,
+        callbacks=tuple(values["callbacks"]),
+        backends=backends,
+        requests=tuple(requests),
+        classes=targets.file_classes(model) if classes is None else np.asarray(classes),
+        learning_rate=float(arguments.learning_rate or optimizer.default_rate),
+        problem=problem,
+        sync_every=arguments.sync_every,
+        edits=edits,
+        quantizer=values["quantize"],
+        fastest=arguments.backend == backend_choice.FASTEST,
+        auto=arguments.backend == backend_choice.AUTO,
+    )
+
+
+def _change_model(model: Model, read: Reading, seed: int) -> tuple[Model, tuple[Edit, ...], bool]:
+    """The model with its edits, its quantizer and its adapters; the edits; whether all of it was made.
+
+    Where a part cannot be made, the model is that before it, so that later arguments are read, too.
+    """
+    values, collect = read.values, read.problems.collect
+    if not {"edits", "head", "seed"} <= values.keys():
+        return model, (), False
+    edits = {f"edits[{k}]": edit for k, edit in enumerate(values["edits"])}
+    edits |= {} if values["head"] is None else {"head": values["head"]}
+    changed = collect(edit_model, model, edits, seed)
+    quantizer: Quantizer | None = values.get("quantize")
+    if changed is not None and quantizer is not None:
+        model = changed
+        changed = collect(quantize_model, _unadapted(model), quantizer)
+    if changed is not None:
+        model = changed
+        changed = collect(adapt, model, values["adapters"], seed) if "adapters" in values else None
+    return changed or model, tuple(edits.values()), changed is not None
+
+
+def _group(model: Model, choices: Sequence[Choice], read: Reading) -> groups.Grouped | None:
+    """The groups of the trained weights, with the places of their prunings; None where they are wrong."""
+    values, collect = read.values, read.problems.collect
+    if "groups" not in values:
+        return None
+    grouped: groups.Grouped | None = collect(
+        groups.sort,
+        values["groups"],
+        [c for c in choices if c.sort != selection.SCALES],
+        values.get("optimizer"),
+        penalty=values.get("penalty"),
+        constraint=values.get("constraint"),
+        average=values.get("averaging"),
+        known_as=read.plugins["optimizers"].known_as,
+    )
+    if not choices or grouped is None:
+        return grouped
+    if any(isinstance(term.constraint, Pruning) for term in grouped.constraints):
+        paths = {c.name: c.paths for c in grouped.choices}
+        placed = collect(place_prunings, grouped.constraints, model, paths)
+        grouped = attrs.evolve(grouped, constraints=placed or ())
+    return grouped
+
+
+def _problem(
+    model: Model,
+    grouped: groups.Grouped,
+    transforms: tuple[TransformTerm, ...],
+    rules: Any,
+    read: Reading,
+    arguments: Arguments,
+) -> Problem:
+    """What a backend is asked to train, without its losses; the processes meet here."""
+    values, plugins = read.values, read.plugins
     peers = joining.join(plugins, values["distributed"])
     if peers is not None:
         peers.shards = arguments.shard_state
     optimizer: Optimizer = values["optimizer"]
-    problem = Problem(
+    return Problem(
         model=model,
         terms=(),
         penalties=grouped.penalties,
@@ -254,30 +297,6 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         recompute=recompute_spec(arguments.recompute),
         peers=peers,
     )
-    check_strings(problem, tensors_of(requests))
-    if peers is not None and peers.shards:
-        check_shards(problem)
-    classes = arguments.classes
-    return Setup(
-        runtime=runtime,
-        plugins=plugins,
-        model=model,
-        optimizer=optimizer,
-        schedule=values["schedule"],
-        device=values["device"],
-        metrics=metrics,
-        callbacks=tuple(values["callbacks"]),
-        backends=backends,
-        requests=tuple(requests),
-        classes=targets.file_classes(model) if classes is None else np.asarray(classes),
-        learning_rate=float(arguments.learning_rate or optimizer.default_rate),
-        problem=problem,
-        sync_every=arguments.sync_every,
-        edits=edits,
-        quantizer=quantizer,
-        fastest=arguments.backend == backend_choice.FASTEST,
-        auto=arguments.backend == backend_choice.AUTO,
-    )
 
 
 def edit_model(model: Model, edits: Mapping[str, Edit], seed: int) -> Model:
@@ -297,14 +316,24 @@ def _unadapted(model: Model) -> Model:
     return model.base if isinstance(model, AdaptedModel) else model
 
 
-def _with_scales(grouped: groups.Grouped, model: Model, optimizer: Optimizer) -> groups.Grouped:
+def _scale_factors(scales: Sequence[Choice], model: Model, index: int) -> tuple[TransformTerm, ...]:
+    """The transform of the gradients of scales that a quantizer trains."""
+    if model.quantization is None:
+        return ()
+    pairs = tuple((c.name, model.quantization.factor(c.name)) for c in scales)
+    return (TransformTerm(index=index, transform=ScaleFactors(factors=pairs)),)
+
+
+def _with_scales(
+    grouped: groups.Grouped, choices: Sequence[Choice], model: Model, optimizer: Optimizer
+) -> groups.Grouped:
     """The groups, and those of the scales that a quantizer trains: their rates, and that they stay > 0."""
-    scales = [c.name for c in grouped.choices if c.sort == selection.SCALES]
-    if not scales or model.quantization is None:
+    grouped = attrs.evolve(grouped, choices=(*grouped.choices, *choices))
+    if model.quantization is None:
         return grouped
     by_rate: dict[float, list[str]] = {}
     by_least: dict[float, list[str]] = {}
-    for name in scales:
+    for name in (c.name for c in choices):
         by_rate.setdefault(model.quantization.factor(name), []).append(name)
         smallest = float(np.log2(model.initializer(name).min()))
         by_least.setdefault(2.0 ** (np.floor(smallest) - _SMALLER), []).append(name)
