@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
-from ortflex_core import Trainer
+from ortflex_core import Trainer, gradient_model
 from ortflex_core.compiler.onnx_files import loop_bounds
 from ortflex_core.compiler.opsets.equivalence import Runner
 from ortflex_core.kernel.errors import GraphError
@@ -101,3 +102,78 @@ def test_few_doublings_train() -> None:
     trainer = Trainer(model, loss="squared_error", progress=False, backend="fused", epochs=1)
     x = np.ones((4, 3), np.float32)
     assert trainer.predict(x).shape == (1, 1)
+
+
+COLLECTING = """
+<ir_version: 9, opset_import: ["" : 18]>
+g (float[N, 3] x, float[3, 3] w) => (float[N, 3] y)
+<int64 zero = {0}, int64 one = {1}, int64[1] minus = {-1}, int64[1] first = {0}>
+{
+    h = MatMul(x, w)
+    sizes = Shape(x)
+    rows = Gather <axis = 0> (sizes, zero)
+    go = Less(zero, rows)
+    empty = SequenceEmpty()
+    last, parts = Loop("", go, zero, empty) <body = b (int64 i, bool c, int64 k, q)
+    => (bool on, int64 n, r) {
+        n = Add(k, one)
+        begin = Reshape(k, minus)
+        end = Reshape(n, minus)
+        row = Slice(h, begin, end, first)
+        wave = Sin(row)
+        PART
+        on = Less(n, rows)
+    }>
+    JOINED
+}
+"""
+APPENDED = {
+    "rows": ("r = SequenceInsert(q, wave)", "y = ConcatFromSequence <axis = 0> (parts)"),
+    "columns": (
+        "turned = Transpose <perm = [1, 0]> (wave) r = SequenceInsert(q, turned)",
+        "joined = ConcatFromSequence <axis = 1> (parts) y = Transpose <perm = [1, 0]> (joined)",
+    ),
+    "stacked": (
+        "flat = Reshape(wave, minus) r = SequenceInsert(q, flat)",
+        "y = ConcatFromSequence <axis = 0, new_axis = 1> (parts)",
+    ),
+    "stacked last": (
+        "flat = Reshape(wave, minus) r = SequenceInsert(q, flat)",
+        "joined = ConcatFromSequence <axis = -1, new_axis = 1> (parts) "
+        "y = Transpose <perm = [1, 0]> (joined)",
+    ),
+}
+
+
+def collecting(part: str, joined: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(COLLECTING.replace("PART", part).replace("JOINED", joined))
+
+
+@pytest.mark.parametrize("way", APPENDED)
+def test_a_loop_that_appends_one_tensor_an_iteration_has_its_gradient(way: str) -> None:
+    """Of any number of iterations, which is known in no file: y = sin(x w), row by row."""
+    graph = gradient_model(collecting(*APPENDED[way]), wrt=["w"])
+    rng = np.random.default_rng(0)
+    for rows in (1, 5):
+        x, dy = rng.standard_normal((2, rows, 3))
+        w = rng.standard_normal((3, 3))
+        session = onnxruntime.InferenceSession(graph.SerializeToString())
+        (cotangent,) = [i.name for i in session.get_inputs() if i.name.startswith("cotangent")]
+        feeds = {n: a.astype(np.float32) for n, a in (("x", x), ("w", w), (cotangent, dy))}
+        found = session.run(["gradient/w"], feeds)[0]
+        np.testing.assert_allclose(found, x.T @ (np.cos(x @ w) * dy), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "r = SequenceInsert(q, wave, zero)",
+        "half = SequenceInsert(q, wave) r = SequenceInsert(half, wave)",
+        "r = SequenceInsert(q, wave) length = SequenceLength(q)",
+    ],
+    ids=["in front", "twice", "length"],
+)
+def test_a_loop_that_does_more_with_its_sequence_is_refused(part: str) -> None:
+    model = collecting(part, APPENDED["rows"][1])
+    with pytest.raises(GraphError, match="only appends tensors of one shape"):
+        gradient_model(model, wrt=["w"])

@@ -197,7 +197,6 @@ NOT_BY_DYNAMO = {
     **dict.fromkeys(
         ("AdaptiveAvgPool3d", "FractionalMaxPool2d", "FractionalMaxPool3d", "RReLU"), UNKNOWN
     ),
-    "EmbeddingBag": "refused: Loop",
 }
 
 

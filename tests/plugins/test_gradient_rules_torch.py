@@ -158,20 +158,34 @@ def test_attention_equals_torch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_an_embedding_bag_of_the_exporter_without_dynamo(mode: str) -> None:
-    """A loop over the bags that gathers rows; the other exporter collects a sequence, which is refused."""
+def test_an_embedding_bag(mode: str, dynamo: bool) -> None:
+    """A loop over the bags that gathers rows; the newer exporter appends the rows to a sequence."""
     torch.manual_seed(0)
     bag = torch.nn.EmbeddingBag(7, 3, mode=mode)
     rows, offsets = torch.tensor([1, 2, 2, 5, 0, 6, 1]), torch.tensor([0, 2, 3])
-    file = io.BytesIO()
     names = ["rows", "offsets"]
-    axes = {"rows": {0: "N"}, "offsets": {0: "B"}}
-    torch.onnx.export(
-        bag, (rows, offsets), file, dynamo=False, opset_version=17,
-        input_names=names, output_names=["y"], dynamic_axes=axes,
-    )  # fmt: skip
-    graph = gradient_model(onnx.load_from_string(file.getvalue()), wrt=["weight"])
+    if dynamo:
+        sizes = ({0: torch.export.Dim("N")}, {0: torch.export.Dim("B")})
+        made = torch.onnx.export(
+            bag,
+            (rows, offsets),
+            dynamo=True,
+            dynamic_shapes=sizes,
+            input_names=names,
+            verbose=False,
+        )
+        proto = made.model_proto
+    else:
+        file = io.BytesIO()
+        axes = {"rows": {0: "N"}, "offsets": {0: "B"}}
+        torch.onnx.export(
+            bag, (rows, offsets), file, dynamo=False, opset_version=17,
+            input_names=names, output_names=["y"], dynamic_axes=axes,
+        )  # fmt: skip
+        proto = onnx.load_from_string(file.getvalue())
+    graph = gradient_model(proto, wrt=["weight"])
     bag(rows, offsets).square().sum().backward()
     feeds = {"rows": rows.numpy(), "offsets": offsets.numpy()}
     session = onnxruntime.InferenceSession(graph.SerializeToString())

@@ -212,13 +212,15 @@ def trace_node(
             # onnx's own inference drops the rank of every value that a loop carries.
             types = _TYPES[node.op_type](control)
     if control.reads_sequences:
+        collected = _collect(control, node.name) if node.op_type == "Loop" else None
+        if collected is not None:
+            return collected
         raise GraphError(
             f"{node.op_type} {node.name!r} reads a sequence; sequences are resolved while the "
             "graph is traced, which needs a number of iterations or a condition that is known at "
             f"that time, and at most {_MOST_COPIES} iterations of {_MOST_NODES_OF_SEQUENCES} "
-            "nodes in total. Ways out: export the model again so that no loop creates a "
-            "sequence, for example with a fixed number of rows, or with torch's Embedding and a "
-            "mean instead of EmbeddingBag"
+            "nodes in total, or a Loop that only appends tensors of one shape. Way out: export the "
+            "model again so that no loop reads a sequence, for example with a fixed number of rows"
         )
     return trace.node(
         node.op_type,
@@ -318,6 +320,71 @@ def _inline_loop(node: _Control) -> list[Tensor] | None:
         states, scans = after[1 : 1 + len(states)], after[1 + len(states) :]
         rows.append(scans)
     return [*states, *(_stacked(trace, parts, 0) for parts in zip(*rows, strict=True))]
+
+
+def _collect(node: _Control, name: str) -> tuple[Any, ...] | None:
+    """A Loop that appends a tensor of one shape to empty sequences in each iteration, without them."""
+    states: Sequence[Any] = node.arguments[2:]
+    places = [k for k, state in enumerate(states) if isinstance(state, sequences.SEQUENCES)]
+    captured: tuple[object, ...] = tuple(node.captures.values())
+    if any(isinstance(value, sequences.SEQUENCES) for value in captured):
+        return None
+    if any(states[k] != () for k in places):
+        return None
+    body = _without_appended(node.body, places)
+    if body is None:
+        return None
+    given = [a for k, a in enumerate(node.arguments) if k - 2 not in places]
+    graph = AttributeProto(name="body", type=AttributeProto.GRAPH, g=body)
+    plain = _Control(node.trace, {**node.attributes, "body": graph}, given, node.captures)
+    types = _loop_types(plain)
+    if any(shape is None for _, shape in types[-len(places) :]):
+        return None
+    made = node.trace.node(
+        "Loop",
+        given,
+        plain.attributes,
+        outputs=len(types),
+        name=name,
+        captures=node.captures,
+        types=types,
+    )
+    rows = iter(made[-len(places) :])
+    rest = iter(made[: -len(places)])
+    carried = [
+        sequences.Parts(next(rows), 0, 1, keepdims=False) if k in places else next(rest)
+        for k in range(len(states))
+    ]
+    return (*carried, *rest)
+
+
+def _without_appended(body: GraphProto, states: Sequence[int]) -> GraphProto | None:
+    """The body of a Loop with a result of each iteration in place of each sequence that it appends to.
+
+    ``states`` are the places of the sequences among the carried values; the new results come last, in
+    their order. None if the body does anything else with such a sequence than append a tensor.
+    """
+    out = GraphProto()
+    out.CopyFrom(body)
+    makers = {name: node for node in out.node for name in node.output}
+    for k in states:
+        before, after = out.input[2 + k].name, out.output[1 + k].name
+        node = makers.get(after)
+        if node is None or node.op_type != "SequenceInsert" or node.input[0] != before:
+            return None
+        if len(node.input) > 2 and node.input[2]:
+            return None
+        node.op_type = "Identity"
+        node.input[:] = [node.input[1]]
+    used = {name for node in out.node for name in (*node.input, *captured_names(node))}
+    used |= {value.name for value in out.output}
+    if any(out.input[2 + k].name in used for k in states):
+        return None
+    results = [onnx.ValueInfoProto(name=out.output[1 + k].name) for k in states]
+    for k in sorted(states, reverse=True):
+        del out.input[2 + k], out.output[1 + k]
+    out.output.extend(results)
+    return out
 
 
 def _inline_scan(node: _Control) -> list[Tensor] | None:

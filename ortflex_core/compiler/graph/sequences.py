@@ -2,7 +2,8 @@
 
 A sequence of known length is a tuple of tensors, so an exporter's SplitToSequence and SequenceAt
 become a Split, and joined parts a Concat. A tensor of unknown size that is split into equal parts
-is kept whole: an element is read from it by Gather.
+is kept whole: an element is read from it by Gather. So is a sequence to which a Loop appends a tensor
+in each iteration: its elements are the rows of a result of the Loop.
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ class Parts:
         """All parts concatenated along ``axis``, or stacked along a new one.
 
         Raises:
-            GraphError: the result is not the tensor that was split.
+            GraphError: the result has neither the axes of the tensor that was split, nor one less.
         """
         rank = self.whole.rank
+        if rank is not None and not self.keepdims and not new_axis:
+            return self._merged(axis % (rank - 1))
         if rank is None or new_axis == self.keepdims:
             raise GraphError(
                 f"ConcatFromSequence of parts of {self.whole!r}, whose number is not known while "
@@ -74,6 +77,16 @@ class Parts:
                 "number is not known while the graph is built"
             )
         return self.whole.trace.op.Transpose(self.whole, perm=order)
+
+    def _merged(self, axis: int) -> Tensor:
+        """The parts, without an axis of their own, one after the other along ``axis``."""
+        op, rank = self.whole.trace.op, len(self.whole.shape or ())
+        order = [k for k in range(rank) if k != self.axis % rank]
+        order.insert(axis, self.axis % rank)
+        turned = op.Transpose(self.whole, perm=order)
+        sizes = op.Shape(turned)
+        before, after = (op.Slice(sizes, [a], [b]) for a, b in ((0, axis), (axis + 2, rank)))
+        return op.Reshape(turned, op.Concat(before, [-1], after, axis=0))
 
     def _rows(self) -> Tensor:
         op = self.whole.trace.op
