@@ -38,8 +38,9 @@ def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
 class Lora(Adapter):
     """A product of two thin matrices, added to a weight: ``y = x·M + s · drop(x)·A·B``, s = alpha / rank.
 
-    A is [inputs, rank] and starts uniform in ±1/√inputs (Kaiming's with a = √5), B is [rank, outputs]
-    and starts at 0, so that the model is unchanged at the start. With ``rslora`` s is alpha / √rank.
+    A has the shape [inputs, rank] and starts with uniform values in ±1/√inputs (Kaiming's initialization
+    with a = √5). B has the shape [rank, outputs] and starts at 0, so the model is unchanged at the start.
+    With ``rslora``, s is alpha / √rank.
 
     Raises:
         ValueError: ``rank`` is not an integer above 0, ``dropout`` is not in [0, 1), ``alpha`` is 0.

@@ -48,6 +48,7 @@ from ortflex_core import (
     ports_of,
     problem_key,
     rounds_short_types,
+    setting,
     step_program,
 )
 from ortflex_plugins.backends.accumulating import Accumulator, names_of, split
@@ -77,18 +78,18 @@ class FusedBackend(Backend):
     """Trains on any onnxruntime, including inference builds: one graph, one run per step.
 
     Any loss, penalty and optimizer works; every operator between a parameter and a loss needs a
-    gradient rule (``ortflex.gradients``). ``steps_per_run`` is how many steps one graph holds;
-    ``"auto"`` chooses by the size of a step (never by a clock). All values give the same bits.
+    gradient rule (``ortflex.gradients``). All values of ``steps_per_run`` give the same bits; ``"auto"``
+    depends on the size of a step, and never on measured times.
 
-    Parameters of 2¹⁸ elements and more are updated in place if the optimizer is elementwise and longer
-    than SGD (momentum, Adam and its relatives): their gradients are outputs of the graph. Where there is
-    a C compiler, the update is compiled and reads and writes memory once; elsewhere, numpy computes the
-    same bits.
+    Parameters of 2¹⁸ elements and more are updated in place if the optimizer is elementwise and has more
+    operations than SGD (momentum, Adam and its variants): their gradients are outputs of the graph. If
+    there is a C compiler, the update is compiled and reads and writes memory once; otherwise, numpy
+    computes the same bits.
 
-    ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, where the device can: short
-    steps are bound by the launches of their kernels otherwise. If a step cannot be recorded (it has
-    control flow, or a node that runs on the CPU), it runs without a recording, and the log has the
-    reason; ``True`` makes that an error. The default is ``False``.
+    ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, if the device supports this,
+    because launching the kernels dominates the time of short steps. If a step cannot be recorded (it has
+    control flow, or a node that runs on the CPU), it runs without a recording, and the reason is logged;
+    with ``True``, this raises an error instead.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``cuda_graph`` is not a
@@ -105,8 +106,16 @@ class FusedBackend(Backend):
     shards: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
 
-    steps_per_run: int | Literal["auto"] = attrs.field(default="auto", validator=check_steps)
-    cuda_graph: bool | Literal["auto"] = attrs.field(default=False, validator=_wanted)
+    steps_per_run: int | Literal["auto"] = setting(
+        default="auto",
+        validator=check_steps,
+        help="the number of steps in one graph; `auto` chooses it by the size of a step",
+    )
+    cuda_graph: bool | Literal["auto"] = setting(
+        default=False,
+        validator=_wanted,
+        help="record a run as a CUDA graph: `auto` does this if it is possible, and True requires it",
+    )
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:

@@ -26,16 +26,15 @@ def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class Checkpoint(Callback):
     """Writes checkpoints from which ``Trainer.resume`` continues: ``<folder>/step-<number>``.
 
-    A checkpoint is due after ``epochs`` epochs, ``steps`` steps or ``minutes`` minutes, whichever of them
-    are set; by default after every epoch. It is written when the steps that are computed in one run of
-    the graph are done, and at the end of the training. The last ``keep`` checkpoints are kept, and the
-    best one in ``<folder>/best``: at the end of each epoch, ``monitor``, a column of the History, decides.
+    ``epochs``, ``steps`` and ``minutes`` set how often a checkpoint is written; by default, one is written
+    after every epoch. The callback waits until all steps of the current run of the graph are done, and it
+    also writes a checkpoint at the end of ``fit``. It keeps the last ``keep`` checkpoints, and the best one
+    in ``<folder>/best``: at the end of each epoch, the column ``monitor`` of the History decides.
 
-    Every checkpoint has the identifier of its run, which includes all resumed parts of the run. Only
-    checkpoints of the same run are removed or replaced. When the training starts, a folder with
-    ``step-<number>`` or ``best`` of another run is refused, and so is a folder in which another process
-    writes. If a run continues from a checkpoint that is not its newest, the newer ones are moved to
-    ``<folder>/superseded-<n>``.
+    Every checkpoint contains the identifier of its run; a resumed run keeps this identifier. Only
+    checkpoints of the same run are removed or replaced. If the folder contains ``step-<number>`` or
+    ``best`` of another run, or if another process writes to it, the run does not start. If a run continues
+    from a checkpoint that is not its newest, the newer ones are moved to ``<folder>/superseded-<n>``.
 
     Raises:
         ValueError: a number is not positive.
@@ -52,14 +51,22 @@ class Checkpoint(Callback):
     folder: str = setting(
         default="checkpoints", help="the folder, relative to the run folder if there is one"
     )
-    epochs: int | None = attrs.field(default=None, validator=_every)
-    steps: int | None = attrs.field(default=None, validator=_every)
-    minutes: float | None = attrs.field(default=None, validator=_every)
+    epochs: int | None = setting(
+        default=None, validator=_every, help="the number of epochs between two checkpoints"
+    )
+    steps: int | None = setting(
+        default=None, validator=_every, help="the number of steps between two checkpoints"
+    )
+    minutes: float | None = setting(
+        default=None, validator=_every, help="the number of minutes between two checkpoints"
+    )
     keep: int = setting(
         default=3, validator=number(ge=1), help="the number of the latest checkpoints to keep"
     )
     best: bool = setting(default=True, help="also keep the checkpoint of the best epoch")
-    monitor: str = setting(default=AUTO, help="a column of the History")
+    monitor: str = setting(
+        default=AUTO, help="the column of the History that decides which epoch is best"
+    )
     _best: float | None = attrs.field(default=None, init=False)
     _improved: bool = attrs.field(default=False, init=False)
     _step: int = attrs.field(default=0, init=False)

@@ -19,9 +19,9 @@ _log = logging.getLogger("ortflex")
 class CsvLog(Callback):
     """Writes the complete History as a CSV file after every epoch.
 
-    After a resume, the file also has the earlier lines. If the file cannot be written during the
-    training, for example because the disk is full, there is a warning, the training continues, and the
-    next epoch writes all lines.
+    The file of a resumed run also contains the earlier lines. If the file cannot be written during
+    training, for example because the disk is full, the callback logs a warning, training continues, and
+    all lines are written after the next epoch.
 
     Raises:
         OutputError: when the run starts, if the folder cannot be made or written to.

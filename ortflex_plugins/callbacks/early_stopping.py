@@ -20,10 +20,10 @@ _log = logging.getLogger("ortflex")
 
 @attrs.define(kw_only=True)
 class EarlyStopping(Callback):
-    """Ends the training when a value stops improving, and restores the best weights.
+    """Ends the run when a value stops improving, and restores the best weights.
 
-    The training ends after ``patience`` epochs in a row without an improvement by more than
-    ``min_delta``. Metrics declare whether higher values are better; losses are better when they are
+    The run ends after ``patience`` epochs in a row without an improvement of more than ``min_delta``.
+    Metrics declare whether higher values are better; losses are better when they are
     lower. ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or loss + penalty
     without validation data.
 

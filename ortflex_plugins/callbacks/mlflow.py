@@ -27,9 +27,9 @@ _LONGEST = 500  # the longest parameter of older stores
 class Mlflow(Tracker):
     """Tracks training as a run of MLflow: the parameters, the History, the trained model.
 
-    Metrics are the columns of the History over finished steps. If the training did not fail, the run has
-    the model as an artifact, with its signature, as ``mlflow.onnx`` writes it. A resumed training
-    continues its run. If the store cannot be reached during the training, its entries are lost and the
+    The columns of the History become metrics over finished steps. If training does not fail, the model is
+    stored as an artifact of the run, with its signature, as ``mlflow.onnx`` writes it. Resumed training
+    continues the same run. If the store cannot be reached during training, the entries are lost, and
     training continues.
 
     Raises:

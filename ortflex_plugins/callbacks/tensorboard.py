@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Tensorboard(Callback):
     """Writes event files for TensorBoard: the History, histograms of the weights, the model's graph.
 
-    ``epoch/<column>`` is the History and ``weights/<parameter>`` the weights, both by finished steps.
-    ``steps`` adds ``step/loss``, ``step/penalty`` and ``step/rate`` of every ``steps``-th step. A resumed
-    training continues in the same folder, and earlier entries of repeated steps are hidden.
+    ``epoch/<column>`` shows the History, and ``weights/<parameter>`` shows the weights, both over finished
+    steps. ``steps`` adds ``step/loss``, ``step/penalty`` and ``step/rate`` for every ``steps``-th step. A
+    resumed run continues in the same folder, and earlier entries of repeated steps are hidden.
 
     Raises:
         ConfigError: tensorboardX is not installed (extra ``tensorboard``).

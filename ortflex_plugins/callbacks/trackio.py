@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Trackio(Tracker):
     """Tracks training as a run of trackio, on this machine: the parameters and the History.
 
-    Metrics are the columns of the History over finished steps. A resumed training continues its run. If
-    entries cannot be written during the training, there is a warning and the training continues.
-    ``trackio show`` opens the page; TRACKIO_DIR is the folder of the files.
+    The columns of the History become metrics over finished steps. Resumed training continues the same run.
+    If entries cannot be written during training, the callback logs a warning, and training continues.
+    ``trackio show`` opens the page; the variable TRACKIO_DIR sets the folder of the files.
 
     Raises:
         ConfigError: trackio is not installed (extra ``trackio``), or no run can be opened.

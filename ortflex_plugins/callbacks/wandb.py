@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Wandb(Tracker):
     """Tracks training as a run of Weights & Biases: the parameters, the History, the trained model.
 
-    Metrics are the columns of the History over finished steps. A resumed training continues its run
-    (offline: with another folder of the same run). If entries cannot be written during the training, there
-    is a warning and the training continues. ``wandb sync`` sends runs that were made offline.
+    The columns of the History become metrics over finished steps. Resumed training continues the same run
+    (offline, in another folder of the same run). If entries cannot be written during training, the callback
+    logs a warning, and training continues. ``wandb sync`` uploads runs that were recorded offline.
 
     Raises:
         ConfigError: wandb is not installed (extra ``wandb``), or no run can be opened.

@@ -39,7 +39,7 @@ The command ``new-plugin`` is the function ``new_plugin`` of the module ``new_pl
 """
 
 
-_ELSEWHERE = {
+ELSEWHERE = {
     **dict.fromkeys(("fit", "run", "resume", "finetune"), "train"),
     **dict.fromkeys(("new", "create", "config"), "init"),
     **dict.fromkeys(("eval", "test", "score", "validate"), "evaluate"),
@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from ortflex_core import suggest
 
-            ctx.fail(f"unknown command {args[0]!r}; {suggest(args[0], COMMANDS, _ELSEWHERE)}")
+            ctx.fail(f"unknown command {args[0]!r}; {suggest(args[0], COMMANDS, ELSEWHERE)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -111,7 +111,7 @@ def guarded(command: Callable[[], Any]) -> Any:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ortflex")
 def main() -> None:
-    """Train ONNX models with onnxruntime. Every part of the training can be a plugin.
+    """Train ONNX models with onnxruntime. Losses, optimizers, backends and all other parts are plugins.
 
     The exit code is 0 after success, 1 after an error (ORTFLEX_DEBUG=1 shows the traceback), 2 if
     the command line is invalid, and 130 after Ctrl-C.

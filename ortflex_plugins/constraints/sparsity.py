@@ -31,17 +31,17 @@ def _share(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Sparsity(Pruning):
-    """A share of the weights is zero: those of the smallest size.
+    """Sets a share of the weights to zero: the weights with the smallest absolute values.
 
-    With ``magnitude``, they are the ``round(share · n)`` elements of the smallest ``|w|`` of each tensor,
-    or, with ``scope="global"``, of all tensors together. With ``channels``, they are the channels of
-    outputs of the smallest ``‖w‖₂`` of each product or convolution; their biases, and their scales and
-    offsets in normalizations that follow, become zero, too. With ``N:M``, such as ``2:4``, the N largest
-    ``|w|`` of every M neighbors along the first axis that is summed over (inputs, input channels) stay,
-    and the share is 1 − N/M.
+    With ``magnitude``, these are the ``round(share · n)`` elements with the smallest ``|w|`` in each
+    tensor or, with ``scope="global"``, in all tensors together. With ``channels``, they are the output
+    channels with the smallest ``‖w‖₂`` in each product or convolution; the biases of these channels, and
+    their scales and offsets in normalizations that follow, also become zero. With ``N:M``, such as
+    ``2:4``, the N largest ``|w|`` of every M neighbors along the first axis that is summed over (inputs,
+    input channels) are kept, and the share is 1 − N/M.
 
-    Equal sizes are ordered by position. At least one element or channel of each tensor stays. The share
-    grows from ``begin`` to ``end`` of the training as Zhu & Gupta propose, and zeros stay zero.
+    Equal values are ordered by position. At least one element or channel of each tensor is kept. The share
+    grows from ``begin`` to ``end`` as Zhu & Gupta propose, and zeros stay zero.
 
     Raises:
         ValueError: a share outside of [0, 1), another method, or ``end`` before ``begin``.

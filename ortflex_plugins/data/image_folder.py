@@ -70,7 +70,7 @@ class ImageFolder(DataSource):
     (v / 255 − mean) / std. Labels are the numbers of the classes, int64 [rows], in the order of their
     names or of ``classes``. Folders inside the folder of a class are also read. A folder of images without
     folders for classes, or one image, has no labels: for predictions, or for training by a teacher. Data
-    that do not fit into the buffer are read during the training, one image at a time, so that all images
+    that do not fit into the buffer are read during training, one image at a time, so that all images
     are shuffled.
 
     Raises:

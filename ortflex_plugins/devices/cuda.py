@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Device, Runtime, Value, install_command
+from ortflex_core import Array, Device, Runtime, Value, install_command, setting
 
 _PROVIDER = "CUDAExecutionProvider"
 
@@ -24,8 +24,8 @@ def _natural(instance: object, attribute: attrs.Attribute[int], value: int) -> N
 class Cuda(Device):
     """Tensors on GPU number ``index``; ``device="cuda:1"`` is ``Cuda(index=1)``.
 
-    The backend fused copies training data of at most ``data_bytes`` to the GPU once and gathers the rows
-    of each batch there. If the data are larger, it copies every batch.
+    The backend ``fused`` copies training data of at most ``data_bytes`` to the GPU once and gathers the
+    rows of each batch there. If the data are larger, it copies every batch.
 
     >>> Cuda(index=1).providers()[0]
     ('CUDAExecutionProvider', {'device_id': 1})
@@ -33,8 +33,14 @@ class Cuda(Device):
 
     name: ClassVar[str] = "cuda"
     aliases: ClassVar[tuple[str, ...]] = ("gpu",)
-    index: int = attrs.field(default=0, validator=_natural)
-    data_bytes: int = attrs.field(default=2**30, validator=_natural)
+    index: int = setting(
+        default=0, validator=_natural, help="the number of the GPU, counted from 0"
+    )
+    data_bytes: int = setting(
+        default=2**30,
+        validator=_natural,
+        help="the largest size of training data that are copied to the GPU once",
+    )
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:

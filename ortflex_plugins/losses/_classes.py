@@ -37,7 +37,7 @@ def class_weight_field() -> Any:
         default=None,
         converter=attrs.converters.optional(_numbers),
         validator=attrs.validators.optional(_check_weights),
-        help="the weight of each class; ``balanced`` counts the labels of the training; not set: equal",
+        help="the weight of each class; ``balanced`` counts the training labels; not set: equal",
     )
 
 

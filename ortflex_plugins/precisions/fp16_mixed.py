@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 from onnx import TensorProto
 
-from ortflex_core import Growth, Precision, hyper, is_count, number
+from ortflex_core import Growth, Precision, hyper, is_count, number, setting
 
 
 def _check_count(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -30,10 +30,10 @@ class Fp16Mixed(Precision):
     scale s.
 
     If ``dynamic`` is True, s starts at ``loss_scale``, is doubled after ``growth_steps`` updates in a row
-    with finite gradients, and is halved if a gradient is not finite. That update is left out: weights,
+    with finite gradients, and is halved if a gradient is not finite. Such an update is skipped: weights,
     slots and statistics do not change. The step counts for schedules, but not for bias corrections,
     averages and noise. s and its counters are part of the optimizer's state and of checkpoints. If
-    ``dynamic`` is False, s is constant, and gradients that are not finite end the training.
+    ``dynamic`` is False, s is constant, and the run stops with an error if a gradient is not finite.
 
     Raises:
         ValueError: ``loss_scale`` is not positive, ``growth_steps`` is not a positive integer, or
@@ -60,8 +60,14 @@ class Fp16Mixed(Precision):
     loss_scale: float = hyper(
         default=65536.0, validator=number(gt=0), help="the factor of the losses at the start"
     )
-    dynamic: bool = attrs.field(default=True, validator=_check_flag)
-    growth_steps: int = attrs.field(default=2000, validator=_check_count)
+    dynamic: bool = setting(
+        default=True, validator=_check_flag, help="whether the loss scale adapts to the gradients"
+    )
+    growth_steps: int = setting(
+        default=2000,
+        validator=_check_count,
+        help="the number of consecutive updates with finite gradients after which the scale is doubled",
+    )
 
     @property
     def scale(self) -> Any:

@@ -34,10 +34,11 @@ _joined: list[_World] = []
 
 @attrs.frozen(kw_only=True)
 class Mpi(ProcessGroup):
-    """Processes that mpiexec or srun started: all of MPI's world.
+    """Processes that mpiexec or srun started: all processes of MPI's world.
 
-    ``timeout`` is how many seconds a process waits for the others at every message. A process that
-    waited in vain ends all processes when it ends, because MPI would wait for them at its end, too.
+    ``timeout`` is the number of seconds for which a process waits for the others at every message. If a
+    process has waited too long, it ends all other processes when it ends, because MPI would otherwise
+    wait for them.
 
     Raises:
         ValueError: ``timeout`` is not positive.

@@ -33,7 +33,8 @@ class Torch(ProcessGroup):
     """Processes that torchrun, Slurm, Ray Train or Spark's TorchDistributor started.
 
     They communicate through gloo. If the program has already initialized a group, that group is used.
-    ``timeout`` is how many seconds a process waits for the others, at the start and at every message.
+    ``timeout`` is the number of seconds for which a process waits for the others, at the start and at every
+    message.
 
     Raises:
         ValueError: ``timeout`` is not positive.

@@ -34,7 +34,11 @@ class Constant(Schedule):
     name: ClassVar[str] = "constant"
 
     # With "epoch", the loop computes the rate only once per epoch.
-    by: Unit = attrs.field(default="epoch", validator=one_of("step", "epoch", "rows"))
+    by: Unit = setting(
+        default="epoch",
+        validator=one_of("step", "epoch", "rows"),
+        help="the unit of time: finished steps, epochs or rows",
+    )
 
     def rate(self, base: float, progress: Progress) -> float:
         """The base rate."""

@@ -49,7 +49,9 @@ class Plateau(Schedule):
     name: ClassVar[str] = "plateau"
     aliases: ClassVar[tuple[str, ...]] = ("reduce_on_plateau", "reducelronplateau")
 
-    by: Unit = attrs.field(default="epoch", validator=one_of("epoch"))
+    by: Unit = setting(
+        default="epoch", validator=one_of("epoch"), help="the unit of time: finished epochs"
+    )
     monitor: str = setting(default="auto", help="a column of the History")
     mode: Literal["auto", "min", "max"] = setting(
         default="auto",

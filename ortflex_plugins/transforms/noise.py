@@ -14,7 +14,7 @@ from ortflex_core import Ops, Tensor, Transform, TransformContext, hyper, normal
 class Noise(Transform):
     """Adds Gaussian noise that decreases with time: ``g ← g + σ·z`` with ``σ² = eta / (1 + t)^gamma``.
 
-    t is the number of earlier updates. z is standard normal and depends only on the seed of the training,
+    t is the number of earlier updates. z is standard normal and depends only on the seed of the run,
     the name of the parameter and t, so a resumed run and every backend draw the same numbers.
 
     Raises:

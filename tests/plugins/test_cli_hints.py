@@ -12,6 +12,7 @@ import pytest
 
 from ortflex_core import (
     KINDS,
+    TABLES,
     Arguments,
     ConfigError,
     DataError,
@@ -22,6 +23,7 @@ from ortflex_core import (
     names_elsewhere,
 )
 from ortflex_core.kernel.errors import ArgumentError
+from ortflex_plugins.cli.main import COMMANDS, ELSEWHERE
 from ortflex_plugins.cli.plugin_details import kind_of
 from ortflex_plugins.data.csv import Csv
 from tests import models
@@ -192,6 +194,20 @@ def test_a_name_shows_its_parameters_with_defaults(name: str) -> None:
         assert field["help"] in row
 
 
+def test_every_parameter_of_every_component_has_a_meaning() -> None:
+    """The class: a row without a meaning in the tables of `ortflex plugins NAME` and of the reference."""
+    registries = [r for r in plugins() if r.kind in KINDS and r.kind not in TABLES]
+    without = [
+        f"{registry.kind} {entry.name} {field['name']}"
+        for registry in registries
+        for entry in registry
+        if entry.distribution == "ortflex"
+        for field in component_schema(registry.load(entry.name))
+        if not field["help"]
+    ]
+    assert not without
+
+
 def test_a_name_of_two_kinds_shows_both() -> None:
     text = ortflex("plugins", "elastic").output
     assert "elastic (loss, from ortflex" in text
@@ -343,3 +359,12 @@ def test_a_value_without_quotation_marks_is_shown(folder: Path, line: str, text:
 def test_a_mistyped_data_file_has_the_nearest_name(folder: Path) -> None:
     for command in (("evaluate", "train.toml", "dta.npz"), ("train", "train.toml", "data=dta.npz")):
         assert "did you mean 'data.npz'?" in ortflex(*command).stderr
+
+
+def test_a_command_of_another_tool_or_a_mistyped_one_has_the_name_here() -> None:
+    """The class: the name of a command that other tools have, such as fit, or one with a mistake."""
+    assert not set(COMMANDS) & set(ELSEWHERE)
+    for name, command in {**ELSEWHERE, "trian": "train", "evaluat": "evaluate"}.items():
+        result = ortflex(name, "run")
+        assert result.exit_code == 2
+        assert f"did you mean {command!r}" in result.stderr, name

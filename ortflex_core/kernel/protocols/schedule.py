@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from ortflex_core.kernel.component import Component, one_of
+from ortflex_core.kernel.component import Component, one_of, setting
 from ortflex_core.kernel.types import Progress
 
 Unit = Literal["step", "epoch", "rows"]
@@ -25,12 +25,13 @@ class ScheduleContext:
 
 @attrs.frozen(kw_only=True)
 class Schedule(Component, abc.ABC):
-    """The learning rate as a pure function of the progress.
+    """The learning rate as a pure function of the progress."""
 
-    ``by`` is the unit of time: the number of finished steps, epochs or rows.
-    """
-
-    by: Unit = attrs.field(default="step", validator=one_of("step", "epoch", "rows"))
+    by: Unit = setting(
+        default="step",
+        validator=one_of("step", "epoch", "rows"),
+        help="the unit of time: finished steps, epochs or rows",
+    )
 
     def time(self, progress: Progress) -> int:
         """The time since the start of the run, in this schedule's unit."""

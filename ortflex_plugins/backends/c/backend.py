@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core import Backend, Device, Problem, Runtime
+from ortflex_core import Backend, Device, Problem, Runtime, setting
 from ortflex_plugins.backends.step_plan import check_steps
 from ortflex_plugins.c.compiler import obstacle
 from ortflex_plugins.operators.calls import NotTranslatable
@@ -14,18 +14,16 @@ from ortflex_plugins.operators.calls import NotTranslatable
 
 @attrs.frozen(kw_only=True)
 class CBackend(Backend):
-    """Trains with C: the step program as one file of loops, compiled by the system's C compiler.
+    """Trains with C: writes the step as one file of loops, which the system's C compiler compiles.
 
-    The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of the
-    other backends. Many steps are one call, which gathers the rows of each step itself, so short steps
-    cost microseconds. The compiled file is kept in the user's cache folder. A step is compiled for one
-    size of batches, and again for a shorter last batch. Predictions and evaluations run on onnxruntime.
+    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients and
+    optimizers are the same as on the other backends. One call runs many steps and gathers the rows of
+    each step itself, so short steps take only microseconds. The compiled file is stored in the user's
+    cache folder. Each size of a batch is compiled separately, for example that of a shorter last batch.
+    Predictions and evaluations run on onnxruntime.
 
-    The bits of a result do not depend on the compiler or its options, but on whether the CPU has fused
-    multiply-add. One thread computes.
-
-    ``steps_per_run`` is how many steps one call has; ``"auto"`` uses an epoch, or as many steps as
-    fit into a bounded amount of work.
+    The bits of a result do not depend on the compiler or its options; they depend on whether the CPU has
+    fused multiply-add. The step uses one thread.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer.
@@ -39,7 +37,11 @@ class CBackend(Backend):
     stability = "experimental"
     priority: ClassVar[float] = 4
 
-    steps_per_run: int | str = attrs.field(default="auto", validator=check_steps)
+    steps_per_run: int | str = setting(
+        default="auto",
+        validator=check_steps,
+        help="the number of steps per call; `auto` is an epoch, or fewer steps if they take longer",
+    )
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:

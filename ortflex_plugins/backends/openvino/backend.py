@@ -19,6 +19,7 @@ from ortflex_core import (
     Runtime,
     Unsupported,
     install_command,
+    setting,
 )
 from ortflex_plugins.backends.step_plan import check_steps
 
@@ -47,19 +48,15 @@ def _folder(instance: object, attribute: attrs.Attribute[Any], value: Any) -> No
 
 @attrs.frozen(kw_only=True)
 class OpenVinoBackend(Backend):
-    """Trains with OpenVINO: the step program with its state inside, on the processor.
+    """Trains with OpenVINO on the CPU: compiles the step with its state inside the model.
 
-    The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of the
-    other backends. Weights, optimizer state and running statistics stay inside the compiled model;
-    predictions and evaluations run on onnxruntime. Random draws, such as those of Dropout, are computed
-    by onnxruntime, since OpenVINO has 32-bit integers.
+    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients and
+    optimizers are the same as on the other backends. Weights, optimizer state and running statistics stay
+    inside the compiled model. Predictions and evaluations run on onnxruntime, and so do random draws,
+    such as those of Dropout, because OpenVINO has only 32-bit integers.
 
-    ``steps_per_run`` is how many steps one graph holds; ``"auto"`` chooses by the size of a step.
-    ``inference_precision`` is OpenVINO's hint of the same name: ``"f32"`` computes in float32,
-    ``"bf16"`` lets OpenVINO choose operators to compute in bfloat16, ``"f16"`` in float16, on
-    processors with such arithmetic. OpenVINO's own default on a processor with AMX is bfloat16.
-    ``cache_folder`` is a folder where OpenVINO stores compiled models for later processes; it is made
-    if it does not exist. None (the default) stores nothing.
+    ``inference_precision="bf16"`` and ``"f16"`` need a processor with such arithmetic. The default of
+    OpenVINO itself on a processor with AMX is bfloat16.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer,
@@ -74,9 +71,24 @@ class OpenVinoBackend(Backend):
     stability = "experimental"
     priority: ClassVar[int] = 4
 
-    steps_per_run: int | str = attrs.field(default="auto", validator=check_steps)
-    inference_precision: str = attrs.field(default="f32", validator=_precision)
-    cache_folder: str | None = attrs.field(default=None, converter=_path, validator=_folder)
+    steps_per_run: int | str = setting(
+        default="auto",
+        validator=check_steps,
+        help="the number of steps in one graph; `auto` chooses it by the size of a step",
+    )
+    inference_precision: str = setting(
+        default="f32",
+        validator=_precision,
+        help="OpenVINO's hint: `f32`, or `bf16` or `f16`, which let OpenVINO compute some operators in "
+        "bfloat16 or float16",
+    )
+    cache_folder: str | None = setting(
+        default=None,
+        converter=_path,
+        validator=_folder,
+        help="a folder in which OpenVINO stores compiled models for later processes; it is created if it "
+        "does not exist",
+    )
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:

@@ -18,6 +18,7 @@ from ortflex_core import (
     Runtime,
     install_command,
     numpy_dtype,
+    setting,
 )
 from ortflex_plugins.backends.step_plan import check_steps
 from ortflex_plugins.operators.calls import NotTranslatable
@@ -32,17 +33,15 @@ def _platform(instance: object, attribute: attrs.Attribute[Any], value: Any) -> 
 
 @attrs.frozen(kw_only=True)
 class XlaBackend(Backend):
-    """Trains with JAX: the step program as a function over arrays, many steps in one ``lax.scan``.
+    """Trains with JAX: translates the step into a function over arrays; one ``lax.scan`` runs many steps.
 
-    The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of
-    the other backends; JAX only compiles it, without differentiation. Training data stay in JAX's
-    memory, and the rows of a step are gathered there. Predictions and evaluations run on
-    onnxruntime.
+    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients and
+    optimizers are the same as on the other backends; JAX only compiles it and differentiates nothing.
+    Training data stay in JAX's memory, where the rows of each step are gathered. Predictions and
+    evaluations run on onnxruntime.
 
-    ``steps_per_run`` is how many steps one call has; ``"auto"`` uses an epoch, or as many steps as
-    fit into a bounded amount of work. ``platform`` is a name of JAX's devices, ``"cpu"``,
-    ``"cuda"`` or ``"tpu"``; only ``"cpu"`` is tested. XLA uses one thread per processor of the
-    process; ``threads`` does not change this.
+    Only ``platform="cpu"`` is tested. XLA uses one thread per processor of the process; ``threads`` has
+    no effect.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``platform`` is not a
@@ -58,8 +57,14 @@ class XlaBackend(Backend):
     priority: ClassVar[int] = 5
     recomputes: ClassVar[bool] = True
 
-    steps_per_run: int | str = attrs.field(default="auto", validator=check_steps)
-    platform: str = attrs.field(default="cpu", validator=_platform)
+    steps_per_run: int | str = setting(
+        default="auto",
+        validator=check_steps,
+        help="the number of steps per call; `auto` is an epoch, or fewer steps if they take longer",
+    )
+    platform: str = setting(
+        default="cpu", validator=_platform, help="the name of JAX's devices: `cpu`, `cuda` or `tpu`"
+    )
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
