@@ -297,6 +297,7 @@ def a_run_that_ends(folder: Path) -> None:
     trainer.fit(*regression(rows=4, features=3))
     content = types.SimpleNamespace(content=dict)
     run_folder.finish(folder / "run", trainer, content)  # type: ignore[arg-type]
+    run_folder.was_interrupted(folder / "run")
 
 
 # Data -------------------------------------------------------------------------------------------------

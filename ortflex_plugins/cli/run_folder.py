@@ -179,17 +179,22 @@ def _refusal(folder: Path, names: list[str]) -> str:
             f"the folder {str(folder)!r} contains {shown}, which this run would replace; set another "
             "output folder, or rename this one with --force"
         )
-    mark = None
-    with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
-        mark = read_json(folder / _VERSIONS)["state"]
     state = "is finished" if "trained.onnx" in names else "has begun"
-    state = "was interrupted" if mark == "interrupted" else state
+    state = "was interrupted" if was_interrupted(folder) else state
     has_checkpoints = _CHECKPOINTS in names
     return (
         f"the folder {str(folder)!r} contains a run that {state} ({shown}). "
         + f"To continue it, use --resume {folder}. " * has_checkpoints
         + "To start a new run, use --force, which renames the old folder, or set another output folder"
     )
+
+
+def was_interrupted(folder: Path) -> bool:
+    """Whether Ctrl-C ended the run of a folder; False if its versions.json cannot be read."""
+    try:
+        return bool(read_json(folder / _VERSIONS)["state"] == "interrupted")
+    except (OSError, TypeError, ValueError, KeyError):
+        return False
 
 
 def _rename(folder: Path, recipe: Recipe) -> Path:
