@@ -309,13 +309,15 @@ def loss_of_labels(
 
     If the scores have the shape [N, C > 1], one whole number or name per row is a class; if they have one
     more axis of C classes than whole numbers have axes, these are classes, too. If there is one score per
-    row, labels of two different names, or that are only 0 and 1, are two classes.
+    row, labels of two different names, or that are only 0 and 1 (or 0.0 and 1.0), are two classes.
     """
     shape = model.value(output).shape
-    if shape is None or len(shape) < 2 or labels.dtype.kind not in "iubUSO":
+    if shape is None or len(shape) < 2 or labels.dtype.kind not in "iubfUSO":
         return None
     one_a_row = labels.ndim == 1 or labels.shape[1:] == (1,)
     classes = shape[1]
+    if labels.dtype.kind == "f" and classes != 1:
+        return None
     kind = "names" if labels.dtype.kind in "USO" else "whole numbers"
     if len(shape) == 2 and isinstance(classes, int) and classes > 1 and one_a_row:
         why = (
@@ -381,7 +383,29 @@ _FEW_CLASSES = 20
 """The number of different whole numbers up to which they count as classes."""
 
 
-def check_recipe(text: str, folder: Path, plugins: Plugins, data: str) -> None:
+def few_whole_numbers(labels: Array | None) -> list[float]:
+    """The values of labels that are few whole numbers, one per row, of any type; empty for other labels."""
+    if labels is None or labels.dtype.kind not in "iuf" or labels.size != len(labels):
+        return []
+    found = sorted(set(labels.ravel().tolist()))
+    whole = all(float(value).is_integer() for value in found)
+    return found if whole and len(found) <= _FEW_CLASSES else []
+
+
+def _as_floats(labels: Array | None) -> str:
+    """The end of an error about labels that are classes, but floats; "" for other labels."""
+    found = few_whole_numbers(labels)
+    if labels is None or labels.dtype.kind != "f" or not found:
+        return ""
+    return (
+        f". The labels are whole numbers of the type {labels.dtype} ({', '.join(map(str, found[:5]))}): if "
+        "they are classes, save them as integers: y.astype(numpy.int64), or in a table 0 instead of 0.0"
+    )
+
+
+def check_recipe(
+    text: str, folder: Path, plugins: Plugins, data: str, labels: Array | None
+) -> None:
     """Check that the data fit the model and the loss of a recipe, without a session.
 
     Raises:
@@ -409,4 +433,4 @@ def check_recipe(text: str, folder: Path, plugins: Plugins, data: str) -> None:
         problem = attrs.evolve(inner.problem, terms=inner.live.terms(columns))
         inner.live.preparing(problem).columns(columns)
     except OrtflexError as error:
-        raise ConfigError(f"{data}: {error}. Nothing was written") from error
+        raise ConfigError(f"{data}: {error}{_as_floats(labels)}. Nothing was written") from error

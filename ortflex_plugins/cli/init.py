@@ -89,7 +89,7 @@ def init(
     if look is not None and data is not None:
         from ortflex_plugins.cli.data_preview import check_recipe
 
-        check_recipe(text, output.parent, plugins, data)
+        check_recipe(text, output.parent, plugins, data, look.labels)
     write_bytes(output, text.encode())
     if look is not None:
         click.echo(f"wrote {output}; next step: ortflex train {output}")
@@ -134,7 +134,12 @@ def template(
     if head is not None:
         given = Arguments(loss="", head=head).head
         model = apply_edits(model, [read_head(given, plugins)], 0, ["--classes"])
-    from ortflex_plugins.cli.data_preview import classes_of_labels, loss_of_inputs, loss_of_labels
+    from ortflex_plugins.cli.data_preview import (
+        classes_of_labels,
+        few_whole_numbers,
+        loss_of_inputs,
+        loss_of_labels,
+    )
 
     output, loss, why = suggest_loss(model)
     labels = None if look is None else look.labels
@@ -150,6 +155,11 @@ def template(
     elif labels is not None and raw:
         if (found := loss_of_labels(model, output, labels)) is not None:
             loss, why, options = found
+        elif values := few_whole_numbers(labels):
+            why += (
+                f". The labels are {len(values)} different whole numbers: if they are classes, `ortflex "
+                f"init --classes {len(values)}` gives the model a score for each"
+            )
     elif look is None and raw and (named := loss_of_names(model, output)) is not None:
         loss, why, options = named
     read = options.get("predicted")

@@ -86,11 +86,13 @@ def test_shapes_that_will_fail_are_refused(tmp_path, monkeypatch, shape, way_out
     assert run("init", "m.onnx", "--data", "d.npz").exit_code == 0
 
 
-def scores(path, name, shape):
-    """x [n, 4] -> one product and a name for the result."""
+def scores(path, name, shape, after=""):
+    """x [n, 4] -> one product, perhaps an operator after it, and a name for the result."""
     count = shape[-1]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["t" if after else name])]
+    nodes += [helper.make_node(after, ["t"], [name])] if after else []
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], [name])],
+        nodes,
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*shape[:-1], 4])],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)],
@@ -217,6 +219,55 @@ def test_other_classes_than_the_model_s(tmp_path, monkeypatch, count, labels, ke
         Path("train.toml").write_text(text.replace("validation = 0.2", other), "utf-8")
         done = run("train", "train.toml", "output=run", "epochs=1", "--force")
         assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("table", [False, True])
+def test_classes_as_floats_are_said_to_be_floats(tmp_path, monkeypatch, softmax, table):
+    """The advice is tried; other numbers have none."""
+    monkeypatch.chdir(tmp_path)
+    scores("m.onnx", "y", ["n", 3], "Softmax" * softmax)
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    kinds = np.arange(60) % 3
+
+    def init(labels):
+        if table:
+            head = ",".join([*"abcd", "y"])
+            rows = [
+                "\n" + ",".join(map(str, [*row, label]))
+                for row, label in zip(x, labels, strict=True)
+            ]
+            Path("d.csv").write_text(head + "".join(rows))
+        else:
+            np.savez("d.npz", X=x, y=labels)
+        return run("init", "m.onnx", "--data", "d.csv" if table else "d.npz", "--force")
+
+    refused = init(kinds.astype(float))
+    assert refused.exit_code == 1
+    assert "(0.0, 1.0, 2.0): if they are classes, save them as integers" in refused.output
+    assert not Path("train.toml").exists()
+    assert "if they are classes" not in init(np.linspace(0, 1, 60)).output
+    assert init(kinds).exit_code == 0
+    assert Recipe.load("train.toml").loss == "softmax_cross_entropy"
+
+
+def test_a_regression_on_few_whole_numbers_says_how_they_become_classes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores("m.onnx", "y", ["n", 1])
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    for labels, few in (
+        (np.arange(60) % 3, True),
+        (np.arange(60.0) % 3, True),
+        (np.arange(60.0), False),
+    ):
+        np.savez("d.npz", X=x, y=labels)
+        assert run("init", "m.onnx", "--data", "d.npz", "--force").exit_code == 0
+        text = " ".join(Path("train.toml").read_text("utf-8").replace("#", " ").split())
+        assert ("`ortflex init --classes 3`" in text) == few
+        assert Recipe.load("train.toml").loss == "squared_error"
+    np.savez("d.npz", X=x, y=np.arange(60) % 3)
+    made = run("init", "m.onnx", "--data", "d.npz", "--force", "--classes", "3")
+    assert made.exit_code == 0, made.output
 
 
 def test_labels_that_no_loss_takes_are_refused(tmp_path, monkeypatch):
