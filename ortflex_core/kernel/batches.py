@@ -145,7 +145,7 @@ def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
             "batches": "an iterable of batches",
         }
         raise DataError(
-            f"the interrupted training had {names.get(was, repr(was))}, but this one has "
+            f"the interrupted run had {names.get(was, repr(was))}, but this one has "
             f"{names[kind]}, so the order of the rows would differ; pass the same data"
         )
 

@@ -54,7 +54,7 @@ def with_name(spec: Any) -> Any:
     if is_class_path(spec.get("target")):
         if "name" in spec:
             raise ConfigError(
-                f"give name or target, not both: the name is {spec['name']!r}, the target "
+                f"set name or target, not both: the name is {spec['name']!r}, the target "
                 f"{spec['target']!r}"
             )
         rest = {key: value for key, value in spec.items() if key != "target"}

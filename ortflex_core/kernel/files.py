@@ -44,7 +44,7 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     """
     place = Path(path)
     if os.path.isdir(place):
-        return f"{label or os.fspath(path)!r} is a folder; give the file that is in it"
+        return f"{label or os.fspath(path)!r} is a folder; pass the file in it"
     text = f"the file {label or os.fspath(path)!r} does not exist"
     neighbors = []
     with contextlib.suppress(OSError):

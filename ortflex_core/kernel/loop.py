@@ -40,7 +40,7 @@ _NO_STEP_END = (
     "processes have the same weights only after a synchronization; use steps_end or epoch_end"
 )
 _OTHER_SIZE = (
-    "the interrupted training had {} processes that train separately (sync_every), but there are now {}, "
+    "the interrupted run had {} processes that train separately (sync_every), but there are now {}, "
     "so the result would differ; start the same number of processes with the same sync_every"
 )
 

@@ -246,15 +246,15 @@ class _Repetition:
         if missing := [name for name in self.receipt.unnamed if name not in self.given]:
             raise _NotRepeated(
                 f"the receipt cannot hold the objects of {', '.join(missing)}: pass them to verify in "
-                "Python, or give the recipe"
+                "Python, or pass the recipe"
             )
         if not isinstance(arguments, dict):
-            raise _NotRepeated("the receipt has only a digest of the arguments: give the recipe")
+            raise _NotRepeated("the receipt has only a digest of the arguments: pass the recipe")
         wanted = {name: value for name, value in arguments.items() if name not in self.given}
         if parts := [name for name, value in wanted.items() if _has_digest(value)]:
             raise _NotRepeated(
                 f"the receipt has only digests of {', '.join(parts)} (files, classes or long values): "
-                "give the recipe"
+                "pass the recipe"
             )
         fields = attrs.fields_dict(Arguments)
         for name, value in wanted.items():

@@ -353,7 +353,7 @@ def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -
     given = now.rows_per_epoch, now.steps_per_epoch
     if (was.rows_per_epoch, was.steps_per_epoch) != given:
         raise DataError(
-            f"the interrupted training had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
+            f"the interrupted run had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
             f"steps per epoch, but these data have {given[0]} and {given[1]}; pass the same data "
             "and batch_size"
         )
@@ -361,7 +361,7 @@ def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -
         return
     source.go_on(start.data)
     if differ := differences.data(start.data, source.place()):
-        text = f"the interrupted training had other data: {'; '.join(differ)}"
+        text = f"the interrupted run had other data: {'; '.join(differ)}"
         if strict:
             raise DataError(
                 f"{text}. Pass the same data, or continue with these anyway: "

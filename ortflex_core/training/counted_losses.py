@@ -92,7 +92,7 @@ def _labels(feed: Feed, request: LossRequest) -> Iterator[Array]:
         (name, rule), *_ = rules(request.loss).items()
         raise DataError(
             f"{request.loss.name}: {name}={rule!r} counts the labels of all rows before training, but "
-            "an iterable gives them in the training; give numbers instead"
+            "an iterable yields them during training; pass numbers instead"
         )
 
 

@@ -141,7 +141,7 @@ def prepare(
     if isinstance(feed.given, Columns) and any(not w.any() for w in feed.given.weights.values()):
         raise DataError(
             f"sample_weight is 0 for all {feed.given.rows} rows, so nothing would be trained; leave it "
-            "out, or give the rows to train a positive weight"
+            "out, or set a positive weight for the rows to train"
         )
     opened: list[Source] = []
 

@@ -60,7 +60,7 @@ class Runs:
         if not free:
             raise CheckpointError(
                 f"the folder {str(place)!r} is in use: {self._lock.holder(place)} writes checkpoints "
-                "there. Wait until it ends, or give the callback checkpoint another folder"
+                "there. Wait until it ends, or set another folder for the callback checkpoint"
             )
         try:
             self._take(place, step, identifier)
@@ -110,8 +110,8 @@ class Runs:
             raise CheckpointError(
                 f"the folder {str(place)!r} has {shown}, which this run did not write; nothing was "
                 "changed. To continue the run that wrote it, use Trainer.resume(folder) or ortflex train "
-                "with --resume. To start a new run, give the callback checkpoint another folder, or move "
-                "these files"
+                "with --resume. To start a new run, set another folder for the callback checkpoint, or "
+                "move these files"
             )
         self._written, self._before = own, []
         if step == 0:

@@ -247,7 +247,7 @@ def check_inputs(model: Model, shapes: dict[str, tuple[int, ...]], path: str) ->
     or_x = " (or X, if it is the only array besides the labels)" if len(names) == 1 else ""
     raise ConfigError(
         f"{path}: the model expects {_listed(names)}, but the data have {_listed(given)}; missing: "
-        f"{_listed(missing)}. Rename arrays in the file to {_listed(names)}{or_x}, or give --data an "
+        f"{_listed(missing)}. Rename arrays in the file to {_listed(names)}{or_x}, or pass an "
         ".npz file or a folder of .npy files with these names. Nothing was written"
     )
 

@@ -42,7 +42,7 @@ def evaluate(
     what, source = trained.source(recipe, trainer, data)
     needs_labels = internals_of(trainer).setup.needs_labels
     if needs_labels and isinstance(source, Columns) and not source.labels:
-        raise ConfigError(f"{what} has no labels; give an .npz file with X and y")
+        raise ConfigError(f"{what} has no labels; pass an .npz file with X and y")
     scores = trainer.evaluate(source)
     if as_json:
         click.echo(json.dumps({"data": what, **scores}, indent=2))

@@ -119,7 +119,7 @@ def _encode(
     if len({len(table) for table in tables.values()}) > 1:
         sizes = ", ".join(f"{n} {list(a.shape)}" for n, a in plain.items())
         raise ConfigError(
-            f"a .csv file has one line a row, but the tensors have different numbers of rows: {sizes}; "
+            f"a .csv file has one line per row, but the tensors have different numbers of rows: {sizes}; "
             "choose one with --tensor, or write .npz"
         )
     text = io.StringIO()

@@ -80,7 +80,7 @@ class Place:
                 folder.rmdir()  # fails if the folder is not empty
             if self.renamed is not None and not os.path.lexists(self.folder):
                 os.rename(self.renamed, self.folder)
-                _log.info("the run that was in %s is there again", self.folder)
+                _log.info("the earlier run was moved back to %s", self.folder)
 
 
 def _missing(folder: Path) -> tuple[Path, ...]:
@@ -219,7 +219,7 @@ def _rename(folder: Path, recipe: Recipe) -> Path:
         raise OutputError(
             f"cannot rename {str(folder)!r} to {str(target)!r}: {error.strerror or error}"
         ) from error
-    _log.info("the run that was in %s is now in %s", folder, target)
+    _log.info("the earlier run in %s was moved to %s", folder, target)
     return target
 
 

@@ -98,7 +98,7 @@ def _explain(found: Shrunk) -> None:
         click.echo(plain(f"{count} constant {channels}: {reason}"))
     if found.difference is None:
         click.echo(
-            f"note: the outputs were not compared: {plain(found.not_compared)}; give rows: --data",
+            f"note: the outputs were not compared: {plain(found.not_compared)}; pass rows with --data",
             err=True,
         )
     else:

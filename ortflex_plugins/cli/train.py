@@ -135,7 +135,7 @@ def _restore(trainer: Trainer, checkpoint: Path, *, strict: bool) -> None:
         end = "was stopped by a callback" if position.stopped else "has all of its epochs"
         click.echo(
             f"nothing is left to train: the run {end} ({done} are finished, the recipe has epochs = "
-            f"{trainer.epochs}); epochs={max(done, trainer.epochs) + 10} trains further"
+            f"{trainer.epochs}); epochs={max(done, trainer.epochs) + 10} continues the run"
         )
 
 

@@ -67,12 +67,12 @@ def open_run(
             if path == trained and any((run / "checkpoints").glob("*/checkpoint.json")):
                 raise ConfigError(
                     f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; finish the "
-                    f"run with `ortflex train RECIPE --resume {run}`, or give one of the checkpoints in "
+                    f"run with `ortflex train RECIPE --resume {run}`, or pass one of the checkpoints in "
                     f"{str(run / 'checkpoints')!r}"
                 )
             saved = sorted(str(p.parent) for p in run.glob("*/checkpoint.json"))
             raise ConfigError(
-                f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; give a folder "
+                f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; pass a folder "
                 "that `ortflex train` wrote, or a recipe"
                 + f", or one of the checkpoints in it: {', '.join(saved[:5])}"
                 * bool(saved)
@@ -104,8 +104,8 @@ def _open_model(
         raise ConfigError(f"the file {str(path)!r} does not exist")
     if data is None:
         raise ConfigError(
-            f"{str(path)!r} is a model, which has no data of its own; give data, too: a file or folder "
-            "like those of `ortflex train`"
+            f"{str(path)!r} is a model, which contains no data; also pass the data: a file or folder "
+            "as for `ortflex train`"
         )
     output, loss, _ = suggest_loss(Model(path))
     recipe = _recipe_of(path, data, {output: loss}, plugins)
@@ -132,7 +132,7 @@ def _open_checkpoint(
             return known, trainer
     if data is None:
         raise ConfigError(
-            f"{str(folder)!r} is a checkpoint outside of a run folder; give data, too"
+            f"{str(folder)!r} is a checkpoint outside of a run folder; also pass the data"
         )
     return _recipe_of(next(folder.glob("*.onnx"), folder), data, "squared_error", plugins), trainer
 
@@ -243,7 +243,7 @@ def _single(path: str, model: Model) -> Columns:
     names = [spec.name for spec in model.inputs]
     if len(names) > 1:
         raise ConfigError(
-            f"{path} is a single array, but the model expects {', '.join(map(repr, names))}; give an .npz "
+            f"{path} is a single array, but the model expects {', '.join(map(repr, names))}; pass an .npz "
             "file or a folder of .npy files with these names"
         )
     array = map_file(Path(path))
@@ -261,7 +261,7 @@ def _held_out(data: DataSource, recipe: Recipe, seed: int) -> tuple[str, Columns
     rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
     if not isinstance(rows, Columns):
         raise DataError(
-            f"validation = {fraction} of data that are not all in memory ({where}) holds out no rows; give "
+            f"validation = {fraction} of data that are not all in memory ({where}) holds out no rows; pass "
             "the data to use"
         )
     held = split(rows, fraction, seed, stratify=recipe.stratify)[1]

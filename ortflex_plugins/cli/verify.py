@@ -53,9 +53,11 @@ def verify(
     from ortflex_core import ConfigError, printable, verify
 
     if model is not None and data is None and recipe is None:
-        raise ConfigError(f"{model} is given without data; give --data, too, or --recipe")
+        raise ConfigError(f"--model {model} needs data; also pass --data, or pass --recipe instead")
     if data is not None and model is None and recipe is None:
-        raise ConfigError(f"{data} is given without a model; give --model, too, or --recipe")
+        raise ConfigError(
+            f"--data {data} needs a model; also pass --model, or pass --recipe instead"
+        )
     verdict = verify(
         trained,
         model,

@@ -38,7 +38,7 @@ class MaxNorm(Constraint):
         rank = weight.rank or 0
         if rank > 1 and not -rank <= self.axis < rank:
             raise GraphError(
-                f"max_norm: axis={self.axis} is not an axis of a weight with {rank} axes; give an axis "
+                f"max_norm: axis={self.axis} is not an axis of a weight with {rank} axes; set an axis "
                 "that all its weights have, or choose the weights: constraint={'W*': …}"
             )
         axes = [k for k in range(rank) if k != self.axis % rank] if rank else []

@@ -101,7 +101,7 @@ class NewHead(_Classes):
 
     def __attrs_post_init__(self) -> None:
         if self.outputs is None and not self.classes:
-            raise ValueError("outputs: give the number of classes, or their labels as classes")
+            raise ValueError("outputs: set the number of classes, or their labels as classes")
         if self.classes and self.outputs not in (None, len(self.classes)):
             raise ValueError(
                 f"outputs: expected {len(self.classes)}, the number of classes, got {self.outputs}"
@@ -220,7 +220,7 @@ class MoreClasses(_Classes):
 
     def __attrs_post_init__(self) -> None:
         if self.add is None and not self.classes:
-            raise ValueError("add: give the number of new classes, or their labels as classes")
+            raise ValueError("add: set the number of new classes, or their labels as classes")
         if self.classes and self.add not in (None, len(self.classes)):
             raise ValueError(
                 f"add: expected {len(self.classes)}, the number of classes, got {self.add}"
@@ -253,7 +253,7 @@ class MoreClasses(_Classes):
         if not self.classes or isinstance(known[0], str) != isinstance(self.classes[0], str):
             raise ConfigError(
                 f"{editor.where}.classes: the model has the labels {', '.join(map(str, known[:5]))}, …; "
-                f"give the labels of {self.count} new classes, of the same type"
+                f"pass the labels of {self.count} new classes, of the same type"
             )
         if both := set(known) & set(self.classes):
             raise ConfigError(f"{editor.where}.classes: the model already has {sorted(both)[0]!r}")

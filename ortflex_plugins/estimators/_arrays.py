@@ -61,7 +61,7 @@ def as_inputs(
     if names is not None and sorted(names) != sorted(known):
         raise DataError(
             f"X has the columns {', '.join(map(repr, names))}, and the model has the inputs "
-            f"{', '.join(map(repr, known))}; rename the columns, or give an array with the columns in the "
+            f"{', '.join(map(repr, known))}; rename the columns, or pass an array with the columns in the "
             "order of the inputs"
         )
     widths = [columns(spec) or 0 for spec in specs]

@@ -77,7 +77,7 @@ def server_app(
     """
     if validation_data is not None and not isinstance(model, Trainer):
         raise ConfigError(
-            "validation_data: the loss is not known; give a Trainer as model: "
+            "validation_data: the loss is not known; pass a Trainer as model: "
             'server_app(Trainer("model.onnx", loss=…), validation_data=…)'
         )
     if rounds is not None and (not is_count(rounds)):

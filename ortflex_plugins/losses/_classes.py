@@ -54,7 +54,7 @@ def balanced(loss: str, counts: Array) -> tuple[float, ...]:
         raise DataError(
             f"{loss}: class_weight='balanced' divides by the number of labels of each class, but the "
             f"training has no label of {'class' if len(missing) == 1 else 'the classes'} "
-            f"{', '.join(map(str, missing[:10]))}; give one number per class instead"
+            f"{', '.join(map(str, missing[:10]))}; pass one number per class instead"
         )
     return tuple((counts.sum() / (len(counts) * counts)).tolist())
 
@@ -67,8 +67,8 @@ def known_weights(loss: str, given: ClassWeight) -> tuple[float, ...] | None:
     """
     if isinstance(given, str):
         raise DataError(
-            f"{loss}: class_weight={given!r} counts the labels of the training, so fit has to come first; "
-            "or give one number per class"
+            f"{loss}: class_weight={given!r} counts the training labels, so call fit first; "
+            "or pass one number per class"
         )
     return given
 

@@ -26,7 +26,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"is a folder; give the \.onnx file that is in it"):
+    with pytest.raises(ModelError, match=r"is a folder; pass the \.onnx file in it"):
         make(tmp_path)
 
 

@@ -289,7 +289,7 @@ def test_nothing_private_is_in_a_receipt(tmp_path: Path, monkeypatch: Any) -> No
     assert f'"{getpass.getuser()}"' not in text
     assert json.loads(text)["data"]["read"] == {"name": "npz"}
     # The loss is code, which the receipt names by a digest; the caller passes it.
-    assert "give the recipe" in verdict(trainer.export(), "m.onnx").reasons[0]
+    assert "pass the recipe" in verdict(trainer.export(), "m.onnx").reasons[0]
     made = internals_of(trainer).setup.requests[0].loss
     assert (
         verdict(trainer.export(), "m.onnx", "secret-name.npz", loss=type(made)()).outcome

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.sampled
 OPSETS = (None, 17)
 WAYS_OUT = (
     "black_op=|fit a network|or SGDClassifier|name them with params=|Ways out:|add a network|"
-    "give a tensor of the graph|Convert the parts that read text apart"
+    "name a tensor of the graph|Convert the parts that read text apart"
 )
 COLUMNS = 300
 FEW_COLUMNS = frozenset(

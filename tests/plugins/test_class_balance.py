@@ -105,9 +105,9 @@ def test_the_rows_come_in_a_checkpoint(tmp_path: Path) -> None:
 def test_without_all_labels_it_is_refused() -> None:
     trainer = make(linear(5, 3), loss=BALANCED, backend="fused")
     assert "balanced" in trainer.describe()
-    with pytest.raises(DataError, match="fit has to come first"):
+    with pytest.raises(DataError, match="call fit first"):
         trainer.evaluate(X, Y)
-    with pytest.raises(DataError, match="fit has to come first"):
+    with pytest.raises(DataError, match="call fit first"):
         trainer.step((X, Y))
     with pytest.raises(DataError, match="balanced"):
         trainer.fit([(X[:30], Y[:30]), (X[30:], Y[30:])])

@@ -72,7 +72,7 @@ def test_force_moves_the_old_run_aside_and_deletes_nothing(folder: Path) -> None
     for count in (1, 2):
         result = ortflex("train", "train.toml", f"seed={count}", "--force")
         assert result.exit_code == 0, result.output
-        assert f"is now in {folder / 'run'}-old-{count}" in result.output
+        assert f"was moved to {folder / 'run'}-old-{count}" in result.output
         assert content(folder / f"run-old-{count}") == olds[-1]
         olds.append(content(folder / "run"))
     assert len({old["trained.onnx"] for old in olds}) == 3

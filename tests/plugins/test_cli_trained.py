@@ -159,7 +159,7 @@ def test_the_rows_that_the_run_held_out_are_the_default(folder: Path) -> None:
 def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> None:
     (folder / "empty").mkdir()
     for given, message in {
-        "model.onnx": "is a model, which has no data of its own",
+        "model.onnx": "is a model, which contains no data",
         "empty": "is not the folder of a finished run: it has no recipe.toml",
         "none.toml": "does not exist",
     }.items():

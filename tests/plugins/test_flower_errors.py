@@ -118,7 +118,7 @@ def test_arguments_say_what_is_wrong() -> None:
         client_app(making(), keep="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rounds: expected an integer"):
         server_app(models.mlp(), rounds=0)
-    with pytest.raises(ConfigError, match="give a Trainer as model"):
+    with pytest.raises(ConfigError, match="pass a Trainer as model"):
         server_app(models.mlp(), validation_data=parts()[0])
     with pytest.raises(DataError, match="--node-config"):
         partition_rows(parts()[0], Context(1, 1, {}, RecordDict(), {}))

@@ -321,7 +321,7 @@ class Editor:
             if known and isinstance(known[0], str):
                 raise ConfigError(
                     f"{self.where}.classes: {self.label} has the labels {', '.join(known[:5])}, …; "
-                    f"give the labels of the {count} classes: classes=[…]"
+                    f"pass the labels of the {count} classes: classes=[…]"
                 )
             given = list(range(count))
         self.label_classes(None if head.reach.maps else given)

@@ -35,7 +35,7 @@ def default_output(model: Model) -> str:
         return floats[0]
     if not floats:
         raise ModelError(
-            f"{model.label} has no float output for a loss; give a tensor of the graph: "
+            f"{model.label} has no float output for a loss; name a tensor of the graph: "
             "loss={'name of the tensor': …}"
         )
     raise ModelError(

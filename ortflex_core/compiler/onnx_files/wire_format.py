@@ -54,7 +54,7 @@ _FOREIGN = (
     (0, b"\x1f\x8b", "compressed by gzip; unpack it"),
     (0, b"\x80", "a pickle, as torch and joblib write them; export the model to ONNX"),
     (0, b"\x93NUMPY", "an array of numpy"),
-    (4, b"ORTM", "in the ORT format of onnxruntime; give the .onnx file from which it was made"),
+    (4, b"ORTM", "in the ORT format of onnxruntime; pass the .onnx file from which it was made"),
     (4, b"TFL3", "a model of TensorFlow Lite; tf2onnx converts it"),
 )
 """The first bytes of other files, from a position on, and what such a file is."""

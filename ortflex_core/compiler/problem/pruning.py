@@ -28,7 +28,7 @@ def _moment(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not (share or (isinstance(value, int) and is_count(value, 0))):
         where = f"{type(instance).__name__}.{attribute.name}"
         raise ValueError(
-            f"{where} must be a number of steps (an integer >= 0) or a share of the training (a float "
+            f"{where} must be a number of steps (an integer >= 0) or a share of the run (a float "
             f"from 0.0 to 1.0), got {short_repr(value)}"
         )
 
@@ -184,8 +184,8 @@ class Pruning(Constraint, abc.ABC):
             return value
         if steps is None:
             raise ConfigError(
-                f"constraint.{name}: {value!r} is a share of the training, whose length is not known here; "
-                "give a number of steps (an integer), or train with fit, and steps_per_epoch= for endless "
+                f"constraint.{name}: {value!r} is a share of the run, whose length is not known here; "
+                "set a number of steps (an integer), or train with fit, and steps_per_epoch= for endless "
                 "data"
             )
         return round(value * steps)

@@ -105,7 +105,7 @@ class TeacherFiles:
         if key not in self._models:
             if not os.path.isfile(path):
                 raise ConfigError(
-                    f"{where}: {no_file(path)}; give the file of the teacher, for a checkpoint "
+                    f"{where}: {no_file(path)}; pass the file of the teacher, for a checkpoint "
                     "Trainer.resume(folder, loss={…, 'teacher': 'path'})"
                 )
             model = Model(path, plugins=self._plugins)
@@ -173,9 +173,9 @@ def _inputs(wanted: TeacherTensor, teacher: Model, model: Model, where: str) -> 
         )
         if spec.dtype != ours.dtype or not fits:
             raise ModelError(
-                f"{where}: {teacher.label} takes {spec}, but {model.label} is trained on {ours}; both get "
-                "the same rows. Export the teacher for these inputs, or put the conversion (Cast, Resize) "
-                "into its file: onnx.compose.merge_models"
+                f"{where}: {teacher.label} expects {spec}, but {model.label} is trained on {ours}; both "
+                "get the same rows. Export the teacher for these inputs, or put the conversion (Cast, "
+                "Resize) into its file: onnx.compose.merge_models"
             )
         out[name] = given
     return out

@@ -316,7 +316,7 @@ def _list_plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]
         if missing:
             raise GraphError(
                 f"recompute: the tensor {missing[0]!r} is not computed by a node of the optimized forward "
-                f"pass; {suggest(missing[0], forward.place)}. Name another tensor, or give a number of "
+                f"pass; {suggest(missing[0], forward.place)}. Name another tensor, or pass a number of "
                 "segments"
             )
         kept = set(recompute) | set(forward.fixed)

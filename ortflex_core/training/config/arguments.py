@@ -434,7 +434,7 @@ def check_attribute(name: str, value: Any) -> None:
         if name in _PARTS and not isinstance(value, str | Mapping):
             return  # the Trainer's own objects
         raise ConfigError(
-            f"{name}: a Trainer that is made cannot change it; make another one: Trainer(…, {name}=…). "
+            f"{name}: an existing Trainer cannot change it; create a new one: Trainer(…, {name}=…). "
             f"Its attributes {', '.join(SETTABLE)} can be changed"
         )
     else:

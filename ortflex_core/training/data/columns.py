@@ -381,8 +381,8 @@ def _strata(columns: Columns) -> Array:
     )
     if len(found) > columns.rows / 2:
         raise DataError(
-            f"stratify: the labels have {len(found)} different values in {columns.rows} rows, which are no "
-            "classes; leave it out"
+            f"stratify: the labels have {len(found)} different values in {columns.rows} rows, so they are "
+            "not classes; leave stratify out"
         )
     numbers = np.empty(len(found), np.int64)
     numbers[np.argsort(first)] = np.arange(len(found))

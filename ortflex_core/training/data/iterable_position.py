@@ -131,7 +131,7 @@ class Items:
             self._iterator = islice(self._source, spot.item, None)
         elif spot.item:
             raise DataError(
-                f"the training continues at batch {spot.item} of an epoch, but the "
+                f"the run continues at batch {spot.item} of an epoch, but the "
                 f"{type(self._source).__name__} that produces the batches can only start a new "
                 "epoch. Pass a list, a function of (epoch, start) in Batches(function), or an "
                 "object with state_dict() and load_state_dict(); or resume from a checkpoint "

@@ -191,7 +191,7 @@ class IterableBatches:
         buffer = self._given.buffer
         if place.get("buffer", buffer) != buffer:
             raise DataError(
-                f"the interrupted training had buffer = {place['buffer']}, but this one has "
+                f"the interrupted run had buffer = {place['buffer']}, but this one has "
                 f"{buffer}, so the order of the rows would differ; pass the same buffer"
             )
         self._resumed = place if "spot" in place else None
@@ -207,7 +207,7 @@ class IterableBatches:
         if part is None or checksum(part.columns) != place.get("check", checksum(part.columns)):
             what = "it ends before" if part is None else "that batch differs from the earlier one"
             raise DataError(
-                f"the training continues at batch {spot.item} of the iterable, but {what}. An "
+                f"the run continues at batch {spot.item} of the iterable, but {what}. An "
                 "exact continuation needs the same batches: pass the same data (with a seed if "
                 "they are random), or fit a Trainer without a checkpoint"
             )

@@ -287,11 +287,11 @@ class PieceBatches:
             name = differ[0]
             if name == "sizes":
                 raise DataError(
-                    "the interrupted training had the same number of pieces of data, but their "
+                    "the interrupted run had the same number of pieces of data, but their "
                     "sizes differ; pass the same data"
                 )
             raise DataError(
-                f"the interrupted training had {name} = {place[name]}, but these data have "
+                f"the interrupted run had {name} = {place[name]}, but these data have "
                 f"{now[name]}, so the order of the rows would differ; pass the same {name}"
             )
 

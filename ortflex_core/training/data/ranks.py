@@ -58,7 +58,7 @@ class RankBatches:
         was, size = place.get("ranks", 1), self._peers.size
         if place.get("kind") == "batches" and was != size:
             raise DataError(
-                f"the interrupted training had batches from {was} processes, but there are now {size}, "
+                f"the interrupted run had batches from {was} processes, but there are now {size}, "
                 f"so the batches would differ; start {was} processes"
             )
         # The checksum belongs to the batch of rank 0.

@@ -188,7 +188,7 @@ def read(path: Path) -> Manifest:
         table = read_json(path)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{str(path)!r} does not exist; give the folder that `ortflex export-step` wrote"
+            f"{str(path)!r} does not exist; pass the folder that `ortflex export-step` wrote"
         ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {reason(error)}") from error
