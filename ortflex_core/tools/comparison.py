@@ -44,8 +44,8 @@ _PROBE_RATE = 1024.0
 class Result:
     """The results of one backend in a :class:`Comparison`.
 
-    Each error is the largest one of all steps, relative to the reference: |a − b| / max(1, |b|) for the
-    loss, and ‖a − b‖ / ‖b‖ for tensors.
+    Each error is the largest one of all steps, relative to the reference: ``|a − b| / max(1, |b|)`` for
+    the loss, and ``‖a − b‖ / ‖b‖`` for tensors.
 
     Attributes:
         backend: the name of the backend.
