@@ -81,6 +81,8 @@ def gradient_model(
         >>> y, gradient = ReferenceEvaluator(derivative).run(None, {"x": x, "cotangent/y": np.ones_like(x)})
         >>> gradient.tolist()
         [[2.0, 6.0]]
+
+    Source: A. Griewank and A. Walther, "Evaluating derivatives" (2008), on the reverse mode.
     """
     source = model if isinstance(model, Model) else Model(model, raise_half=False)
     table = load_rules(Plugins.given(plugins), families, source.internal.graph.node)
