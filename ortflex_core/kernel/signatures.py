@@ -73,9 +73,12 @@ def _problems(
             yield f"{name}: {key!r} is given twice, by position and by name"
     if len(args) > len(by_place):
         examples = ", ".join(f"{n}=…" for n in by_name[:3]) + ", …" * (len(by_name) > 3)
+        examples = examples or "nothing" + f"; put them into one: {name}((…, …))" * (
+            len(by_place) == 1
+        )
         yield (
             f"{name} takes {', '.join(by_place) or 'nothing'} by position, and got {len(args)} "
-            f"values; by name it takes {examples or 'nothing'}"
+            f"values; by name it takes {examples}"
         )
     for key, parameter in known.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)

@@ -409,3 +409,44 @@ def test_a_path_is_no_place_to_draw(X, tmp_path):
 def test_a_checkpoint_of_a_name_that_no_disk_has(name):
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
         Trainer.resume(name)
+
+
+BATCHES = {
+    "X alone": (lambda X, y: X, r"batch 0 is a ndarray; expected \(X, y\)"),
+    "a tuple of one": (lambda X, y: (X,), r"batch 0 is a tuple of 1; expected \(X, y\)"),
+    "four": (lambda X, y: (X, y, y, y), r"batch 0 is a tuple of 4; expected \(X, y\)"),
+    "a generator": (lambda X, y: iter([(X, y)]), r"batch 0 is a list_iterator; expected \(X, y\)"),
+    "two batches": (
+        lambda X, y: [(X, y), (X, y)],
+        r"different shapes: pass .*for step as one batch",
+    ),
+    "fewer labels": (
+        lambda X, y: (X, y[:7]),
+        "x has 12, label has 7; pass arrays of equal length$",
+    ),
+    "one row": (lambda X, y: (X[0], y[:1]), r"equal length; for a single row, pass X\[None\]"),
+    "fewer columns": (
+        lambda X, y: (X[:, :3], y),
+        r"X has shape \[12, 3\], but 'x' expects \[n, 4\]",
+    ),
+    "other labels": (lambda X, y: (X, y[:, :2]), r"labels must have the shape \[batch, 3\]"),
+}
+
+
+@pytest.mark.parametrize(("batch", "text"), BATCHES.values(), ids=BATCHES)
+def test_a_step_on_what_is_no_batch_says_what_it_takes(batch, text, X):
+    """In a new Trainer and after a step, whose weights stay as they are."""
+    made, y = trainer(), np.zeros((ROWS, 3), np.float32)
+    for _ in range(2):
+        before = made.get_state()["w"]
+        with pytest.raises(DataError, match=text):
+            made.step(batch(X, y))
+        np.testing.assert_array_equal(made.get_state()["w"], before)
+        made.step((X, y))
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_x_and_y_in_one_tuple_are_two_arguments(method, X):
+    given = (X, np.zeros((ROWS, 3), np.float32))
+    with pytest.raises(DataError, match="different shapes: pass X and y as two arguments"):
+        getattr(trainer(), method)(given)

@@ -55,6 +55,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make(models.linear()).fit(X, Y, sample_weights=Y),
         r"Trainer\.fit has no argument 'sample_weights'; did you mean 'sample_weight'\?",
     ),
+    "a batch in two arguments": (
+        lambda: make(models.linear()).step(X, Y),  # type: ignore[call-arg]
+        r"Trainer\.step takes batch by position, and got 2 values; .* one: Trainer\.step\(\(…, …\)\)$",
+    ),
     "by position": (
         lambda: ortflex.Trainer(models.linear(), "squared_error"),  # type: ignore[misc,call-arg]
         r"Trainer takes model by position, and got 2 values; by name it takes loss=…, head=…",

@@ -49,8 +49,9 @@ class Columns:
             # A list: an input and a label may have the same name.
             lengths = [(name, len(array)) for name, array in self]
             text = ", ".join(f"{name} has {n}" for name, n in lengths)
+            single = "; for a single row, pass X[None] and y[None]" * (1 in counts)
             raise DataError(
-                f"the data have different numbers of rows: {text}; pass arrays of equal length"
+                f"the data have different numbers of rows: {text}; pass arrays of equal length{single}"
             )
         return counts.pop() if counts else 0
 
@@ -169,7 +170,7 @@ def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
         if ragged := _ragged(value):
             raise DataError(f"{what}: {ragged}") from error
         raise DataError(
-            f"{what} cannot be converted to an array: {error}{advice(value)}"
+            f"{what} cannot be converted to an array: {str(error).rstrip('.')}{advice(value)}"
         ) from error
     if array.ndim == 0 and hasattr(value, "collect"):
         raise DataError(f"{what} is a lazy frame ({type(value).__name__}); pass {what}.collect()")

@@ -104,10 +104,18 @@ def _array(values: list[Any], what: str) -> Array:
 
 
 def advice(value: Any) -> str:
-    """The end of an error about a tensor of torch whose type numpy lacks; "" for other values.
+    """The end of an error about what numpy cannot convert: a type that it lacks, or X and y together.
 
-    >>> advice(np.zeros(3))
-    ''
+    >>> advice(np.zeros(3)), advice([np.zeros(3), np.zeros(3)])
+    ('', '')
     """
     name = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    return f"; numpy has no {name}, convert the tensor: .float()" * name.startswith(_TORCH_ONLY)
+    if name.startswith(_TORCH_ONLY):
+        return f"; numpy has no {name}, convert the tensor: .float()"
+    parts = value if isinstance(value, tuple | list) else ()
+    if len({tuple(getattr(part, "shape", ())) for part in parts}) < 2:
+        return ""
+    return (
+        "; its arrays have different shapes: pass X and y as two arguments (for step as one batch, "
+        "(X, y)), and rows of one shape"
+    )
