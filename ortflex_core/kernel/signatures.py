@@ -73,13 +73,9 @@ def _problems(
             yield f"{name}: {key!r} is given twice, by position and by name"
     if len(args) > len(by_place):
         examples = ", ".join(f"{n}=…" for n in by_name[:3]) + ", …" * (len(by_name) > 3)
-        examples = examples or "nothing" + f"; put them into one: {name}((…, …))" * (
-            len(by_place) == 1
-        )
-        yield (
-            f"{name} takes {', '.join(by_place) or 'nothing'} by position, and got {len(args)} "
-            f"values; by name it takes {examples}"
-        )
+        one = f"nothing; put them into one: {name}((…, …))" if len(by_place) == 1 else "nothing"
+        places = f"{', '.join(by_place) or 'nothing'} by position, and got {len(args)} values"
+        yield f"{name} takes {places}; by name it takes {examples or one}"
     for key, parameter in known.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not variadic and key not in (*given, *kwargs):
