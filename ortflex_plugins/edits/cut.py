@@ -13,10 +13,24 @@ from ortflex_core import Edit, Editor, setting
 class Cut(Edit):
     """Ends the model at a tensor, or at several, which become its outputs.
 
-    Nodes and initializers that these do not need are removed.
+    Nodes, initializers and inputs that these do not need are removed. The tensors keep their names,
+    shapes and element types.
 
-    >>> Cut(at="features").at
-    'features'
+    Raises:
+        ModelError: when a model is edited: it computes no tensor of that name, or none of the tensors
+            depends on an input.
+
+    Example:
+        >>> from onnx import parser
+        >>> from ortflex_core import edited_model
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 1] y) '
+        ...     "<float[2, 3] w = {1, 2, 3, 4, 5, 6}, float[3, 1] v = {1, 2, 3}> "
+        ...     "{ h = MatMul(x, w) y = MatMul(h, v) }"
+        ... )
+        >>> edited = edited_model(model, edits=Cut(at="h"))
+        >>> str(edited.outputs[0]), list(edited.initializers)
+        ('h: float32[N, 3]', ['w'])
 
     Source: onnx.utils.extract_model, which does the same for a file.
     """

@@ -50,6 +50,7 @@ class _Classes(Edit):
 
     def drawn(self, editor: Editor, key: str, inputs: int, outputs: int) -> tuple[Array, Array]:
         """M [inputs, outputs] and b [outputs], uniform in ±1/√inputs."""
+        editor.check_room(inputs, outputs)
         generator = editor.generator(key)
         bound = 1 / math.sqrt(inputs)
         matrix = generator.uniform(-bound, bound, (outputs, inputs)).T
@@ -68,19 +69,33 @@ class _Classes(Edit):
 
 @attrs.frozen(kw_only=True)
 class NewHead(_Classes):
-    """A new last layer with another number of classes: ``y = x·M + b``, M [features, outputs].
+    """A new last layer with another number of classes: ``y = x·M + b``.
 
-    M and b are uniform in ±1/√features, as in torch's Linear and Conv2d layers (Kaiming's with a =
-    √5), and depend only on the seed of the Trainer and the name of the layer. What follows the layer
-    stays: Softmax, Reshape, ArgMax, ZipMap; the labels of the classes become ``classes``. With ``on``,
-    the layer is put on a tensor of features, [N, …, features], and its result, ``scores``, becomes the
-    only output.
+    The features x are [N, …, features], M is [features, outputs], b is [outputs], and y is [N, …,
+    outputs]; of a 1×1 convolution, x is [N, features, …] and y is [N, outputs, …]. Without a bias in the
+    file there is no b. M and b are uniform in ±1/√features, as in torch's Linear and Conv2d layers
+    (Kaiming's with a = √5), and depend only on the seed of the Trainer and the name of the layer. They
+    keep the names and the element types of the old weights. What follows the layer stays: Softmax,
+    Reshape, ArgMax, ZipMap; the labels of the classes become ``classes``. With ``on``, the layer is put
+    on a tensor of features, and its result, ``scores``, becomes the only output.
 
     Raises:
         ValueError: neither ``outputs`` nor ``classes`` is given, or they do not fit each other.
+        ModelError: when a model is edited: it has no head, or several, and ``at`` does not name one of
+            them; a node after the head depends on the number of classes in a way that is not known; or
+            ``on`` is not a tensor [N, …, features] that is computed from an input.
+        ConfigError: when a model is edited: its classes have texts as labels, and ``classes`` is missing.
 
-    >>> NewHead(classes=("cat", "dog", "bird")).count
-    3
+    Example:
+        >>> from onnx import parser
+        >>> from ortflex_core import edited_model
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y) '
+        ...     "<float[2, 2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }"
+        ... )
+        >>> edited = edited_model(model, edits=NewHead(classes=("cat", "dog", "bird")))
+        >>> str(edited.outputs[0]), edited.new_head
+        ('y: float32[N, 3]', ('w',))
 
     Source: He et al., "Delving Deep into Rectifiers" (2015), with the a of torch.nn.Linear.
     """
@@ -194,13 +209,26 @@ def _fitting(editor: Editor, given: TensorSpec) -> str:
 class MoreClasses(_Classes):
     """More classes for an existing head: the old columns of M stay, the new ones are added after them.
 
-    The new columns and elements of b are drawn as by ``new_head``.
+    M [features, old] becomes [features, old + new], and b [old] becomes [old + new]. The new columns and
+    elements are drawn as by ``new_head``. A head with one score s for two classes, p = sigmoid(s), gets a
+    score for each class, with the same probabilities. Without ``classes``, labels that are integers
+    continue after the largest one.
 
     Raises:
         ValueError: neither ``add`` nor ``classes`` is given, or they do not fit each other.
+        ModelError: when a model is edited: as for ``new_head``, or the old matrix is quantized or computed.
+        ConfigError: when a model is edited: the model has labels of another type, or one of ``classes``.
 
-    >>> MoreClasses(add=2).count
-    2
+    Example:
+        >>> from onnx import parser
+        >>> from ortflex_core import edited_model
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y) '
+        ...     "<float[2, 2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }"
+        ... )
+        >>> edited = edited_model(model, edits=MoreClasses(add=2))
+        >>> edited.initializer("w")[:, :2].tolist(), edited.initializer("w").shape
+        ([[1.0, 2.0], [3.0, 4.0]], (2, 4))
 
     Source: the rows of torch.nn.Linear.
     """

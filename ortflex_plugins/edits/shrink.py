@@ -19,8 +19,19 @@ class Shrink(Edit):
     that an addition, a concatenation or groups of a convolution bind together go together. The outputs
     are those of the model before, up to rounding; without such channels nothing is changed.
 
-    >>> Shrink().name
-    'shrink'
+    Weights get fewer rows or columns; shapes of inputs and outputs stay.
+
+    Example:
+        >>> from onnx import parser
+        >>> from ortflex_core import edited_model
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 1] y) '
+        ...     "<float[2, 3] w = {1, 0, 3, 4, 0, 6}, float[3, 1] v = {1, 2, 3}> "
+        ...     "{ h = MatMul(x, w) y = MatMul(h, v) }"
+        ... )
+        >>> edited = edited_model(model, edits=Shrink())
+        >>> edited.initializer("w").tolist(), edited.initializer("v").tolist()
+        ([[1.0, 3.0], [4.0, 6.0]], [[1.0], [3.0]])
 
     Source: Fang et al., "DepGraph: Towards Any Structural Pruning" (2023), for the groups of channels.
     """

@@ -19,16 +19,26 @@ def _count(instance: Any, attribute: attrs.Attribute[int], value: Any) -> None:
 class MoreTokens(Edit):
     """More rows for the embedding of tokens, and more columns for a head that is tied to it.
 
-    A new row is the mean of the old rows plus normal noise, whose standard deviation is 10⁻⁴·⁵ of that
-    of each column: the new tokens begin as unlikely as an average one, and differ from one another. The
-    elements of the bias of a tied head are the mean of the old ones. A head is tied if it reads the same
-    initializer, or if its matrix has the same values.
+    The table [tokens, width] becomes [tokens + add, width], and the scores [N, …, tokens] of a tied head
+    become [N, …, tokens + add]. A new row is the mean of the old rows plus normal noise, whose standard
+    deviation is 10⁻⁴·⁵ of that of each column: the new tokens begin as unlikely as an average one, and
+    differ from one another. The elements of the bias of a tied head are the mean of the old ones. A head
+    is tied if it reads the same initializer, or if its matrix has the same values.
 
     Raises:
         ValueError: ``add`` is not an integer above 0.
+        ModelError: when a model is edited: it has no embedding, ``at`` does not name one, or another node
+            reads the table.
 
-    >>> MoreTokens(add=3).add
-    3
+    Example:
+        >>> from onnx import parser
+        >>> from ortflex_core import edited_model
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (int64[N] ids) => (float[N, 2] y) '
+        ...     "<float[3, 2] table = {1, 2, 3, 4, 5, 6}> { y = Gather(table, ids) }"
+        ... )
+        >>> edited_model(model, edits=MoreTokens(add=2)).initializer("table").round(2).tolist()
+        [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [3.0, 4.0], [3.0, 4.0]]
 
     Source: Hewitt, "Initializing New Word Embeddings for Pretrained Language Models" (2021).
     """
@@ -48,6 +58,7 @@ class MoreTokens(Edit):
         """Add the rows."""
         table = self._table(editor)
         old = editor.constant(table).astype(np.float64)
+        editor.check_room(self.add, old.shape[1])
         noise = editor.generator(table).standard_normal((self.add, old.shape[1]))
         editor.add_tokens(table, old.mean(axis=0) + 10**-4.5 * old.std(axis=0) * noise)
 

@@ -23,11 +23,20 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((120, 4)).astype(np.float32)
-OLD: dict[str, Any] = {"numbers": np.array([7, 8, 9]), "strings": np.array(["a", "b", "c"])}
-NEW: dict[str, Any] = {"numbers": [10, 20, 30, 40, 50], "strings": list("vwxyz")}
+OLD: dict[str, Any] = {
+    "numbers": np.array([7, 8, 9]),
+    "strings": np.array(["a", "b", "c"]),
+    "two strings": np.array(["a", "b"]),
+}
+NEW: dict[str, Any] = {
+    "numbers": [10, 20, 30, 40, 50],
+    "strings": list("vwxyz"),
+    "two strings": list("vwxyz"),
+}
 MODELS = {
     "logistic regression": LogisticRegression,
     "SGD": lambda: SGDClassifier(loss="log_loss"),
+    "hinge": SGDClassifier,
     "network": lambda: MLPClassifier((8,), max_iter=5, random_state=0),
     "scaled": lambda: make_pipeline(StandardScaler(), LogisticRegression()),
 }
@@ -37,7 +46,8 @@ MODELS = {
 @pytest.mark.parametrize("labels", OLD)
 @pytest.mark.parametrize("name", MODELS)
 def test_labels_and_zipmap_follow_the_new_head(name: str, labels: str, zipmap: bool) -> None:
-    old, new = OLD[labels][np.argmax(X[:, :3], axis=1)], np.array(NEW[labels])
+    known, new = OLD[labels], np.array(NEW[labels])
+    old = known[np.argmax(X[:, : len(known)], axis=1)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the network has not converged
         fitted = MODELS[name]().fit(X, old)

@@ -24,6 +24,7 @@ from ortflex_plugins.edits.cut import Cut
 from ortflex_plugins.edits.heads import NewHead
 from tests import models
 from tests.plugins.commands import ortflex
+from tests.plugins.test_more_tokens import language_model
 from tests.training import make
 
 pytestmark = pytest.mark.per_python
@@ -175,6 +176,24 @@ def test_two_heads_are_listed_and_at_decides() -> None:
         assert sizes == [3 if j == k else size for j, size in enumerate(before)]
 
 
+def test_a_head_on_whose_scores_another_output_depends() -> None:
+    """The other output also has a product of its own, of another size."""
+    source = tail(
+        node("Identity", ["s"], ["Y"]),
+        node("MatMul", ["h", "v"], ["t"]),
+        node("ReduceMean", ["s"], ["m"], axes=[1]),
+        node("Mul", ["t", "m"], ["Z"]),
+        v=np.ones((5, 1), np.float32),
+    )
+    source.graph.output.append(models.floats("Z", "N", 1))
+    edited = make(source, head=3, loss={"Y": "squared_error"}).export()
+    found = models.predict(edited, {"X": ROWS})
+    np.testing.assert_allclose(found["Y"], scores(edited), rtol=1e-5, atol=1e-6)
+    wanted = np.tanh(ROWS @ models.weights_of(edited)["w1"]).sum(axis=1, keepdims=True)
+    wanted = wanted * scores(edited).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(found["Z"], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_a_weight_that_is_also_read_elsewhere_is_not_changed_there() -> None:
     source = tail(
         node("MatMul", ["s", "back"], ["r"]),
@@ -283,9 +302,6 @@ def test_external_data_of_the_old_head_are_not_read_again(tmp_path: Path) -> Non
     assert np.array_equal(w["w2"], trainer.get_state()["w2"])
 
 
-# ---------------------------------------------------------------------- tokens
-
-
 # ---------------------------------------------------------------------- refusals
 
 
@@ -315,6 +331,12 @@ REFUSED: dict[str, tuple[onnx.ModelProto, dict[str, Any], tuple[str, ...]]] = {
         ("Gather",),
     ),
     "no classes": (TAILS["softmax"][0], {"head": {}}, ("head", "outputs")),
+    "too many classes": (TAILS["softmax"][0], {"head": 2**31 - 1}, ("head", "MiB", "classes")),
+    "too many tokens": (
+        language_model("own"),
+        {"edits": [{"name": "more_tokens", "add": 2**31 - 1}]},
+        ("edits[0]", "MiB", "tokens"),
+    ),
     "a number of classes": (TAILS["softmax"][0], {"head": 0}, ("head",)),
     "twice the same class": (TAILS["softmax"][0], {"head": ["a", "a"]}, ("head", "'a'")),
     "numbers and texts": (TAILS["softmax"][0], {"head": ["a", 1]}, ("head",)),

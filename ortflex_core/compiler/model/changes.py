@@ -66,7 +66,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def find_changes(model: Model) -> Changes:
-    """What edits, and a quantizer, changed in a model."""
+    """What edits changed in a model, and the nodes of a quantizer."""
     model, old = model.unextended or model, model.as_read
     specs = (_weights(old), _weights(model))
     new: dict[str, str] = {}
@@ -77,6 +77,8 @@ def find_changes(model: Model) -> Changes:
         own = name in model.new_head
         if known is not None and known.shape == spec.shape and not own:
             continue
+        if known is None and not own and model.quantization is not None:
+            continue  # of the quantizer
         words = f"{dtype_name(spec.dtype)}{shape_text(spec.shape)}"
         if known is not None and known.shape != spec.shape:
             words += f", was {shape_text(known.shape)}"
@@ -102,8 +104,7 @@ def find_changes(model: Model) -> Changes:
 
 def _weights(model: Model) -> dict[str, TensorSpec]:
     """The float initializers of a file."""
-    scales = () if model.quantization is None else model.quantization.scales
-    names = [t.name for t in model.proto.graph.initializer if t.name not in scales]
+    names = [t.name for t in model.proto.graph.initializer]
     specs = {name: model.initializers[name] for name in names if name in model.initializers}
     return {name: spec for name, spec in specs.items() if spec.dtype in FLOATS}
 

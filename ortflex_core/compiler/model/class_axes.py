@@ -319,12 +319,16 @@ class _Follower:
         if len(node.input) != 2 or self.reach.sizes[node.input[1]] != 1:
             return False
         negative = self.constants.producers.get(node.input[0])
-        if negative is not None and negative.op_type == "Neg":
-            return bool(negative.input[0] == node.input[1])
-        if negative is None or negative.op_type != "Sub" or negative.input[1] != node.input[1]:
+        if negative is None or node.input[1] not in negative.input:
             return False
-        one = self.constants.value(negative.input[0])
-        return one is not None and bool(np.all(one == 1))
+        if negative.op_type == "Neg":
+            return True
+        others = [name for name in negative.input if name != node.input[1]]
+        wanted = {"Sub": 1, "Mul": -1}.get(negative.op_type)
+        if wanted is None or len(others) != 1 or (wanted == 1 and negative.input[0] != others[0]):
+            return False
+        constant = self.constants.value(others[0])
+        return constant is not None and bool(np.all(constant == wanted))
 
     def _reduce(self, node: NodeProto) -> None:
         source, given = node.input[0], settings(node)

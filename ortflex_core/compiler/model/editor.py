@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +27,8 @@ from ortflex_core.compiler.model.heads import Head, Layer
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import find_products, module_of
 from ortflex_core.compiler.model.targets import CLASSES, file_classes
-from ortflex_core.compiler.onnx_files import functions, half_floats, model_file
+from ortflex_core.compiler.onnx_files import functions, half_floats, model_file, vetting
+from ortflex_core.compiler.runtime import memory_limits
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.calling import calling, whose
 from ortflex_core.kernel.errors import BrokenPlugin, ConfigError, ModelError, short_repr, suggest
@@ -71,10 +73,27 @@ def apply_edits(model: Model, edits: Sequence[Edit], seed: int, where: Sequence[
 class Editor:
     """A copy of a model's file that an edit changes.
 
+    Shapes and types are those of the graphs: float32 where a file has float16. What an edit writes gets
+    the types of the file.
+
     Args:
         model: the model as it is before the edit.
         seed: the seed of new values.
         where: the argument that names the edit, for messages.
+
+    Example:
+        >>> from onnx import parser
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 1] y) '
+        ...     "<float[2, 3] w = {1, 2, 3, 4, 5, 6}, float[3, 1] v = {1, 2, 3}> "
+        ...     "{ h = MatMul(x, w) y = MatMul(h, v) }"
+        ... )
+        >>> editor = Editor(Model(model), 0, "edits")
+        >>> str(editor.head()), str(editor.tensor("h"))
+        ("'v' (3 → 1, before y)", 'h: float32[batch, 3]')
+        >>> editor.cut("h")
+        >>> [output.name for output in editor.result().outputs]
+        ['h']
     """
 
     def __init__(self, model: Model, seed: int | Sequence[int], where: str) -> None:
@@ -138,6 +157,27 @@ class Editor:
     def generator(self, key: str) -> np.random.Generator:
         """A generator of random numbers that depends only on the seed and a name."""
         return np.random.default_rng([*self._seed, zlib.crc32(key.encode())])
+
+    def check_room(self, *shape: int) -> None:
+        """Refuse a new weight before it is drawn, if the memory cannot hold it.
+
+        Args:
+            shape: its shape. Its values are counted three times: as they are drawn, in the file, and in
+                the training.
+
+        Raises:
+            ModelError: it is too large.
+        """
+        need = 3 * 8 * math.prod(shape)
+        weights = sum(vetting.spec_bytes(spec) for spec in self.model.initializers.values())
+        most = vetting.most_bytes(weights)
+        if (left := memory_limits.available()) is not None:
+            most = min(most, left)
+        if need > most:
+            raise ModelError(
+                f"{self.where}: a new weight {list(shape)} needs {need / 2**20:,.0f} MiB, and at most "
+                f"{most / 2**20:,.0f} MiB can be used; use fewer classes or tokens"
+            )
 
     def readers(self, name: str) -> list[NodeProto]:
         """The nodes that read a tensor."""
@@ -244,8 +284,16 @@ class Editor:
             self._set_input(sized.node, sized.position, new, "shape")
         for output in self.graph.output:
             if output.name in head.reach.axes:
-                dim = output.type.tensor_type.shape.dim[head.reach.axes[output.name]]
-                dim.dim_value = count
+                dims = list(output.type.tensor_type.shape.dim)
+                axis = head.reach.axes[output.name]
+                if len(dims) <= axis:  # the file drops the dimension of its one row
+                    dims, axis = [d for d in dims if d.dim_value == head.classes], 0
+                if len(dims) <= axis:
+                    raise ModelError(
+                        f"{self.where}: the output {output.name!r} of {self.label} is declared without a "
+                        f"dimension of {head.classes} classes; export the model with a dynamic batch"
+                    )
+                dims[axis].dim_value = count
         self._forget_shapes([layer.node.output[0] for layer in head.layers])
 
     def _store_matrix(self, layer: Layer, matrix: Array) -> str:
@@ -307,7 +355,7 @@ class Editor:
     def _raw_of(self, pair: NodeProto) -> str:
         """Z of Concat(-z, z), "" for Concat(1 - p, p)."""
         negative = next(n for n in self.graph.node if pair.input[0] in n.output)
-        return str(pair.input[1]) if negative.op_type == "Neg" else ""
+        return "" if negative.op_type == "Sub" else str(pair.input[1])
 
     def label_classes(self, labels: Sequence[Any] | None) -> None:
         """Write the labels of the classes to the metadata; None removes them."""

@@ -113,7 +113,8 @@ def find_heads(
             reasons[output.name] = ends.reason
     heads: list[Head] = []
     nodes = {node.output[0]: node for node in graph.node if node.output}
-    for products, outputs in _merged(found):
+    groups = list(_merged(found))
+    for products, outputs in groups:
         shapes = {name: shape_of(name) for name in products}
         if not all(shapes.values()):
             reasons.update(dict.fromkeys(outputs, "the shapes of its products are not known"))
@@ -125,6 +126,9 @@ def find_heads(
         reach = follow(graph, shape_of, axes, constants)
         sizes = {reach.sizes.get(name) for name in products}
         if None in sizes or len(sizes) != 1:
+            if len(outputs) > 1:  # an output may have a head that others also depend on
+                groups += [(found[output], [output]) for output in outputs]
+                continue
             reasons.update(dict.fromkeys(outputs, "its products have different sizes"))
             continue
         layers = tuple(
