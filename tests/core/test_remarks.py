@@ -147,7 +147,7 @@ def test_a_parameter_that_several_nodes_read_is_remarked_on_once(
     assert "is trained as one: zero (2: #2, #5). This is right" in messages[0]
     assert "docs/howto/choose-what-is-trained.md" in messages[0]
     guide = Path(__file__).parents[2] / "docs/howto/choose-what-is-trained.md"
-    assert "## Two layers have the same weights" in guide.read_text(encoding="utf-8")
+    assert "## If two layers have the same weights" in guide.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("tied", "params"), [(False, None), (True, ["!zero"])])
