@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from ortflex_core import OrtflexError, Unsupported
@@ -136,3 +137,38 @@ def test_a_step_that_cannot_be_in_memory_is_an_error_before_it(
     for enough in (1000 * MIB, None):
         assert not fit(enough)
     assert "needs about" not in caplog.text
+
+
+WINDOWS = """
+<ir_version: 8, opset_import: ["": 17]>
+g (float[N, H, W, 4] x) => (float[N, 2] y)
+<float[4, 2] w = {1, -1, 2, 0, 0, 1, 3, 1}, int64[1] two = {2}, int64[1] c = {4}>
+{
+    n = Shape <start = 0, end = 1> (x)
+    h = Shape <start = 1, end = 2> (x)
+    v = Shape <start = 2, end = 3> (x)
+    half = Div(h, two)
+    wide = Div(v, two)
+    parts = Concat <axis = 0> (n, half, two, wide, two, c)
+    split = Reshape(x, parts)
+    turned = Transpose <perm = [0, 1, 3, 2, 4, 5]> (split)
+    bent = Tanh(turned)
+    flat = Reshape(bent, back)
+    scores = MatMul(flat, w)
+    y = ReduceMean <axes = [1], keepdims = 0> (scores)
+}
+"""
+
+
+def test_sizes_that_no_one_knows_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of images of any size: a guess for each axis counted a Reshape as gigabytes.
+
+    The class: an estimate above all that a run can take refuses a model that runs.
+    """
+    text = WINDOWS.replace(", int64[1] c", ", int64[3] back = {0, -1, 4}, int64[1] c")
+    model = onnx.parser.parse_model(text)
+    monkeypatch.setattr(memory_limits, "available", lambda: 100 * MIB)
+    trainer = make(model, backend="fused", loss="softmax_cross_entropy")
+    x = np.random.default_rng(0).standard_normal((3, 8, 6, 4)).astype(np.float32)
+    assert np.isfinite(trainer.step((x, np.arange(3) % 2)))
+    assert trainer.predict(x).shape == (3, 2)

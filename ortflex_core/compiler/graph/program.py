@@ -30,6 +30,8 @@ from ortflex_core.kernel.types import Array, TensorSpec, numpy_dtype
 _MANY = 5000
 # The size of an axis that is not known.
 _GUESS = 64
+_KEEPING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators whose output has as many elements as their first input."""
 Recompute: TypeAlias = bool | int | tuple[str, ...]
 """The tensors to recompute.
 
@@ -299,14 +301,27 @@ def _sizes(
 ) -> dict[str, int]:
     """The bytes of computed tensors, estimated if a size is not known."""
     data = [t.shape for k, t in trace.inputs.items() if isinstance(k, Port) and k.role == "data"]
-    batches = {"batch", *(shape[0] for shape in data if shape)}
+    batches = {"batch", *(shape[0] for shape in data if shape)} - {None}
+    elements: dict[int, int] = {}
 
-    def size(tensor: Tensor) -> int:
-        shape = (_GUESS,) if tensor.shape is None else tensor.shape
+    def count(tensor: Tensor, node: Node | None = None) -> int:
+        shape = (None, None) if tensor.shape is None else tensor.shape
+        unknown = sum(not isinstance(d, int) and d not in batches for d in shape)
+        if node is not None and (unknown > 1 or node.op_type in _KEEPING):
+            # Guesses for several sizes would multiply: a Reshape to windows would count as gigabytes.
+            before = [elements.get(id(a)) or count(a) for a in node.arguments]
+            return before[0] if node.op_type in _KEEPING else max(before, default=_GUESS)
         known = (d if isinstance(d, int) else rows if d in batches else _GUESS for d in shape)
-        return math.prod(known) * numpy_dtype(tensor.dtype).itemsize
+        return math.prod(known)
 
-    return {names[id(t)]: size(t) for node in nodes for t in node.outputs if t.dtype}
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        for tensor in node.outputs:
+            if tensor.dtype:
+                elements[id(tensor)] = count(tensor, node)
+                itemsize = numpy_dtype(tensor.dtype).itemsize
+                sizes[names[id(tensor)]] = elements[id(tensor)] * itemsize
+    return sizes
 
 
 def _declared(
