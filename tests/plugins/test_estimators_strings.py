@@ -159,8 +159,8 @@ def test_tables_that_do_not_fit_are_refused(change: Any, words: str) -> None:
     [
         (lambda x: np.full(x.shape, None, object), "None in row 0, column 0"),
         (lambda x: np.ones(x.shape), r"1\.0 in row 0, column 0.*strings"),
-        (lambda x: x[:, :1], "1 features.*takes 2"),
-        (lambda x: x[:, 0], "1 features.*takes 2"),
+        (lambda x: x[:, :1], "1 features.*expects 2"),
+        (lambda x: x[:, 0], "1 features.*expects 2"),
     ],
 )
 def test_rows_that_are_no_strings_are_refused(change: Any, words: str) -> None:
