@@ -1,20 +1,22 @@
-"""A new head beside the Trainer of one process: in ``check``, and in several processes."""
+"""A new head in ``check``, in several processes, and in files whose shapes are computed."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ortflex_core import OrtflexError, check_model, run_ranks
 from ortflex_plugins.pictures import draw
 from tests import models
 from tests.plugins.commands import ortflex
-from tests.plugins.test_edits import ROWS, tail
+from tests.plugins.test_edits import ROWS, TAILS, integers, node, scores, tail
 from tests.training import make, same
 
 
@@ -127,3 +129,46 @@ def test_several_processes_train_one_head() -> None:
         if isinstance(state, BaseException):
             raise state
         same(state, alone.get_state(), tolerance=1e-6)
+
+
+COMPUTED: dict[str, Callable[[str, Any], list[Any]]] = {
+    "reshaped": lambda name, v: [constant(f"{name}/row", v[None]), constant("one", integers(-1)),
+                                 node("Reshape", [f"{name}/row", "one"], [name])],
+    "joined": lambda name, v: [*(constant(f"{name}{k}", v[k : k + 1]) for k in range(len(v))),
+                               node("Concat", [f"{name}{k}" for k in range(len(v))], [name], axis=0)],
+    "selected": lambda name, v: [constant(f"{name}/more", np.append(v[::-1], 9)),
+                                 constant(f"{name}/of", np.arange(len(v))[::-1].copy()),
+                                 node("Gather", [f"{name}/more", f"{name}/of"], [name])],
+}  # fmt: skip
+WITH_INTEGERS = [
+    name
+    for name, (source, _) in TAILS.items()
+    if any(t.data_type == TensorProto.INT64 for t in source.graph.initializer)
+]
+
+
+def constant(name: str, values: Any) -> Any:
+    return node("Constant", [], [name], value=numpy_helper.from_array(values))
+
+
+@pytest.mark.parametrize("way", COMPUTED)
+@pytest.mark.parametrize("name", WITH_INTEGERS)
+def test_axes_and_shapes_that_nodes_compute_from_constants(name: str, way: str) -> None:
+    """torch's newer exporter writes them so, without its optimizer; every shape and axis is one case."""
+    source = copy.deepcopy(TAILS[name][0])
+    values = {
+        t.name: numpy_helper.to_array(t)
+        for t in source.graph.initializer
+        if t.data_type == TensorProto.INT64
+    }
+    kept = [t for t in source.graph.initializer if t.name not in values]
+    made = {n.output[0]: n for name, v in values.items() for n in COMPUTED[way](name, v)}
+    nodes = [*made.values(), *source.graph.node]
+    del source.graph.initializer[:], source.graph.node[:]
+    source.graph.initializer.extend(kept)
+    source.graph.node.extend(nodes)
+    trainer = make(source, head=3)
+    edited = trainer.export()
+    (y,) = models.predict(edited, {"X": ROWS}).values()
+    np.testing.assert_allclose(y, TAILS[name][1](scores(edited)), rtol=1e-5, atol=1e-6)
+    assert y.size == 3 * len(ROWS)

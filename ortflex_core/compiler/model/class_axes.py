@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from ortflex_core.compiler.graph.constant_folding import fold
 from ortflex_core.compiler.graph.nodes import constants, plain_domain, reads
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel.types import Array, Shape
@@ -105,9 +106,16 @@ class Constants:
                 self.names.update(node.output)
 
     def value(self, name: str) -> Array | None:
-        """The value of a constant whose values are in the graph, otherwise None."""
-        tensor = self._tensors.get(name)
-        return None if tensor is None else model_file.array_of(tensor)
+        """The value of a constant of the graph or of what small ones give, otherwise None."""
+        if name in self._tensors:
+            return model_file.array_of(self._tensors[name])
+        node = self.producers.get(name)
+        if node is None or name not in self.names or plain_domain(node.domain):
+            return None
+        inputs = [self.value(i) if i else None for i in node.input]
+        if any(i and value is None for i, value in zip(node.input, inputs, strict=True)):
+            return None
+        return fold(node.op_type, inputs, settings(node))
 
     def axes(self, node: NodeProto, position: int = 1) -> list[int] | None:
         """The attribute or constant input ``axes``; None without one."""
@@ -153,9 +161,7 @@ def settings(node: NodeProto) -> dict[str, Any]:
 
 def described(node: NodeProto) -> str:
     """The operator and the name of a node, for messages."""
-    return f"{node.op_type} {node.name or node.output[0]!r}".replace(
-        f" {node.name}", f" {node.name!r}"
-    )
+    return f"{node.op_type} {node.name or node.output[0]!r}"
 
 
 class _Follower:

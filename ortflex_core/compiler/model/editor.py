@@ -537,13 +537,14 @@ class Editor:
         return next((t for t in self.graph.initializer if t.name == name), None)
 
     def _value_of(self, name: str) -> Array:
-        """The value of an initializer or of a Constant node, in the file's type."""
+        """The value, in the file's type, of an initializer or of what nodes compute from constants."""
         tensor = self._tensor_of(name)
         if tensor is not None:
             return model_file.array_of(tensor, self.model.files)
         node = next(n for n in self.graph.node if name in n.output)
         if node.op_type != "Constant":
-            return self._value_of(node.input[0])
+            folded = class_axes.Constants(self.graph).value(name)
+            return self._value_of(node.input[0]) if folded is None else folded
         kind, value = next(iter(settings(node).items()))
         return numpy_helper.to_array(value) if kind == "value" else np.asarray(value)
 
