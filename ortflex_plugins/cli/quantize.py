@@ -394,14 +394,16 @@ def _training_rows(recipe: Recipe, trainer: Trainer) -> Any:
 
 
 def model_inputs(trainer: Trainer, source: Any) -> dict[str, Array]:
-    """Some rows of the inputs of the model, in their types; the data may have other columns, too.
+    """Some rows of the inputs of the file, in its types; the data may have other columns, too.
+
+    Empty for data that are not rows, and for inputs of bfloat16, which onnxruntime takes from no array.
 
     Raises:
         DataError: the data lack an input, or have it in another shape.
     """
     import attrs
 
-    from ortflex_core import Columns, Pieces, fit_to, internals_of, read_if_small
+    from ortflex_core import Columns, Pieces, fit_to, internals_of, numpy_dtype, read_if_small
 
     loaded = source if isinstance(source, Columns | Pieces) else source.load()
     rows = read_if_small(loaded) if isinstance(loaded, Pieces) else loaded
@@ -410,10 +412,14 @@ def model_inputs(trainer: Trainer, source: Any) -> dict[str, Array]:
     rows = attrs.evolve(rows, labels={}, weights={})
     opened = internals_of(trainer).setup.open(rows, None, None, predicting=True)
     count = min(opened.rows, _fixed_batch(trainer) or _COMPARED)
-    return {
-        spec.name: fit_to(opened.inputs[spec.name][:count], spec, f"X[{spec.name!r}]")
+    kinds = {i.name: i.type.tensor_type.elem_type for i in trainer.model.proto.graph.input}
+    given = {
+        spec.name: fit_to(opened.inputs[spec.name][:count], spec, f"X[{spec.name!r}]").astype(
+            numpy_dtype(kinds[spec.name])
+        )
         for spec in trainer.model.inputs
     }
+    return given if all(array.dtype.kind != "V" for array in given.values()) else {}
 
 
 def _fixed_batch(trainer: Trainer) -> int:

@@ -250,7 +250,10 @@ class Model:
     @property
     def stamp(self) -> str:
         """The differences in opset and types between the file and the graphs, in one line, or ""."""
-        notes = (upgrade.note(self.opset, self.opsets[""]), half_floats.note(self.half))
+        is_quantized = self.quantization is not None
+        half = self.as_read.half if is_quantized else self.half
+        raised = half_floats.note(half, quantized=is_quantized)
+        notes = (upgrade.note(self.opset, self.opsets[""]), raised)
         return "; ".join(filter(None, notes))
 
     def holding(self, values: Mapping[str, Array]) -> Model:

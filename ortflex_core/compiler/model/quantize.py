@@ -20,7 +20,7 @@ from ortflex_core.compiler.model.master_weights import BITS, Quantized
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import module_of
 from ortflex_core.compiler.model.quantizer import Quantization, Quantizer
-from ortflex_core.compiler.onnx_files import model_file
+from ortflex_core.compiler.onnx_files import half_floats, model_file
 from ortflex_core.compiler.opsets import upgrade
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.compiler.runtime.session import cpu_session
@@ -82,23 +82,51 @@ def quantize_model(model: Model, quantizer: Quantizer) -> Model:
             f"{WHERE}: {model.label} is quantized already ({', '.join(sorted(quantized))}); train it "
             "without quantize=, it keeps its layout"
         )
-    if model.half:
-        raise ModelError(
-            f"{WHERE}: {model.label} has weights of 16 bits, which onnxruntime's kernels of integers do "
-            "not take; convert the file to float32 first"
-        )
     _check_layout(quantizer, model.opset)
+    source, model = model, _in_float32(model)
     kinds, opset, notes = _storage(model, quantizer)
     editor = Editor(model, 0, WHERE)
     if opset > model.opset:
         editor.proto.CopyFrom(_upgraded(model, editor, opset))
         editor.graph = editor.proto.graph  # a copy replaces the parts of a message
     _fold_normalizations(editor)
+    if source.half:
+        half_floats.give_types_of(source.proto, editor.proto)
+        editor.graph = editor.proto.graph
     origin = editor.result()
     out = _Placement(origin, quantizer, kinds, notes).result()
-    out.new_head, out.adapter_values = model.new_head, model.adapter_values
-    out.unedited = model.as_read
+    out.new_head, out.adapter_values = source.new_head, source.adapter_values
+    out.unedited = source.as_read
     return out
+
+
+def _in_float32(model: Model) -> Model:
+    """The model with float32 weights, inputs and outputs, as kernels of integers need them.
+
+    onnxruntime has QuantizeLinear and DequantizeLinear of float16 from opset 19 on, but fuses no product
+    between them, and its CPU kernels have no bfloat16.
+
+    Raises:
+        ModelError: the file is too large to be converted.
+    """
+    if not model.half:
+        return model
+    editor = Editor(model, 0, WHERE)
+    size = sum(math.prod(t.dims) for t in editor.graph.initializer if t.data_type in model.half)
+    if size > _MOST_CONVERTED // 4:
+        raise ModelError(
+            f"{WHERE}: {model.label} has {size:,} weights of 16 bits and is too large to be converted to "
+            "float32 here; convert the file first"
+        )
+    for tensor in editor.graph.initializer:
+        if tensor.data_type in model.half:
+            values = model_file.array_of(tensor, model.files)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    editor.proto.CopyFrom(half_floats.raise_to_float32(editor.proto, model.half))
+    editor.graph = editor.proto.graph
+    known = editor.model.value
+    half_floats.without_casts(editor.proto, lambda name: known(name).dtype == TensorProto.FLOAT)
+    return editor.result()
 
 
 def _check_layout(quantizer: Quantizer, opset: int) -> None:

@@ -8,12 +8,13 @@ file. The argument ``precision`` selects computation in a shorter type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
+from ortflex_core.compiler.graph.program import fresh_name
 from ortflex_core.compiler.graph.subgraphs import all_graphs
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Array, dtype_name, numpy_dtype
@@ -72,6 +73,52 @@ def raise_to_float32(model: ModelProto, types: Sequence[int]) -> ModelProto:
     return out
 
 
+def without_casts(model: ModelProto, floats: Callable[[str], bool]) -> None:
+    """Remove Casts of floats to float32 from a file whose half types became float32, in place."""
+    kept = {o.name for g in all_graphs(model.graph) for o in g.output}
+    for node in [n for n in model.graph.node if n.op_type == "Cast" and n.output[0] not in kept]:
+        if node.attribute[0].i == TensorProto.FLOAT and floats(node.input[0]):
+            _read_instead(model.graph, node.output[0], node.input[0])
+            model.graph.node.remove(node)
+
+
+def give_types_of(source: ModelProto, model: ModelProto) -> None:
+    """Give the inputs and outputs of a file in float32 the half types of its source by Casts, in place."""
+    graph = model.graph
+    taken = {n for g in all_graphs(graph) for node in g.node for n in (*node.input, *node.output)}
+    taken |= {t.name for t in graph.initializer}
+    computed = {name for node in graph.node for name in node.output}
+    casts: list[list[NodeProto]] = [[], []]
+    for k, (values, own) in enumerate(
+        [(graph.input, source.graph.input), (graph.output, source.graph.output)]
+    ):
+        kinds = {v.name: v.type.tensor_type.elem_type for v in own}
+        for value in values:
+            kind = kinds.get(value.name, TensorProto.UNDEFINED)
+            is_raised = kind in HALF and value.type.tensor_type.elem_type == TensorProto.FLOAT
+            if not is_raised or (k and value.name not in computed):
+                continue
+            inner = fresh_name(f"{value.name}/float32", taken)
+            _read_instead(graph, value.name, inner)
+            for node in graph.node if k else ():
+                node.output[:] = [inner if n == value.name else n for n in node.output]
+            pair, to = (
+                ((inner, value.name), kind) if k else ((value.name, inner), TensorProto.FLOAT)
+            )
+            casts[k].append(helper.make_node("Cast", pair[:1], pair[1:], f"{inner}/Cast", to=to))
+            value.type.tensor_type.elem_type = kind
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend([*casts[0], *copies, *casts[1]])
+
+
+def _read_instead(graph: GraphProto, old: str, new: str) -> None:
+    """Let all nodes read another tensor."""
+    for part in all_graphs(graph):
+        for node in part.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+
+
 def raised_type(dtype: int, types: Sequence[int] = HALF) -> int:
     """float32 for one of ``types``, else the given type."""
     return TensorProto.FLOAT if dtype in types else dtype
@@ -114,12 +161,20 @@ def in_file_type(model: ModelProto, types: Sequence[int], name: str, array: Arra
     return array.astype(numpy_dtype(declared[name])) if declared.get(name) in types else array
 
 
-def note(types: Iterable[int]) -> str:
-    """A line about the conversion of a file with half types; "" without such types."""
+def note(types: Iterable[int], *, quantized: bool = False) -> str:
+    """A line about the conversion of a file with half types; "" without such types.
+
+    Args:
+        types: the half types of the file.
+        quantized: whether a quantizer has changed it.
+    """
     names = " and ".join(dtype_name(t) for t in types)
     if not names:
         return ""
-    return f"the file's {names} tensors are computed and trained as float32; exports keep {names}"
+    kept = f"exports keep {names}"
+    if quantized:
+        kept = "exports have float32 in their place, and keep the types of inputs and outputs"
+    return f"the file's {names} tensors are computed and trained as float32; {kept}"
 
 
 def _roundings(model: ModelProto) -> set[str]:
