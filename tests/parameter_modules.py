@@ -55,7 +55,7 @@ def image(size: int = 32, channels: int = 3, batch: int = 2) -> torch.Tensor:
 
 
 def tokens(high: int = 50, length: int = 7, batch: int = 2) -> torch.Tensor:
-    """Token numbers."""
+    """Token ids."""
     return torch.randint(3, high, (batch, length))
 
 

@@ -37,7 +37,7 @@ network = torch.nn.Sequential(
 # * **Equal tensors are not merged.** A new network has many tensors of zeros and ones. Merged tensors
 #   train as one; ``keep_initializers_as_inputs=True`` keeps them apart.
 # * **The network returns scores**, not probabilities: a loss on scores is numerically stable. A file with
-#   a Softmax at the end works as well, because ortflex finds the scores before it.
+#   a Softmax at the end works as well, because ortflex finds the logits before it.
 
 
 def export(network, example):

@@ -55,7 +55,7 @@ class LossKit(FormulaKit):
 
     @pytest.fixture
     def labels(self, component: Loss, predicted: Predicted) -> Array | None:
-        """The first labels that the loss accepts of: numbers, fractions, 0 or 1, −1 or 1, class numbers.
+        """The first labels that the loss accepts: real numbers, values in [0, 1], 0 or 1, ±1, or classes.
 
         None for a loss that needs no labels.
         """

@@ -48,7 +48,7 @@ class Verdict:
     """The result of :func:`verify`.
 
     Attributes:
-        outcome: ``identical``: the repeated run gives the same bits. ``intact``: the digests of the
+        outcome: ``identical``: the repeated run is bit-identical. ``intact``: the digests of the
             receipt are right, and no run was repeated. ``different``: the file was changed after its
             export, or the repeated run gives other bits. ``not repeated``: the file has no receipt, or
             its run cannot be repeated here.

@@ -28,7 +28,7 @@ FREE: Mapping[str, str] = {
     "freeze": "the trained tensors themselves are compared",
     "epochs": "training may be extended",
     "backend": "every backend computes the same, to rounding",
-    "recompute": "tensors that are recomputed have the same bits",
+    "recompute": "tensors that are recomputed are bit-identical",
     "device": "every device computes the same, to rounding",
     "threads": "they change only the speed of a step",
     "metrics": "they are reported, and nothing is trained on them",

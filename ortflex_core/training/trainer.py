@@ -534,7 +534,7 @@ class Trainer(SharesModels):
 
         Step k has the rate ``start · (end / start)^(k / (steps − 1))``, times the factor of a group; the
         schedule is ignored. Afterwards, the weights, optimizer state, running statistics, random numbers
-        and History have the same bits as before. ``batch_drawn`` is the only hook of the callbacks that is
+        and History are exactly as before. ``batch_drawn`` is the only hook of the callbacks that is
         called. An iterator that can be read only once is consumed.
 
         Args:
@@ -824,7 +824,7 @@ class Trainer(SharesModels):
         return write_base(self.model, self._internals.live.inferring(), path)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.
+        """Write a checkpoint: everything that :meth:`resume` needs for a bit-identical result.
 
         This works between calls, and from a hook while ``fit`` runs. An existing checkpoint in the folder
         is replaced when the new one is complete, even if other processes save there. Symbolic links are

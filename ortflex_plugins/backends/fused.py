@@ -78,13 +78,13 @@ class FusedBackend(Backend):
     """Trains on any onnxruntime, including inference builds: one graph, one run per step.
 
     Any loss, penalty and optimizer works; every operator between a parameter and a loss needs a
-    gradient rule (``ortflex.gradients``). All values of ``steps_per_run`` give the same bits; ``"auto"``
-    depends on the size of a step, and never on measured times.
+    gradient rule (``ortflex.gradients``). The results do not depend on ``steps_per_run``: they are
+    bit-identical. ``"auto"`` depends on the size of a step, and never on measured times.
 
     Parameters of 2¹⁸ elements and more are updated in place if the optimizer is elementwise and has more
     operations than SGD (momentum, Adam and its variants): their gradients are outputs of the graph. If
     there is a C compiler, the update is compiled and reads and writes memory once; otherwise, numpy
-    computes the same bits.
+    computes it, with bit-identical results.
 
     ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, if the device supports this,
     because launching the kernels dominates the time of short steps. If a step cannot be recorded (it has

@@ -229,7 +229,7 @@ def _with_losses(
     if labels is not None and labels.dtype.kind in "USO" and file_classes(model) is None:
         raise ConfigError(
             f"{settings['data']}: the labels are names, and {model.label} does not define their order; "
-            "pass class numbers, or data without labels, with which the float model is the teacher"
+            "pass class indices, or data without labels, with which the float model is the teacher"
         )
     if labels is not None and labels.dtype.kind in "iuUSO" and suggested == "squared_error":
         several = len(columns) == 2 and columns[1] != 1

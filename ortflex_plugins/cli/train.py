@@ -60,9 +60,9 @@ def train(
     loss.png; `ortflex report` turns it into a page.
 
     Ctrl-C ends the run and keeps the results so far. If the recipe has the callback `checkpoint`,
-    --resume continues from the newest checkpoint, and the run ends with the same bits. If the recipe
-    differs from the checkpoint, an error names the keys. If the output folder contains a run, --resume
-    or --force is required.
+    --resume continues from the newest checkpoint; the result is bit-identical to that of an
+    uninterrupted run. If the recipe differs from the checkpoint, an error names the keys. If the output
+    folder contains a run, --resume or --force is required.
     """
     from ortflex_core import Plugins, Recipe, Trainer, internals_of
     from ortflex_plugins.cli import run_folder

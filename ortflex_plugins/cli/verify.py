@@ -80,7 +80,7 @@ def _lines(trained: Path, verdict: Verdict) -> list[str]:
     if verdict.outcome == "identical" and receipt is not None:
         return [
             f"{trained}: identical. The training was repeated ({receipt.epochs} epochs, {receipt.steps} "
-            f"steps), and all {verdict.compared} tensors have the same bits"
+            f"steps), and all {verdict.compared} tensors are bit-identical"
         ]
     if verdict.outcome == "intact":
         return [

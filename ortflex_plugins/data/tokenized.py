@@ -1,4 +1,4 @@
-"""The data source ``tokenized``: a column of strings as token numbers."""
+"""The data source ``tokenized``: a column of strings as token ids."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _inputs(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Tokenized(DataSource):
-    """Strings in a csv, jsonl or parquet file, converted to token numbers by a tokenizer.json.
+    """Strings in a csv, jsonl or parquet file, converted to token ids by a tokenizer.json.
 
     ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]; shorter strings are
     padded and longer strings are cut. ``pair`` is the column of a second string. If ``target`` is a name,

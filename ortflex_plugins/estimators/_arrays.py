@@ -86,7 +86,7 @@ def as_input(spec: TensorSpec, X: Array) -> Array:
 
 
 def as_labels(spec: TensorSpec, y: Array) -> Array:
-    """Labels in the type and the shape of the loss's prediction; class numbers are not changed.
+    """Labels in the type and the shape of the loss's prediction; class indices are not changed.
 
     Raises:
         DataError: numbers out of the range of the type.

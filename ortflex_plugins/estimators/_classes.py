@@ -62,7 +62,7 @@ def built(table: dict[str, Any]) -> Loss | None:
 
 
 def takes_numbers(loss: Loss) -> bool:
-    """Whether the labels of a loss are class numbers, with a score for every class."""
+    """Whether the labels of a loss are class indices, with a score for every class."""
     scores = TensorSpec("scores", TensorProto.FLOAT, ("batch", 2))
     try:
         loss.label(scores, TensorSpec("label", TensorProto.INT64, ("batch",)))

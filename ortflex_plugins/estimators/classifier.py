@@ -59,7 +59,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
 
     A built model for two classes has one score and the loss log_loss; for more classes it has a score
     for each class and the loss softmax_cross_entropy. A given model may have either form. If it ends in
-    a Softmax or Sigmoid, the loss reads the scores before it. Other losses (hinge, log_loss with several
+    a Softmax or Sigmoid, the loss reads the logits before it. Other losses (hinge, log_loss with several
     classes) train one score for each class against all other classes, as SGDClassifier does.
 
     Args:
@@ -150,7 +150,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         return 1 if single else len(self.classes_)
 
     def _arguments(self) -> dict[str, Any]:
-        """The labels are class numbers already, even if the model's file has class labels."""
+        """The labels are class indices already, even if the model's file has class labels."""
         return {"classes": range(len(self.classes_))}
 
     def _look_at(self, request: LossRequest) -> str:

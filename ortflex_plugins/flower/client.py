@@ -115,7 +115,7 @@ def client_app(
             BatchNormalization; ``"adapters"``; or names, globs and ``"!glob"`` as in ``params``.
             The rest is private.
         keep: what a client keeps in ``context.state`` until its next round. ``"slots"``: the state
-            of its optimizer and its private tensors, so that its rounds give the same bits as calls
+            of its optimizer and its private tensors, so that its rounds are bit-identical to calls
             of ``fit`` one after another. ``"nothing"``: every round starts with a new optimizer, and
             with the private tensors of the file.
 

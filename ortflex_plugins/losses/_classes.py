@@ -101,7 +101,7 @@ def _check_weights(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
 def class_labels(
     loss: str, predicted: TensorSpec, given: TensorSpec | None, axis: int = 1
 ) -> TensorSpec:
-    """The labels of scores [B, C, …] or [B, …, C]: class numbers [B, …], or fractions in the same shape.
+    """The labels of scores [B, C, …] or [B, …, C]: class indices [B, …], or fractions in the same shape.
 
     Raises:
         DataError: the scores have no class axis, or the labels have another type or shape.
@@ -129,8 +129,8 @@ def class_labels(
         return integer_labels(loss, numbers, given)
     if given.shape[axis] == 1:
         raise DataError(
-            f"{loss}: the labels {given} have one column; class numbers need the shape "
-            f"{shape_text(numbers)}: y.reshape(-1); fractions of the classes need the shape "
+            f"{loss}: the labels {given} have one column; class indices need the shape "
+            f"{shape_text(numbers)}: y.reshape(-1); class probabilities need the shape "
             f"{shape_text(shape)}"
         )
     return float_labels(loss, predicted, given)
@@ -162,9 +162,9 @@ def _ones_after(rank: int, axis: int) -> list[int]:
 
 
 def is_class(op: Ops, predicted: Tensor, expected: Tensor, axis: int = 1) -> Tensor:
-    """Booleans of the scores' shape: whether the class number is the position in the class axis.
+    """Booleans of the scores' shape: whether the class index is the position in the class axis.
 
-    This is a comparison, because GatherElements would fail on an ignored class number.
+    This is a comparison, because GatherElements would fail on an ignored class index.
     """
     assert predicted.shape is not None  # label() refuses scores of unknown rank
     count = predicted.shape[axis]

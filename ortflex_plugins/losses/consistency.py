@@ -18,13 +18,13 @@ Specs = Mapping[str, TensorSpec]
 class Consistency(Loss[Tensors, Specs]):
     """Squared difference of two predictions: ``l = 1/C · Σ_c (softmax(a)_c − softmax(b)_c)²``.
 
-    ``a`` and ``b`` are the logits [B, C, …] of one model for two draws of the same rows: the hook
-    ``batch_drawn`` of the callbacks is called twice, with other random numbers, and masks of Dropout
-    differ, too. No labels are needed. The softmax is along ``axis`` (1, or -1 for scores [B, …, C]);
-    values have the shape [B, …]. Evaluations draw nothing, so there the loss is 0.
+    ``a`` and ``b`` are the logits [B, C, …] of one model for two random augmentations of the same rows: the
+    hook ``batch_drawn`` of the callbacks is called twice, with different random numbers, and the masks of
+    Dropout differ, too. No labels are needed. The softmax is along ``axis`` (1, or -1 for logits
+    [B, …, C]); values have the shape [B, …]. Evaluation augments nothing, so its loss is 0.
 
     Use it together with ``softmax_cross_entropy`` for semi-supervised training: alone it has a trivial
-    minimum, equal scores for all rows. Rows without labels have the sample weight 0 in the other loss.
+    minimum, equal logits for all rows. Rows without labels have the sample weight 0 in the other loss.
 
     Raises:
         DataError: the scores have no axis of two or more classes.
@@ -55,7 +55,7 @@ class Consistency(Loss[Tensors, Specs]):
         return False
 
     def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers or fractions, for metrics."""
+        """Class indices or fractions, for metrics."""
         return class_labels(self.name, predicted["scores"], given, self.axis)
 
     def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor | None) -> Tensor:

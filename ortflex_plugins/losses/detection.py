@@ -47,15 +47,15 @@ def pad_boxes(boxes: Iterable[Any], classes: Iterable[Any] | None = None) -> Arr
         boxes: one item for each of the N images: its boxes as an array [m, 4] with x1, y1, x2, y2 in
             pixels, or [] if it has none. Without ``classes``, each item is a mapping with the keys
             ``boxes`` and ``labels``, as in the datasets of torchvision.
-        classes: one item for each image: the class numbers of its boxes, [m].
+        classes: one item for each image: the class indices of its boxes, [m].
 
     Returns:
-        A float32 array [N, M, 5]. A row is x1, y1, x2, y2 and the class number. M is the largest number
+        A float32 array [N, M, 5]. A row is x1, y1, x2, y2 and the class index. M is the largest number
         of boxes in an image, and at least 1.
 
     Raises:
         DataError: ``boxes`` and ``classes`` have different lengths, an image has different numbers of
-            boxes and class numbers, a box does not have four numbers, or ``classes`` is missing.
+            boxes and class indices, a box does not have four numbers, or ``classes`` is missing.
 
     Example:
         >>> labels = pad_boxes([[[0, 0, 4, 4], [2, 2, 6, 8]], []], [[1, 0], []])
@@ -89,7 +89,7 @@ def pad_boxes(boxes: Iterable[Any], classes: Iterable[Any] | None = None) -> Arr
             )
         if len(rows) != len(columns):
             raise DataError(
-                f"pad_boxes: image {k} has {len(rows)} boxes, but {len(columns)} class numbers"
+                f"pad_boxes: image {k} has {len(rows)} boxes, but {len(columns)} class indices"
             )
         if rows.size:
             out[k, : len(rows), :4], out[k, : len(rows), 4] = rows, columns

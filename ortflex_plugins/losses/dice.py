@@ -28,16 +28,16 @@ from ortflex_plugins.losses._classes import class_labels, is_class
 class Dice(Loss):
     """Soft Dice loss: ``1 − (2·Σ p·y + smooth) / (Σ p + Σ y + smooth)``, sums over the positions.
 
-    Raw scores ``s`` have the shape [B, C, …], with one channel per region and then the positions; the
-    values have the shape [B, C]. Scores [B, N] are the N positions of one region, with values [B].
+    Logits ``s`` have the shape [B, C, …], with one channel per region and then the positions; the values
+    have the shape [B, C]. Logits [B, N] are the N positions of one region, with values [B].
 
     ``over="regions"``: each region separately, ``p = sigmoid(s)``; labels are in [0, 1] and have the
-    shape of the scores. ``over="classes"``: every position belongs to one class, ``p = softmax(s)`` along
-    axis 1; labels are class numbers [B, …], or fractions of the classes in the shape of the scores.
+    shape of the logits. ``over="classes"``: every position belongs to one class, ``p = softmax(s)`` along
+    axis 1; labels are class indices [B, …], or class probabilities in the shape of the logits.
 
     Raises:
         ValueError: ``over`` has another value, or ``smooth`` is not positive.
-        DataError: the labels have another shape or type or are outside their range, or the scores have no
+        DataError: the labels have another shape or type or are outside their range, or the logits have no
             positions.
 
     >>> Dice(smooth=1.0).describe()
@@ -62,7 +62,7 @@ class Dice(Loss):
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the scores' shape, or class numbers without the class axis."""
+        """Labels of the scores' shape, or class indices without the class axis."""
         shape, least = predicted.shape, 2 if self.over == "regions" else 3
         if shape is None or len(shape) < least:
             wanted = "[B, N] or [B, C, …]" if self.over == "regions" else "[B, C, …]"
@@ -75,12 +75,12 @@ class Dice(Loss):
         return class_labels(self.name, predicted, given)
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse fractions outside [0, 1] and class numbers outside 0 … C−1."""
+        """Refuse fractions outside [0, 1] and class indices outside 0 … C−1."""
         count = predicted.shape[1] if predicted.shape is not None else None
         numbers = labels.dtype.kind in "iu"
         last = 1 if not numbers else count - 1 if isinstance(count, int) else None
         hint = (
-            "They are class numbers."
+            "They are class indices."
             if numbers
             else "They say how much of each position belongs to the region."
         )

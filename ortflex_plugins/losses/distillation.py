@@ -87,13 +87,13 @@ class _Taught(Loss[Tensors, S], Generic[S]):
 class Distillation(_Taught[TensorSpec]):
     """Distillation: ``l = α·T²·KL(t ‖ s) + (1 − α)·cross-entropy``, from logits [B, C, …].
 
-    ``t = softmax(teacher / T)`` and ``s = softmax(student / T)`` along ``axis`` (1, or -1 for scores
+    ``t = softmax(teacher / T)`` and ``s = softmax(student / T)`` along ``axis`` (1, or -1 for logits
     [B, …, C]), ``KL(t ‖ s) = Σ_c t_c·(log t_c − log s_c)``. The cross-entropy is that of
-    ``softmax_cross_entropy`` with the labels: class numbers [B, …] or fractions [B, C, …]. With α = 1 no
-    labels are needed. Values have the shape [B, …]. T² keeps the size of the gradient of the first term
-    when T changes.
+    ``softmax_cross_entropy`` with the labels: class indices [B, …] or class probabilities [B, C, …]. With
+    α = 1 no labels are needed. Values have the shape [B, …]. The factor T² keeps the gradient of the first
+    term about equally large for every T.
 
-    The teacher is another .onnx file, which gets the same rows. Its scores are computed once for each row,
+    The teacher is another .onnx file, which gets the same rows. Its logits are computed once for each row,
     before training.
 
     Raises:
@@ -112,7 +112,7 @@ class Distillation(_Taught[TensorSpec]):
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
     temperature: float = hyper(
-        default=2.0, validator=number(gt=0), help="T: by which scores are divided"
+        default=2.0, validator=number(gt=0), help="T: the logits are divided by it"
     )
     alpha: float = hyper(
         default=0.5, validator=number(ge=0, le=1), help="the part of the teacher; 1: no labels"
@@ -125,14 +125,14 @@ class Distillation(_Taught[TensorSpec]):
         return self.alpha < 1
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers without the class axis, or fractions with it."""
+        """Class indices without the class axis, or fractions with it."""
         return class_labels(self.name, predicted, given, self.axis)
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse class numbers outside 0 … C−1 and fractions outside [0, 1]."""
+        """Refuse class indices outside 0 … C−1 and fractions outside [0, 1]."""
         shape = predicted.shape
         if shape is not None and labels.ndim == len(shape):
-            hint = "One-hot and soft labels are fractions of the classes."
+            hint = "One-hot and soft labels are class probabilities."
             require_range(self.name, labels, 0, 1, hint=hint)
             return
         count = None if shape is None else shape[self.axis]

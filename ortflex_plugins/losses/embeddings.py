@@ -141,7 +141,7 @@ def _spec(name: str, tensor: Tensor) -> TensorSpec:
 class MinedTriplet(Loss):
     """The triplet loss with positives and negatives found in the batch by their labels.
 
-    Predictions are embeddings e [B, D], labels class numbers y [B], d the Euclidean distance. With
+    Predictions are embeddings e [B, D], labels class indices y [B], d the Euclidean distance. With
     ``mining="hard"`` a row has its farthest positive and its nearest negative:
     ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With ``mining="semi_hard"`` the
     negative is the nearest of those farther away than the positive, else the farthest of all, and l_i is
@@ -150,7 +150,7 @@ class MinedTriplet(Loss):
 
     Raises:
         ValueError: ``mining`` is neither "hard" nor "semi_hard".
-        DataError: the predictions are not of shape [B, D], or the labels not class numbers [B].
+        DataError: the predictions are not of shape [B, D], or the labels not class indices [B].
 
     >>> MinedTriplet().mining
     'hard'
@@ -172,7 +172,7 @@ class MinedTriplet(Loss):
     normalize: bool = setting(default=True, help="whether embeddings get the length 1 first")
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers [B]."""
+        """Class indices [B]."""
         return _class_numbers(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
@@ -302,13 +302,13 @@ class Contrastive(Loss[Tensors, Specs]):
 class SupervisedContrastive(Loss):
     """Contrast of one model's embeddings by labels: rows of a class attract each other.
 
-    Predictions are embeddings [B, D], labels class numbers y [B], and ``s_ij = cos(e_i, e_j) / τ``:
+    Predictions are embeddings [B, D], labels class indices y [B], and ``s_ij = cos(e_i, e_j) / τ``:
     ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)`` with the other rows P_i of row i's
     class in the batch. A row without another of its class has the loss 0 (it counts in the mean).
 
     Raises:
         ValueError: ``temperature`` is not positive.
-        DataError: the predictions are not of shape [B, D], or the labels not class numbers [B].
+        DataError: the predictions are not of shape [B, D], or the labels not class indices [B].
 
     >>> SupervisedContrastive().temperature
     0.07
@@ -322,7 +322,7 @@ class SupervisedContrastive(Loss):
     temperature: float = hyper(default=0.07, validator=number(gt=0), help="what divides cosines")
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers [B]."""
+        """Class indices [B]."""
         return _class_numbers(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
@@ -346,7 +346,7 @@ class MarginSoftmax(Loss[Tensors, Specs]):
     belongs to the loss: it is trained and in checkpoints as ``margin_softmax.weight``, but the export has
     only the model of the embeddings. The score of the label's class is ``scale·cos(θ_y + margin)`` for
     ``kind="arcface"`` and ``scale·(cos θ_y − margin)`` for ``kind="cosface"``, that of the others
-    ``scale·cos θ_c``; l is −log softmax. Labels are class numbers [B], values have the shape [B].
+    ``scale·cos θ_c``; l is −log softmax. Labels are class indices [B], values have the shape [B].
 
     Raises:
         ValueError: ``classes`` is below 2, ``kind`` unknown, or ``margin`` negative.
@@ -386,11 +386,11 @@ class MarginSoftmax(Loss[Tensors, Specs]):
         return {"weight": generator.normal(scale=0.01, size=(self.classes, size))}
 
     def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers [B]."""
+        """Class indices [B]."""
         return _class_numbers(self.name, predicted["embedding"], given)
 
     def check_labels(self, predicted: Specs, labels: Array) -> None:
-        """Refuse class numbers outside 0 … classes−1."""
+        """Refuse class indices outside 0 … classes−1."""
         hint = f"The loss has classes={self.classes}"
         require_range(self.name, labels, 0, self.classes - 1, hint=hint)
 

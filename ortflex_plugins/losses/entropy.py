@@ -14,7 +14,7 @@ from ortflex_plugins.losses._classes import class_labels
 class Entropy(Loss):
     """Entropy of the softmax of logits ``s`` of shape [B, C, …]: ``l = −Σ_c p_c · log p_c``.
 
-    ``p = softmax(s)`` along ``axis`` (1, or -1 for scores [B, …, C]). The loss needs no labels: it moves
+    ``p = softmax(s)`` along ``axis`` (1, or -1 for logits [B, …, C]). The loss needs no labels: it moves
     the boundaries between classes away from the rows, as in semi-supervised training together with
     ``softmax_cross_entropy`` and a small ``factor``. Alone it has a trivial minimum, one class for all
     rows. Values have the shape [B, …], between 0 and log C.
@@ -40,7 +40,7 @@ class Entropy(Loss):
         return False
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers or fractions, for metrics."""
+        """Class indices or fractions, for metrics."""
         return class_labels(self.name, predicted, given, self.axis)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor | None) -> Tensor:

@@ -28,9 +28,9 @@ _TINY = 1e-37
 class KullbackLeibler(Loss):
     """Kullback-Leibler divergence of labels from a prediction: ``l = Σ_c y_c·(log y_c − log p_c)``.
 
-    Labels are fractions ``y`` of the classes and have the shape of the prediction, [B, C, …], with the
-    classes in axis 1; values have the shape [B, …]. ``on="scores"``: ``p`` is the softmax of the
-    prediction, so the prediction can be scores or logarithms of probabilities.
+    Labels are class probabilities ``y`` in the shape of the prediction, [B, C, …], with the classes in
+    axis 1; values have the shape [B, …]. ``on="scores"``: ``p`` is the softmax of the prediction, so the
+    prediction can be logits or log probabilities.
     ``on="log_probabilities"``: the prediction is ``log p`` and is not normalized.
 
     Raises:
@@ -51,7 +51,7 @@ class KullbackLeibler(Loss):
     on: Literal["scores", "log_probabilities"] = setting(
         default="scores",
         validator=one_of("scores", "log_probabilities"),
-        help="the output of the model: scores or logarithms of probabilities",
+        help="the output of the model: logits or log probabilities",
     )
 
     @property
@@ -70,7 +70,7 @@ class KullbackLeibler(Loss):
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
         """Refuse fractions outside [0, 1]."""
-        require_range(self.name, labels, 0, 1, hint="They are fractions of the classes.")
+        require_range(self.name, labels, 0, 1, hint="They are class probabilities.")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""

@@ -33,19 +33,19 @@ from ortflex_plugins.losses._classes import (
 
 @attrs.frozen(kw_only=True)
 class LogLoss(Loss):
-    """Binary cross-entropy, stable at any score.
+    """Binary cross-entropy, numerically stable for all logits.
 
     With ``on="scores"``, the loss reads logits ``s`` of shape [B], [B, 1] or [B, k] (k labels per row);
     labels ``y ∈ [0, 1]`` and values have the same shape, and
     ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
 
-    With ``on="probabilities"``, it reads two columns ``p`` of shape [B, 2] and class numbers
+    With ``on="probabilities"``, it reads two columns ``p`` of shape [B, 2] and class indices
     ``y ∈ {0, 1}``; values have the shape [B], and ``l = −log(clip(p_y, eps, 1 − eps))``. Outside the
-    range of the clip, the gradient is 0, so attach the loss to the scores if the graph has them.
+    range of the clip, the gradient is 0, so attach the loss to the logits if the graph has them.
 
     With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁), ``l = −q₁·log p₁ − q₀·log p₀`` with
     ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean a label then
-    counts ``w₁·y + w₀·(1 − y)``. This equals softmax_cross_entropy of the scores (0, s).
+    counts ``w₁·y + w₀·(1 − y)``. This equals softmax_cross_entropy of the logits (0, s).
 
     ``class_weight="balanced"`` is n / (2 · n_c), where n is the number of training labels and n_c the
     number of those of class c.
@@ -74,7 +74,7 @@ class LogLoss(Loss):
     on: Literal["scores", "probabilities"] = setting(
         default="scores",
         validator=one_of("scores", "probabilities"),
-        help="the output of the model: scores or probabilities",
+        help="the output of the model: logits or probabilities",
     )
     eps: float = setting(
         default=1e-7,
@@ -103,7 +103,7 @@ class LogLoss(Loss):
         return "raw" if self.on == "scores" else "any"
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the scores' type and shape, or class numbers [B] for two probabilities."""
+        """Labels of the scores' type and shape, or class indices [B] for two probabilities."""
         shape = predicted.shape
         if self.on == "scores":
             two_columns = shape is not None and len(shape) == 2 and shape[1] == 2
@@ -125,7 +125,7 @@ class LogLoss(Loss):
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
         """Refuse labels outside [0, 1]."""
-        hint = "Other class numbers or names are encoded by classes=[negative, positive]."
+        hint = "Other class indices or names are encoded by classes=[negative, positive]."
         require_range(self.name, labels, 0, 1, hint=hint)
 
     def fitted(self, predicted: TensorSpec, labels: Array) -> LogLoss:

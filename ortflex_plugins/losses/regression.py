@@ -198,8 +198,8 @@ class Quantile(ElementwiseLoss):
 class Poisson(ElementwiseLoss):
     """Negative log-likelihood of counts ``y`` for log-rates ``s``: ``l = exp(s) − y·s``.
 
-    Labels ``y ≥ 0`` and values have the shape of the scores, [B, …]. In float32, ``exp(s)`` is infinite
-    for scores above 88.
+    Labels ``y ≥ 0`` and values have the shape of ``s``, [B, …]. In float32, ``exp(s)`` is infinite
+    for ``s`` above 88.
 
     Raises:
         DataError: the labels have another shape, are outside their range, or are not numbers.

@@ -66,9 +66,9 @@ def _step(dtype: int) -> GraphProto:
 class Ctc(Loss[Tensors, Specs]):
     """Connectionist temporal classification: ``l = −log Σ_π Π_t p_t(π_t)`` over the alignments π of y.
 
-    ``scores`` are [B, T, C] (raw or logarithms of probabilities; ``axis=1`` for [B, C, T]), and
+    ``scores`` are [B, T, C] (logits or log probabilities; ``axis=1`` for [B, C, T]), and
     ``p_t = softmax(scores_t)``. An alignment has a class or the ``blank`` at every time step; without
-    repetitions and blanks it is the row of labels y. Labels are class numbers [B, S], padded at the end
+    repetitions and blanks it is the row of labels y. Labels are class indices [B, S], padded at the end
     with ``padding``. Values have the shape [B]; with ``per_label`` each is divided by its number of labels
     (at least 1), as torch's mean does. A row whose labels fit into no alignment (fewer time steps than
     labels and repetitions) has an infinite loss, or with ``zero_infinity`` the loss 0 and no gradient.
@@ -107,7 +107,7 @@ class Ctc(Loss[Tensors, Specs]):
     )
 
     def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers [B, S]."""
+        """Class indices [B, S]."""
         scores = predicted["scores"]
         float_scores(self.name, scores)
         if scores.shape is None or len(scores.shape) != 3:
@@ -115,7 +115,7 @@ class Ctc(Loss[Tensors, Specs]):
             raise DataError(f"{self.name} expects scores {form}, got {scores}")
         if given is not None and given.shape is not None and len(given.shape) != 2:
             raise DataError(
-                f"{self.name}: labels must be class numbers [B, S], one row per sample, filled at the "
+                f"{self.name}: labels must be class indices [B, S], one row per sample, filled at the "
                 f"end with {self.padding} (padding), got {given}"
             )
         shape = (scores.shape[0], "ctc/labels")
@@ -232,10 +232,10 @@ def _range(op: Ops, size: Tensor) -> Tensor:
 class CausalLm(Loss):
     """Cross-entropy of the next token: ``l_t = −log softmax(s_t)`` at the label of position t + 1.
 
-    Scores s are [B, T, V], labels token numbers [B, T], which may be the inputs themselves
-    (``labels = input_ids``): the shift is inside, as in the models of Hugging Face. Values have the shape
+    The logits s are [B, T, V], the labels are token ids [B, T] and may be the inputs themselves
+    (``labels = input_ids``): the loss shifts them, as Hugging Face's models do. Values have the shape
     [B, T − 1]. Labels equal to ``ignore_index``, or to ``padding`` if it is set, have the loss 0 and do
-    not count in the mean. ``shift=False`` is for labels that are shifted already; values are [B, T] then.
+    not count in the mean. ``shift=False`` is for labels that are already shifted; values are then [B, T].
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
@@ -264,7 +264,7 @@ class CausalLm(Loss):
     shift: bool = setting(default=True, help="whether position t predicts the label of t + 1")
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Token numbers [B, T]."""
+        """Token ids [B, T]."""
         float_scores(self.name, predicted)
         shape = predicted.shape
         if shape is None or len(shape) != 3:

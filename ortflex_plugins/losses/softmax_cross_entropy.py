@@ -37,18 +37,18 @@ from ortflex_plugins.losses._classes import (
 class SoftmaxCrossEntropy(Loss):
     """Cross-entropy of the softmax of logits ``s`` of shape [B, C, …], classes in axis 1.
 
-    ``axis=-1`` is for scores [B, …, C], as language models return them; the shapes below change
+    ``axis=-1`` is for logits [B, …, C], as language models return them; the shapes below change
     accordingly.
 
-    Labels are class numbers ``y`` [B, …] in 0 … C−1, with ``l = −log softmax(s)_y``, or fractions of the
-    classes ``q`` [B, C, …] (one-hot or soft), with ``l = −Σ_c q_c · log softmax(s)_c``. Values have the
-    shape [B, …]. Class numbers equal to ``ignore_index`` have the loss 0 and do not count in the mean;
-    with None, every class number counts.
+    Labels are class indices ``y`` [B, …] in 0 … C−1, with ``l = −log softmax(s)_y``, or class
+    probabilities ``q`` [B, C, …] (one-hot or soft), with ``l = −Σ_c q_c · log softmax(s)_c``. Values have
+    the shape [B, …]. Class indices equal to ``ignore_index`` have the loss 0 and do not count in the
+    mean; with None, every class index counts.
 
-    With ``label_smoothing`` ε and ``class_weight`` w the fractions are ``w_c·((1 − ε)·q_c + ε/C)``, where
-    q is 1 at the class number and 0 elsewhere. In the mean a class number then counts ``w_y``, as in
-    torch; fractions count 1. ``class_weight="balanced"`` is ``n / (C·n_c)``, as in scikit-learn, where n
-    is the number of training labels and n_c the number of those of class c.
+    With ``label_smoothing`` ε and ``class_weight`` w the probabilities are ``w_c·((1 − ε)·q_c + ε/C)``,
+    where q is 1 at the class index and 0 elsewhere. In the mean a class index then counts ``w_y``, as in
+    torch; probabilities count 1. ``class_weight="balanced"`` is ``n / (C·n_c)``, as in scikit-learn,
+    where n is the number of training labels and n_c the number of those of class c.
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
@@ -72,7 +72,7 @@ class SoftmaxCrossEntropy(Loss):
     )
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
-    ignore_index: int | None = setting(default=-100, help="the class number of rows to ignore")
+    ignore_index: int | None = setting(default=-100, help="the class index of rows to ignore")
     axis: int = setting(default=1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1")
     label_smoothing: float = setting(
         default=0.0,
@@ -90,21 +90,21 @@ class SoftmaxCrossEntropy(Loss):
             )
         if value is not None and not -(2**63) <= value < 2**63:
             raise ValueError(
-                "SoftmaxCrossEntropy.ignore_index must be a class number of int64, got "
+                "SoftmaxCrossEntropy.ignore_index must be a class index of int64, got "
                 f"{short_repr(value)}"
             )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers without the class axis, or fractions with it."""
+        """Class indices without the class axis, or fractions with it."""
         out = class_labels(self.name, predicted, given, self.axis)
         check_count(self.name, predicted, self.class_weight, self.axis)
         return out
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse class numbers outside 0 … C−1 and fractions outside [0, 1]."""
+        """Refuse class indices outside 0 … C−1 and fractions outside [0, 1]."""
         shape = predicted.shape
         if shape is not None and labels.ndim == len(shape):
-            hint = "One-hot and soft labels are fractions of the classes."
+            hint = "One-hot and soft labels are class probabilities."
             require_range(self.name, labels, 0, 1, hint=hint)
             return
         count = shape[self.axis] if shape is not None else None
@@ -114,7 +114,7 @@ class SoftmaxCrossEntropy(Loss):
         if self.ignore_index is not None:
             hint += f", and {self.ignore_index} is ignored (ignore_index)"
         hint += (
-            ". Other class numbers or names are encoded by classes=[…]; another number of classes "
+            ". Other class indices or names are encoded by classes=[…]; another number of classes "
         )
         hint += "needs a new last layer: head=…"
         require_range(self.name, labels, 0, last, allowed=np.asarray(ignored), hint=hint)

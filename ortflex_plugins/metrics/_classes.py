@@ -41,7 +41,7 @@ def has_columns(predicted: Array) -> bool:
 
 
 def numbers(metric: str, expected: Array, predicted: Array) -> Array:
-    """Class numbers [B, …] from labels, for scores [B, C, …].
+    """Class indices [B, …] from labels, for scores [B, C, …].
 
     Raises:
         DataError: the labels have another shape, or a row does not have one class.
@@ -78,7 +78,7 @@ def _whole(metric: str, expected: Array) -> Array:
     if broken.any():
         first = expected[broken].flat[0]
         raise DataError(
-            f"{metric}: labels must be class numbers, but {int(broken.sum())} of {expected.size} "
+            f"{metric}: labels must be class indices, but {int(broken.sum())} of {expected.size} "
             f"are not; the first is {first!s}. For a regression use mae, rmse or r2"
         )
     return expected

@@ -21,7 +21,7 @@ class RocAuc(Metric):
 
     Predictions [B] or [B, 1] are the scores of class 1, and two columns [B, 2] the scores of both
     classes. With more columns, each class is compared with all others, and ``average`` combines the
-    results. Labels are class numbers [B, …], or 0 and 1 in the shape of the predictions, also several
+    results. Labels are class indices [B, …], or 0 and 1 in the shape of the predictions, also several
     1s in a row. The result is in [0, 1], and NaN if a class has no row or every row. Scores and labels
     are kept until the end: 9 bytes per row and column, and 8 more with weights.
 
@@ -109,7 +109,7 @@ def _by_class(expected: Array, predicted: Array) -> tuple[Array, Array]:
         if wrong.size:
             raise DataError(
                 f"roc_auc: predictions {shape_text(predicted.shape)} have no class {wrong[0]!r}; "
-                "labels must be class numbers from 0"
+                "labels must be class indices from 0"
             )
         truths, exclusive = labels == np.arange(scores.shape[1]), scores.shape[1] == 2
     if exclusive:

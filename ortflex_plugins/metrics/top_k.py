@@ -16,8 +16,8 @@ from ortflex_plugins.metrics._classes import has_columns, numbers
 class TopK(Metric):
     """Fraction of rows whose class is among the ``k`` with the largest scores: ``Σ w·[y ∈ top k] / Σ w``.
 
-    Predictions are floats [B, C, …], labels are class numbers [B, …] or one-hot. Of classes with equal
-    scores, the larger class number comes first. The result is in [0, 1], and NaN without rows.
+    Predictions are floats [B, C, …], labels are class indices [B, …] or one-hot. Of classes with equal
+    scores, the larger class index comes first. The result is in [0, 1], and NaN without rows.
 
     Raises:
         ValueError: ``k`` is less than 1.

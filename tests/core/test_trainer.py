@@ -119,7 +119,7 @@ def test_the_first_line_says_what_is_trained_and_what_is_not(
 def test_scores_before_a_softmax_are_found_and_said() -> None:
     trainer = make(models.classifier(), loss="softmax_cross_entropy")
     assert (
-        "softmax_cross_entropy sees 'scores', the scores before the Softmax" in trainer.describe()
+        "softmax_cross_entropy reads 'scores', the logits before the Softmax" in trainer.describe()
     )
     x, y = X[:, :4], np.arange(40) % 3
     values = trainer.per_sample_losses(x, y)

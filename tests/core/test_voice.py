@@ -66,6 +66,14 @@ INSTEAD = {
 }
 ALLOWED = {"nobody.knows", '"told"'}
 """Names in the code: a domain of operators in a test kit, and a name of 0.1 that warns."""
+IN_PAGES = {
+    r"same bits|bits are the same": "bit-identical",
+    r"class numbers?": "class index, class indices",
+    r"token numbers?": "token ids",
+    r"without a new compilation|compiled again": "recompiled, without recompilation",
+    r"of the time of|of its time": "n % less time than, n times as long as",
+}
+"""Words of README and docs, without the notes for developers."""
 BANNED = re.compile(rf"\b(?:{'|'.join(INSTEAD)})\b".replace(" ", r"\s+"), re.IGNORECASE)
 
 
@@ -95,6 +103,21 @@ def test_banned_words_do_not_occur(place: str) -> None:
         for remark in remarks(file.read_text("utf-8"))
     ]
     assert not found, "\n".join([*found, "write instead:", *map(str, INSTEAD.items())])
+
+
+def test_pages_use_the_words_of_the_field() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    written = [p for p in pages if not {"development", "_build"} & set(p.relative_to(ROOT).parts)]
+    assert len(written) > 90
+    found = [
+        f"{page.relative_to(ROOT)}: {match.group()!r}, write instead: {instead}"
+        for page in written
+        for pattern, instead in IN_PAGES.items()
+        for match in re.finditer(
+            rf"\b(?:{pattern})\b", re.sub(r"\s+", " ", page.read_text("utf-8"))
+        )
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_a_banned_word_is_found_where_users_read_it() -> None:

@@ -249,6 +249,12 @@ def test_readme_is_short_and_has_one_picture() -> None:
     assert len(pictures) == 1
 
 
+def test_pages_that_grow_stay_short() -> None:
+    pages = ROOT / "docs" / "explanation"
+    assert len((pages / "performance.md").read_text("utf-8").split()) <= 1200
+    assert len((pages / "architecture.md").read_text("utf-8").splitlines()) <= 200
+
+
 def test_the_glossary_is_in_order_and_names_a_word_once() -> None:
     text = (REFERENCE / "glossary.md").read_text("utf-8")
     words = re.findall(r"^\| ([A-Za-z][\w -]*) \|", text, re.M)[1:]

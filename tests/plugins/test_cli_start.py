@@ -69,8 +69,8 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
     (folder / "in").mkdir()
     np.savez("in/mine.npz", X=X, y=labels)
     result = ortflex("init", "model.onnx", "--data", "in/mine.npz", "-o", "new.toml")
-    if labels.shape == (40, 1) and outputs > 1:  # nothing adds or drops an axis of class numbers
-        assert "class numbers need the shape [batch]: y.reshape(-1)" in result.output
+    if labels.shape == (40, 1) and outputs > 1:  # nothing adds or drops an axis of class indices
+        assert "class indices need the shape [batch]: y.reshape(-1)" in result.output
         assert not (folder / "new.toml").exists()
         return
     assert result.exit_code == 0, result.output

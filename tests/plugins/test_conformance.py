@@ -93,7 +93,7 @@ class TestLosses(Known, LossKit):
 
 
 class TestClassNumbers(LossKit):
-    """softmax_cross_entropy with class numbers, some of them ignored."""
+    """softmax_cross_entropy with class indices, some of them ignored."""
 
     @pytest.fixture
     def component(self) -> Any:
@@ -125,7 +125,7 @@ class TestPairs(Known, LossKit):
 
 
 class TestTokens(Known, LossKit):
-    """causal_lm: class numbers that are shifted by one position."""
+    """causal_lm: class indices that are shifted by one position."""
 
     @pytest.fixture
     def component(self) -> Any:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.per_python
 
 
 def language_model() -> onnx.ModelProto:
-    """Token numbers [n, t] to scores [n, t, 12]."""
+    """Token ids [n, t] to scores [n, t, 12]."""
     made = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (int64[n,t] ids) => (float[n,t,12] logits) '
         "{ e = Gather(w, ids) logits = MatMul(e, v) }"

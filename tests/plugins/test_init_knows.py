@@ -123,7 +123,7 @@ def test_names_and_shapes_choose_the_loss_without_data(tmp_path, monkeypatch, na
 
 
 def language_model(path, tokens=12, scores=12):
-    """Token numbers [n, t] -> scores [n, t, scores], which depend on the token in the same place."""
+    """Token ids [n, t] -> scores [n, t, scores], which depend on the token in the same place."""
     draw = np.random.default_rng(0)
     shapes = {"embedding": (tokens, 8), "w": (8, scores)}
     graph = helper.make_graph(

@@ -136,7 +136,7 @@ def test_accuracy_refuses_what_it_cannot_compare() -> None:
 def test_accuracy_refuses_labels_that_are_no_classes() -> None:
     real = np.array([[0.25], [1.0]])
     for expected, predicted in ((real, np.zeros((2, 1))), (real[:, 0], np.zeros((2, 2)))):
-        with pytest.raises(DataError, match=r"class numbers, but 1 of 2 .* first is 0\.25"):
+        with pytest.raises(DataError, match=r"class indices, but 1 of 2 .* first is 0\.25"):
             Accuracy().start().update(expected, predicted, None)
 
 

@@ -2,7 +2,7 @@
 Binary classification with the log loss on raw scores
 =====================================================
 
-The loss is computed from the scores before the sigmoid, which is stable even if the probability is 0 or 1
+The loss is computed from the logits before the sigmoid, which is stable even if the probability is 0 or 1
 in float32. The page compares the accuracy with scikit-learn, and the seconds of the second fit: the first
 fit makes the graphs, and later fits of the same structure use them again, as in a grid search.
 """

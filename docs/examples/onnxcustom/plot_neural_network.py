@@ -31,7 +31,7 @@ model = to_onnx(network, X[:1], target_opset=17, options={"zipmap": False})
 # Continue the training
 # ---------------------
 #
-# The loss uses the scores before the softmax, and the class labels come from the file.
+# The loss uses the logits before the softmax, and the class labels come from the file.
 
 device = best_device()
 trainer = Trainer(

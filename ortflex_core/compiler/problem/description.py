@@ -103,7 +103,7 @@ def _resting_norms(problem: Problem, requests: Sequence[LossRequest]) -> str:
 def _readings(problem: Problem, requests: Sequence[LossRequest]) -> str:
     """The losses that read another tensor than the given one, and how the file is read."""
     seen = "".join(
-        f"; {r.loss.name} sees {r.predicted!r}, the scores before the {r.traced_back}"
+        f"; {r.loss.name} reads {r.predicted!r}, the logits before the {r.traced_back}"
         for r in requests
         if r.traced_back
     )

@@ -69,7 +69,7 @@ def float_labels(loss: str, predicted: TensorSpec, given: TensorSpec | None) -> 
 
 
 def integer_labels(loss: str, shape: Shape, given: TensorSpec) -> TensorSpec:
-    """Class numbers (int64) of the given shape, converted from integers only.
+    """Class indices (int64) of the given shape, converted from integers only.
 
     Raises:
         DataError: the labels are not integers, or have another shape.
@@ -80,7 +80,7 @@ def integer_labels(loss: str, shape: Shape, given: TensorSpec) -> TensorSpec:
         if given.dtype in FLOATS:
             hint = "; if they are whole numbers, convert them: y.astype(numpy.int64)"
         raise DataError(
-            f"{loss}: labels must be class numbers (integers) of shape {shape_text(shape)}, "
+            f"{loss}: labels must be class indices (integers) of shape {shape_text(shape)}, "
             f"got {given}{hint or _numbers_hint(given)}"
         )
     if not shapes_compatible(shape, given.shape):
@@ -103,7 +103,7 @@ def shape_mismatch(loss: str, wanted: TensorSpec, given: TensorSpec) -> str:
             shapes_compatible(shape, given.shape)
             for shape in (numbers, (numbers[0], 1, *numbers[1:]))
         ):
-            return f"{text}. For class numbers {shape_text(numbers)} use softmax_cross_entropy"
+            return f"{text}. For class indices {shape_text(numbers)} use softmax_cross_entropy"
     if [d for d in wanted.shape[1:] if d != 1] == [d for d in given.shape[1:] if d != 1]:
         target = ", ".join(str(d) if isinstance(d, int) else "-1" for d in wanted.shape[1:])
         return f"{text}. Reshape them: y.reshape({', '.join(['-1', target] if target else ['-1'])})"

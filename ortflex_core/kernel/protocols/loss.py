@@ -35,7 +35,7 @@ class Loss(Component, abc.ABC, Generic[P, S]):
     """
 
     scores: ClassVar[Literal["any", "raw"]] = "any"
-    """"raw": the loss expects scores, so a final Softmax or Sigmoid is traced back to its input."""
+    """"raw": the loss expects logits, so a final Softmax or Sigmoid is traced back to its input."""
     tensors: ClassVar[tuple[str, ...]] = ()
     """Names of several tensors to read; ``predicted`` is then a mapping from them in all methods."""
     columns: ClassVar[tuple[str, ...]] = ()
@@ -43,7 +43,7 @@ class Loss(Component, abc.ABC, Generic[P, S]):
     one_model: ClassVar[bool] = False
     """Whether one model may compute all :attr:`tensors`, each from separate inputs (``positive/x``)."""
     draws: ClassVar[tuple[str, ...]] = ()
-    """The :attr:`tensors` that :attr:`one_model` computes from a second draw of the same rows."""
+    """The :attr:`tensors` that :attr:`one_model` computes from a second augmentation of the same rows."""
 
     @property
     def needs_labels(self) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of training in a folder, from which another process continues with the same bits.
+"""Checkpoints: the state of training in a folder, from which another process continues bit-identically.
 
 A folder has ``state.safetensors`` (weights, optimizer slots, running statistics, the values of
 callbacks), ``checkpoint.json`` (the position of the training, its arguments, and digests of all

@@ -104,11 +104,11 @@ class FunctionLoss(OfFunction, Loss):
     """``function(op, predicted, expected)``: the values of shape [B, …], as in ``Loss.per_sample``.
 
     Labels are numbers in the shape of ``predicted``; if the data have integers of one axis less, they
-    are class numbers without the axis 1.
+    are class indices without the axis 1.
     """
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Numbers like the prediction, or class numbers."""
+        """Numbers like the prediction, or class indices."""
         shape, own = predicted.shape, None if given is None else given.shape
         if given is None or shape is None or own is None or len(own) != len(shape) - 1:
             return float_labels(self.name, predicted, given)

@@ -77,7 +77,7 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
 
 
 def _check_positions(term: LossTerm, got: Shape, label: Shape) -> None:
-    """Refuse class numbers of another number of positions than the scores have.
+    """Refuse class indices of another number of positions than the scores have.
 
     Raises:
         DataError: names both shapes.
