@@ -127,7 +127,8 @@ def table(lines: list[Line]) -> str:
     files = "the float file, the calibrated file and the trained file"
     out += [
         "",
-        f'The column "20 epochs" is "recovered" with 20 epochs; accuracies are of {files}:',
+        'The column "20 epochs" shows the recovered fraction after 20 epochs. '
+        f"The accuracies are those of {files}:",
         "",
     ]
     out += _head(*columns)
@@ -135,7 +136,7 @@ def table(lines: list[Line]) -> str:
         own, short = (lines_of(lines, name, "W4A8", epochs) for epochs in (60, 20))
         found = share(losses_of(short)), _accuracy(own, 0, 1, 3), _size(own, 2)
         out.append(_row(name, len(own), *found))
-    out += ["", "Weights and activations of 8 bits (W8A8), without training:", ""]
+    out += ["", "8-bit weights and activations (W8A8), without training:", ""]
     out += _head("network", "seeds", "float", "calibrated", "`quantize_static`")
     names = [n for n in NETWORKS if lines_of(lines, n, "W8A8", 0)]
     for name in names:

@@ -99,7 +99,7 @@ def test_the_command_line_knows_the_kind(site: Path) -> None:
 def test_the_pages_of_the_package_are_generated(site: Path) -> None:
     made = pages(distribution="ortflex-filters")
     assert set(made) == {"components.md", "filters.md"}
-    assert "A choice of rows of the data." in made["filters.md"]
+    assert "Selects rows of the data." in made["filters.md"]
     assert "the largest absolute value" in made["filters.md"]
     assert "filters.md" not in pages()
 
