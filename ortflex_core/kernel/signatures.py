@@ -73,7 +73,7 @@ def _problems(
             yield f"{name}: {key!r} is given twice, by position and by name"
     if len(args) > len(by_place):
         examples = ", ".join(f"{n}=…" for n in by_name[:3]) + ", …" * (len(by_name) > 3)
-        one = f"nothing; put them into one: {name}((…, …))" if len(by_place) == 1 else "nothing"
+        one = f"nothing; put them into one: {name}((…, …))" if by_place == ["batch"] else "nothing"
         places = f"{', '.join(by_place) or 'nothing'} by position, and got {len(args)} values"
         yield f"{name} takes {places}; by name it takes {examples or one}"
     for key, parameter in known.items():

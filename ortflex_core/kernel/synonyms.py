@@ -59,6 +59,8 @@ def suggest_argument(
         for own in (name, meant):
             if own in inspect.signature(owner).parameters:
                 return f"it is an argument of {owner.__name__}: {owner.__name__}(…, {own}=…)"
+    if list(known) == ["batch"]:
+        return "it is a part of the batch, which is one argument: (X, y) or (X, y, sample_weight)"
     alike = {name.lower(): key for key in known if translate_key(key) == meant}
     if hint and (meant in known or not alike):
         return f"did you mean {meant!r}? {hint}" if meant in known else f"here, {hint}"

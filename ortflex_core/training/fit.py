@@ -272,7 +272,10 @@ def train(
     if (peers := live.problem.peers) is not None:
         peers.agree("start", agreement.facts(internals, source))
         ranks.check_rows(peers, source)
-    plan = _plan(internals, settings, source, validate, alter, start)
+    seen = seen_in(internals, internals.feed)
+    plan = _plan(
+        internals, settings, source, validate, lambda *given: seen.source(alter(*given)), start
+    )
     loop = Loop(plan)
     # Everything is checked: a run that is refused leaves a resumed position where it is.
     standing.position = standing.last = None
@@ -311,11 +314,7 @@ def train(
                 settings.progress,
             )
     except GraphError as error:
-        batch, given = (
-            plan.source.sample(),
-            {} if internals.feed is None else internals.feed.first.inputs,
-        )
-        raise failures.explained(error, live.problem, internals.engine, batch, given) from error
+        raise seen.explained(error) from error
     except OSError as error:  # a hook cannot write: the disk is full, a folder is missing
         standing.last = loop.position() if loop.left_alone and loop.settled else None
         if loop.progress.step:
@@ -331,6 +330,21 @@ def train(
         live.in_training = False
         settings.history_ = _history(loop)
     return settings.history_
+
+
+def seen_in(internals: Internals, feed: Feed | None) -> failures.Seen:
+    """What notes the batches that the engine gets, for the error of one on which it fails."""
+    problem = internals.live.problem
+    return failures.Seen(
+        problem,
+        lambda batch, names: internals.engine.predict(batch, names),
+        {} if feed is None else feed.first.inputs,
+        feed is not None and feed.numbered,
+        problem.updating.accumulate * (internals.setup.sync_every or 1),
+        slice(None)
+        if problem.peers is None
+        else slice(problem.peers.rank, None, problem.peers.size),
+    )
 
 
 def _history(loop: Loop) -> History:
@@ -429,7 +443,7 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     if peers is not None and internals.setup.sync_every is not None:
         raise Unsupported("step: sync_every averages after several steps; use fit")
     live = internals.live
-    X, y, weight = item_of(batch, 0, internals.setup.needs_labels)
+    X, y, weight = item_of(batch, "the batch", internals.setup.needs_labels)
     columns = internals.setup.open(X, y, weight)
     first, rows = live.engine is None, columns.rows
     if rows == 1:
@@ -446,6 +460,8 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     now = live.standing.manual
     rate = checked_rate(live.bound(settings.schedule), settings.learning_rate, now)
     engine = internals.engine
+    seen = failures.Seen(live.problem, engine.predict, columns.inputs)
+    seen.note(0, (prepared,))
     if internals.setup.problem.updating.prunings:
         if live.pruning is None or not live.pruning.continues(engine, now.step):
             live.pruning = PruningSteps(engine, internals.setup.problem, now.step, now.total_steps)
@@ -453,8 +469,7 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     try:
         [(loss, penalty, *_)] = engine.run(batches, [rate]).read()
     except GraphError as error:
-        engine = internals.engine
-        raise failures.explained(error, live.problem, engine, prepared, columns.inputs) from error
+        raise seen.explained(error) from error
     live.standing.changed_by("Trainer.step")
     rows = now.rows + sum(b.size for b in batches)
     live.standing.manual = attrs.evolve(now, step=now.step + 1, rows=rows)

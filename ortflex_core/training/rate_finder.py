@@ -132,10 +132,10 @@ def find_rate(
     live.enter(0)  # what fit trains first
     engine = internals.engine
     state, slots, buffers = engine.state(), engine.slots(), engine.buffers()
-    found = _Losses(sweep)
+    found, seen = _Losses(sweep), fit.seen_in(internals, feed)
     plan = TrainingPlan(
         engine=engine,
-        source=source,
+        source=seen.source(source),
         schedule=_Rising(end=sweep.end, steps=sweep.steps),
         base_rate=sweep.start,
         epochs=sweep.steps,  # of at least one step
@@ -157,8 +157,7 @@ def find_rate(
             raise
         found.diverged = True
     except GraphError as error:
-        batch, given = source.sample(), feed.first.inputs
-        raise failures.explained(error, live.problem, engine, batch, given) from error
+        raise seen.explained(error) from error
     finally:
         internals.loop, live.in_training = None, False
         engine.load(state)

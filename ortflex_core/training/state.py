@@ -325,7 +325,8 @@ class Live:
         try:
             self._load(problem, state, engine)
             if batch is not None and failures.batch_dim_uncertain(problem):
-                failures.check_rows(problem, engine, self.preparing(problem).batch(batch))
+                sample = self.preparing(problem).batch(batch)
+                failures.check_rows(problem, engine.predict, sample)
         except BaseException:
             engine.close()
             raise
@@ -491,7 +492,17 @@ class Live:
             predict = self.engine.predict
         else:
             predict = partial(self.evaluator.predict, self._weights_now())
-        arrays = scoring.join_batches([(batch.size, predict(batch, names)) for batch in batches])
+        seen = failures.Seen(
+            self.inference(),
+            lambda batch, _: predict(batch, names),
+            feed.first.inputs,
+            feed.numbered,
+        )
+        try:
+            drawn = [(batch.size, predict(batch, names)) for batch in seen.batches(batches)]
+        except GraphError as error:
+            raise seen.explained(error) from error
+        arrays = scoring.join_batches(drawn)
         proto, half = self.model.proto, self.model.half
         return {n: in_file_type(proto, half, n, array) for n, array in arrays.items()}
 
@@ -596,18 +607,22 @@ class Live:
         """
         problem = self.inference(self.terms(feed.first))
         batches = feed.labeled(self.preparing(problem), keep=keep)
-        scores = Scores(problem, self.setup.metrics, batches, peers)
         evaluator = Evaluator(self._cut(problem), self.device)
 
         def score() -> dict[str, float]:
+            if self.engine is not None and problem.terms == self.problem.terms:
+                evaluate, predict = self.engine.evaluate, self.engine.predict
+            else:
+                weights = self._weights_now()
+                evaluate = partial(evaluator.evaluate, weights)
+                predict = partial(evaluator.predict, weights)
+            most = 1 if peers is None else peers.size
+            seen = failures.Seen(problem, predict, feed.first.inputs, feed.numbered, most)
+            scores = Scores(problem, self.setup.metrics, lambda: seen.batches(batches()), peers)
             try:
-                if self.engine is not None and problem.terms == self.problem.terms:
-                    return scores(self.engine.evaluate)
-                return scores(partial(evaluator.evaluate, self._weights_now()))
+                return scores(evaluate)
             except GraphError as error:
-                if not isinstance(feed.given, Columns):  # of batches, the error has the shapes
-                    raise
-                raise failures.unfit(error, problem, feed.given.inputs) from error
+                raise seen.explained(error) from error
 
         return score
 
@@ -620,7 +635,15 @@ class Live:
         if preparing.derivation is not None:
             alone = attrs.evolve(preparing.derivation, peers=None)
             prepared = alone.of_all(prepared)
-        return scoring.per_sample(self._cut(problem), self.device, prepared, self.inferring())
+        problem = self._cut(problem)
+        batch = Batch(prepared, None, columns.rows, [])
+        predict = partial(Evaluator(problem, self.device).predict, self._weights_now())
+        seen = failures.Seen(problem, predict, columns.inputs)
+        seen.note(0, (batch,))
+        try:
+            return scoring.per_sample(problem, self.device, prepared, self.inferring())
+        except GraphError as error:
+            raise seen.explained(error) from error
 
     def _weights_now(self) -> dict[str, Value]:
         return {n: self.device.put(a) for n, a in self.inferring().items()}

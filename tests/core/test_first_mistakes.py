@@ -412,10 +412,13 @@ def test_a_checkpoint_of_a_name_that_no_disk_has(name):
 
 
 BATCHES = {
-    "X alone": (lambda X, y: X, r"batch 0 is a ndarray; expected \(X, y\)"),
-    "a tuple of one": (lambda X, y: (X,), r"batch 0 is a tuple of 1; expected \(X, y\)"),
-    "four": (lambda X, y: (X, y, y, y), r"batch 0 is a tuple of 4; expected \(X, y\)"),
-    "a generator": (lambda X, y: iter([(X, y)]), r"batch 0 is a list_iterator; expected \(X, y\)"),
+    "X alone": (lambda X, y: X, r"the batch is a ndarray; expected \(X, y\)"),
+    "a tuple of one": (lambda X, y: (X,), r"the batch is a tuple of 1; expected \(X, y\)"),
+    "four": (lambda X, y: (X, y, y, y), r"the batch is a tuple of 4; expected \(X, y\)"),
+    "a generator": (
+        lambda X, y: iter([(X, y)]),
+        r"the batch is a list_iterator; expected \(X, y\)",
+    ),
     "two batches": (
         lambda X, y: [(X, y), (X, y)],
         r"different shapes: pass .*for step as one batch",

@@ -59,6 +59,14 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make(models.linear()).step(X, Y),  # type: ignore[call-arg]
         r"Trainer\.step takes batch by position, and got 2 values; .* one: Trainer\.step\(\(…, …\)\)$",
     ),
+    "a batch by the names of its parts": (
+        lambda: make(models.linear()).step(X=X, y=Y),  # type: ignore[call-arg]
+        r"Trainer\.step has no argument 'X'; .* one argument: \(X, y\) or \(X, y, sample_weight\)\n",
+    ),
+    "labels in a second argument of a method that takes rows": (
+        lambda: make(models.linear()).calibrate(X, Y),  # type: ignore[call-arg]
+        r"Trainer\.calibrate takes X by position, and got 2 values; by name it takes nothing$",
+    ),
     "by position": (
         lambda: ortflex.Trainer(models.linear(), "squared_error"),  # type: ignore[misc,call-arg]
         r"Trainer takes model by position, and got 2 values; by name it takes loss=…, head=…",

@@ -394,11 +394,11 @@ class _Late(Mapping[str, Array]):
             *(n for n in batch.columns if n not in derivation.dropped),
             *derivation.computed,
         ]
-        self._derivation, self._batch, self._array = derivation, batch, array
+        self._derivation, self.given, self._array = derivation, batch, array
 
     @cached_property
     def _columns(self) -> dict[str, Array]:
-        given = {name: self._array(name) for name in self._batch.columns}
+        given = {name: self._array(name) for name in self.given.columns}
         return self._derivation.of_batch(given)
 
     def __getitem__(self, name: str) -> Array:

@@ -129,6 +129,11 @@ class Feed:
             return None
         return self.given.rows if isinstance(self.given, Columns) else rows_of(self.given)
 
+    @property
+    def numbered(self) -> bool:
+        """Whether the user made the batches, so that the number of a batch says which one it is."""
+        return isinstance(self.given, IterableBatches) and not self.given.buffered
+
     def head(self, rows: int) -> Columns:
         """All rows of arrays, the first rows of data that are read in pieces."""
         if isinstance(self.given, Pieces):

@@ -37,8 +37,8 @@ class Spot:
         return attrs.evolve(self, offset=self.offset + rows)
 
 
-def item_of(given: Any, number: int, labeled: bool = True) -> Item:
-    """X, y and sample_weight of a batch.
+def item_of(given: Any, which: str, labeled: bool = True) -> Item:
+    """X, y and sample_weight of a batch; ``which`` names it.
 
     Without ``labeled`` a batch may also be X alone.
 
@@ -53,7 +53,7 @@ def item_of(given: Any, number: int, labeled: bool = True) -> Item:
     if not labeled:
         return given, None, None
     length = f" of {len(given)}" if isinstance(given, tuple | list) else ""
-    raise DataError(f"batch {number} is a {type(given).__name__}{length}; {FORMS}")
+    raise DataError(f"{which} is a {type(given).__name__}{length}; {FORMS}")
 
 
 class Items:
@@ -105,7 +105,7 @@ class Items:
         given = next(self._iterator, self)
         if given is self:
             return None
-        item = item_of(given, self._item, self._labeled)
+        item = item_of(given, f"batch {self._item}", self._labeled)
         self._item += 1
         self._state = self._ask()
         return item

@@ -308,7 +308,10 @@ class IterableBatches:
         item = self._items.draw()
         if item is None:
             return None
-        given = self._convert(*item)
+        try:
+            given = self._convert(*item)
+        except DataError as error:
+            raise DataError(f"batch {spot.item}: {error}") from error
         part = self._conversion.part(given, f"batch {spot.item}", spot)
         # The source may reuse the memory of this batch for the next one.
         columns = {

@@ -2,50 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
 
+import attrs
 import numpy as np
 
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.problem.description import fed
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
-from ortflex_core.kernel.batches import Batch
+from ortflex_core.kernel.batches import Batch, Epoch, Source
 from ortflex_core.kernel.error_reasons import error_reason
 from ortflex_core.kernel.errors import DataError, GraphError, MissingKernel
-from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.types import Array, Shape, shape_text
 
+Predict = Callable[[Batch, Sequence[str]], Mapping[str, Array]]
+"""Computes tensors of the model for a batch."""
 
-def explained(
-    error: GraphError,
-    problem: Problem,
-    engine: Engine,
-    batch: Batch,
-    given: Mapping[str, Array],
-) -> Exception:
-    """The failure of a step in terms of the model and the data; ``error`` if there is no explanation.
 
-    ``given`` are the inputs as the user gave them; derived columns stand in for them in the batch.
+@attrs.define
+class Seen:
+    """The batches that a graph got last: if it fails, the error names the batch, and what does not fit.
+
+    Args:
+        problem: its losses and the inputs of its model.
+        predict: computes the tensors of the losses.
+        first: the inputs of the first batch, as the user gave them.
+        numbered: whether the user made the batches, so that the error has the number of the batch.
+        most: the number of groups of batches from which one may fail.
+        own: the batches of a group that this process computes.
     """
-    if isinstance(error, MissingKernel):
+
+    problem: Problem
+    predict: Predict
+    first: Mapping[str, Array]
+    numbered: bool = False
+    most: int = 1
+    own: slice = slice(None)
+    _recent: deque[tuple[int, Sequence[Batch]]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._recent = deque(maxlen=self.most)
+
+    def source(self, source: Source) -> Source:
+        """The source; its batches are noted when they are drawn."""
+        return _Noted(source, self)
+
+    def batches(self, drawn: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches, each of which is noted."""
+        for number, batch in enumerate(drawn):
+            self.note(number, (batch,))
+            yield batch
+
+    def note(self, number: int, group: Sequence[Batch]) -> None:
+        """Note a group of batches, the first of which has the number.
+
+        Raises:
+            DataError: labels of one value would be broadcast to the tensor of their loss.
+        """
+        begun = bool(self._recent)
+        self._recent.append((number, group))
+        if begun and not self.numbered:  # the rows have one shape
+            return
+        for k, batch in self._own(number, group):
+            if _broadcasts(self.problem, batch) and (why := self._reason(batch)) is not None:
+                raise self._named(k, why) from why
+
+    def explained(self, error: GraphError) -> Exception:
+        """The failure in terms of the model and the data; ``error`` if there is no explanation."""
+        if isinstance(error, MissingKernel):
+            return error
+        for number, group in self._recent:
+            for k, batch in self._own(number, group):
+                if (why := self._reason(batch)) is not None:
+                    return self._named(k, why)
         return error
-    try:
-        check_rows(problem, engine, batch)
-    except DataError as better:
-        return better
-    except GraphError as same:
-        return unfit(same, problem, given)
-    return error
+
+    def _own(self, number: int, group: Sequence[Batch]) -> Sequence[tuple[int, Batch]]:
+        return [(number + k, group[k]) for k in range(len(group))[self.own]]
+
+    def _reason(self, batch: Batch) -> DataError | None:
+        """Why the model or a loss cannot read a batch; None if they can."""
+        try:
+            check_rows(self.problem, self.predict, batch)
+        except DataError as better:
+            return better
+        except GraphError as same:
+            return unfit(same, self.problem, self._shapes(batch), self.first)
+        return None
+
+    def _shapes(self, batch: Batch) -> dict[str, Shape]:
+        """The shapes of the inputs as the user gave them; derived columns stand in for them."""
+        given = getattr(batch.columns, "given", batch)
+        shapes = {n: array.shape for n, array in self.first.items()}
+        return shapes | {n: given.shape(n) for n in shapes if n in given.columns}
+
+    def _named(self, number: int, why: DataError) -> DataError:
+        return DataError(f"batch {number}: {why}") if self.numbered else why
 
 
-def unfit(error: GraphError, problem: Problem, given: Mapping[str, Array]) -> DataError:
-    """The failure of a graph of the model on the inputs that the user gave."""
-    columns = fed(problem.model.inputs, {n: array.shape for n, array in given.items()})
+class _Noted:
+    """A source whose batches are noted when they are drawn; all other calls go to the inner source."""
+
+    def __init__(self, source: Source, seen: Seen) -> None:
+        self._source, self._seen = source, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
+        """The batches of the source."""
+        drawn, number = self._source.batches(epoch), epoch.start
+        with closing(drawn):  # type: ignore[type-var]  # generators, all of them
+            for group in drawn:
+                self._seen.note(number, group)
+                number += len(group)
+                yield group
+
+
+def unfit(
+    error: GraphError, problem: Problem, shapes: Mapping[str, Shape], first: Mapping[str, Array]
+) -> DataError:
+    """The failure of a graph of the model on inputs of these shapes; ``first`` is the first batch."""
+    columns = fed(problem.model.inputs, shapes)
     why = error if error.__cause__ is None else error_reason(error.__cause__)
-    return DataError(f"the model cannot run on {columns}: {why}")
+    # The number of rows may differ between batches.
+    other = [n for n, array in first.items() if n in shapes and array.shape[1:] != shapes[n][1:]]
+    before = ", ".join(f"{n} {shape_text(first[n].shape)}" for n in other)
+    text = f"the model cannot run on {columns}: {why}"
+    return DataError(text + f"; the first batch had {before}" * bool(other))
 
 
-def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
+def _broadcasts(problem: Problem, batch: Batch) -> bool:
+    """Whether labels have one value along an axis of unknown size, so that a loss may broadcast them."""
+    given = getattr(
+        batch.columns, "given", batch
+    )  # derived columns are computed when they are read
+    return any(
+        isinstance(wanted, str) and size == 1
+        for term in problem.terms
+        if term.label is not None and any(isinstance(d, str) for d in (term.label.shape or ())[1:])
+        for wanted, size in zip(
+            (term.label.shape or ())[1:], given.shape(term.label.name)[1:], strict=False
+        )
+    )
+
+
+def check_rows(problem: Problem, predict: Predict, batch: Batch) -> None:
     """Run the model on a batch and check that the tensors of the losses have a row for every label.
 
     Raises:
@@ -53,7 +158,7 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
             shapes.
         GraphError: the model does not run on this batch.
     """
-    predictions = engine.predict(batch, problem.predicted)
+    predictions = predict(batch, problem.predicted)
     for term in problem.terms:
         name = term.predicted.name
         got, declared = predictions[name].shape, shape_text(problem.model.value(name).shape)

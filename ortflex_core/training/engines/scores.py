@@ -180,6 +180,7 @@ def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, 
 
     Raises:
         ModelError: several batches, and a tensor whose first axis does not count the rows.
+        DataError: the rows of a tensor have different shapes.
     """
     if len(parts) == 1:
         return {name: np.array(array) for name, array in parts[0][1].items()}
@@ -190,5 +191,13 @@ def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, 
                     f"{name!r} has the shape {list(array.shape)} for {rows} rows: its first axis "
                     "does not count the rows, so it cannot be predicted in several batches; pass "
                     "at most batch_size rows"
+                )
+    for number, (_, tensors) in enumerate(parts):
+        for name, array in tensors.items():
+            if array.shape[1:] != (first := parts[0][1][name]).shape[1:]:
+                raise DataError(
+                    f"the rows of {name!r} have the shape {list(array.shape[1:])} in batch {number}, but "
+                    f"{list(first.shape[1:])} in batch 0, so they do not fit into one array; pad the "
+                    "inputs, or call predict for each batch"
                 )
     return {name: np.concatenate([tensors[name] for _, tensors in parts]) for name in parts[0][1]}
