@@ -36,10 +36,11 @@ from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.augmentation import AlteredBatches
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed, held_out
-from ortflex_core.training.data.iterable_position import item_of
+from ortflex_core.training.data.iterable_position import Item, item_of
 from ortflex_core.training.data.opening import as_found
 from ortflex_core.training.data.pieces import Pieces
 from ortflex_core.training.data.preparation import Preparation
+from ortflex_core.training.data.rows import has_three, reading
 from ortflex_core.training.data.scale import out_of_scale
 from ortflex_core.training.engines import failures
 from ortflex_core.training.engines.output_metrics import loss_columns
@@ -77,13 +78,40 @@ def fit(
 ) -> History:
     """Train on the data of a user (see :meth:`ortflex_core.Trainer.fit`)."""
     peers = internals.setup.problem.peers
-    validation = None
     rows, *rest = data
     given = rows = as_found(rows)
     validation_data = as_found(validation_data, rows)
     feed = feed_of(rows, *rest, limit=steps_per_epoch, peers=peers)
     if peers is not None:
         ranks.check_source(feed.given)
+    with reading(feed.three):
+        return _fit(
+            internals,
+            settings,
+            given,
+            feed,
+            feed_of,
+            validation_data,
+            calibrated,
+            limit=steps_per_epoch,
+            stratify=stratify,
+        )
+
+
+def _fit(
+    internals: Internals,
+    settings: Settings,
+    given: Any,
+    feed: Feed,
+    feed_of: Callable[..., Feed],
+    validation_data: Any,
+    calibrated: Callable[[Feed], Internals],
+    *,
+    limit: int | None,
+    stratify: bool,
+) -> History:
+    """Train on a feed; ``given`` are its rows as the user gave them."""
+    validation, peers = None, internals.setup.problem.peers
     if stratify and not isinstance(validation_data, float):
         raise ConfigError(
             "stratify: it holds out the same fraction of each class, so validation_data has to be a "
@@ -100,10 +128,15 @@ def fit(
     training = None
     if internals.arguments["receipt"]:
         held = (validation_data, validation)
-        options = {"limit": steps_per_epoch, "stratify": stratify}
+        options = {"limit": limit, "stratify": stratify}
         training = receipt.begin(internals, settings, given, whole, *held, options)
-    preparing, open_once = prepare(internals, settings, feed, steps_per_epoch)
+    preparing, open_once = prepare(internals, settings, feed, limit)
     announce(internals, settings.progress)
+    if feed.three:
+        say(
+            f"the third part of each {'batch' if feed.numbered else 'row'} is its sample_weight",
+            settings.progress,
+        )
     if not internals.live.standing.fits and internals.live.standing.position is None:
         for line in out_of_scale(internals.setup.model, feed.first):
             _log.warning("%s", line)
@@ -442,8 +475,14 @@ def step(internals: Internals, settings: Settings, batch: Any) -> float:
     peers = internals.setup.problem.peers
     if peers is not None and internals.setup.sync_every is not None:
         raise Unsupported("step: sync_every averages after several steps; use fit")
-    live = internals.live
-    X, y, weight = item_of(batch, "the batch", internals.setup.needs_labels)
+    given = item_of(batch, "the batch", internals.setup.needs_labels)
+    with reading(has_three(batch)):
+        return _step(internals, settings, given)
+
+
+def _step(internals: Internals, settings: Settings, item: Item) -> float:
+    X, y, weight = item
+    live, peers = internals.live, internals.setup.problem.peers
     columns = internals.setup.open(X, y, weight)
     first, rows = live.engine is None, columns.rows
     if rows == 1:

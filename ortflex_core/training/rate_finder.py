@@ -20,6 +20,7 @@ from ortflex_core.training import agreement, fit
 from ortflex_core.training.data import rank_checks as ranks
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.data.opening import as_found
+from ortflex_core.training.data.rows import reading
 from ortflex_core.training.engines import failures
 from ortflex_core.training.internals import Internals, Settings
 from ortflex_core.training.views.progress import Display
@@ -116,11 +117,20 @@ def find_rate(
     """Train steps with rising rates, and restore the state (:meth:`ortflex_core.Trainer.find_rate`)."""
     if internals.loop is not None:
         raise OrtflexError("find_rate: fit is running; call it before or after fit")
-    peers, live = internals.setup.problem.peers, internals.live
+    peers = internals.setup.problem.peers
     rows, *rest = data
     feed = feed_of(as_found(rows), *rest, limit=steps_per_epoch, peers=peers)
     if peers is not None:
         ranks.check_source(feed.given)
+    with reading(feed.three):
+        return _swept(internals, settings, feed, steps_per_epoch, sweep)
+
+
+def _swept(
+    internals: Internals, settings: Settings, feed: Feed, steps_per_epoch: int | None, sweep: Sweep
+) -> RateSweep:
+    """Train the steps on a feed."""
+    peers, live = internals.setup.problem.peers, internals.live
     preparing, open_source = fit.prepare(internals, settings, feed, steps_per_epoch)
     source = fit.add_batch_hooks(
         internals, settings, preparing, open_source(preparing), (settings.seed, live.standing.fits)

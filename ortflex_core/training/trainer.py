@@ -31,6 +31,7 @@ from ortflex_core.training.config.arguments import Arguments, check_attribute, w
 from ortflex_core.training.config.checks import names
 from ortflex_core.training.config.recipe import Recipe
 from ortflex_core.training.data.feed import Feed
+from ortflex_core.training.data.rows import reading
 from ortflex_core.training.engines.graph_files import load_graphs, write_programs
 from ortflex_core.training.internals import Internals
 from ortflex_core.training.setup import Setup, resolve
@@ -611,7 +612,9 @@ class Trainer(SharesModels):
         penalty.
         """
         calibration.refuse_uncalibrated(self.model, "evaluate")
-        return self._internals.live.scorer(self._feed(X, y, sample_weight))()
+        feed = self._feed(X, y, sample_weight)
+        with reading(feed.three):
+            return self._internals.live.scorer(feed)()
 
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:
         """The value of the loss for every sample, before weights and reduction, in inference mode.

@@ -34,7 +34,7 @@ from ortflex_core.training.data.pieces import (
 )
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.data.ranks import RankBatches
-from ortflex_core.training.data.rows import gives_rows, stacked
+from ortflex_core.training.data.rows import gives_rows, has_three, reading, stacked
 from ortflex_core.training.process_groups.peers import Peers
 
 _log = logging.getLogger("ortflex")
@@ -52,12 +52,14 @@ class Feed:
         first: the rows that define the types of labels and weights.
         size: the usual batch size and the length of an epoch.
         convert: converts the user's arrays to columns.
+        three: whether rows or batches have a third part, which only its place makes a weight.
     """
 
     given: Columns | Pieces | IterableBatches
     first: Columns
     size: Size
     convert: Convert
+    three: bool = False
 
     @classmethod
     def of(
@@ -88,7 +90,9 @@ class Feed:
             X = load(X, labeled=labeled)
         if isinstance(X, Pieces):
             X = read_if_small(X)
+        three = False
         if y is None and gives_rows(X):
+            three = len(X) > 0 and has_three(X[0])
             X, y, sample_weight = stacked(X)
         if limit is not None and not gives_batches(X, y):
             raise DataError(
@@ -112,8 +116,10 @@ class Feed:
                 # The usual size chooses graphs, so it is that of the first batch of all processes.
                 rows = peers.values("rows of the first batch", rows)[0]
             size = buffered if own.buffer else Size(rows=rows, epoch_steps=1)
-            return cls(given, given.first, size, convert)
-        return cls.of_columns(convert(X, y, sample_weight), batch_size)
+            return cls(given, given.first, size, convert, given.three)
+        with reading(three):
+            columns = convert(X, y, sample_weight)
+        return attrs.evolve(cls.of_columns(columns, batch_size), three=three)
 
     @classmethod
     def of_columns(cls, columns: Columns, batch_size: int) -> Feed:
@@ -155,8 +161,9 @@ class Feed:
                 "validation_data=(X, y) or a separate source"
             )
         train, held = split(self.given, fraction, seed, stratify=stratify)
-        rows = self.size.rows
-        return Feed.of_columns(train, rows), Feed.of_columns(held, rows)
+        feeds = (Feed.of_columns(part, self.size.rows) for part in (train, held))
+        first, second = (attrs.evolve(feed, three=self.three) for feed in feeds)
+        return first, second
 
     def source(
         self,

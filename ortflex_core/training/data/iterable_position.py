@@ -13,7 +13,7 @@ import attrs
 
 from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.types import Array
-from ortflex_core.training.data.rows import FORMS
+from ortflex_core.training.data.rows import FORMS, has_three
 
 Item = tuple[Any, Any, Any]
 """X, y and sample_weight of a batch."""
@@ -62,6 +62,7 @@ class Items:
     Attributes:
         keeps_state: whether the source reports its own state.
         of_ranks: whether it is a function that returns the batches of one of several processes.
+        three: whether the last batch had a third part, which only its place makes a weight.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Items:
         self.of_ranks = {"rank", "size"} <= set(self._takes)
         self.keeps_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self._state = self._ask()
+        self.three = False
 
     def spot(self) -> Spot:
         """The place of the next batch."""
@@ -105,6 +107,7 @@ class Items:
         given = next(self._iterator, self)
         if given is self:
             return None
+        self.three = has_three(given)
         item = item_of(given, f"batch {self._item}", self._labeled)
         self._item += 1
         self._state = self._ask()

@@ -25,6 +25,7 @@ from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.iterable_position import Items, Spot
 from ortflex_core.training.data.pieces import Conversion
 from ortflex_core.training.data.prefetch import Prefetch
+from ortflex_core.training.data.rows import reading
 from ortflex_core.training.data.shuffle_buffer import (
     Cursor,
     Part,
@@ -92,6 +93,7 @@ class IterableBatches:
 
     Attributes:
         first: the first batch.
+        three: whether it had a third part, which only its place makes a weight.
         drop_last: leave out a last batch of fewer rows than the others; for a shuffle buffer only.
     """
 
@@ -125,8 +127,10 @@ class IterableBatches:
         first = self._items.peek()
         if first is None:
             raise DataError("the data are empty: the iterable yields no batches")
+        self.three = self._items.three
         try:
-            self.first = convert(*first)
+            with reading(self.three):
+                self.first = convert(*first)
         except DataError as error:
             if "numbers of rows" not in str(error):
                 raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,10 @@ FORMS = (
     "several inputs are a mapping with their names: ({'a': …, 'b': …}, y)"
 )
 """What a row of a dataset, or a batch, may be."""
+_THREE = (
+    "The three parts of a row or batch are read as (X, y, sample_weight): leave out a part that is no "
+    "weight, and give several inputs as a mapping with their names: ({'a': …, 'b': …}, y)"
+)
 _TORCH_ONLY = ("bfloat16", "float8", "float4")
 
 
@@ -31,6 +37,29 @@ def gives_rows(X: Any) -> bool:
         and not isinstance(X, Sequence | Mapping)
         and not any(hasattr(X, name) for name in ("__array__", "toarray", "__dataframe__"))
     )
+
+
+def has_three(given: Any) -> bool:
+    """Whether a row or a batch has a third part, which only its place makes a weight."""
+    return isinstance(given, tuple | list) and len(given) == 3
+
+
+@contextmanager
+def reading(three: bool) -> Iterator[None]:
+    """Say in an error about labels or weights how ``three`` parts are read.
+
+    >>> with reading(True):  # doctest: +ELLIPSIS
+    ...     raise DataError("sample_weight must be >= 0")
+    Traceback (most recent call last):
+    ortflex_core.kernel.errors.DataError: sample_weight must be >= 0. The three parts ...
+    """
+    try:
+        yield
+    except DataError as error:
+        about = re.search(r"\b(labels?|y|sample_weight)\b", str(error))
+        if not three or about is None or _THREE in str(error):
+            raise
+        raise DataError(f"{error}. {_THREE}") from error
 
 
 def stacked(X: Any) -> tuple[Any, Any, Any]:
