@@ -133,7 +133,7 @@ def short_repr(thing: object) -> str:
     if isinstance(thing, int) and abs(thing) >= LONG:
         return "an integer of more than 300 digits"
     try:
-        return repr(thing)[:_COMPARED]
+        return repr(thing)[:_COMPARED].replace("\n", " ")
     except Exception:  # code of a plugin
         return f"an object of {type(thing).__name__}"
 

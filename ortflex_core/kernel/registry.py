@@ -360,7 +360,7 @@ class Plugins:
                 hint = f"an instance: {spec.__name__}()"
             else:
                 hint = "a name, a mapping with the key 'name', or an object"
-            raise ConfigError(f"{path}: expected {hint}, got {spec!r}")
+            raise ConfigError(f"{path}: expected {hint}, got {short_repr(spec)}")
         if not isinstance(spec.get("name"), str):
             raise ConfigError(
                 f"{path}: the key 'name' is missing in {dict(spec)!r}; it names the {singular(kind)}"

@@ -24,6 +24,7 @@ from ortflex_core.kernel.errors import short_repr, suggest
 from ortflex_core.kernel.protocols.average import Average
 from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.synonyms import translate_key
 
 GROUP_KEYS = {
     "params": "names and globs of parameters; a parameter belongs to the first group that matches it",
@@ -34,11 +35,14 @@ GROUP_KEYS = {
     "frozen": "not trained at all",
 }
 
+_MEANT = {"learning_rate": "rate"}
+"""What arguments of the Trainer are in a group."""
+
 
 def table_problems(name: str, tables: Any) -> Iterator[str]:
     """The errors in keys and values of the tables, one line each; ``name`` is the argument."""
     if not isinstance(tables, list | tuple):
-        yield f"{name}: expected a list of tables, got {tables!r}"
+        yield f"{name}: expected a list of tables, got {short_repr(tables)}"
         return
     for k, table in enumerate(tables):
         yield from _table_problems(table, f"{name}[{k}]")
@@ -46,11 +50,15 @@ def table_problems(name: str, tables: Any) -> Iterator[str]:
 
 def _table_problems(table: Any, path: str) -> Iterator[str]:
     if not isinstance(table, Mapping):
-        yield f"{path}: expected a table with the key params, got {table!r}"
+        yield f"{path}: expected a table with the key params, got {short_repr(table)}"
         return
     for key in table:
         if key not in GROUP_KEYS:
-            yield f"{path}.{key}: unknown key; {suggest(str(key), GROUP_KEYS)}"
+            meant = _MEANT.get(translate_key(str(key)), translate_key(str(key)))
+            hint = suggest(str(key), GROUP_KEYS)
+            if meant in GROUP_KEYS:
+                hint = f"did you mean {meant!r} ({GROUP_KEYS[meant]})?"
+            yield f"{path}.{key}: unknown key; {hint}"
     given = table.get("params", [])
     names = [given] if isinstance(given, str) else given
     if not (isinstance(names, list | tuple) and all(isinstance(p, str) for p in names)):
@@ -81,6 +89,14 @@ class Grouped:
     groups: tuple[Group, ...]
     constraints: tuple[ConstraintTerm, ...]
     average: Average | None
+
+
+def components(tables: Any) -> Iterator[tuple[str, str, Any]]:
+    """The path, the kind and the value of every component in the tables of ``groups=``."""
+    for k, table in enumerate(tables):
+        for key, kind in (("optimizer", "optimizers"), ("penalty", "penalties")):
+            if isinstance(table, Mapping) and key in table:
+                yield f"groups[{k}].{key}", kind, table[key]
 
 
 def read_tables(tables: Any, plugins: Plugins) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def check_names(name: str, value: Any) -> Iterator[str]:
     """A name or a list of names."""
     if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
         given = list(value) if isinstance(value, tuple) else value
-        yield f"{name}: expected a name or a list of names, got {given!r}"
+        yield f"{name}: expected a name or a list of names, got {short_repr(given)}"
 
 
 def check_flag_or_names(name: str, value: Any) -> Iterator[str]:

@@ -132,6 +132,8 @@ class Parts:
         if name == "constraint":
             return groups.read_constraints(value, self.plugins)
         if name == "groups":
+            for path, kind, part in groups.components(value):
+                with_components(kind, part, self.plugins, path)
             return groups.read_tables(value, self.plugins)
         if name == "model" and not os.path.isfile(value):
             raise ConfigError(f"model: {no_file(value)}")

@@ -18,6 +18,25 @@ _LIBRARIES = frozenset(
 _VALUES = ("dtype", "device")
 """The types of torch whose values have a name in ortflex: torch.bfloat16, torch.device("cuda")."""
 
+_MODULES = {
+    "swa_utils": "averages",
+    "schedule": "schedules",
+    "optim": "optimizers",
+    "clip_grad": "transforms",
+    "callback": "callbacks",
+    "metric": "metrics",
+    "loss": "losses",
+    "entropy": "losses",
+}
+"""Words in the names of classes and modules of other libraries, with the kind of the component."""
+_PLACES = {
+    "averages": "averaging",
+    "schedules": "schedule",
+    "optimizers": "optimizer",
+    "losses": "loss",
+}
+"""The arguments of components, where the name of the kind is another."""
+
 
 def refuse_foreign(kind: str, value: Any, plugins: Plugins, where: str) -> None:
     """Refuse an object or a class of another library, or a function of torch; nothing is imported for that.
@@ -36,12 +55,16 @@ def refuse_foreign(kind: str, value: Any, plugins: Plugins, where: str) -> None:
     name = str(own.__name__)
     if name in _VALUES:
         name = str(value).rpartition(".")[2]
+    meant = next(
+        (k for word, k in _MODULES.items() if word in f"{own.__module__}.{name}".lower()), kind
+    )
     try:
-        entry = plugins[kind].entry(name)
+        hint = f"its name in ortflex is {plugins[meant].entry(name).name!r}"
     except PluginError as error:
         hint = str(error).partition("; ")[2]
-    else:
-        hint = f"its name in ortflex is {entry.name!r}"
+    if meant != kind and meant in plugins.kinds:
+        place = _PLACES.get(meant, meant)
+        hint = f"it belongs to {place}=; {hint}"
     raise ConfigError(
         f"{where}: expected a name, a table or an object of ortflex, got {name} of {library}; {hint}"
     )

@@ -42,6 +42,8 @@ _PREDICTED = ("predicted", "y_pred", "prediction", "predictions", "preds", "outp
 _EXPECTED = ("expected", "y_true", "target", "targets", "labels", "true")
 _WEIGHT = ("weight", "sample_weight")
 _LOSS_KEYS = frozenset((*LOSS_KEYS, "object"))
+_BY_NAME = ("losses", "penalties", "constraints")
+"""The kinds that are given for each tensor: ``{tensor or parameter: component}``."""
 _OF_METRICS = frozenset(("predicted", "object"))
 
 
@@ -369,10 +371,12 @@ def _in_table(kind: str, given: Mapping[str, Any], plugins: Plugins, where: str)
         return {**value, "object": with_components(kind, value["object"], plugins, where)}
     name = value.get("name")
     if name is None:
-        if kind != "losses":
+        if kind not in _BY_NAME:
             return given
         items = value.items()
         return {k: with_components(kind, one, plugins, f"{where}.{k}") for k, one in items}
+    if not isinstance(name, str):
+        refuse_foreign(kind, name, plugins, where)
     function = name if isinstance(name, FunctionType) else _found(kind, name, plugins, where)
     if function is None:
         return given
