@@ -20,7 +20,7 @@ from ortflex_core.compiler.parameters.initialize import reinitialize as draw
 from ortflex_core.compiler.parameters.selection import SCALES
 from ortflex_core.compiler.problem.description import describe
 from ortflex_core.compiler.runtime.installation import require_runtime
-from ortflex_core.kernel.errors import ConfigError, OrtflexError, Unsupported
+from ortflex_core.kernel.errors import ConfigError, OrtflexError
 from ortflex_core.kernel.hooks import HookManager, declares, weak_hook
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_tracebacks
@@ -44,7 +44,7 @@ from ortflex_core.training.views.rate_sweep import RateSweep
 from ortflex_core.training.views.summary import Summary
 
 if TYPE_CHECKING:
-    from ortflex_core.compiler.model.quantizer import Quantizer
+    from ortflex_core.compiler.model.quantizer import Quantization, Quantizer
     from ortflex_core.kernel.protocols.adapter import Adapter
     from ortflex_core.kernel.protocols.average import Average
     from ortflex_core.kernel.protocols.backend import Backend, Engine
@@ -428,7 +428,8 @@ class Trainer(SharesModels):
         """Find the ranges of activations for ``quantize``, and round the weights of the file.
 
         ``fit`` does this with the rows that it trains on, before the first step. If ``export`` is called
-        after this method, it writes the quantized model without training.
+        after this method, it writes the quantized model without training. Of several processes, which all
+        call it, that of rank 0 finds the ranges of all.
 
         Args:
             X: rows of the model's inputs, as for :meth:`predict`. If there are more than the parameter
@@ -443,7 +444,8 @@ class Trainer(SharesModels):
             raise ConfigError("calibrate: this Trainer has no quantizer; pass quantize=")
         if self._internals.live.engine is not None:
             raise OrtflexError("calibrate: training has begun; create a new Trainer")
-        self._calibrated(self._feed(X, labeled=False, predicting=True), again=True)
+        with self._internals.sharing_errors():
+            self._calibrated(self._feed(X, labeled=False, predicting=True), again=True)
 
     def _calibrated(self, feed: Feed, *, again: bool = False) -> Internals:
         """The internals with the ranges of all activations; those of a feed if they are missing."""
@@ -451,27 +453,33 @@ class Trainer(SharesModels):
         known, quantizer = setup.model.quantization, setup.quantizer
         if known is None or quantizer is None or not (known.missing or again):
             return self._internals
-        if setup.problem.peers is not None:
-            raise Unsupported(
-                "quantize: several processes cannot calibrate; calibrate in one process, export the model "
-                "and train that file, which keeps its layout, without quantize="
-            )
+        observed = [*known.missing, *(quantizer.ranges if again else ())]
+        if not observed:
+            return self._internals
+        peers, found = setup.problem.peers, quantizer
+        if peers is None or not peers.rank:
+            found = self._with_ranges(quantizer, known, observed, feed)
+        if peers is not None:  # processors may round differently, so that of rank 0 is that of all
+            ranges = peers.values("calibration", dict(found.ranges))[0]
+            found = attrs.evolve(quantizer, ranges=ranges)
+        self._quantize(found)
+        return self._internals
+
+    def _with_ranges(
+        self, quantizer: Quantizer, known: Quantization, observed: Sequence[str], feed: Feed
+    ) -> Quantizer:
+        """A quantizer with the ranges of some activations of the float model."""
         arguments = {**self._internals.arguments, "quantize": None, "head": None, "edits": ()}
         arguments |= {"callbacks": (), "adapters": (), "metrics": (), "progress": False}
+        arguments |= {"distributed": None, "sync_every": None, "shard_state": False}
         original = Trainer(known.origin, **arguments, plugins=self.plugins)
         state = self.get_state()
         own = [n for n in original.get_state() if n in state]
         original.set_state({n: known.unblocked(n, state[n]) for n in own})
-        observed = [*known.missing, *(quantizer.ranges if again else ())]
-        if observed:
-            tensors = original._internals.live.predictions
-            columns = feed.head(quantizer.rows)
-            self._quantize(
-                calibration.calibrate(
-                    quantizer, columns, observed, tensors, self.batch_size, self.progress
-                )
-            )
-        return self._internals
+        tensors, columns = original._internals.live.predictions, feed.head(quantizer.rows)
+        return calibration.calibrate(
+            quantizer, columns, observed, tensors, self.batch_size, self.progress
+        )
 
     def _quantize(self, quantizer: Quantizer) -> None:
         """Make the quantized model again with ranges of activations; trained tensors keep their values."""
@@ -480,7 +488,8 @@ class Trainer(SharesModels):
         made = resolve(
             inner.runtime, self.plugins, inner.setup.model.as_read, Arguments(**arguments)
         )
-        setup = attrs.evolve(made, callbacks=inner.setup.callbacks)
+        problem = attrs.evolve(made.problem, peers=inner.setup.problem.peers)
+        setup = attrs.evolve(made, callbacks=inner.setup.callbacks, problem=problem)
         state = self.get_state()
         self._internals = self._made(arguments, setup, inner.hooks)
         self.model = setup.model

@@ -27,7 +27,9 @@ _HEAD = struct.Struct("<??Q24s")
 _ROOM = _FRAME - _HEAD.size
 STATE = "optimizer state"
 """The place where processes put the parts of a divided state together."""
-_SAME_CALLS = "every process has to make the same calls of the Trainer (fit, step, find_rate)"
+_SAME_CALLS = (
+    "every process has to make the same calls of the Trainer (fit, step, find_rate, calibrate)"
+)
 _SAME_COMMAND = f"start all of them with the same command; {_SAME_CALLS}"
 _NEEDS = {
     STATE: "with shard_state, each process has a part of the optimizer's state, so every process has to "
