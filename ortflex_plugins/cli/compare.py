@@ -91,7 +91,7 @@ def _show_times(measured: Times) -> None:
     if measured.fastest is None:
         console.print("no backend can train this here")
     else:
-        console.print(plain(f'backend = "fastest" takes {measured.fastest}'))
+        console.print(plain(f'backend = "fastest" chooses {measured.fastest}'))
 
 
 def _show(found: Comparison) -> None:

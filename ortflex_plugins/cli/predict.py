@@ -35,7 +35,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
     "--tensor",
     "tensors",
     multiple=True,
-    help="The name of an output or inner tensor to write; may be repeated.",
+    help="The name of an output or intermediate tensor to write; may be repeated.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @trusting_code

@@ -39,14 +39,14 @@ def _check_opset(node: Call, codes: Tensor | None) -> None:
 
 @DECOMPOSITIONS.operator("DequantizeLinear")
 def dequantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
-    """DequantizeLinear of the standard, which older opsets have only for bytes."""
+    """The standard DequantizeLinear, which older opsets define only for 8-bit integers."""
     _check_opset(node, node.required(0))
     return [real(op, node, (0, 1, 2), axis=node.setting("axis", 1))]
 
 
 @DECOMPOSITIONS.operator("QuantizeLinear")
 def quantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
-    """QuantizeLinear of the standard, which older opsets have only for bytes."""
+    """The standard QuantizeLinear, which older opsets define only for 8-bit integers."""
     _check_opset(node, node.input(2))
     axis = node.setting("axis", 1)
     scale = node.required(1)

@@ -373,7 +373,7 @@ class Ssd(AnchorLoss):
     """The loss of SSD: softmax of classes with hard negatives, and relative boxes, for anchors.
 
     ``logits`` [N, A, K] with class 0 for the background, ``boxes`` [N, A, 4] relative to the
-    ``anchors`` [A, 4] (x1, y1, x2, y2 in pixels; a constant output or inner tensor of the model).
+    ``anchors`` [A, 4] (x1, y1, x2, y2 in pixels; a constant output or other tensor of the model).
     An anchor is matched to the box with the highest IoU if that is at least ``fg_iou_thresh``, and
     the best anchor of every box is matched to it. With n matched anchors of an image,
 
@@ -465,7 +465,7 @@ class RetinaNet(AnchorLoss):
     """The loss of RetinaNet: focal loss of all anchors, and relative boxes of the matched ones.
 
     ``logits`` [N, A, K], one per class, ``boxes`` [N, A, 4] relative to the ``anchors`` [A, 4] (x1, y1,
-    x2, y2 in pixels; a constant output or inner tensor of the model). An anchor is matched to the box
+    x2, y2 in pixels; a constant output or other tensor of the model). An anchor is matched to the box
     with the highest IoU if that is at least ``fg_iou_thresh``, is background below ``bg_iou_thresh``, and
     is ignored between them. The best anchors of every box are matched, too, whatever their IoU (each to
     its own best box). With n matched anchors of an image,

@@ -367,7 +367,7 @@ def test_the_command_compare_prints_the_times(recipe: Path) -> None:
     assert lines[1].split()[0] == "second"
     assert lines[2:] == [
         "not measured: first: it is Monday",
-        'backend = "fastest" takes second',
+        'backend = "fastest" chooses second',
     ]
     FAILURES.clear()
     result = CliRunner().invoke(main, ["compare", str(recipe), "--time", "--json"])

@@ -55,8 +55,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield (
         f"Of {len(made)} files, {counts['trained']} ({trained:.0%}) are trained correctly, "
-        f"{counts['refused']} are refused with a reason, {counts['wrong']} give wrong results, and "
-        f"{counts['crashed']} crash."
+        f"{counts['refused']} raise an error that states the reason, {counts['wrong']} give wrong results, "
+        f"and {counts['crashed']} crash."
     )
     yield ""
     # Three tables: one of ten columns would leave the screen.
@@ -68,7 +68,7 @@ def _lines(rows: Rows) -> Iterator[str]:
             cells = [_cell(rows.get((name, form))) for form in forms]
             yield f"| {name} | {' | '.join(cells)} |"
         yield ""
-    limits = ", ".join(f"{limit:g} for {form}" for form, limit in TOLERANCES.items())
+    limits = ", ".join(f'{limit:g} for "{form}"' for form, limit in TOLERANCES.items())
     yield (
         "Each number is the largest ‖gradient − torch's‖ / ‖torch's‖ of the parameters that are compared. "
         f"The limits are {limits}, and 0.002 for the other forms. Some limits are larger because rounded "
