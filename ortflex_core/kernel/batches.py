@@ -131,13 +131,13 @@ class Block(Sequence[Batch]):
         self.columns[name].take(self.rows, axis=0, out=out, mode="clip")
 
 
-def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
+def refuse_other_kind(position: Mapping[str, Any], kind: str) -> None:
     """Refuse to continue with data in a different order.
 
     Raises:
         DataError: the interrupted run had data of another kind.
     """
-    was = place.get("kind", kind)
+    was = position.get("kind", kind)
     if was != kind:
         names = {
             "arrays": "arrays, or data that fit into the shuffle buffer",
@@ -174,14 +174,14 @@ class Source(Protocol):
     def close(self) -> None:
         """End the source: training is over, even if another epoch was announced."""
 
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """The position of the batches that were drawn last, as JSON for a checkpoint."""
 
-    def go_on(self, place: Mapping[str, Any]) -> None:
+    def resume(self, position: Mapping[str, Any]) -> None:
         """Before the first epoch: continue after the batch that was drawn last at that position.
 
         Raises:
-            DataError: the place belongs to different data.
+            DataError: the position belongs to different data.
         """
 
 
@@ -230,14 +230,14 @@ class ArrayBatches:
     def close(self) -> None:
         """Nothing is open."""
 
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """The kind of data, and their digests, for a checkpoint; the loop counts the batches."""
         self._digests = self._digests or of_columns(self._origin)
         return {"kind": "arrays", "columns": self._digests}
 
-    def go_on(self, place: Mapping[str, Any]) -> None:
+    def resume(self, position: Mapping[str, Any]) -> None:
         """Refuse the position of a different kind of source, which has a different order."""
-        refuse_other_kind(place, "arrays")
+        refuse_other_kind(position, "arrays")
 
     def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
         """The batches of an epoch, which has every row once, except those that are dropped."""

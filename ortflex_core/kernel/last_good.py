@@ -20,11 +20,11 @@ class Keeping(Protocol):
     def keep(self) -> None:
         """Keep the state."""
 
-    def back(self) -> None:
+    def restore(self) -> None:
         """Restore the kept state."""
 
 
-class Good:
+class LastGood:
     """The last good state of an engine."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Good:
         if engine is None:
             return False
         if self._keeper is not None:
-            self._keeper.back()
+            self._keeper.restore()
         else:
             state, slots, buffers = self._copies
             engine.load(state)

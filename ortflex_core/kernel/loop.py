@@ -23,7 +23,7 @@ from ortflex_core.kernel.batches import Batch, Epoch, Source, rows_of_steps, run
 from ortflex_core.kernel.calling import checked_rate
 from ortflex_core.kernel.errors import TrainingDiverged, Unsupported
 from ortflex_core.kernel.interrupts import Interrupts
-from ortflex_core.kernel.last_good import Good, same
+from ortflex_core.kernel.last_good import LastGood, same
 from ortflex_core.kernel.plan import Display, TrainingPlan
 from ortflex_core.kernel.position import Position
 from ortflex_core.kernel.protocols.backend import Losses
@@ -61,7 +61,7 @@ class Loop:
         self._moved: tuple[int, int] | None = None  # steps and rows that progress has not yet
         self.records: list[dict[str, float]] = []
         self.interrupted = False
-        self._good = Good()
+        self._good = LastGood()
         self._recent: deque[float] = deque(maxlen=5)
         self.first_loss: float | None = None
         """The loss of the first step in this process."""
@@ -150,7 +150,7 @@ class Loop:
             seed=self.plan.seed,
             at_once=self._at_once,
             stopped=self._stop,
-            data=self.plan.source.place(),
+            data=self.plan.source.position(),
             apart=self._local_processes,
         )
 

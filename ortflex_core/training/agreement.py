@@ -48,7 +48,7 @@ def facts(inner: Internals, source: Source | None = None) -> dict[str, str]:
     }
     if source is not None:
         out |= {"the number of rows": str(source.rows), "the batches per epoch": str(source.steps)}
-        out |= _columns("column", source.place().get("columns", {}))
+        out |= _columns("column", source.position().get("columns", {}))
     out["the weights and the optimizer's state at the start"] = weights.hexdigest()[:12]
     return out
 

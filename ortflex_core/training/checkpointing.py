@@ -342,7 +342,7 @@ def _compare(
     return frozen
 
 
-def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -> None:
+def resume_source(start: Position, now: Progress, source: Source, strict: bool = True) -> None:
     """Move a source to the position where a run was interrupted; different data are refused.
 
     Raises:
@@ -359,8 +359,8 @@ def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -
         )
     if start.data is None:
         return
-    source.go_on(start.data)
-    if differ := differences.data(start.data, source.place()):
+    source.resume(start.data)
+    if differ := differences.data(start.data, source.position()):
         text = f"the interrupted run had other data: {'; '.join(differ)}"
         if strict:
             raise DataError(

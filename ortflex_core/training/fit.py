@@ -29,7 +29,7 @@ from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.types import Size
 from ortflex_core.training import agreement, receipt
 from ortflex_core.training.announcement import announce, announce_skipped
-from ortflex_core.training.checkpointing import go_on
+from ortflex_core.training.checkpointing import resume_source
 from ortflex_core.training.counted_losses import count_labels
 from ortflex_core.training.data import rank_checks as ranks
 from ortflex_core.training.data import single_rows
@@ -300,7 +300,7 @@ def train(
     start = standing.position
     if start is not None:
         now = beginning(source, live.problem.updating.accumulate, settings.epochs)
-        go_on(start, now, source, standing.strict)
+        resume_source(start, now, source, standing.strict)
     _warn(internals, validated=validate is not None, first=not standing.fits)
     if (peers := live.problem.peers) is not None:
         peers.agree("start", agreement.facts(internals, source))

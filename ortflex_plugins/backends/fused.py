@@ -393,9 +393,9 @@ class FusedEngine(TwinEngine):
             twins.keep()
         self._kept_step = self._step
 
-    def back(self) -> None:
+    def restore(self) -> None:
         for twins in self._twins:
-            twins.back()
+            twins.restore()
         self._step = self._kept_step
 
     def programs(self) -> dict[str, Program | bytes]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ortflex_core import internals_of
-from ortflex_core.kernel.last_good import Good
+from ortflex_core.kernel.last_good import LastGood
 from tests import models
 from tests.training import every_backend, make, regression
 
@@ -26,7 +26,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_the_last_good_state_is_restored_exactly(backend: str) -> None:
     trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=1, batch_size=8)
     trainer.fit(X, Y)
-    engine, good = trainer.engine, Good()
+    engine, good = trainer.engine, LastGood()
     assert not good.restore()
     for _ in range(3):  # from the second time on into the same memory
         before = everything(engine)
@@ -42,7 +42,7 @@ def test_the_last_good_state_is_restored_exactly(backend: str) -> None:
 def test_a_state_that_is_not_finite_is_named_and_not_kept(backend: str) -> None:
     trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=1, batch_size=8)
     trainer.fit(X, Y)
-    engine, good = trainer.engine, Good()
+    engine, good = trainer.engine, LastGood()
     before = everything(engine)
     good.keep(engine)
     name = internals_of(trainer).problem.parameters[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.kernel.last_good import Good
+from ortflex_core.kernel.last_good import LastGood
 
 
 class Copying:
@@ -32,7 +32,7 @@ class Copying:
 
 
 def test_a_state_is_read_once_and_a_bad_one_does_not_replace_the_good_one() -> None:
-    good, engine = Good(), Copying()
+    good, engine = LastGood(), Copying()
     assert good.keep(engine) is None  # type: ignore[arg-type]
     assert engine.reads == 1
     engine.weights["W"][1] = np.inf

@@ -163,7 +163,7 @@ class IterableBatches:
 
     # ------------------------------------------------------------------ the position
 
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """The position of the batch (or buffer) in use, for a checkpoint.
 
         Raises:
@@ -181,34 +181,34 @@ class IterableBatches:
                 f"the state_dict() of {type(self._given.source).__name__} cannot be saved in a "
                 f"checkpoint, which can only hold JSON: {error}"
             ) from error
-        place = {"turn": spot.turn, "item": spot.item, "offset": spot.offset, "state": state}
-        out |= {"spot": place, "check": checksum(spot.columns or {})}
+        position = {"turn": spot.turn, "item": spot.item, "offset": spot.offset, "state": state}
+        out |= {"spot": position, "check": checksum(spot.columns or {})}
         return {**out, "epoch": epoch, "window": window, "taken": taken}
 
-    def go_on(self, place: Mapping[str, Any]) -> None:
-        """Continue from a place in the next epoch.
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Continue from a position in the next epoch.
 
         Raises:
             DataError: the interrupted run had a different kind of data, or a different buffer.
         """
-        refuse_other_kind(place, "batches")
+        refuse_other_kind(position, "batches")
         buffer = self._given.buffer
-        if place.get("buffer", buffer) != buffer:
+        if position.get("buffer", buffer) != buffer:
             raise DataError(
-                f"the interrupted run had buffer = {place['buffer']}, but this one has "
+                f"the interrupted run had buffer = {position['buffer']}, but this one has "
                 f"{buffer}, so the order of the rows would differ; pass the same buffer"
             )
-        self._resumed = place if "spot" in place else None
+        self._resumed = position if "spot" in position else None
 
-    def _return(self, place: Mapping[str, Any], same_epoch: bool) -> None:
-        """Continue with the row that was next when ``place`` was written."""
-        spot = Spot(**place["spot"])
+    def _return(self, position: Mapping[str, Any], same_epoch: bool) -> None:
+        """Continue with the row that was next when ``position`` was written."""
+        spot = Spot(**position["spot"])
         if not same_epoch and self._limit is None and not self._items.keeps_state:
             self._items.go_to(Spot(turn=spot.turn + 1))
             return
         self._items.go_to(spot)
         part = self._next()
-        if part is None or checksum(part.columns) != place.get("check", checksum(part.columns)):
+        if part is None or checksum(part.columns) != position.get("check", checksum(part.columns)):
             what = "it ends before" if part is None else "that batch differs from the earlier one"
             raise DataError(
                 f"the run continues at batch {spot.item} of the iterable, but {what}. An "
@@ -218,7 +218,7 @@ class IterableBatches:
         if same_epoch and self._given.buffer:  # the whole buffer is needed again
             self._left = part.cut(spot.offset, part.rows)
             return
-        self._drop(part, spot.offset + place["taken"])
+        self._drop(part, spot.offset + position["taken"])
         if not same_epoch and self._limit is None:
             while self._items.draw() is not None:
                 pass  # the batches that the finished epoch left
@@ -239,16 +239,16 @@ class IterableBatches:
         Raises:
             DataError: the source is used up, or a batch does not fit.
         """
-        place, self._resumed = self._resumed, None
+        position, self._resumed = self._resumed, None
         buffer, size = self._given.buffer, self._size
-        same_epoch = place is not None and bool(epoch.start)
+        same_epoch = position is not None and bool(epoch.start)
         first, taken = 0, 0
-        if place is not None and same_epoch:
-            first, taken = place["window"], place["taken"]
+        if position is not None and same_epoch:
+            first, taken = position["window"], position["taken"]
         budget: int | None = None
         if self._limit is not None:
             budget = self._limit * size - first * buffer if buffer else self._limit - epoch.start
-        parts = self._parts(place, same_epoch, budget)
+        parts = self._parts(position, same_epoch, budget)
         if not buffer:
             with closing(self._drawn(lambda: parts)) as drawn:
                 for part in drawn:
@@ -277,11 +277,11 @@ class IterableBatches:
         return self._ahead
 
     def _parts(
-        self, place: Mapping[str, Any] | None, same_epoch: bool, budget: int | None
+        self, position: Mapping[str, Any] | None, same_epoch: bool, budget: int | None
     ) -> Iterator[Part]:
         """The rows of an epoch, one batch of the source at a time, up to the limit."""
-        if place is not None:
-            self._return(place, same_epoch)
+        if position is not None:
+            self._return(position, same_epoch)
         any_rows = same_epoch
         again = False
         while budget is None or budget > 0:

@@ -256,7 +256,7 @@ class PieceBatches:
         with closing(self._read(layout, 0, self.batch_size)) as parts:  # type: ignore[type-var]
             return as_batch(concat_parts(list(parts)))
 
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """The order of the data and a digest of their first rows, for a checkpoint."""
         self._digests = self._digests or of_columns(dict(head(self.pieces, self.batch_size)))
         return {**self._order(), "columns": self._digests}
@@ -271,19 +271,19 @@ class PieceBatches:
             "streams": self._streams,
         }
 
-    def go_on(self, place: Mapping[str, Any]) -> None:
+    def resume(self, position: Mapping[str, Any]) -> None:
         """Refuse data in a different order.
 
         Raises:
             DataError: the interrupted run had different pieces or a different buffer.
         """
-        refuse_other_kind(place, "pieces")
-        place = {"streams": 1, **place}  # written by a version without streams
-        if place["streams"] == 1 and len(self._own_streams) == self._streams:
+        refuse_other_kind(position, "pieces")
+        position = {"streams": 1, **position}  # written by a version without streams
+        if position["streams"] == 1 and len(self._own_streams) == self._streams:
             self._streams = 1
             self._own_streams = range(1)
         now = self._order()
-        if differ := [name for name in now if place.get(name, now[name]) != now[name]]:
+        if differ := [name for name in now if position.get(name, now[name]) != now[name]]:
             name = differ[0]
             if name == "sizes":
                 raise DataError(
@@ -291,7 +291,7 @@ class PieceBatches:
                     "sizes differ; pass the same data"
                 )
             raise DataError(
-                f"the interrupted run had {name} = {place[name]}, but these data have "
+                f"the interrupted run had {name} = {position[name]}, but these data have "
                 f"{now[name]}, so the order of the rows would differ; pass the same {name}"
             )
 

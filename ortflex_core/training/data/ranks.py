@@ -45,25 +45,25 @@ class RankBatches:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
-    def place(self) -> dict[str, Any]:
-        """The place of this process; the other processes are at the same batch number."""
-        return {**self._own.place(), "ranks": self._peers.size}
+    def position(self) -> dict[str, Any]:
+        """The position of this process; the other processes are at the same batch number."""
+        return {**self._own.position(), "ranks": self._peers.size}
 
-    def go_on(self, place: Mapping[str, Any]) -> None:
-        """Continue from the place of rank 0.
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Continue from the position of rank 0.
 
         Raises:
             DataError: the number of processes differs, and each process had separate batches.
         """
-        was, size = place.get("ranks", 1), self._peers.size
-        if place.get("kind") == "batches" and was != size:
+        was, size = position.get("ranks", 1), self._peers.size
+        if position.get("kind") == "batches" and was != size:
             raise DataError(
                 f"the interrupted run had batches from {was} processes, but there are now {size}, "
                 f"so the batches would differ; start {was} processes"
             )
         # The checksum belongs to the batch of rank 0.
-        others = {k: v for k, v in place.items() if k != "check"}
-        self._own.go_on(others if self._peers.rank else place)
+        others = {k: v for k, v in position.items() if k != "check"}
+        self._own.resume(others if self._peers.rank else position)
 
     def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
         """The batches of an epoch, step by step."""

@@ -112,7 +112,7 @@ class Twins:
             else:
                 self._kept[name] = view.copy()
 
-    def back(self) -> None:
+    def restore(self) -> None:
         """Make the kept copy the current version."""
         for name, array in self._kept.items():
             self._device.write(self.values[name], array)

@@ -222,7 +222,7 @@ class CEngine(PortEngine):
         np.copyto(self._kept, self._block)
         self._kept_step = self._step
 
-    def back(self) -> None:
+    def restore(self) -> None:
         assert self._kept is not None
         np.copyto(self._block, self._kept)
         self._step, self._copies = self._kept_step, None

@@ -289,7 +289,7 @@ class OpenVinoEngine(PortEngine):
             self._kept.setdefault(key, np.empty_like(array))[...] = array
         self._kept_step = self._step
 
-    def back(self) -> None:
+    def restore(self) -> None:
         self._inside, self._known = None, True
         for key, array in self._kept.items():
             self._arrays[key][...] = array

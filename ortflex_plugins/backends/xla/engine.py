@@ -184,7 +184,7 @@ class XlaEngine(PortEngine):
             np.copyto(kept, array)
         self._kept_step = self._step
 
-    def back(self) -> None:
+    def restore(self) -> None:
         with self._wide():
             self._state = tuple(map(self._put, self._kept))
         self._step, self._copies = self._kept_step, None
