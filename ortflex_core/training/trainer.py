@@ -161,7 +161,7 @@ class Trainer(SharesModels):
         dropout: ``file`` uses the ratios in the file, ``off`` switches dropout off, and a number is
             the ratio of all Dropout nodes.
         threads: the number of threads within an operator; ``auto`` means one thread for a step with
-            less than 50 million operations, otherwise one thread per processor.
+            less than 50 million operations, otherwise one thread per CPU.
         gradients: families of gradient rules that take precedence over those of ortflex and of
             other distributions.
         prefer: distributions whose plugins are chosen, in this order, if several distributions have

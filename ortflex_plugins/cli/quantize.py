@@ -70,7 +70,7 @@ _SATURATED = 0.02
     type=click.Choice(["QDQ", "MatMulNBits"]),
     default="QDQ",
     show_default=True,
-    help="How products with weights in blocks are stored: with DequantizeLinear, or as MatMulNBits.",
+    help="How products with blockwise weights are stored: with DequantizeLinear, or as MatMulNBits.",
 )
 @click.option(
     "--reduce-range",

@@ -59,7 +59,7 @@ class Reader(abc.ABC):
 
 @attrs.frozen(kw_only=True)
 class Table(ListTableSource, abc.ABC):
-    """A table in one or several files; data may be larger than the memory."""
+    """A table in one or several files; data may be larger than memory."""
 
     path: str = setting(help="the file, or a folder of files")
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(

@@ -67,9 +67,9 @@ class ImageFolder(DataSource):
     """Images, in one folder per class: ``path/cat/1.jpg``, ``path/dog/2.png``.
 
     The images become one float32 input of shape [rows, channels, height, width] with the values
-    (v / 255 − mean) / std. Labels are the numbers of the classes, int64 [rows], in the order of their
+    (v / 255 − mean) / std. Labels are class indices, int64 [rows], in the order of their
     names or of ``classes``. Folders inside the folder of a class are also read. A folder of images without
-    folders for classes, or one image, has no labels: for predictions, or for training by a teacher. Data
+    class folders, or a single image, has no labels: for predictions, or for training by a teacher. Data
     that do not fit into the buffer are read during training, one image at a time, so that all images
     are shuffled.
 

@@ -31,7 +31,7 @@ class NpyFolder(DataSource):
 
     Arrays have the shape [rows, …]. ``X.npy`` is the input of a model with one input; otherwise files have
     the names of the model's inputs. The files are mapped, and rows are read in random order, which is
-    slow for data larger than the memory. With ``buffer``, the files are read in pieces instead, which
+    slow for data larger than memory. With ``buffer``, the files are read in pieces instead, which
     are shuffled in memory (:mod:`~ortflex_core.training.data.shuffle_buffer`). A folder of folders that
     all have the same files is always read in pieces; its folders are shards.
 

@@ -18,7 +18,7 @@ _ROWS, _VALUES = 2**14, 2**24
 
 @attrs.frozen(kw_only=True)
 class Parquet(Table):
-    """Tables in parquet files of one schema; data may be larger than the memory.
+    """Tables in parquet files of one schema; data may be larger than memory.
 
     Columns of numbers are placed side by side in one input of shape [rows, columns]. A column of tensors,
     or of lists with one length, is a separate input with the name of the column, or ``input`` if it is

@@ -77,7 +77,7 @@ class NewHead(_Classes):
     (Kaiming's with a = √5), and depend only on the seed of the Trainer and the name of the layer. They
     keep the names and the element types of the old weights. What follows the layer stays: Softmax,
     Reshape, ArgMax, ZipMap; the labels of the classes become ``classes``. With ``on``, the layer is put
-    on a tensor of features, and its result, ``scores``, becomes the only output.
+    on top of a feature tensor, and its result, ``scores``, becomes the only output.
 
     Raises:
         ValueError: neither ``outputs`` nor ``classes`` is given, or they do not fit each other.
@@ -110,7 +110,7 @@ class NewHead(_Classes):
         default=None, validator=_count, help="the number of classes; by default that of `classes`"
     )
     classes: tuple[str | int, ...] = setting(
-        default=(), validator=_labels, help="the labels of the classes, in the order of the scores"
+        default=(), validator=_labels, help="the labels of the classes, in the order of the logits"
     )
     on: str = setting(default="", help="the tensor of features on which a layer is put")
 

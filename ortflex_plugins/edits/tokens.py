@@ -19,9 +19,9 @@ def _count(instance: Any, attribute: attrs.Attribute[int], value: Any) -> None:
 class MoreTokens(Edit):
     """More rows for the embedding of tokens, and more columns for a head that is tied to it.
 
-    The table [tokens, width] becomes [tokens + add, width], and the scores [N, …, tokens] of a tied head
+    The table [tokens, width] becomes [tokens + add, width], and the logits [N, …, tokens] of a tied head
     become [N, …, tokens + add]. A new row is the mean of the old rows plus normal noise, whose standard
-    deviation is 10⁻⁴·⁵ of that of each column: the new tokens begin as unlikely as an average one, and
+    deviation is 10⁻⁴·⁵ of that of each column: the new tokens start about as likely as an average one, and
     differ from one another. The elements of the bias of a tied head are the mean of the old ones. A head
     is tied if it reads the same initializer, or if its matrix has the same values.
 

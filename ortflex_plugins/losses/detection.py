@@ -370,7 +370,7 @@ class AnchorLoss(DetectionLoss, abc.ABC):
 
 @attrs.frozen(kw_only=True)
 class Ssd(AnchorLoss):
-    """The loss of SSD: softmax of classes with hard negatives, and relative boxes, for anchors.
+    """The loss of SSD: class softmax with hard-negative mining, and relative boxes, for anchors.
 
     ``logits`` [N, A, K] with class 0 for the background, ``boxes`` [N, A, 4] relative to the
     ``anchors`` [A, 4] (x1, y1, x2, y2 in pixels; a constant output or other tensor of the model).
@@ -379,10 +379,10 @@ class Ssd(AnchorLoss):
 
     ``l = (Σ_matched [CE(logits, class) + |boxes − encode(box)|] + Σ_hard CE(logits, 0)) / max(n, 1)``
 
-    where |·| is ``box_loss``, the hard anchors are the ``neg_to_pos_ratio``·n not matched ones with the
+    where |·| is ``box_loss``, the hard anchors are the ``neg_to_pos_ratio``·n unmatched anchors with the
     highest loss, and ``encode`` is ``w·(Δx/wₐ, Δy/hₐ, log(w/wₐ), log(h/hₐ))`` with the factors
-    ``box_weights``. Values have the shape [N]. torchvision divides by the matches of the whole batch:
-    ``normalize="batch"``.
+    ``box_weights``. Values have the shape [N]. torchvision divides by the matches of the whole batch;
+    ``normalize="batch"`` does the same.
 
     Labels are [N, M, 5], x1, y1, x2, y2 and a class of 1 … K−1, and −1 for no box (``pad_boxes``). An
     image without boxes has the loss 0.
@@ -467,8 +467,8 @@ class RetinaNet(AnchorLoss):
     ``logits`` [N, A, K], one per class, ``boxes`` [N, A, 4] relative to the ``anchors`` [A, 4] (x1, y1,
     x2, y2 in pixels; a constant output or other tensor of the model). An anchor is matched to the box
     with the highest IoU if that is at least ``fg_iou_thresh``, is background below ``bg_iou_thresh``, and
-    is ignored between them. The best anchors of every box are matched, too, whatever their IoU (each to
-    its own best box). With n matched anchors of an image,
+    is ignored between them. The best anchors of every box are matched, too, even if their IoU is lower
+    (each to its own best box). With n matched anchors of an image,
 
     ``l = (Σ_anchors focal(logits, one-hot class) + Σ_matched |boxes − encode(box)|) / max(n, 1)``
 
@@ -535,23 +535,23 @@ class RetinaNet(AnchorLoss):
 
 @attrs.frozen(kw_only=True)
 class TaskAligned(DetectionLoss):
-    """Detection without anchors: task-aligned assignment, CIoU and distribution focal loss.
+    """Anchor-free detection: task-aligned assignment, CIoU and distribution focal loss.
 
-    The head has L places, the cells of a grid for each of the ``strides``, in this order and row by
+    The head has L locations, the cells of a grid for each of the ``strides``, in this order and row by
     row: ``logits`` [N, L, C], and ``boxes`` [N, L, 4·R]. For each of the sides left, top, right and bottom
     these are R logits of its distance 0 … R−1 from the center of the cell, in strides. The predicted
     distance is the mean ``Σ j·softmax_j``.
 
-    Assignment, without a gradient: for a box of class c, a place with its center in the box has
-    ``t = σ(logit_c)^alpha · IoU^beta``, and the ``topk`` places with the largest t are assigned to the box;
-    a place of several boxes belongs to that of the highest IoU. ``q = t · max IoU / max t``, the maxima
-    over the places of a box, is the target of the class at its place; all others are 0. Then
+    Assignment, without a gradient: for a box of class c, a location with its center in the box has
+    ``t = σ(logit_c)^alpha · IoU^beta``, and the ``topk`` locations with the largest t are assigned to the
+    box; a location of several boxes belongs to the box with the highest IoU. ``q = t · max IoU / max t``,
+    with maxima over the locations of a box, is the target of its class there; all other targets are 0. Then
 
     ``l = (cls·Σ BCE(logits, q) + Σ_assigned q·[box·(1 − CIoU) + dfl·DFL]) / max(Σ q, 1)``
 
     with DFL the cross-entropy of each side's distribution and the two whole numbers next to the
-    distance, averaged over the sides. Values have the shape [N]. Implementations that divide by the
-    targets of the whole batch: ``normalize="batch"``.
+    distance, averaged over the sides. Values have the shape [N]. Some implementations divide by the
+    targets of the whole batch; ``normalize="batch"`` does the same.
 
     Labels are [N, M, 5], x1, y1, x2, y2 and a class of 0 … C−1, and −1 for no box (``pad_boxes``).
 

@@ -174,10 +174,9 @@ class FeatureMatching(_Taught[Specs]):
     ``p`` is the tensor of the model that ``predicted`` names and ``t`` the tensor ``teacher_tensor`` of the
     teacher, [B, …]; values have the shape [B]. No labels are needed.
 
-    The two have the same shape, or with ``projection`` other sizes along ``axis``: then ``p`` is
+    The two have the same shape, or with ``projection`` different sizes along ``axis``: then ``p`` is
     multiplied by a trained matrix [size of ours, size of the teacher's], a 1×1 convolution for images.
-    Its first values are uniform in ±1/√(size of ours). Checkpoints have the matrix, the exported model has
-    not.
+    Its initial values are uniform in ±1/√(size of ours). Checkpoints contain the matrix; exports do not.
 
     Raises:
         DataError: the two tensors have other shapes, or a projection has nothing to multiply.

@@ -79,7 +79,7 @@ class Triplet(Loss[Tensors, Specs]):
     ``anchor`` a, ``positive`` p and ``negative`` n are embeddings [B, D], and
     ``d(x, y) = (Σ_j |x_j − y_j + 1e-6|^p)^(1/p)``. With ``swap``, d(a, n) is the smaller of d(a, n) and
     d(p, n). Values have the shape [B]; there are no labels. If the model has one embedding, the same model
-    computes the three, and ``positive/x`` and ``negative/x`` are the rows of its input x for the others.
+    computes all three, and ``positive/x`` and ``negative/x`` contain its input x for the other two.
 
     Raises:
         ValueError: ``p`` is below 1.
@@ -141,12 +141,12 @@ def _spec(name: str, tensor: Tensor) -> TensorSpec:
 class MinedTriplet(Loss):
     """The triplet loss with positives and negatives found in the batch by their labels.
 
-    Predictions are embeddings e [B, D], labels class indices y [B], d the Euclidean distance. With
-    ``mining="hard"`` a row has its farthest positive and its nearest negative:
-    ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With ``mining="semi_hard"`` the
-    negative is the nearest of those farther away than the positive, else the farthest of all, and l_i is
-    the mean over the positives of row i. A row without a positive or without a negative has the loss 0 (it
-    counts in the mean). ``normalize`` divides each embedding by its length first.
+    Predictions are embeddings e [B, D], labels are class indices y [B], and d is the Euclidean distance.
+    With ``mining="hard"``, each row uses its farthest positive and its nearest negative:
+    ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With ``mining="semi_hard"``, the
+    negative is the nearest one that is farther away than the positive, otherwise the farthest of all, and
+    l_i is the mean over the positives of row i. A row without a positive or without a negative has the
+    loss 0, and still counts in the mean. ``normalize`` first divides each embedding by its norm.
 
     Raises:
         ValueError: ``mining`` is neither "hard" nor "semi_hard".
@@ -220,13 +220,14 @@ class Contrastive(Loss[Tensors, Specs]):
     """InfoNCE over the pairs of a batch: each row's pair against the pairs of all other rows.
 
     ``anchor`` a and ``positive`` p are embeddings [B, D] of pairs, and ``s_ij = cos(a_i, p_j) / τ`` with
-    the ``temperature`` τ: ``l_i = −log softmax_j(s_ij)_i``; with ``symmetric`` it is the mean of that and
-    of ``−log softmax_j(s_ji)_i``, as CLIP has it. Values have the shape [B]; there are no labels. With
-    ``trained_temperature`` the number ``contrastive.logit_scale`` = log(1/τ), at most log 100, is trained;
-    it is in checkpoints, but not in the export. ``normalize=False`` takes products instead of cosines.
+    the ``temperature`` τ: ``l_i = −log softmax_j(s_ij)_i``; with ``symmetric``, the loss is the mean of
+    this and of ``−log softmax_j(s_ji)_i``, as in CLIP. Values have the shape [B]; there are no labels.
+    With ``trained_temperature``, the number ``contrastive.logit_scale`` = log(1/τ), at most log 100, is
+    trained; checkpoints contain it, but exports do not. ``normalize=False`` uses dot products instead of
+    cosines.
 
     A model with two embeddings has two towers: ``predicted={"anchor": "image", "positive": "text"}``. If it
-    has one, the same model computes both, and ``positive/x`` are the rows of its input x for the positives.
+    has one, the same model computes both, and ``positive/x`` contains its input x for the positives.
     The other rows of a batch are the negatives, so large batches and shuffled rows help, and repeated
     positives in a batch count as negatives.
 
@@ -300,11 +301,11 @@ class Contrastive(Loss[Tensors, Specs]):
 
 @attrs.frozen(kw_only=True)
 class SupervisedContrastive(Loss):
-    """Contrast of one model's embeddings by labels: rows of a class attract each other.
+    """Contrastive loss with labels: the embeddings of rows of the same class attract each other.
 
-    Predictions are embeddings [B, D], labels class indices y [B], and ``s_ij = cos(e_i, e_j) / τ``:
+    Predictions are embeddings [B, D], labels are class indices y [B], and ``s_ij = cos(e_i, e_j) / τ``:
     ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)`` with the other rows P_i of row i's
-    class in the batch. A row without another of its class has the loss 0 (it counts in the mean).
+    class in the batch. A row without another row of its class has the loss 0, and still counts in the mean.
 
     Raises:
         ValueError: ``temperature`` is not positive.
@@ -343,10 +344,11 @@ class MarginSoftmax(Loss[Tensors, Specs]):
     """Softmax over the angles to one direction per class, with a margin: ArcFace and CosFace.
 
     ``cos θ_c = e·w_c / (‖e‖·‖w_c‖)`` for the ``embedding`` e [B, D] and the matrix w [classes, D], which
-    belongs to the loss: it is trained and in checkpoints as ``margin_softmax.weight``, but the export has
-    only the model of the embeddings. The score of the label's class is ``scale·cos(θ_y + margin)`` for
-    ``kind="arcface"`` and ``scale·(cos θ_y − margin)`` for ``kind="cosface"``, that of the others
-    ``scale·cos θ_c``; l is −log softmax. Labels are class indices [B], values have the shape [B].
+    belongs to the loss: it is trained, and checkpoints contain it as ``margin_softmax.weight``, but exports
+    contain only the embedding model. The logit of the label's class is ``scale·cos(θ_y + margin)`` for
+    ``kind="arcface"`` and ``scale·(cos θ_y − margin)`` for ``kind="cosface"``; the logits of the other
+    classes are ``scale·cos θ_c``, and l is −log softmax. Labels are class indices [B]; values have the
+    shape [B].
 
     Raises:
         ValueError: ``classes`` is below 2, ``kind`` unknown, or ``margin`` negative.

@@ -13,10 +13,10 @@ from ortflex_plugins.losses.regression import ElementwiseLoss
 
 @attrs.frozen(kw_only=True)
 class Focal(ElementwiseLoss):
-    """Focal loss of logits ``s``: ``l = −a·(1 − p)^gamma·log p``, ``p`` the label's probability.
+    """Focal loss of logits ``s``: ``l = −a·(1 − p)^gamma·log p``, with the label's probability ``p``.
 
     The probability is σ(s) for the label 1 and 1 − σ(s) for the label 0; the weight ``a`` is ``alpha``
-    for the label 1 and ``1 − alpha`` for the label 0. Labels and values have the shape of the scores,
+    for the label 1 and ``1 − alpha`` for the label 0. Labels and values have the shape of the logits,
     [B, …].
 
     Raises:

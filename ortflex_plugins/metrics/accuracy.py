@@ -17,9 +17,9 @@ class Accuracy(Metric):
     """Fraction of correct predictions: ``Σ w·[y = c] / Σ w`` with the predicted class ``c``.
 
     The meaning of a prediction depends on its form. Integers, booleans and strings are classes. Floats
-    [B, C, …] with labels [B, …] are scores or probabilities, and the class is the largest in axis 1.
-    Floats in the shape of the labels, [B] or [B, 1], mean class 1 if they are above ``threshold`` (0.5
-    is for probabilities; use 0 for logits). One-hot labels [B, C] mean their class. The result is in
+    [B, C, …] with labels [B, …] are logits or probabilities, and the class is the largest in axis 1.
+    Floats in the shape of the labels, [B] or [B, 1], mean class 1 if they are above ``threshold`` (0.5 is
+    for probabilities; use 0 for logits). One-hot labels [B, C] are converted to classes. The result is in
     [0, 1], and NaN without rows.
 
     Raises:

@@ -16,13 +16,13 @@ _COCO = tuple(round(0.5 + 0.05 * k, 2) for k in range(10))
 
 @attrs.frozen(kw_only=True)
 class AveragePrecision(Metric):
-    """Mean average precision of predicted boxes, COCO's mAP: over classes, and IoU from 0.5 to 0.95.
+    """Mean average precision of predicted boxes, COCO's mAP: the mean over classes and IoU 0.5 to 0.95.
 
-    Predictions are [N, D, 6], x1, y1, x2, y2, score and class of each box, after non-maximum
-    suppression; labels are [N, M, 5], x1, y1, x2, y2 and class; rows with the class −1 are no boxes. The
-    losses of detection decode the outputs of their models into this form. For each class and IoU
-    threshold, the predicted boxes of all images, by descending score, are right if their IoU with a
-    box that no better one has taken reaches the threshold. The average precision is the mean, over the
+    Predictions are [N, D, 6], x1, y1, x2, y2, score and class of each box, after non-maximum suppression;
+    labels are [N, M, 5], x1, y1, x2, y2 and class; rows with the class −1 are no boxes. The detection
+    losses decode the outputs of their models into this form. For each class and IoU threshold, the
+    predicted boxes of all images, by descending score, are correct if their IoU reaches the threshold for
+    a box that no prediction with a higher score has matched. The average precision is the mean, over the
     recalls 0, 0.01, …, 1, of the highest precision at that recall or above. The result is the mean over
     thresholds and over the classes that have boxes in the labels; NaN without any.
 

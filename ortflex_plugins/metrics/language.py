@@ -100,8 +100,8 @@ class TokenAccuracy(_OfTokens):
 class Perplexity(_OfTokens):
     """``exp`` of the mean cross-entropy of the next tokens: ``exp(−Σ w·log softmax(s_t)_(y_(t+1)) / Σ w)``.
 
-    Scores are [B, T, V], labels [B, T], and the shift and what is ignored are those of ``causal_lm``. The
-    result is at least 1, and NaN if no position counts.
+    Logits are [B, T, V], and labels are [B, T]. The labels are shifted, and some are ignored, as in
+    ``causal_lm``. The result is at least 1, and NaN if no position counts.
 
     Raises:
         DataError: scores and labels do not fit.

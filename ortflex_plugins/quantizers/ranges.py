@@ -50,7 +50,9 @@ class Percentile(Quantizer):
     name: ClassVar[str] = "percentile"
 
     percentile: float = setting(
-        default=99.99, validator=number(gt=50, le=100), help="the percentage of the values below"
+        default=99.99,
+        validator=number(gt=50, le=100),
+        help="the upper percentile; the lower one is 100 minus it",
     )
 
     def limits(
@@ -119,7 +121,11 @@ class Entropy(Quantizer):
     name: ClassVar[str] = "entropy"
     aliases: ClassVar[tuple[str, ...]] = ("kl", "kl_divergence")
 
-    bins: int = setting(default=2048, validator=number(ge=16, le=2**16), help="of the histogram")
+    bins: int = setting(
+        default=2048,
+        validator=number(ge=16, le=2**16),
+        help="the number of bins of the histogram",
+    )
 
     def limits(
         self, values: Array, codes: tuple[int, int], *, symmetric: bool

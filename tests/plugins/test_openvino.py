@@ -51,7 +51,7 @@ def test_openvino_makes_the_steps_of_a_large_workload_as_fused_does(name: str) -
 
 def test_openvino_in_bfloat16_follows_the_losses_of_float32() -> None:
     if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        pytest.skip("this processor has no arithmetic for bfloat16")
+        pytest.skip("this CPU has no arithmetic for bfloat16")
     exact, rounded = (
         fitted("W3", {"name": "openvino", "inference_precision": precision}, epochs=2)
         for precision in ("f32", "bf16")

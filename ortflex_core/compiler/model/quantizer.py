@@ -98,7 +98,7 @@ class Quantizer(Component, abc.ABC):
     per_channel: bool = setting(
         default=True,
         validator=attrs.validators.instance_of(bool),
-        help="a scale for each output of a weight, instead of one for the whole",
+        help="a scale for each output of a weight, instead of one for the whole weight",
     )
     block_size: int = setting(
         default=0,
@@ -108,7 +108,7 @@ class Quantizer(Component, abc.ABC):
     layout: str = setting(
         default="QDQ",
         validator=one_of("QDQ", "MatMulNBits"),
-        help="how the file has weights in blocks: read by DequantizeLinear (QDQ), or as MatMulNBits",
+        help="how the file stores blockwise weights: with DequantizeLinear (QDQ), or as MatMulNBits",
     )
     symmetric: bool = setting(
         default=True,

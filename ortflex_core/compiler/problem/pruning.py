@@ -77,12 +77,12 @@ class Pruning(Constraint, abc.ABC):
         "layers, without biases and normalizations",
     )
     initial: float = setting(
-        default=0.0, validator=number(ge=0, lt=1), help="the share of zeros at the begin"
+        default=0.0, validator=number(ge=0, lt=1), help="the share of zeros at the start"
     )
     begin: float = setting(
         default=0.0,
         validator=_moment,
-        help="the first change: an integer is a number of steps, a float a share of the training",
+        help="the first change: an integer is a number of steps, a float is a fraction of the run",
     )
     end: float = setting(
         default=0.5, validator=_moment, help="the last change, after which the weights recover"

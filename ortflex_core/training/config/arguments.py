@@ -352,7 +352,7 @@ class Arguments:
     )
     threads: int | Literal["auto"] = argument(
         "the number of threads within an operator; ``auto`` means one thread for a step with less than 50 "
-        "million operations, otherwise one thread per processor",
+        "million operations, otherwise one thread per CPU",
         "auto",
         check=check_threads,
     )

@@ -55,8 +55,8 @@ class OpenVinoBackend(Backend):
     inside the compiled model. Predictions and evaluations run on onnxruntime, and so do random draws,
     such as those of Dropout, because OpenVINO has only 32-bit integers.
 
-    ``inference_precision="bf16"`` and ``"f16"`` need a processor with such arithmetic. The default of
-    OpenVINO itself on a processor with AMX is bfloat16.
+    ``inference_precision="bf16"`` and ``"f16"`` need a CPU with such arithmetic. The default of
+    OpenVINO itself on a CPU with AMX is bfloat16.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer,
@@ -112,7 +112,7 @@ class OpenVinoBackend(Backend):
             able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
             if wanted not in able:
                 return [
-                    f"this processor has no arithmetic for inference_precision = "
+                    f"this CPU has no arithmetic for inference_precision = "
                     f"{self.inference_precision!r}; it has {', '.join(map(str, able))}"
                 ]
         from ortflex_plugins.backends.openvino.engine import check_problem

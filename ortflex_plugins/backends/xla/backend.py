@@ -40,7 +40,7 @@ class XlaBackend(Backend):
     Training data stay in JAX's memory, where the rows of each step are gathered. Predictions and
     evaluations run on onnxruntime.
 
-    Only ``platform="cpu"`` is tested. XLA uses one thread per processor of the process; ``threads`` has
+    Only ``platform="cpu"`` is tested. XLA uses one thread per CPU of the process; ``threads`` has
     no effect.
 
     Raises:
