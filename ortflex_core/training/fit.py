@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
 
+from ortflex_core.compiler.model.training_mode import running_statistics
 from ortflex_core.compiler.problem.description import shared_parameters
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.calling import checked_rate
@@ -407,9 +408,10 @@ def _warn(internals: Internals, *, validated: bool, first: bool) -> None:
         )
 
     problem = internals.live.problem
+    running = running_statistics(problem, problem.predicted)
     if internals.arguments["update_bn"]:
         internals.live.check_statistics()
-    elif first and problem.updating.average is not None and problem.buffers:
+    elif first and problem.updating.average is not None and running:
         _log.warning(
             "averaging: predictions use the averages of the weights, but the running statistics of "
             "BatchNormalization are those of the weights; update_bn=True computes them again for the "

@@ -32,6 +32,7 @@ from ortflex_core.compiler.problem.teachers import Teacher
 from ortflex_core.compiler.problem.updating import ConstraintTerm, Group, TransformTerm, Updating
 from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import Runtime
+from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.protocols.edit import Edit
@@ -189,6 +190,12 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     check_strings(problem, tensors_of(requests))
     if problem.peers is not None and problem.peers.shards:
         check_shards(problem)
+    if problem.peers is not None and problem.phase(0).observing:
+        raise ConfigError(
+            f"quantize.observe: the {problem.peers.size} processes see other batches, so their scales "
+            "would differ; leave observe out, or train in one process with accumulate="
+            f"{problem.updating.accumulate}"
+        )
     optimizer, classes = problem.optimizer, arguments.classes
     return Setup(
         runtime=runtime,

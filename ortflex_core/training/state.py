@@ -296,10 +296,11 @@ class Live:
         )
 
     def enter(self, epoch: int) -> Engine | None:
-        """The engine of an epoch, if it trains other parameters than the current engine."""
+        """The engine of an epoch, if it changes other tensors than the current engine."""
         now, then = self.problem, self.setup.problem.phase(epoch)
         self.standing.epoch = epoch
-        if then.parameters == now.parameters or self.standing.size is None:
+        is_same = (then.parameters, then.observing) == (now.parameters, now.observing)
+        if is_same or self.standing.size is None:
             return None
         new = [n for n in then.parameters if n not in now.parameters]
         if new:

@@ -111,6 +111,8 @@ def help_for(problem: Problem, obstacle: Obstacle) -> str:
 def _modes(problem: Problem) -> list[str]:
     """Dropout and BatchNormalization in training mode, wherever they are."""
     lines = []
+    if problem.observing:
+        lines.append("quantize.observe: the scales would not follow the batches; leave observe out")
     fused = ", or use backend='fused'" if "fused" in problem.plugins["backends"] else ""
     for node in problem.model.ancestors(problem.predicted):
         if node.domain not in ("", "ai.onnx"):

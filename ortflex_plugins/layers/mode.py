@@ -37,6 +37,7 @@ class Mode:
     seed: int = 0
     parameters: tuple[str, ...] = ()
     later: frozenset[str] = frozenset()
+    observing: bool = False
 
     def statistics(self) -> dict[str, TensorSpec]:
         """The running statistics of BatchNormalization; empty if every node runs as in the file."""

@@ -82,6 +82,11 @@ def quantize_model(model: Model, quantizer: Quantizer) -> Model:
             f"{WHERE}: {model.label} is quantized already ({', '.join(sorted(quantized))}); train it "
             "without quantize=, it keeps its layout"
         )
+    if quantizer.observe and quantizer.activations == "none":
+        raise ConfigError(
+            f"{WHERE}.observe: activations='none' leaves activations in float, so that no scale follows "
+            "them; leave observe out, or set activations='uint8'"
+        )
     _check_layout(quantizer, model.opset)
     source, model = model, _in_float32(model)
     kinds, opset, notes = _storage(model, quantizer)
@@ -356,6 +361,7 @@ class _Placement:
         self.new: list[NodeProto] = []
         self.masters: dict[str, Array] = {}
         self.trained: dict[str, int] = {}
+        self.observed: dict[str, str] = {}
         self.bits: dict[str, int] = {}
         self.scales: dict[str, tuple[str, Array]] = {}
         self.pairs: dict[str, list[str]] = {}
@@ -578,6 +584,8 @@ class _Placement:
             scales=self.trained if q.train_scales else {},
             missing=missing,
             notes=tuple(self.notes),
+            observed=self.observed,
+            epochs=q.observe,
             blocks=self.blocks,
         )
         return model
@@ -744,7 +752,10 @@ class _Placement:
             self.scales[root] = names[0], scale
             size = self.editor.model.value(root).shape or ()
             count = math.prod(d for d in size[1:] if isinstance(d, int))
-            self.trained[names[0]] = count * max(q.activation_codes[1], 1)
+            if q.observe:
+                self.observed[names[0]] = root
+            else:
+                self.trained[names[0]] = count * max(q.activation_codes[1], 1)
         codes = self._named(f"{name}/quantized")
         pair = self.pairs[root]
         self.new.append(

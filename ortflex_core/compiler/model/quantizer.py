@@ -33,6 +33,12 @@ def _rows(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise ValueError(f"{where} must be an integer >= 1, got {short_repr(value)}")
 
 
+def _whole(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not is_count(value, 0):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise ValueError(f"{where} must be an integer >= 0, got {short_repr(value)}")
+
+
 def _names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not all(isinstance(name, str) and name for name in value):
         where = f"{type(instance).__name__}.{attribute.name}"
@@ -80,6 +86,10 @@ class Quantizer(Component, abc.ABC):
     are rounded in every step. Scales of a trained model are trained, too (LSQ: Esser et al.,
     arXiv:1902.08153); the gradient of a scale is multiplied by 1 / sqrt(N · Q), where N is the number of
     elements that have it and Q the highest code.
+
+    With ``observe = N``, scales of activations are not trained: in the first N epochs, each follows the
+    batches, ``s ← 0.99·s + 0.01·max(max x / (highest - zero), -min x / (zero - lowest))``; then it is
+    fixed. Zero points are those of the calibration.
 
     Source: Jacob et al., arXiv:1712.05877; the placement is that of
     ``onnxruntime.quantization.quantize_static``.
@@ -138,6 +148,11 @@ class Quantizer(Component, abc.ABC):
         default=True,
         validator=attrs.validators.instance_of(bool),
         help="scales are trained, too (LSQ)",
+    )
+    observe: int = setting(
+        default=0,
+        validator=_whole,
+        help="the number of epochs during which the scales of activations follow the batches",
     )
     rows: int = setting(default=512, validator=_rows, help="the number of rows for the calibration")
     ranges: Mapping[str, tuple[float, float]] = setting(
@@ -210,6 +225,8 @@ class Quantization:
         scales: the scales that are trained; of each, the number of elements that have it times the
             highest code.
         missing: the activations that are not calibrated yet.
+        observed: the activation of each scale that follows the batches, by scale.
+        epochs: the number of epochs during which they do.
         notes: what was not done as asked, a line each.
     """
 
@@ -218,6 +235,8 @@ class Quantization:
     scales: Mapping[str, int]
     missing: tuple[str, ...]
     notes: tuple[str, ...]
+    observed: Mapping[str, str] = attrs.field(factory=dict)
+    epochs: int = 0
     blocks: Mapping[str, tuple[int, tuple[int, ...]]] = attrs.field(factory=dict, repr=False)
     """Of masters that are rows of blocks: the axis of the inputs and the shape in the float model."""
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
+import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph.counter_rng import dropout
@@ -43,6 +44,10 @@ class Settings(Protocol):
         """The initializers that are trained from a later epoch on."""
 
     @property
+    def observing(self) -> bool:
+        """Whether scales of activations follow the batches."""
+
+    @property
     def dropout(self) -> Literal["file", "off"] | float:
         """The ratio of Dropout, or its source."""
 
@@ -51,6 +56,10 @@ class Settings(Protocol):
         """The seed of the random masks."""
 
 
+_MOMENTUM = 0.99
+"""The part of a scale that a batch leaves."""
+_SMALLEST = 32.0
+"""By what a scale of the calibration is divided at most, so that activations of 0 leave it above 0."""
 DRAW = Port("draw")
 """The port of the number that random masks depend on."""
 
@@ -82,7 +91,39 @@ class Modes:
             return self._batch_norm(trace, node, inputs)
         if node.op_type == "Dropout":
             return self._dropout(trace, node, inputs)
+        if self._problem.observing and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            return self._pair(trace, node, inputs)
         return None
+
+    def _pair(
+        self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+    ) -> Sequence[Tensor] | None:
+        """A half of a pair with the scale that its batch has moved, as torch's FakeQuantize.
+
+        The scale of a batch is the smallest with which the codes cover it, with the zero point that the
+        calibration has found.
+        """
+        model, name = self._problem.model, node.input[1]
+        known = model.quantization
+        if known is None or name not in known.observed:
+            return None
+        x, _, zero = cast("tuple[Tensor, Tensor, Tensor]", tuple(inputs))
+        op = trace.op
+        if node.op_type == "QuantizeLinear" and node.input[0] == known.observed[name]:
+            values, place = op.stop_gradient(x), model.initializer(node.input[2])
+            limits, middle = np.iinfo(place.dtype), int(place)
+            of_batch = op.constant(float(model.initializer(name)) / _SMALLEST)
+            if middle < limits.max:
+                highest = op.ReduceMax(values, keepdims=0) / float(limits.max - middle)
+                of_batch = op.Max(of_batch, highest)
+            if middle > limits.min:
+                lowest = op.ReduceMin(values, keepdims=0) / float(limits.min - middle)
+                of_batch = op.Max(of_batch, lowest)
+            old = self.updates.get(name, self._buffers[name])
+            self.updates[name] = _MOMENTUM * old + (1 - _MOMENTUM) * of_batch
+        scale = self.updates.get(name, self._buffers[name])
+        attributes = {a.name: a for a in node.attribute}
+        return trace.node(node.op_type, (x, scale, zero), attributes, name=node.name)
 
     def _dropout(
         self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
@@ -167,6 +208,15 @@ class Modes:
             self.shares.append((1 - momentum) * self.of_batch[-1])
             self.updates[name] = momentum * old + self.shares[-1]
         return statistics
+
+
+def observed_scales(settings: Settings, predicted: Sequence[str]) -> tuple[str, ...]:
+    """The scales of activations that follow the batches, now or in an earlier epoch."""
+    known = settings.model.quantization
+    if known is None or not known.observed:
+        return ()
+    reached = {name for node in settings.model.ancestors(predicted) for name in reads(node)}
+    return tuple(name for name in known.observed if name in reached)
 
 
 def normalized_by_batch(settings: Settings, predicted: Sequence[str]) -> list[NodeProto]:

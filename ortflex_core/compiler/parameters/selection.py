@@ -97,7 +97,9 @@ def trainable_model(
     if opened is not model:
         scales = _trained_scales(opened, choices, outputs)
         names = [c.name for c in choices if c.trained]
-        opened = with_masters(opened, [*names, *scales])
+        known = opened.quantization
+        observed = () if known is None else known.observed
+        opened = with_masters(opened, [*names, *scales, *observed])
         own = [Choice(n, True, "a scale of quantization", sort=SCALES) for n in scales]
         choices = [c for c in choices if c.name not in scales] + own
     return opened, choices

@@ -186,6 +186,8 @@ class Problem:
     seed: int = 0
     later: frozenset[str] = frozenset()
     """The parameters that are trained from a later epoch on; see :meth:`phase`."""
+    observing: bool = False
+    """Whether scales of activations follow the batches; see :meth:`phase`."""
     batch_size: int = 1
     """Rows of a full batch, for cost models."""
     epoch_steps: int | None = None
@@ -231,8 +233,11 @@ class Problem:
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Initializers that training updates without a gradient: running statistics."""
-        return training_mode.running_statistics(self, self.predicted)
+        """Initializers that training updates without a gradient: running statistics, observed scales."""
+        return (
+            *training_mode.running_statistics(self, self.predicted),
+            *training_mode.observed_scales(self, self.predicted),
+        )
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The sizes of a parameter."""
@@ -289,12 +294,15 @@ class Problem:
         return specs
 
     def phase(self, epoch: int) -> Problem:
-        """The problem of an epoch, without the groups that are trained from a later epoch on."""
+        """The problem of an epoch: groups that start later are left out, and scales follow the batches."""
         later = {n for g in self.updating.groups if g.start_epoch > epoch for n in g.parameters}
-        if not later:
+        known = self.model.quantization
+        observing = known is not None and epoch < known.epochs
+        if not later and observing == self.observing:
             return self
         return attrs.evolve(
             self,
+            observing=observing,
             later=frozenset(later),
             choices=tuple(
                 c.left_out("its group starts later", c.sort) if c.name in later else c

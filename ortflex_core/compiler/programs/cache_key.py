@@ -56,6 +56,7 @@ def problem_key(problem: Problem) -> Hashable:
         tuple(Same(family) for family in problem.rules.families),
         problem.rules.identity,
         (problem.reduction, problem.batch_norm, problem.dropout, problem.seed, problem.buffers),
+        problem.observing,
         _value(problem.recompute),
     )
 

@@ -22,7 +22,11 @@ from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.model.training_mode import inactive_dropout, normalized_by_batch
+from ortflex_core.compiler.model.training_mode import (
+    inactive_dropout,
+    normalized_by_batch,
+    observed_scales,
+)
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.teachers import Teacher
 from ortflex_core.compiler.problem.updating import Updating
@@ -244,7 +248,7 @@ def check_strings(problem: Problem, outputs: Sequence[str]) -> None:
 
 def _changing(problem: Problem, outputs: Sequence[str]) -> set[str]:
     """The tensors that training changes: parameters, running statistics, and what a batch decides."""
-    changing = {*problem.parameters, *problem.later}
+    changing = {*problem.parameters, *problem.later, *observed_scales(problem, outputs)}
     for node in normalized_by_batch(problem, outputs):
         changing.update(o for o in (*node.input[3:5], *node.output) if o)
     return changing
