@@ -93,13 +93,17 @@ def _lines(rows: Rows) -> Iterator[str]:
         for (name, form), found in others.items():
             reasons.setdefault((form, found.status, _plain(found.why)), []).append(name)
         for (form, status, why), names in reasons.items():
-            yield f"- {form}, {', '.join(names)}: {status}. {why}"
+            yield f"- {form}, {', '.join(names)} ({_shown(status)}): {why}"
 
 
 def _cell(found: Outcome | None) -> str:
     if found is None:
         return ""
-    return f"{found.error:.0e}" if found.status == "trained" else found.status
+    return f"{found.error:.0e}" if found.status == "trained" else _shown(found.status)
+
+
+def _shown(status: str) -> str:
+    return {"refused": "error"}.get(status, status)
 
 
 def _plain(text: str) -> str:
