@@ -34,7 +34,7 @@ PUBLIC = {
         "ModelError NoGradientRule NotDecomposed NotDifferentiable OrtflexError PluginError "
         "printable RuntimeUnavailable short_repr suggest TrainingDiverged Unsupported"
     ),
-    "kernel.files": "make_folder OutputError write_bytes",
+    "kernel.files": "make_folder no_file OutputError write_bytes",
     "kernel.hooks": "Callback hook HookManager Hooks NAMES",
     "kernel.host_scalars": "Host HostProgram",
     "kernel.install_command": "install_command",

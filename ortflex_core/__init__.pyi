@@ -48,6 +48,7 @@ from ortflex_core.kernel.errors import (
 )
 from ortflex_core.kernel.files import (
     make_folder as make_folder,
+    no_file as no_file,
     OutputError as OutputError,
     write_bytes as write_bytes,
 )

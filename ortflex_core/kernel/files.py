@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import itertools
 import os
 import re
 import secrets
@@ -36,6 +38,10 @@ class OutputError(OrtflexError, OSError):
         return out
 
 
+_LOOKED_AT = 10_000
+"""The number of files in a folder that are compared with a name that is not there."""
+
+
 def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     """Say that a file is missing, and name the nearest files in its folder.
 
@@ -46,12 +52,18 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     if os.path.isdir(place):
         return f"{label or os.fspath(path)!r} is a folder; pass the file in it"
     text = f"the file {label or os.fspath(path)!r} does not exist"
-    neighbors = []
+    while not os.path.isdir(place.parent) and place.parent.name:
+        place = place.parent  # the folder that is missing
     with contextlib.suppress(OSError):
-        inside = place.parent.iterdir()
-        neighbors = [p.name for p in inside if place.suffix == p.suffix or place.stem == p.stem]
-    near = f"; {suggest(place.name, neighbors)} (in {str(place.parent)!r})"
-    return text + (near if neighbors else "")
+        inside = list(itertools.islice(place.parent.iterdir(), _LOOKED_AT))
+        names = {p.name.lower(): p.name for p in inside}
+        near = [names[n] for n in difflib.get_close_matches(place.name.lower(), names, 5, 0.6)]
+        if place == Path(path):
+            alike = [p.name for p in inside if place.suffix == p.suffix or place.stem == p.stem]
+            near += [name for name in alike if name not in near]
+        if near:
+            text += f"; {suggest(place.name, near)} (in {str(place.parent)!r})"
+    return text
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,12 +55,12 @@ def find_rate(
     if output is not None and output.suffix not in (".csv", *_PICTURES):
         endings = ", ".join((".csv", *_PICTURES))
         raise ConfigError(f"{output}: expected a file name that ends with {endings}")
-    if output is not None and output.exists() and not force:
-        raise OutputError(f"{output} exists; --force overwrites it")
     plugins = Plugins.discover()
     loaded = Recipe.load(recipe, overrides, plugins, trust_code=trust_code or None)
     trainer = Trainer.from_recipe(loaded, plugins)
     data = Parts(trainer.plugins).build("data", loaded.data)
+    if output is not None and output.exists() and not force:
+        raise OutputError(f"{output} exists; --force overwrites it")
     sweep = trainer.find_rate(data, start=start, end=end, steps=steps)
     if trainer.rank:
         return
@@ -70,7 +71,10 @@ def find_rate(
             f"no suggestion: the loss does not fall at these rates; try {wider}, or --steps {2 * steps}"
         )
     else:
-        click.echo(f"suggestion: ortflex train {recipe} learning_rate={sweep.suggestion:.2g}")
+        given = [text for text in overrides if not text.startswith("learning_rate=")]
+        rate = f"learning_rate={sweep.suggestion:.2g}"
+        words = ["ortflex", "train", str(recipe), *given, rate, *["--trust-code"] * trust_code]
+        click.echo(f"suggestion: {shlex.join(words)}")
     if output is not None:
         _write(sweep, output)
         click.echo(f"wrote {output}")

@@ -70,14 +70,14 @@ def init(
     refuse_recipe(model, "init")
     plugins = Plugins.discover()
     look, loaded = None, Model(model)
-    if os.path.exists(output) and not force:
-        raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     if data is not None:
         from ortflex_plugins.cli.data_preview import check_inputs
         from ortflex_plugins.cli.data_preview import look as look_at
 
         look = look_at(data, target, _names(columns), output.parent, plugins, loaded)
         check_inputs(loaded, look.shapes, data)
+    if os.path.exists(output) and not force:
+        raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     head: Any = classes_of(classes)
     if head is None and look is not None and look.classes is not None:
         head = _own_classes(loaded, look.classes)

@@ -59,10 +59,10 @@ def predict(
 
     if output.suffix not in _ENDINGS:
         raise ConfigError(f"{output}: expected a file name that ends with {' or '.join(_ENDINGS)}")
-    if output.exists() and not force:
-        raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     recipe, trainer = trained.open_run(run, (), data, trust_code=trust_code)
     what, source = trained.source(recipe, trainer, data)
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     names = list(tensors) or [spec.name for spec in trainer.model.outputs]
     # A map from classes to probabilities is not a tensor; the tensor from which it is made is written.
     maps = {} if tensors else trained.class_maps(trainer.model)

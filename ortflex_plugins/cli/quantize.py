@@ -146,7 +146,7 @@ def quantize(
 
     int4 and int2 weights are stored in the smallest type that the installed onnxruntime supports.
     """
-    from ortflex_core import ConfigError, Model, OutputError, Plugins
+    from ortflex_core import ConfigError, Model, OutputError, Parts, Plugins, no_file
     from ortflex_plugins.cli.init import can_free_batch
     from ortflex_plugins.cli.train import echoed_messages
 
@@ -154,9 +154,11 @@ def quantize(
     if path.suffix != ".onnx":
         raise ConfigError(f"{path}: expected a file name that ends with .onnx")
     if not model.is_file():
-        raise ConfigError(f"the file {str(model)!r} does not exist")
+        raise ConfigError(no_file(model))
     if path.resolve() == model.resolve():
         raise OutputError(f"{path} is the float model; choose another file: -o small.onnx")
+    plugins = Plugins.discover()
+    Parts(plugins).build("data", data)  # a path that does not exist
     if path.exists() and not force:
         raise OutputError(f"{path} exists; --force overwrites it, -o FILE writes another one")
     if not path.absolute().parent.is_dir():  # before the training, not after it
@@ -164,7 +166,6 @@ def quantize(
             f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist. Nothing was "
             "changed; choose a folder that exists and can be written to"
         )
-    plugins = Plugins.discover()
     quantizer = {
         "name": method,
         "weights": weights,

@@ -36,14 +36,14 @@ def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> N
     same up to rounding; they are compared before the file is written. The file is smaller, and faster in
     any runtime.
     """
-    from ortflex_core import ConfigError, OutputError, Plugins
+    from ortflex_core import ConfigError, OutputError, Plugins, no_file
     from ortflex_core import shrink as make_smaller
 
     path = output or model.with_name(f"{model.stem}-small.onnx")
     if path.suffix != ".onnx":
         raise ConfigError(f"{path}: expected a file name that ends with .onnx")
     if not model.is_file():
-        raise ConfigError(f"the file {str(model)!r} does not exist")
+        raise ConfigError(no_file(model))
     if path.resolve() == model.resolve():
         raise OutputError(f"{path} is the model itself; choose another file: -o small.onnx")
     if path.exists() and not force:

@@ -30,7 +30,7 @@ _NO_CHECKPOINT = (
 @click.command(cls=RecipeCommand)
 @click.option(
     "--resume",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, path_type=Path),
     help="Continue from a checkpoint, or from the newest checkpoint in a run folder.",
 )
 @click.option(
@@ -64,10 +64,12 @@ def train(
     uninterrupted run. If the recipe differs from the checkpoint, an error names the keys. If the output
     folder contains a run, --resume or --force is required.
     """
-    from ortflex_core import Plugins, Recipe, Trainer, internals_of
+    from ortflex_core import ConfigError, Plugins, Recipe, Trainer, internals_of, no_file
     from ortflex_plugins.cli import run_folder
     from ortflex_plugins.pictures.measure import Measures
 
+    if resume is not None and not resume.exists():
+        raise ConfigError(f"--resume: {no_file(resume)}")
     plugins = Plugins.discover()
     before = [] if resume is None else run_folder.plain_descent(recipe, overrides, resume)
     given = [*overrides, *before]
@@ -99,7 +101,9 @@ def train(
     _show(history, folder)
     if history.interrupted:
         resumable = run_folder.checkpoint(folder) != folder
-        again = shlex.join(["ortflex", "train", str(recipe), *overrides, "--resume", str(folder)])
+        trusted = ["--trust-code"] * trust_code
+        words = ["ortflex", "train", str(recipe), *overrides, *trusted, "--resume", str(folder)]
+        again = shlex.join(words)
         hint = f"continue: {again}" if resumable else _NO_CHECKPOINT
         click.echo(f"interrupted: these are the results so far; {hint}", err=True)
         raise SystemExit(130)

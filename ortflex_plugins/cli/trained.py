@@ -93,15 +93,81 @@ def _newest(run: Path) -> Path:
     return [run, *[best] * (best / "checkpoint.json").is_file(), *list_checkpoints(run)][-1]
 
 
+def find_weights(run: Path, which: str | None = None) -> Path:
+    """The model of a finished run, or the checkpoint with the weights of a run.
+
+    ``which`` is ``best`` or ``newest``, a checkpoint in a run folder or a folder of checkpoints.
+
+    Raises:
+        ConfigError: there is neither, or the path is a file.
+    """
+    from ortflex_core import no_file
+
+    if not run.is_dir():
+        name = str(run)
+        if not run.exists():
+            raise ConfigError(f"{no_file(name)}; expected a run folder or a checkpoint")
+        way = "pass a run folder, or a checkpoint"
+        if run.suffix == ".toml":
+            way = f"`ortflex train {name}` trains its model and writes a run folder"
+        elif run.suffix == ".safetensors":
+            way = f"`ortflex apply-state MODEL {name} -o FILE` writes its weights into a model"
+        elif run.suffix == ".onnx":
+            way = "it is a model already; `ortflex verify` shows whether it was trained"
+        raise ConfigError(f"{name!r} is a file, not a run folder or a checkpoint: {way}")
+    if (run / "checkpoint.json").is_file():
+        return run
+    saved = run / "checkpoints" if (run / "checkpoints").is_dir() else run
+    best, newest = saved / "best", _newest(saved)
+    if which == "best" and not (best / "checkpoint.json").is_file():
+        raise ConfigError(
+            f"{str(saved)!r} has no best checkpoint; the callback checkpoint writes it if it has `monitor`"
+        )
+    if which == "best":
+        return best
+    if which is None and (run / "trained.onnx").is_file():
+        return run / "trained.onnx"
+    if newest == saved:
+        inside = sorted(str(p.parent) for p in run.glob("*/recipe.toml"))
+        raise ConfigError(
+            f"{str(run)!r} has neither trained.onnx nor a checkpoint; pass a folder that `ortflex train` "
+            f"wrote, or a checkpoint" + f"; runs in it: {', '.join(inside[:5])}" * bool(inside)
+        )
+    return newest
+
+
+def export(found: Path, output: Path, *, inference: bool, trust_code: bool) -> None:
+    """Write the model that :func:`find_weights` found.
+
+    Raises:
+        OrtflexError: it is damaged, or names code; the file cannot be written.
+    """
+    from ortflex_core import Model, Plugins
+
+    if found.suffix == ".onnx":
+        Model(found).export({}, output, inferring=inference)
+        return
+    trainer = _resumed(found, Plugins.discover(), trust_code=trust_code)
+    trainer.export(output, inference=inference)
+
+
+def _resumed(folder: Path, plugins: Plugins, *, trust_code: bool, **changes: Any) -> Trainer:
+    """The Trainer of a checkpoint, without its callbacks and its bar."""
+    from ortflex_core import Trainer
+
+    changes |= {"callbacks": (), "progress": False}
+    return Trainer.resume(folder, plugins=plugins, strict=False, trust_code=trust_code, **changes)
+
+
 def _open_model(
     path: Path, plugins: Plugins, metrics: Sequence[str], data: str | None
 ) -> tuple[Recipe, Trainer]:
     """A model as it is, with the loss that fits its outputs."""
-    from ortflex_core import Model
+    from ortflex_core import Model, no_file
     from ortflex_plugins.cli.init import suggest_loss
 
     if not path.is_file():
-        raise ConfigError(f"the file {str(path)!r} does not exist")
+        raise ConfigError(no_file(path))
     if data is None:
         raise ConfigError(
             f"{str(path)!r} is a model, which contains no data; also pass the data: a file or folder "
@@ -116,14 +182,10 @@ def _open_checkpoint(
     folder: Path, plugins: Plugins, metrics: Sequence[str], data: str | None, *, trust_code: bool
 ) -> tuple[Recipe, Trainer]:
     """A checkpoint, with the recipe of its run folder, or without one."""
-    from ortflex_core import Recipe, Trainer
+    from ortflex_core import Recipe
 
-    changes: dict[str, Any] = {"callbacks": (), "progress": False}
-    if metrics:
-        changes["metrics"] = [_metric(text) for text in metrics]
-    trainer = Trainer.resume(
-        folder, plugins=plugins, strict=False, trust_code=trust_code, **changes
-    )
+    changes = {"metrics": [_metric(text) for text in metrics]} if metrics else {}
+    trainer = _resumed(folder, plugins, trust_code=trust_code, **changes)
     for above in folder.resolve().parents[:2]:
         if (above / "recipe.toml").is_file():
             trust = True if trust_code else None

@@ -18,6 +18,7 @@ from ortflex_core import (
     ConfigError,
     NotRegular,
     lock_handle,
+    no_file,
     open_regular,
     read_json,
     read_text,
@@ -55,6 +56,8 @@ def read_run(folder: Path) -> Run:
         ConfigError: this is not a run folder, or one of its files is broken.
     """
     if not (folder / "recipe.toml").is_file():
+        if not folder.exists():
+            raise ConfigError(f"{str(folder)!r} is not a run folder: {no_file(folder)}")
         inside = sorted(str(p.parent) for p in folder.glob("*/recipe.toml"))
         raise ConfigError(
             f"{str(folder)!r} is not a run folder: expected a folder with recipe.toml and history.csv, "

@@ -1,6 +1,7 @@
 """``ortflex find-rate``: a table, a suggestion and a file; nothing else is written."""
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,18 @@ def test_the_suggestion_of_the_command_is_that_of_the_trainer(tmp_path: Path) ->
     assert len(table.read_text().splitlines()) == len(sweep) + 1
     table.unlink()
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_the_suggested_command_is_complete(tmp_path: Path) -> None:
+    """With the keys and options of this call; the suggestion fits no other optimizer."""
+    recipe = str(prepare(tmp_path, RECIPE) / "train.toml")
+    given = ["optimizer=adam", "learning_rate=3", "batch_size=10", "--trust-code"]
+    result = ortflex("find-rate", recipe, *given)
+    words = shlex.split(result.output.partition("suggestion: ")[2].splitlines()[0])
+    assert words[:5] == ["ortflex", "train", recipe, "optimizer=adam", "batch_size=10"]
+    assert words[5].startswith("learning_rate=")
+    assert words[5] != "learning_rate=3"
+    assert words[6:] == ["--trust-code"]
 
 
 def test_pictures_and_files_that_are_refused(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_an_epoch_that_was_cut_has_no_scores_and_a_next_step(
 ) -> None:
     """Ctrl-C within the second epoch: no nan is shown, and the command that continues is complete."""
     call = ["train", "train.toml", "output=run", "validation=0.25", "batch_size=10"]
-    call += ['callbacks=["checkpoint"]'] * checkpoints
+    call += ['callbacks=["checkpoint"]', "--trust-code"] * checkpoints
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", interrupting(Trainer.fit, step=4))
         result = ortflex(*call)

@@ -63,7 +63,7 @@ class Prints:
 
 # What is tried, by how the payload gets into the file; the values are the entrances of a trial.
 TRIED: dict[str, tuple[str, ...]] = {
-    "resume": ("Trainer.resume(folder)", "list_checkpoints(folder)"),
+    "resume": ("Trainer.resume(folder)", "list_checkpoints(folder)", "export run"),
     "restore": ("Trainer.restore(folder)", "train --resume"),
     "unpickle": (),
     "recipe": (
@@ -92,7 +92,7 @@ READS_NO_NAMES = {
     "bytes and text, whose names are looked up by others": (
         *("ArrayFile(path)", "NotRegular.of(path)", "RegularFile(path)", "lines(path)"),
         *("open_regular(path)", "open_text(path)", "read_bytes(path)", "read_json(path)"),
-        *("read_text(path)", "TeacherTensor(model)"),
+        *("read_text(path)", "TeacherTensor(model)", "no_file(path)"),
     ),
     "rows, which have names of columns only": (
         *("Recipe(data)", "partition_rows(data)", "init --data", "predict data"),
@@ -126,6 +126,7 @@ READS_NO_NAMES = {
             "report(path)",
             "quantize --output",
             "shrink --output",
+            "export --output",
             "shrink(path)",
         ),
     ),
@@ -266,6 +267,7 @@ def resume(place: Path, change: Change) -> Iterator[Callable[[], Any]]:
     yield lambda: Trainer.resume(folder, plugins=plugins())
     yield lambda: Trainer.resume(folder, plugins=plugins(), callbacks=[Prints()])
     yield lambda: Trainer.resume(folder, plugins=plugins(), strict=False, metrics=())
+    yield lambda: command("export", folder, "-o", place / "out.onnx", "--force")
 
 
 def restore(place: Path, change: Change) -> Iterator[Callable[[], Any]]:
