@@ -77,7 +77,7 @@ class AdapterKit(FormulaKit):
             require(y.dtype == dtype, f"y of {dtype.__name__} is {y.dtype}")
 
     def test_determinism(self, component: Adapter) -> None:
-        """The same formula gives the same graph and the same bits, without numbers of a step."""
+        """The same formula gives the same graph and bit-identical results, without numbers of a step."""
         product = PRODUCTS[0]
         x, matrix, tensors = given(component, product)
         one, other = ({"y": applied(component, product, x, matrix, tensors)} for _ in "ab")

@@ -112,7 +112,7 @@ class AverageKit(FormulaKit):
         running.on_every_backend(train, f"the average {component.name}")
 
     def test_determinism(self, component: Average) -> None:
-        """The same weights give the same bits, and the same formula the same graph."""
+        """The same weights give bit-identical results, and the same formula the same graph."""
         first, second = weights()[:2]
         a, b = ({"average": run(component, first, second, 2)} for _ in range(2))
         running.same_bits(a, b, component.name)

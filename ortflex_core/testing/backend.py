@@ -165,7 +165,7 @@ class BackendKit(ComponentKit):
             running.same_bits(known, kept, f"a refused {method}")
 
     def test_determinism(self, here: Backend) -> None:
-        """The same training ends in the same bits."""
+        """The same training gives bit-identical results."""
         x, y = running.regression(rows=10)
         states = []
         for _ in range(2):

@@ -105,7 +105,7 @@ class ConstraintKit(FormulaKit):
         running.on_every_backend(train, f"the constraint {component.name}")
 
     def test_determinism(self, component: Constraint, weight: Array) -> None:
-        """The same weights give the same bits, and the same formula the same graph."""
+        """The same weights give bit-identical results, and the same formula the same graph."""
         first, second = ({"weight": run(component, weight)} for _ in range(2))
         running.same_bits(first, second, component.name)
         if isinstance(component, Pruning):

@@ -104,7 +104,7 @@ class EditKit(ComponentKit):
         running.on_every_backend(train, f"the edit {component.name}")
 
     def test_resume(self, component: Edit, model: onnx.ModelProto, tmp_path: Path) -> None:
-        """Checkpoints and pickles of a Trainer continue to the same bits."""
+        """Checkpoints and pickles of a Trainer continue with bit-identical results."""
         x = rows_of(model)
         made = trainer(model, component)
         y = 0.1 * made.predict(x)

@@ -227,7 +227,7 @@ class LossKit(FormulaKit):
         running.on_every_backend(train, f"the loss {component.name}")
 
     def test_determinism(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
-        """The same rows give the same bits, and the same formula the same graph."""
+        """The same rows give bit-identical results, and the same formula the same graph."""
         first, second = (Run(component, predicted, labels) for _ in range(2))
         running.same_bits(first(), second(), component.name)
         require(

@@ -166,13 +166,13 @@ class OptimizerKit(FormulaKit):
         running.on_every_backend(train, f"the optimizer {component.name}")
 
     def test_resume(self, component: Optimizer) -> None:
-        """A run that is saved and continued ends with the same bits as one that was not."""
+        """A run that is saved and continued is bit-identical to one that was not."""
         running.check_continued(
             lambda: running.trainer(running.linear_model(), optimizer=component), component.name
         )
 
     def test_determinism(self, component: Optimizer) -> None:
-        """The same gradients give the same bits, and the same formula the same graph."""
+        """The same gradients give bit-identical results, and the same formula the same graph."""
         rate = component.default_rate
         first, second = (walk(component, start(), rate)[-1] for _ in range(2))
         running.same_bits(first, second, component.name)

@@ -118,7 +118,7 @@ class PenaltyKit(FormulaKit):
         running.on_every_backend(train, f"the penalty {component.name}")
 
     def test_determinism(self, component: Penalty, weight: Array) -> None:
-        """The same weights give the same bits, and the same formula the same graph."""
+        """The same weights give bit-identical results, and the same formula the same graph."""
         running.same_bits(run(component, weight), run(component, weight), component.name)
         keys = {program(component, weight).key for _ in range(2)}
         require(len(keys) == 1, f"{component.name}: two traces give different graphs")

@@ -131,7 +131,7 @@ class PrecisionKit(ComponentKit):
                 running.close(mine[key] / size, array / size, allowed, f"{key} on {name}")
 
     def test_determinism(self, component: Precision) -> None:
-        """The same step gives the same bits."""
+        """The same step gives bit-identical results."""
         first, second = (gradients(component, Emulated()) for _ in range(2))
         running.same_bits(first, second, component.name)
 

@@ -86,7 +86,7 @@ class QuantizerKit(ComponentKit):
         close(run(files[0], x), made[0].predict(x), 1e-5, f"the export of {component.name}")
 
     def test_resume(self, component: Quantizer, tmp_path: Path) -> None:
-        """A checkpoint continues to the same bits, with the ranges of the calibration."""
+        """A checkpoint continues bit-identically, with the ranges of the calibration."""
         model = running.network_model()
         x = rows_of(model, 40)
         y = run(model, x)

@@ -137,13 +137,13 @@ class TransformKit(FormulaKit):
         running.on_every_backend(train, f"the transform {component.name}")
 
     def test_resume(self, component: Transform) -> None:
-        """A run that is saved and continued ends with the same bits as one that was not."""
+        """A run that is saved and continued is bit-identical to one that was not."""
         running.check_continued(
             lambda: running.trainer(running.network_model(), transforms=[component]), component.name
         )
 
     def test_determinism(self, component: Transform) -> None:
-        """The same gradients give the same bits, and the same formula the same graph."""
+        """The same gradients give bit-identical results, and the same formula the same graph."""
         first, second = (run(component, gradients(), start()) for _ in range(2))
         running.same_bits(first, second, component.name)
         keys = {program(component, gradients(), start()).key for _ in range(2)}

@@ -78,7 +78,7 @@ class Trainer(SharesModels):
             the only float output.
         head: a new last layer for other classes: the number of classes, their labels, or a table
             with ``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a
-            tensor of features to which a layer is added).
+            feature tensor to which a layer is added).
         edits: one or several changes to the model, which are made before training and are part of
             the exported file; ``head`` is applied after them.
         quantize: rounds weights and activations to integers during training, and exports integers;
@@ -101,7 +101,7 @@ class Trainer(SharesModels):
             (names or globs) selects the parameters, which belong to the first group that matches;
             ``rate`` multiplies the learning rate, ``optimizer`` and ``penalty`` replace those of
             the run, ``frozen`` excludes the group from training, and ``start_epoch`` trains it from
-            this epoch on.
+            this epoch on, counted from 0.
         clip_value: the largest absolute value of an element of a gradient.
         clip_norm: the largest Euclidean norm of all gradients together; it is applied after
             ``clip_value``.
@@ -141,7 +141,7 @@ class Trainer(SharesModels):
             ``Trainer.evaluate``; if there are losses on several outputs, ``{output: metrics}``, or
             tables with the key ``predicted``.
         callbacks: one or several callbacks: names, or objects with hooks.
-        classes: the class labels in the order of the scores; by default the labels in the file, if
+        classes: the class labels in the order of the logits; by default the labels in the file, if
             it has any.
         reinitialize: the parameters that start from new random values: ``True`` for all, or names
             and globs.

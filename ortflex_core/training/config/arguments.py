@@ -105,8 +105,8 @@ class Arguments:
     )
     head: Any = argument(
         "a new last layer for other classes: the number of classes, their labels, or a table with "
-        "``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a tensor of "
-        "features to which a layer is added)",
+        "``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a feature "
+        "tensor to which a layer is added)",
         None,
         kind="a number, a list of labels, or a table",
         short_for="edits",
@@ -176,7 +176,8 @@ class Arguments:
         "one or several groups of parameters that are trained in a different way; ``params`` (names or "
         "globs) selects the parameters, which belong to the first group that matches; ``rate`` "
         "multiplies the learning rate, ``optimizer`` and ``penalty`` replace those of the run, "
-        "``frozen`` excludes the group from training, and ``start_epoch`` trains it from this epoch on",
+        "``frozen`` excludes the group from training, and ``start_epoch`` trains it from this epoch on, "
+        "counted from 0",
         (),
         kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
         keep=texts,
@@ -308,7 +309,7 @@ class Arguments:
         of="callbacks",
     )
     classes: Sequence[Any] | None = argument(
-        "the class labels in the order of the scores; by default the labels in the file, if it has any",
+        "the class labels in the order of the logits; by default the labels in the file, if it has any",
         None,
         check=optional(check_classes),
     )
