@@ -250,7 +250,7 @@ class PeftFolder:
 
         Raises:
             ModelError: the shapes are not those of the model.
-            ConfigError: the file has changed and cannot be read.
+            ConfigError: the file has changed and cannot be read, or has values that are not finite.
         """
         module = _same_module(product.module, list(self._keys)) or product.module
         keys = self._keys[module]
@@ -279,7 +279,14 @@ class PeftFolder:
             raise ModelError(
                 f"{str(self._path)!r}: the tensor {key!r} of shape {list(stored.shape)} is not a matrix"
             )
-        return np.asarray(stored.astype(np.float32).reshape(stored.shape[:2]).T)
+        with np.errstate(over="ignore"):
+            matrix = stored.astype(np.float32)
+        if (odd := int((~np.isfinite(matrix)).sum())) > 0:
+            raise ConfigError(
+                f"{str(self._path)!r}: the tensor {key!r} has {odd} of {matrix.size} values that are not "
+                "finite in float32: the training that wrote it diverged, or the file is damaged"
+            )
+        return np.asarray(matrix.reshape(stored.shape[:2]).T)
 
 
 def _same_module(module: str, names: Sequence[str]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ortflex_core import CheckpointError, ModelError, Trainer, suggest
+from ortflex_core import CheckpointError, ModelError, Trainer, apply_state, suggest
 from ortflex_core.training.hub import repository
 from ortflex_plugins.cli import predict
 from tests import edited_checkpoints, models
@@ -86,3 +87,26 @@ def test_a_spreadsheet_does_not_compute_names_and_strings_of_a_model() -> None:
     assert [float(cells[k]) for k in (0, 1, 3)] == [1, -2, -0.5]
     assert predict._plain("-5") == "-5"
     assert predict._plain("-5+1") == "'-5+1"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("averaging", [None, "ema"])
+def test_a_state_with_values_that_are_not_finite_is_not_applied(
+    value: float, averaging: str | None, tmp_path: Path
+) -> None:
+    """Of a runner that diverged: the file and the tensor are named, and no model is written."""
+    trainer = make(models.linear(), averaging=averaging)
+    place = trainer.export_step(tmp_path / "step", *regression(rows=8))
+    path = place / "state.safetensors"
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    arrays = load_file(path)
+    key = next(k for k in arrays if "average" in k) if averaging else "coef"
+    arrays[key] = arrays[key].copy()
+    arrays[key].flat[0] = value
+    save_file(arrays, path, header["__metadata__"])
+    with pytest.raises(CheckpointError, match="not finite") as error:
+        apply_state(models.linear(), path, tmp_path / "out.onnx", plugins=plugins())
+    assert repr(str(path)) in str(error.value)
+    assert "'coef'" in str(error.value)
+    assert not (tmp_path / "out.onnx").exists()

@@ -272,6 +272,21 @@ def test_a_damaged_file_is_found_when_it_is_named(damage: Any, tmp_path: Path) -
         trainer(adapters={"name": "lora", "rank": 2, "alpha": 6, "source": str(path.parent)})
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300], ids=str)
+@pytest.mark.parametrize("letter", "AB")
+def test_values_that_are_not_finite_are_refused(value: float, letter: str, tmp_path: Path) -> None:
+    """Of a training that diverged, and of a type with larger numbers; the file and the tensor are named."""
+    tensors = pairs()
+    name = f"base_model.model.net.fc.lora_{letter}.weight"
+    tensors[name] = tensors[name].astype(np.float64)
+    tensors[name][1, 1] = value
+    path = folder(tmp_path / "peft", tensors)
+    with pytest.raises(ConfigError) as error:
+        trainer(adapters=Lora.from_peft(path))
+    assert f"{str(path / 'adapter_model.safetensors')!r}: the tensor {name!r}" in str(error.value)
+    assert "not finite" in str(error.value)
+
+
 def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a PEFT folder"):
         Lora.from_peft(tmp_path / "none")

@@ -264,6 +264,8 @@ def first_values(
     for array in given.values():
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
             raise wrong(adapter, "initial", array, "float arrays by the names of tensors")
+        if not np.isfinite(array).all():
+            raise wrong(adapter, "initial", array, "finite values")
     return dict(given)
 
 

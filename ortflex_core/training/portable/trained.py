@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from ortflex_core.compiler.adapters.adapted_model import adapt
@@ -103,7 +104,8 @@ def _weights(model: Model, state: State) -> dict[str, Array]:
     """The new values of the model's tensors.
 
     Raises:
-        CheckpointError: a tensor that the model lacks, or that has another type or shape there.
+        CheckpointError: a tensor that the model lacks, or that has another type or shape there, or
+            values that are not finite.
     """
     weights: dict[str, Array] = {}
     if lost := [name for name in state.tensors if name not in state.arrays]:
@@ -131,6 +133,14 @@ def _weights(model: Model, state: State) -> dict[str, Array]:
                     f"{state.label!r} is the state of a different model: {name!r} is "
                     f"{array.dtype}{list(array.shape)}, in {model.label} it is "
                     f"{dtype_name(spec.dtype)}{shape_text(spec.shape)}"
+                )
+            finite = (
+                role == "frozen" or array.dtype.kind != "f" or np.isfinite(array)
+            )  # a mask is frozen
+            if odd := int(np.size(finite) - np.count_nonzero(finite)):
+                raise CheckpointError(
+                    f"{state.label!r}: {name!r} has {odd} of {array.size} values that are not finite: the "
+                    "training that wrote it diverged, or the file is damaged"
                 )
             weights[name] = array
     return weights
