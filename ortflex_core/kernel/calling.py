@@ -72,8 +72,7 @@ def checked_rate(schedule: Schedule, base: float, progress: Progress) -> float:
         BrokenPlugin: the schedule fails, or returns something other than a number.
     """
     try:
-        with traced("rate", lambda: whose(schedule)):
-            value = schedule.rate(base, progress)
+        value = schedule.rate(base, progress)
         good = math.isfinite(value) and value >= 0
     except (OrtflexError, KeyboardInterrupt):
         raise
