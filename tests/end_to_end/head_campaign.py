@@ -139,7 +139,8 @@ def exported(net: nn.Module, x: torch.Tensor, dynamo: bool, merge: bool) -> byte
         axes = {"x": {0: "batch"}, "y": {0: "batch"}}
         given: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": axes}
         if not merge:
-            given["training"] = torch.onnx.TrainingMode.PRESERVE
+            # A folded product of a parameter and a number would be trained in its place.
+            given |= {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
         torch.onnx.export(net, (x,), file, dynamo=False, **given)
     return file.getvalue()
 
