@@ -214,6 +214,8 @@ class _Product:
     has_zero: bool = False
     has_codes: bool = False
     """Whether the data are quantized, too."""
+    has_float_result: bool = False
+    """Whether the result is not quantized, although the data are."""
 
 
 @functools.cache
@@ -221,12 +223,15 @@ def _multiplies(kind: int, opset: int, product: _Product) -> bool:
     """Whether the installed runtime loads a product by a weight of a type and computes it.
 
     onnxruntime 1.32 multiplies wrongly by int2 if the number of outputs is not a multiple of four, and
-    does not load a Gemm of quantized data by int2 with a zero point.
+    does not load a Gemm of quantized data by int2 with a zero point. It has one scale per column in a
+    MatMul of quantized data by int8 in blocks if the result is not quantized.
     """
     draw = np.random.default_rng(0)
     depth, outputs = 2 * product.block or 16, product.outputs
     codes, data = draw.integers(-2, 2, (depth, outputs)), draw.integers(-9, 9, (3, depth))
     scale = np.ones((2, outputs) if product.block else outputs, np.float32)
+    scale[-1:] = 2
+    spread = np.repeat(scale, product.block, 0) if product.block else scale
     settings = {"axis": 0, "block_size": product.block} if product.block else {"axis": 1}
     if product.op_type == "Conv":
         settings, data = {"axis": 0}, data.reshape(3, depth, 1, 1)
@@ -253,8 +258,9 @@ def _multiplies(kind: int, opset: int, product: _Product) -> bool:
         nodes.append(helper.make_node("QuantizeLinear", ["x", "one", "middle"], ["q"]))
         nodes.append(helper.make_node("DequantizeLinear", ["q", "one", "middle"], ["d"]))
         x = "d"
-    nodes.append(helper.make_node(product.op_type, [x, "w"], ["p" if product.has_codes else "y"]))
-    if product.has_codes:
+    has_pair = product.has_codes and not product.has_float_result
+    nodes.append(helper.make_node(product.op_type, [x, "w"], ["p" if has_pair else "y"]))
+    if has_pair:
         tensors.append(numpy_helper.from_array(np.array(4, np.float32), "four"))
         tensors.append(numpy_helper.from_array(np.array(128, np.uint8), "half"))
         nodes.append(helper.make_node("QuantizeLinear", ["p", "four", "half"], ["r"]))
@@ -268,7 +274,7 @@ def _multiplies(kind: int, opset: int, product: _Product) -> bool:
         values = cpu_session(proto).run(None, {"x": data.astype(np.float32)})[0]
     except Exception:  # every runtime has errors of its own for what it does not know
         return False
-    wanted, values = data.reshape(3, depth) @ codes, values.reshape(3, outputs)
+    wanted, values = data.reshape(3, depth) @ (codes * spread), values.reshape(3, outputs)
     return bool(np.abs(values - wanted).max() <= 0.05 * np.abs(wanted).max())
 
 
@@ -357,6 +363,8 @@ class _Placement:
         """The activations that become integers."""
         self.biases: set[str] = set()
         """The biases that become integers; one node reads each of them."""
+        self.floats: set[str] = set()
+        """The first outputs of the nodes whose data are not rounded, even if others read them rounded."""
         self._choose()
         self.new: list[NodeProto] = []
         self.masters: dict[str, Array] = {}
@@ -437,13 +445,37 @@ class _Placement:
                 return
             self.weights.setdefault(name, []).append(weight)
             weighted = True
-        if q.activations == "none" or not data:
+        if q.activations == "none" or not data or self._has_float_data(node, weighted):
             return
         if not weighted and len(data) < 2:
             return
         self._add_points(node, data)
         if weighted and not q.block_size and self._has_own_bias(node):
             self.biases.add(node.input[2])
+
+    def _has_float_data(self, node: NodeProto, weighted: bool) -> bool:
+        """Whether a product by blocks reads data in float, because the runtime fuses it wrongly."""
+        q = self.quantizer
+        if not (weighted and q.block_size) or node.op_type != "MatMul" or q.layout != "QDQ":
+            return False
+        name = next(n for n in node.input if n in self.constants)
+        dims = self.constants[name].dims
+        kind = self._kind(dims, self.weights[name][0], q.block_size)[0]
+        product = _Product(
+            outputs=4,
+            block=q.block_size,
+            has_zero=not q.symmetric,
+            has_codes=True,
+            has_float_result=True,
+        )
+        if len(dims) > 2 or _multiplies(kind, self.editor.model.opset, product):
+            return False
+        self.notes.append(
+            f"the MatMul by {name} reads data in float: {require_runtime()} computes a product of "
+            f"quantized data by {numpy_dtype(kind).name} in blocks wrongly"
+        )
+        self.floats.add(node.output[0])
+        return True
 
     def _weight(self, node: NodeProto, position: int) -> _Weight | None:
         name = node.input[position]
@@ -557,7 +589,10 @@ class _Placement:
         for name in [i.name for i in graph.input if i.name in self.points]:
             self._put_pair(name, read[name])
         for node in self.nodes:
-            own = dict(read)
+            own = read
+            if node.output[0] in self.floats:
+                own = {n: out for n, out in read.items() if n not in self.points}
+            own = dict(own)
             bias = node.input[2] if len(node.input) > 2 else ""
             if bias in self.biases and node.input[1] in self.weights:
                 own[bias] = self._put_bias(bias, node) or bias
@@ -618,7 +653,9 @@ class _Placement:
         scale, zero = q.scale_of(low, high, q.weight_codes, symmetric=q.symmetric)
         scale, zero = scale.reshape(shape), zero.reshape(shape)
         inputs = [name, self._constant(f"{name}/scale", scale, TensorProto.FLOAT)]
-        kind = self._kind(values.shape, self.weights[name][0], settings.get("block_size", 0))
+        block = settings.get("block_size", 0)
+        kind, notes = self._kind(values.shape, self.weights[name][0], block)
+        self.notes += [f"{name} is {note}" for note in notes]
         # onnxruntime fuses a Gemm into an integer kernel only if its weight has a zero point.
         is_fused = kind == TensorProto.INT8 and q.activations != "none"
         if is_fused or not q.symmetric:
@@ -685,8 +722,8 @@ class _Placement:
             raise ModelError(f"{WHERE}: the weight {name!r} has values that are not finite")
         return values
 
-    def _kind(self, shape: Sequence[int], weight: _Weight, block: int) -> int:
-        """The smallest type of a weight by which this runtime multiplies rightly."""
+    def _kind(self, shape: Sequence[int], weight: _Weight, block: int) -> tuple[int, Sequence[str]]:
+        """The smallest type of a weight by which this runtime multiplies rightly, and why not a smaller."""
         outputs = shape[weight.axis]
         product = _Product(
             op_type=weight.op_type,
@@ -695,16 +732,17 @@ class _Placement:
             has_zero=not self.quantizer.symmetric,
             has_codes=self.quantizer.activations != "none",
         )
+        notes: list[str] = []
         for kind in self.kinds[:-1]:
             known = weight.op_type in ("Conv", "Gemm") or len(shape) == 2
             if not known or _multiplies(kind, self.editor.model.opset, product):
-                return kind
+                return kind, notes
             text = numpy_dtype(kind).name
-            self.notes.append(
-                f"{weight.name} is not stored as {text}: {require_runtime()} computes "
+            notes.append(
+                f"not stored as {text}: {require_runtime()} computes "
                 f"{weight.op_type} wrongly, or not at all, for an {text} weight with {outputs} outputs"
             )
-        return self.kinds[-1]
+        return self.kinds[-1], notes
 
     def _put_bias(self, name: str, node: NodeProto) -> str:
         """The int32 codes of a bias in units of the product of both scales; "" if they do not fit.

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import attrs
 import onnx
 
+from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.runtime import liveness, memory_limits, recompute
 from ortflex_core.compiler.runtime.installation import version_tuple
@@ -197,7 +198,8 @@ def new_session(
     import onnxruntime
     from onnxruntime.capi._pybind_state import ExecutionOrder
 
-    options = session_options(threads, keep_nodes=program.recompute is not False)
+    keep_nodes = program.recompute is not False or _rounds_weights(program)
+    options = session_options(threads, keep_nodes=keep_nodes)
     if stop_spinning:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.graph_optimization_level = _choose_level(program, optimize)
@@ -226,6 +228,26 @@ def new_session(
         raise GraphError(
             f"onnxruntime {onnxruntime.__version__} refuses the {program.name} graph: {error_reason(error)}"
         ) from error
+
+
+def _rounds_weights(program: Program) -> bool:
+    """Whether a program rounds float weights: it then computes what its file says, on every processor.
+
+    Kernels of integers saturate on CPUs without VNNI, and onnxruntime 1.32 takes the scales of blocks of
+    int8 for scales of columns, so that a MatMul fails or is wrong.
+    """
+    if b"QuantizeLinear" not in program.model:
+        return False
+    graph = program.proto().graph
+    weights = [k for k in program.takes if isinstance(k, Port) and k.role == "parameter"]
+    known = {program.takes[key].name for key in weights}
+    constants = {"", *(tensor.name for tensor in graph.initializer)}
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear" and node.input[0] in known:
+            return True
+        if not known.isdisjoint(node.input) and known.union(constants).issuperset(node.input):
+            known.update(node.output)
+    return False
 
 
 def takes_pattern(program: Program) -> bool:
