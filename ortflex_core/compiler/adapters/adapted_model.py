@@ -19,6 +19,7 @@ from ortflex_core.compiler.adapters.branches import Attached, initializer_name, 
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import reads
+from ortflex_core.compiler.model.master_weights import Quantized, quantized_weights
 from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.model.products import Place, find_products, keeps_values
 from ortflex_core.kernel.calling import calling
@@ -28,6 +29,8 @@ from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array, TensorSpec, numpy_dtype
 
 _log = logging.getLogger("ortflex")
+_MOST_LOST = 0.5
+"""The largest share of an adapter that rounding a quantized weight may take."""
 
 
 def adapt(model: Model, adapters: Sequence[Adapter], seed: int) -> Model:
@@ -99,6 +102,9 @@ class AdaptedModel(Model):
         self._initializers, self._arrays = dict(base._initializers), dict(base._arrays)
         self._taken = {*base.producers, *base._values, *base._initializers}
         self.places = find_products(base)
+        codes = {place.codes for place in self.places} - {""}
+        self._layouts = {n: w for n, w in quantized_weights(base).items() if n in codes}
+        """How the quantized weights of products are stored, by name."""
         self.tied: dict[str, str] = {}
         """The modules without an adapter because their weights are read elsewhere, with the reason."""
         self.attachments: list[Attached] = []
@@ -190,16 +196,24 @@ class AdaptedModel(Model):
         _log.info("%s: %r has no adapter, because %s", where, first.module, why)
         return left
 
-    def _read_elsewhere(self, places: Sequence[Place]) -> str:
-        """The reason why the weight of a module is not its own; "" if it is."""
+    def _read_elsewhere(
+        self, places: Sequence[Place], layouts: Mapping[str, Quantized] | None = None
+    ) -> str:
+        """The reason why the weight of a module is not its own; "" if it is.
+
+        Args:
+            places: the places of the module.
+            layouts: the quantized weights that count, too.
+        """
         own = {place.node.output[0] for place in places}
         for place in places:
-            if place.why:
+            weight = place.codes if layouts and place.codes in layouts else place.stored
+            if not weight:
                 continue
-            for node in self._readers(place.stored):
+            for node in self._readers(weight):
                 if node.output[0] not in own:
                     return (
-                        f"its weight {place.stored!r} is read by the {node.op_type} "
+                        f"its weight {weight!r} is read by the {node.op_type} "
                         f"{node.name or node.output[0]!r}, too"
                     )
         return ""
@@ -273,39 +287,87 @@ class AdaptedModel(Model):
         return out
 
     def merged(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        """The weights of the file with the adapters merged into them.
+        """The weights of the file with the adapters merged into them; a quantized one is rounded again.
 
         Raises:
-            Unsupported: a weight with an adapter is quantized, computed, or read elsewhere, too.
+            Unsupported: a weight with an adapter is computed, or read elsewhere, too; or it is quantized,
+                and its codes cannot hold the sum.
         """
         obstacles = self._obstacles()
         if obstacles:
             module, why = next(iter(obstacles.items()))
             others = f", and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""
-            raise Unsupported(
-                f"{self.label}: the adapter of {module!r} cannot be merged: {why}{others}. Write the "
-                "adapter with export_adapter(path), and the model that takes it with export_base(path); "
-                "or train the adapter on the float model"
-            )
+            raise self._not_merged(module, why + others)
         out: dict[str, Array] = {}
         for attached in self.attachments:
             place = attached.places[0]
-            name = place.stored
+            name = place.stored or place.codes
             stored = out.get(name, state.get(name))
-            stored = self.initializer(name) if stored is None else stored
+            stored = self._values_of(name) if stored is None else stored
             tensors = {n: a.astype(np.float64) for n, a in self.values_of(attached, state).items()}
             matrix = calls.merged(attached.adapter, place.matrix(stored), tensors, attached.product)
             # A weight with several adapters stays in float64 until it is stored.
             wide = stored.astype(np.float64)
             out[name] = place.stored_form(matrix, wide)
-        return {n: a.astype(self.initializer(n).dtype) for n, a in out.items()}
+        modules = {a.places[0].codes: a.product.module for a in self.attachments}
+        return {
+            n: self._rounded(n, a, modules[n])
+            if n in self._layouts
+            else a.astype(self.initializer(n).dtype)
+            for n, a in out.items()
+        }
+
+    def _not_merged(self, module: str, why: str) -> Unsupported:
+        return Unsupported(
+            f"{self.label}: the adapter of {module!r} cannot be merged: {why}. Write the "
+            "adapter with export_adapter(path), and the model that takes it with export_base(path); "
+            "or train the adapter on the float model"
+        )
+
+    def _values_of(self, name: str) -> Array:
+        """A weight, or the float values of a quantized one."""
+        layout = self._layouts.get(name)
+        if layout is None:
+            return self.initializer(name)
+        return layout.weight(self.initializer(name), *self._scale_and_zero(layout))
+
+    def _scale_and_zero(self, layout: Quantized) -> tuple[Array, Array | None]:
+        zero = self.initializer(layout.zero) if layout.zero else None
+        return self.initializer(layout.scale), zero
+
+    def _rounded(self, name: str, values: Array, module: str) -> Array:
+        """The codes of a quantized weight with its adapters.
+
+        Raises:
+            Unsupported: rounding takes more than a half of what the adapters add, by the norm.
+        """
+        layout = self._layouts[name]
+        pair = self._scale_and_zero(layout)
+        codes = layout.codes(values, *pair)
+        lost = float(np.linalg.norm(layout.weight(codes, *pair) - values))
+        added = float(np.linalg.norm(values - self._values_of(name)))
+        share = lost / added if added else 0.0
+        if share > _MOST_LOST:
+            raise self._not_merged(
+                module,
+                f"its matrix is quantized, and rounding the sum to the codes of {name!r} changes it by "
+                f"{share:.0%} of what the adapter adds, of which {_MOST_LOST:.0%} are allowed",
+            )
+        _log.warning(
+            "adapters: export() rounds %r with its adapter, which changes it by %.2g of what the adapter "
+            "adds; export_adapter and export_base keep it as it is",
+            name,
+            share,
+        )
+        return codes
 
     def _obstacles(self) -> dict[str, str]:
         """Why adapters cannot be merged into the file, by module."""
         out = {}
         for attached in self.attachments:
-            own = next((place.why for place in attached.places if place.why), "")
-            if why := own or self._read_elsewhere(attached.places):
+            whys = (p.why for p in attached.places if p.why and p.codes not in self._layouts)
+            own = next(whys, "")
+            if why := own or self._read_elsewhere(attached.places, self._layouts):
                 out[attached.product.module] = why
         return out
 
@@ -315,7 +377,7 @@ class AdaptedModel(Model):
         for node in self.base.internal.graph.node:
             if copies.isdisjoint(reads(node)):
                 continue
-            if node.op_type == "Transpose" or keeps_values(self.base, node):
+            if node.op_type in ("Transpose", "DequantizeLinear") or keeps_values(self.base, node):
                 copies.update(node.output)
             else:
                 yield node
@@ -329,7 +391,7 @@ class AdaptedModel(Model):
         """The weights of the file, with the adapters merged into them.
 
         Raises:
-            Unsupported: a weight with an adapter is quantized, computed, or read elsewhere, too.
+            Unsupported: as :meth:`merged`.
         """
         weights = {n: a for n, a in state.items() if n not in self.attached}
         return weights | self.merged(state)

@@ -13,7 +13,7 @@ from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel.protocols.adapter import Product
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, TensorSpec
 
 _COMPUTED = FLOATS - {TensorProto.BFLOAT16}
 """The element types of products that may have adapters."""
@@ -21,6 +21,8 @@ _SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")
 _INNER = re.compile(r"(.*)/\d+~[^/]*")
 """The names of nodes of a decomposition: the name of the file's node, a number, an operator."""
 _WEIGHT = re.compile(r"\.(weight|kernel|W)(_orig)?(_quantized|_scale)?$")
+
+_NO_SPEC = TensorSpec("", TensorProto.FLOAT, None)
 
 
 @attrs.frozen
@@ -38,6 +40,8 @@ class Place:
     """The float initializer of the file that contains M; empty if M is computed or quantized."""
     why: str = ""
     """The reason why M is not a float initializer of the file."""
+    codes: str = ""
+    """The initializer of integers that contains M, if a DequantizeLinear reads it."""
 
     def matrix(self, stored: Array) -> Array:
         """M of the stored weight, in float64."""
@@ -110,8 +114,10 @@ def _place(model: Model, node: NodeProto, constant: set[str]) -> Iterator[Place]
             return
     inputs, outputs = sizes[1::-1] if turned else sizes[:2]
     stored, swapped, why = _stored(model, node.input[1])
+    codes = stored if why and model.initializers.get(stored, _NO_SPEC).dtype not in FLOATS else ""
     product = _product(node, inputs, outputs, stored or _first(model, node.input[1]), axes)
-    yield Place(product, node, dtype, turned != swapped, factor, "" if why else stored, why)
+    turned = turned != swapped
+    yield Place(product, node, dtype, turned, factor, "" if why else stored, why, codes)
 
 
 def _stored(model: Model, name: str) -> tuple[str, bool, str]:
@@ -122,8 +128,10 @@ def _stored(model: Model, name: str) -> tuple[str, bool, str]:
         if node.op_type == "Transpose" and turns in ([], [[1, 0]]):
             swapped = not swapped
         elif not keeps_values(model, node):
-            kind = "quantized" if node.op_type == "DequantizeLinear" else "computed in the graph"
-            return "", False, f"its matrix is {kind} ({node.op_type})"
+            is_quantized = node.op_type == "DequantizeLinear"
+            kind = "quantized" if is_quantized else "computed in the graph"
+            name = node.input[0] if is_quantized and node.input[0] in model.initializers else ""
+            return name, swapped, f"its matrix is {kind} ({node.op_type})"
         name = node.input[0]
     if name not in {t.name for t in model.proto.graph.initializer}:
         return name, swapped, "its weight is not an initializer of the file's graph"
