@@ -122,6 +122,12 @@ class _Noted:
                 yield group
 
 
+_FIXED_ROWS = (
+    ". If the exporter wrote the number of rows of its example into the graph, use that number as batch_size, "
+    "with drop_last=True, or export the model again with a dynamic batch"
+)
+
+
 def unfit(
     error: GraphError, problem: Problem, shapes: Mapping[str, Shape], first: Mapping[str, Array]
 ) -> DataError:
@@ -132,7 +138,12 @@ def unfit(
     other = [n for n, array in first.items() if n in shapes and array.shape[1:] != shapes[n][1:]]
     before = ", ".join(f"{n} {shape_text(first[n].shape)}" for n in other)
     text = f"the model cannot run on {columns}: {why}"
-    return DataError(text + f"; the first batch had {before}" * bool(other))
+    if other:
+        return DataError(f"{text}; the first batch had {before}")
+    free = [
+        d for spec in problem.model.inputs for d in (spec.shape or ("",))[1:] if isinstance(d, str)
+    ]
+    return DataError(text if free else f"{text}{_FIXED_ROWS}")
 
 
 def _broadcasts(problem: Problem, batch: Batch) -> bool:
