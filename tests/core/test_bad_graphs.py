@@ -269,7 +269,7 @@ def test_a_number_of_rows_inside_the_graph_is_named_with_the_way_out() -> None:
         {"mask": np.ones(4, np.float32), "w": np.ones((3, 2), np.float32)},
     )
     x, y = np.ones((10, 3), np.float32), np.ones((10, 2), np.float32)
-    with pytest.raises(DataError, match="batch_size.*drop_last"):
+    with pytest.raises(DataError, match=r"batch_size.*drop_last"):
         make(model, params=["w"], batch_size=5, backend="fused").fit(x, y)
     trainer = make(model, params=["w"], batch_size=4, epochs=1, drop_last=True, backend="fused")
     assert trainer.fit(x, y)[-1]["rows"] == 8

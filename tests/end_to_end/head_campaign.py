@@ -146,29 +146,32 @@ def exported(net: nn.Module, x: torch.Tensor, dynamo: bool, merge: bool) -> byte
 
 
 def with_head(net: nn.Module, values: list[np.ndarray]) -> tuple[nn.Module, list[nn.Parameter]]:
-    """A copy with a last layer of 5 classes and these values; the parameters of that layer."""
+    """A copy with last layers of 5 classes and these values; the parameters of the layers."""
     net = copy.deepcopy(net)
-    layer = [
+    weights = [value for value in values if value.ndim > 1]
+    biases = iter([value for value in values if value.ndim == 1])
+    layers = [
         module
         for module in net.modules()
         if 10 in (getattr(module, "out_features", 0), getattr(module, "out_channels", 0))
-    ][-1]
-    weight = torch.from_numpy(values[0].copy())
-    shape = (CLASSES, *layer.weight.shape[1:])
-    if weight.shape != shape:
-        weight = weight.T.reshape(shape)
-    layer.weight = nn.Parameter(weight.contiguous())
-    if layer.bias is not None:
-        layer.bias = nn.Parameter(torch.from_numpy(values[1].copy()).reshape(-1))
-    for attribute in ("out_features", "out_channels"):
-        if hasattr(layer, attribute):
-            setattr(layer, attribute, CLASSES)
+    ][-len(weights) :]
+    for layer, value in zip(layers, weights, strict=True):
+        weight = torch.from_numpy(value.copy())
+        shape = (CLASSES, *layer.weight.shape[1:])
+        if weight.shape != shape:
+            weight = weight.T.reshape(shape)
+        layer.weight = nn.Parameter(weight.contiguous())
+        if layer.bias is not None:
+            layer.bias = nn.Parameter(torch.from_numpy(next(biases).copy()))
+        for attribute in ("out_features", "out_channels"):
+            if hasattr(layer, attribute):
+                setattr(layer, attribute, CLASSES)
     # Other modules know the number of classes, too, and use it as a size.
     for module in net.modules():
         for attribute in ("num_classes", "num_labels"):
             if getattr(module, attribute, None) == 10 and attribute in vars(module):
                 setattr(module, attribute, CLASSES)
-    return net, list(layer.parameters())
+    return net, [parameter for layer in layers for parameter in layer.parameters()]
 
 
 def fine_tune(

@@ -123,8 +123,8 @@ class _Noted:
 
 
 _FIXED_ROWS = (
-    ". If the exporter wrote the number of rows of its example into the graph, use that number as batch_size, "
-    "with drop_last=True, or export the model again with a dynamic batch"
+    ". If the exporter wrote the number of rows of its example into the graph, use that number as "
+    "batch_size, with drop_last=True, or export the model again with a dynamic batch"
 )
 
 
