@@ -78,6 +78,13 @@ _SATURATED = 0.02
     help="Use 7-bit weights in int8, for CPUs without VNNI, on which sums of products saturate.",
 )
 @click.option(
+    "--observe",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="The epochs during which the scales of activations follow the batches, instead of being trained.",
+)
+@click.option(
     "--skip", multiple=True, help="The name or glob of what stays in float; may be repeated."
 )
 @click.option(
@@ -125,6 +132,7 @@ def quantize(
     block_size: int,
     layout: str,
     reduce_range: bool,
+    observe: int,
     skip: Sequence[str],
     loss: str | None,
     teacher: float | None,
@@ -174,6 +182,7 @@ def quantize(
         "block_size": block_size,
         "layout": layout,
         "reduce_range": reduce_range,
+        "observe": observe,
         "skip": list(skip),
     }
     rate = 1e-3 if weights == "int8" else 3e-3

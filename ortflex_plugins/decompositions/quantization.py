@@ -21,8 +21,8 @@ _FIRST_OTHERS = 21
 DECOMPOSITIONS.refuse(
     "DynamicQuantizeLSTM",
     reason=(
-        "because its weights are whole numbers, which are not trained: train the float file and "
-        "quantize the result"
+        "because it rounds its state in every step of a sequence, which the standard's LSTM cannot: train "
+        "the float file and quantize the result"
     ),
 )
 

@@ -87,6 +87,18 @@ def test_a_calibration_alone_writes_no_run(folder: Path, data: str) -> None:
     assert onnx.TensorProto.INT8 in kinds
 
 
+def test_scales_of_activations_follow_the_batches(folder: Path) -> None:
+    options = ["--observe", "1", "--epochs", "2", "-o", "small.onnx"]
+    result = ortflex("quantize", "model.onnx", "--data", "data.npz", *options)
+    assert result.exit_code == 0, result.output
+    run = next((folder / "runs").iterdir())
+    assert any("observe = 1" in path.read_text() for path in run.glob("*.toml"))
+    refused = ortflex(
+        "quantize", "model.onnx", "--data", "data.npz", "--activations", "none", *options
+    )
+    assert refused.exit_code == 1
+
+
 def test_bad_input_overwrites_nothing(folder: Path) -> None:
     (folder / "there.onnx").write_bytes(b"mine")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
