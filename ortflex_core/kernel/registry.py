@@ -370,7 +370,7 @@ class Plugins:
         if name not in registry and not class_paths.is_class_path(name):
             owner, slash, rest = name.rpartition("/")  # a distribution may have dots
             family, _, member = rest.partition(".")
-            name = f"{owner}{slash}{family}" if member else name
+            name = whole if member and (whole := owner + slash + family) in registry else name
         entry = registry.entry(name, path)
         try:
             cls = registry.loaded(entry)

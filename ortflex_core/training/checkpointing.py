@@ -24,6 +24,7 @@ from ortflex_core.kernel.errors import (
     OrtflexError,
     short_repr,
 )
+from ortflex_core.kernel.files import OutputError
 from ortflex_core.kernel.position import Position
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Progress
@@ -43,10 +44,19 @@ _log = logging.getLogger("ortflex")
 _TRIES = 10
 _KEY = re.compile(r"\W")
 
+_OF_FILES = (".onnx", ".pt", ".pth", ".h5", ".hdf5", ".keras", ".safetensors")
+"""The endings of files that hold a model: no names of checkpoints."""
+
 
 def save(trainer: Settings, inner: Internals, folder: Path) -> Path:
     """Write a checkpoint of a Trainer (see :meth:`ortflex_core.Trainer.save`)."""
     live, standing = inner.live, inner.live.standing
+    if folder.suffix.lower() in _OF_FILES and not folder.is_dir():
+        raise OutputError(
+            f"{str(folder)!r} is the name of a file, but Trainer.save writes a folder, which "
+            f"Trainer.resume reads; Trainer.export({folder.with_suffix('.onnx').name!r}) writes the model. "
+            "Nothing was written"
+        )
     peers = inner.setup.problem.peers
     if peers is not None and peers.shards and peers.rank:
         live.slots()  # which sends this process's part to rank 0, which writes

@@ -23,6 +23,7 @@ from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import ConfigError, OrtflexError
 from ortflex_core.kernel.hooks import HookManager, declares, weak_hook
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.synonyms import no_attribute
 from ortflex_core.kernel.tracebacks import short_tracebacks
 from ortflex_core.kernel.types import Array
 from ortflex_core.training import calibration, checkpointing, fit, pickling, receipt
@@ -276,6 +277,11 @@ class Trainer(SharesModels):
         self.history_ = History()
         self.folder = Path()
         """The folder for callbacks: the run folder of ``ortflex train``, otherwise the current folder."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):

@@ -77,7 +77,16 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from ortflex_core import suggest
 
-            ctx.fail(f"unknown command {args[0]!r}; {suggest(args[0], COMMANDS, ELSEWHERE)}")
+            word, file = (
+                args[0],
+                {".toml": "train", ".onnx": "init"}.get(os.path.splitext(args[0])[1]),
+            )
+            hint = suggest(word, COMMANDS, ELSEWHERE)
+            if word in ("help", "version"):
+                hint = f"did you mean --{word}?"
+            elif file is not None:
+                hint = f"did you mean `ortflex {file} {word}`?"
+            ctx.fail(f"unknown command {word!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -368,3 +368,15 @@ def test_a_command_of_another_tool_or_a_mistyped_one_has_the_name_here() -> None
         result = ortflex(name, "run")
         assert result.exit_code == 2
         assert f"did you mean {command!r}" in result.stderr, name
+
+
+def test_a_file_or_a_word_in_place_of_a_command_has_the_command() -> None:
+    for word, hint in {
+        "train.toml": "`ortflex train train.toml`",
+        "model.onnx": "`ortflex init model.onnx`",
+        "help": "--help",
+        "version": "--version",
+    }.items():
+        result = ortflex(word)
+        assert result.exit_code == 2
+        assert f"did you mean {hint}?" in result.stderr

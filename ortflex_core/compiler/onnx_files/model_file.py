@@ -129,7 +129,9 @@ def _load(
         raise ModelError(no_file(source, label)) from error  # only a path can be missing
     except NotRegular as error:
         if error.is_folder:
-            raise ModelError(f"{label!r} is a folder; pass the .onnx file in it") from error
+            inside = sorted(str(path) for path in Path(source).glob("*.onnx"))
+            found = f": {', '.join(inside[:3])}" * bool(inside)
+            raise ModelError(f"{label!r} is a folder; pass the .onnx file in it{found}") from error
         raise ModelError(f"{label} cannot be read: {error.strerror}") from error
     except (DecodeError, ValueError) as error:
         if isinstance(error, ModelError):

@@ -8,6 +8,7 @@ batches are in :mod:`ortflex_core.kernel.batches` (arrays), ``pieces`` (files re
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -156,16 +157,33 @@ def _no_rows(value: Any, what: str) -> str:
     if value is None:
         return f"{what} is None, expected an array with one row per sample"
     kind = type(value).__name__
+    if isinstance(value, os.PathLike):
+        return _no_path(os.fspath(value), what)
     if isinstance(value, Iterable):
         return f"{what} is a {kind}, expected an array; put its rows into one: numpy.stack(list({what}))"
     return f"{what} is a {kind}, expected an array with one row per sample"
 
 
+def _no_path(value: Any, what: str) -> str:
+    return (
+        f"{what} is the string {value!r}, expected arrays, a data source or batches; numpy.load "
+        "reads .npy and .npz files, ortflex_plugins.data has sources"
+    )
+
+
 def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
     if hasattr(value, "toarray"):
         raise DataError(f"{what} is a sparse matrix; make it dense: {what}.toarray()")
+    if np.ma.is_masked(value):
+        raise DataError(
+            f"{what} has masked values, which would be used; fill them in ({what}.filled(…)), or leave "
+            "their rows out"
+        )
     try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        keeps = isinstance(value, np.ndarray) and not isinstance(
+            value, np.matrix | np.ma.MaskedArray
+        )
+        array = value if keeps else np.asarray(value)
     except Exception as error:  # the array is on another device, or a list is ragged
         if ragged := _ragged(value):
             raise DataError(f"{what}: {ragged}") from error
@@ -188,10 +206,7 @@ def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
         )
     if array.ndim == 0:
         if array.dtype.kind == "U":
-            raise DataError(
-                f"{what} is the string {value!r}, expected arrays, a data source or batches; numpy.load "
-                "reads .npy and .npz files, ortflex_plugins.data has sources"
-            )
+            raise DataError(_no_path(value, what))
         raise DataError(f"{what} is a single value, expected at least one row: {array!r}")
     return array
 

@@ -53,6 +53,8 @@ def item_of(given: Any, which: str, labeled: bool = True) -> Item:
     if not labeled:
         return given, None, None
     length = f" of {len(given)}" if isinstance(given, tuple | list) else ""
+    if isinstance(given, Mapping):
+        length = f" with the keys {', '.join(map(repr, list(given)[:5]))}"
     raise DataError(f"{which} is a {type(given).__name__}{length}; {FORMS}")
 
 

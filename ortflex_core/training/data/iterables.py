@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import attrs
@@ -123,7 +123,8 @@ class IterableBatches:
         self.of_ranks = self._items.of_ranks
         self.steps = limit
         if limit is None and not given.buffer and hasattr(given.source, "__len__"):
-            self.steps = len(given.source)  # type: ignore[arg-type]  # it has __len__
+            with suppress(TypeError):  # a DataLoader of an IterableDataset has no length
+                self.steps = len(given.source)  # type: ignore[arg-type]  # it has __len__
         first = self._items.peek()
         if first is None:
             raise DataError("the data are empty: the iterable yields no batches")
@@ -132,11 +133,11 @@ class IterableBatches:
             with reading(self.three):
                 self.first = convert(*first)
         except DataError as error:
-            if "numbers of rows" not in str(error):
+            if "numbers of rows" not in str(error) and "is a single value" not in str(error):
                 raise
             raise DataError(
                 f"{error}. An iterable must yield batches; batch an iterable of single rows first "
-                "(a DataLoader, .batch(32))"
+                "(a DataLoader, .batch(32)), or pass arrays as fit(X, y)"
             ) from error
 
     def use(self, conversion: Conversion) -> None:

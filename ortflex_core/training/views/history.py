@@ -8,13 +8,14 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 import numpy as np
 
 from ortflex_core.kernel.errors import ConfigError, suggest
 from ortflex_core.kernel.files import write_bytes
+from ortflex_core.kernel.synonyms import no_attribute
 from ortflex_core.training.views.axes import axes_for
 from ortflex_core.training.views.tables import html_table
 
@@ -49,6 +50,11 @@ class History:
 
     epochs: tuple[Mapping[str, float], ...] = ()
     interrupted: bool = False
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name)
 
     def __len__(self) -> int:
         return len(self.epochs)
