@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -133,17 +134,22 @@ def unfit(
 ) -> DataError:
     """The failure of a graph of the model on inputs of these shapes; ``first`` is the first batch."""
     columns = fed(problem.model.inputs, shapes)
-    why = error if error.__cause__ is None else error_reason(error.__cause__)
+    why = str(error) if error.__cause__ is None else error_reason(error.__cause__)
     # The number of rows may differ between batches.
     other = [n for n, array in first.items() if n in shapes and array.shape[1:] != shapes[n][1:]]
     before = ", ".join(f"{n} {shape_text(first[n].shape)}" for n in other)
     text = f"the model cannot run on {columns}: {why}"
     if other:
         return DataError(f"{text}; the first batch had {before}")
-    free = [
-        d for spec in problem.model.inputs for d in (spec.shape or ("",))[1:] if isinstance(d, str)
-    ]
-    return DataError(text if free else f"{text}{_FIXED_ROWS}")
+    sizes = {str(shape[0]) for shape in shapes.values() if shape}
+    fixed = [spec for spec in problem.model.inputs if _is_fixed(spec.shape)]
+    named = fixed and not sizes.isdisjoint(re.findall(r"\d+", why))
+    return DataError(f"{text}{_FIXED_ROWS}" if named else text)
+
+
+def _is_fixed(shape: Shape | None) -> bool:
+    """Whether all sizes but the number of rows are known."""
+    return shape is not None and all(isinstance(d, int) for d in shape[1:])
 
 
 def _broadcasts(problem: Problem, batch: Batch) -> bool:
