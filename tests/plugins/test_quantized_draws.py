@@ -123,6 +123,8 @@ def check_file(made: Trainer, draw: Draw, x: Array) -> None:
     [k if k < NORMAL else pytest.param(k, marks=pytest.mark.slow) for k in range(COUNT)],
 )
 def test_a_drawn_network_has_the_gradients_of_torch_and_its_file(seed: int) -> None:
+    if require_runtime().version_info < (1, 20):
+        pytest.skip("this runtime has no kernels for the newest of the drawn opsets")
     draw = Draw(seed)
     made, x = trainer(draw)
     check_gradients(made, draw, x)
