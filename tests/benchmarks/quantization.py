@@ -119,10 +119,7 @@ def share(losses: Any) -> str:
 def table(lines: list[Line]) -> str:
     """The tables of the page: 4 bits, 8 bits, torchao."""
     names = [n for n in NETWORKS if lines_of(lines, n, "W4A8", 60)]
-    out = [*_head("network", "float", "calibrated", "trained", "recovered")]
-    for name in names:
-        losses = losses_of(lines_of(lines, name, "W4A8", 60))
-        out.append(_row(name, *(_mean(losses[:, k]) for k in (0, 1, 3)), share(losses)))
+    out = _trained(lines, "W4A8")
     columns = ("network", "seeds", "20 epochs", "accuracy, %", "size / float")
     files = "the float file, the calibrated file and the trained file"
     out += [
@@ -136,6 +133,16 @@ def table(lines: list[Line]) -> str:
         own, short = (lines_of(lines, name, "W4A8", epochs) for epochs in (60, 20))
         found = share(losses_of(short)), _accuracy(own, 0, 1, 3), _size(own, 2)
         out.append(_row(name, len(own), *found))
+    for bits, words in (("W4A16", "4-bit"), ("W2A16", "2-bit")):
+        title = f"{words} weights, activations in float ({bits}), {_seeds(lines, bits)}:"
+        out += ["", title, "", *_trained(lines, bits)]
+    files = "the float file, the calibrated file and the trained file"
+    out += ["", f"Accuracies and sizes; the accuracies are those of {files}:", ""]
+    out += _head("network", "W4A16, %", "size / float", "W2A16, %", "size / float")
+    for name in NETWORKS:
+        found = [lines_of(lines, name, bits, 60) for bits in ("W4A16", "W2A16")]
+        cells = [text for own in found for text in (_accuracy(own, 0, 1, 3), _size(own, 2))]
+        out.append(_row(name, *cells))
     out += ["", "8-bit weights and activations (W8A8), without training:", ""]
     out += _head("network", "seeds", "float", "calibrated", "`quantize_static`")
     names = [n for n in NETWORKS if lines_of(lines, n, "W8A8", 0)]
@@ -162,6 +169,22 @@ def table(lines: list[Line]) -> str:
             text = " → ".join(f"{value:.1f}" for value in means)
         out.append(_row(name, len(theirs), *map(_mean, sides), text))
     return "\n".join(out) + "\n"
+
+
+def _trained(lines: list[Line], bits: str) -> list[str]:
+    """The table of the losses of one number of bits."""
+    out = [*_head("network", "float", "calibrated", "trained", "recovered")]
+    for name in NETWORKS:
+        if own := lines_of(lines, name, bits, 60):
+            losses = losses_of(own)
+            out.append(_row(name, *(_mean(losses[:, k]) for k in (0, 1, 3)), share(losses)))
+    return out
+
+
+def _seeds(lines: list[Line], bits: str) -> str:
+    """The number of seeds of a network, as text."""
+    counts = sorted({len(lines_of(lines, name, bits, 60)) for name in NETWORKS})
+    return f"{' or '.join(map(str, counts))} seeds"
 
 
 def _row(*cells: Any) -> str:
