@@ -29,8 +29,8 @@ def unknown(registry: Registry, name: str) -> str:
                 f"{text}: it is a plugin of {entry.distribution} {entry.version}, which "
                 f"{DISABLE} switches off{own}; remove {entry.owner} from {DISABLE}"
             )
-    listing = f"`ortflex plugins {registry.kind}` lists all"
-    return f"{text}; {suggest(name, known, listing=listing)}"
+    family, listing = name.split(".")[0], f"`ortflex plugins {registry.kind}` lists all"
+    return f"{text}; {suggest(name if '/' in name else family, known, listing=listing)}"
 
 
 def _plain(name: str, kind: str) -> str:

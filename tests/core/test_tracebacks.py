@@ -117,6 +117,7 @@ def test_a_bug_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         "short",
         "fit",
         "fit",
+        "_fit",
         "broken",
     ]
 

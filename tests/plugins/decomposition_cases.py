@@ -279,7 +279,8 @@ def quantized_heads() -> list[Case]:
     """QAttention: its input and weights are whole numbers, with a zero point or without."""
     b, s, h, n = 2, 3, 8, 2
     x = RNG.integers(0, 255, (b, s, h)).astype(np.uint8)
-    weights = RNG.integers(-90, 90, (h, 3 * h)).astype(np.int8)
+    # 7 bits: the kernels of CPUs without VNNI saturate sums of two products of 8.
+    weights = RNG.integers(-63, 64, (h, 3 * h)).astype(np.int8)
     one, scale = np.array(0.02, np.float32), np.array(0.01, np.float32)
     zeros = [np.array(120, np.uint8), np.array(3, np.int8)]
     mask, columns = whole([1, 1, 0], [1, 1, 1]), np.abs(draw(3 * h, scale=0.01))
@@ -358,7 +359,7 @@ def quantization() -> list[Case]:
             for inputs in own:
                 case = call("MatMulNBits", *inputs, **settings)
                 cases.append(attrs.evolve(case, constants=(1, 2, 3), tolerance=1e-4))
-    b, scale = RNG.integers(-90, 90, (4, 3)).astype(np.int8), draw(3, scale=0.01)
+    b, scale = RNG.integers(-63, 64, (4, 3)).astype(np.int8), draw(3, scale=0.01)
     own = [b, scale, RNG.integers(-9, 9, 3).astype(np.int8)]
     for inputs in ([draw(2, 4), *own, draw(3)], [draw(2, 5, 4), b, scale[:1]]):
         made = call("DynamicQuantizeMatMul", *inputs)
@@ -413,7 +414,7 @@ def integers() -> list[Case]:
     for kind in (np.uint8, np.int8):
         x, out = _coded(2, 4, 6, 6, kind=kind), _coded(kind=kind, scale=0.0519)[1:]
         low = np.iinfo(kind).min
-        weight = RNG.integers(-127, 128, (6, 2, 3, 3)).astype(np.int8)
+        weight = RNG.integers(-63, 64, (6, 2, 3, 3)).astype(np.int8)
         bias = RNG.integers(-3000, 3000, 6).astype(np.int32)
         scales, zeros = RNG.uniform(0.001, 0.002, 6).astype(np.float32), np.zeros(6, np.int8)
         own: dict[str, Any] = {"group": 2, "pads": [1] * 4, "strides": [2, 1]}
@@ -422,7 +423,7 @@ def integers() -> list[Case]:
         last = np.ascontiguousarray(x[0].transpose(0, 2, 3, 1))
         own = {"channels_last": 1, "group": 2}
         add("QLinearConv", last, *x[1:], weight, scales, zeros, *out, bias, **own)
-        a, b = _coded(2, 3, 8, kind=kind), RNG.integers(-127, 128, (8, 5)).astype(np.int8)
+        a, b = _coded(2, 3, 8, kind=kind), RNG.integers(-63, 64, (8, 5)).astype(np.int8)
         add("QLinearMatMul", *a, b, scales[:5], zeros[:5], *out, domain="")
         add("QLinearMatMul", *a, b, scales[:1], zeros[:1], *out, domain="")
         a = _coded(3, 8, kind=kind)
