@@ -174,4 +174,5 @@ def _digests_of_frozen(model: Model, trained: Collection[str]) -> dict[str, str]
     for sparse in graph.sparse_initializer:
         content = sparse.SerializeToString(deterministic=True)
         out[sparse.values.name] = hashlib.sha256(content).hexdigest()[:32]
+    model.files.release()
     return out

@@ -308,6 +308,7 @@ class Trainer(SharesModels):
             tell=partial(say, progress=shown),
             progress=shown,
         )
+        setup.model.files.release()
         return Internals(arguments=arguments, setup=setup, hooks=hooks, live=live)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,35 @@ def test_tensors_outside_train_and_export(tmp_path: Path, params: Any) -> None:
     x, y = words(1000)
     twin.fit(x, y)
     same(trainer.get_state(), twin.get_state())
+
+
+def resident(path: Path) -> int:
+    """The bytes of a mapped file that count as memory of this process."""
+    parts = Path("/proc/self/smaps").read_text().split(str(path))[1:]
+    return sum(int(part.partition("\nRss:")[2].split()[0]) for part in parts) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+@pytest.mark.usefixtures("low_limit")
+def test_a_table_takes_the_memory_of_the_rows_that_are_read(tmp_path: Path) -> None:
+    """The analysis and the digests read a mapped tensor once; its pages do not stay in memory.
+
+    The class: a reader of a whole mapped file before or after the training, such as a search for masks.
+    """
+    rows = 2**15
+    path = written(tmp_path / "in", rows)
+    x, y = words(rows)
+    trainer = make(path, loss="softmax_cross_entropy", batch_size=16, epochs=1, params=["head"])
+    assert trainer.model.initializer("table").size == rows * WIDTH
+    works: dict[str, Callable[[], Any]] = {
+        "Trainer": lambda: None,
+        "fit": lambda: trainer.fit(x, y),
+        "save": lambda: trainer.save(tmp_path / "saved"),
+        "export": lambda: trainer.export(tmp_path / "out.onnx"),
+    }
+    for name, work in works.items():
+        work()
+        assert resident(tmp_path / "in" / "table.bin") < 2**22, name
 
 
 @pytest.mark.usefixtures("low_limit")

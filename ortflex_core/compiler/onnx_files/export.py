@@ -156,6 +156,7 @@ def _write_pair(
                 places.append((tensor, start, out.tell() - start))
         out.flush()
         os.fsync(out.fileno())
+    files.release()
     old = _own_data(path)
     data = path.with_name(f"{path.name}.data")
     if os.path.lexists(data) or old:

@@ -121,6 +121,15 @@ class DataFiles:
         for file in self._files.values():
             file.verify()
 
+    def release(self) -> None:
+        """Give the memory of mapped files back; what is used later is read again.
+
+        The analysis of a model reads each tensor once, and of a table of embeddings, for instance, the
+        steps read a few rows only.
+        """
+        for file in self._files.values():
+            file.release()
+
 
 class _File:
     """One file, open, and mapped where that is needed; a later file of the same name is a different one."""
@@ -176,6 +185,11 @@ class _File:
                 "trusted. Restore the old file and create the Trainer again; get_state() still has the "
                 "trained tensors"
             )
+
+    def release(self) -> None:
+        """Give the memory of the mapped file back, where the system can."""
+        if self._bytes is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._bytes.madvise(mmap.MADV_DONTNEED)
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int) -> Array:
         """Some of its bytes as a read-only array."""

@@ -134,14 +134,14 @@ def raised_array(array: Array, dtype: int, types: Sequence[int]) -> Array:
 
 
 def rounded(array: Array, dtype: int, name: str) -> Array:
-    """Values in the type that their tensor has in the file, rounded to nearest.
+    """Values rounded to the type of their tensor in the file; an array of that type is not copied.
 
     Raises:
         ModelError: a finite value is larger than the type can hold.
     """
     wanted = numpy_dtype(dtype)
     with np.errstate(over="ignore"):
-        out: Array = np.asarray(array, order="C").astype(wanted)
+        out: Array = np.asarray(array, order="C").astype(wanted, copy=False)
     if dtype in HALF:
         lost = np.isfinite(array) & ~np.isfinite(out.astype(np.float32))
         if lost.any():
