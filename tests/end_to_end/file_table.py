@@ -56,8 +56,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield (
         f"Of {len(made)} files, {counts['trained']} ({trained:.0%}) are trained correctly, "
         f"{counts['refused']} raise an error that states the reason, {counts['wrong']} give wrong results, "
-        f"and {counts['crashed']} crash. The columns of the following tables are the two exporters of torch "
-        'and the tools; "error" marks a file that raises an error.'
+        f"and {counts['crashed']} crash. The columns of the following tables are the two exporters of "
+        'torch and the tools; "error" marks a file that raises an error.'
     )
     yield ""
     # Three tables: one of ten columns would leave the screen.
@@ -71,11 +71,11 @@ def _lines(rows: Rows) -> Iterator[str]:
         yield ""
     limits = ", ".join(f'{limit:g} for "{form}"' for form, limit in TOLERANCES.items())
     yield (
-        "Each number is the largest relative error, ‖gradient − torch's gradient‖ / ‖torch's gradient‖, of "
-        f"all parameters that are compared. A file passes if it is at most {limits}, or 0.002 for the other "
-        "forms. The limits for quantized files and float16 are larger because networks with rounded weights "
-        "have different gradients. In files whose integer weights are frozen, only biases, normalizations "
-        "and embeddings are compared."
+        "Each number is the largest relative error, ‖gradient − torch's gradient‖ / ‖torch's gradient‖, "
+        f"of all parameters that are compared. A file passes if it is at most {limits}, or 0.002 for the "
+        "other forms. The limits for quantized files and float16 are larger because networks with "
+        "rounded weights have different gradients. In files whose integer weights are frozen, only biases, "
+        "normalizations and embeddings are compared."
     )
     yield ""
     yield "## Non-standard operators in these files"
