@@ -378,6 +378,7 @@ def seen_in(internals: Internals, feed: Feed | None) -> failures.Seen:
         slice(None)
         if problem.peers is None
         else slice(problem.peers.rank, None, problem.peers.size),
+        internals.live.fitting,
     )
 
 
@@ -501,7 +502,7 @@ def _step(internals: Internals, settings: Settings, item: Item) -> float:
     now = live.standing.manual
     rate = checked_rate(live.bound(settings.schedule), settings.learning_rate, now)
     engine = internals.engine
-    seen = failures.Seen(live.problem, engine.predict, columns.inputs)
+    seen = failures.Seen(live.problem, engine.predict, columns.inputs, fitting=live.fitting)
     seen.note(0, (prepared,))
     if internals.setup.problem.updating.prunings:
         if live.pruning is None or not live.pruning.continues(engine, now.step):

@@ -105,6 +105,8 @@ class Live:
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
         self._terms: tuple[_Types, tuple[LossTerm, ...]] | None = None
         self._preparing: Preparation | None = None
+        self.fitting: set[failures.Shapes] = set()
+        """The shapes of batches whose labels fit the model's results."""
 
     def terms(self, columns: Columns) -> tuple[LossTerm, ...]:
         """The losses for the types of these labels and weights."""
@@ -618,7 +620,9 @@ class Live:
                 evaluate = partial(evaluator.evaluate, weights)
                 predict = partial(evaluator.predict, weights)
             most = 1 if peers is None else peers.size
-            seen = failures.Seen(problem, predict, feed.first.inputs, feed.numbered, most)
+            seen = failures.Seen(
+                problem, predict, feed.first.inputs, feed.numbered, most, fitting=self.fitting
+            )
             scores = Scores(problem, self.setup.metrics, lambda: seen.batches(batches()), peers)
             try:
                 return scores(evaluate)
@@ -639,7 +643,7 @@ class Live:
         problem = self._cut(problem)
         batch = Batch(prepared, None, columns.rows, [])
         predict = partial(Evaluator(problem, self.device).predict, self._weights_now())
-        seen = failures.Seen(problem, predict, columns.inputs)
+        seen = failures.Seen(problem, predict, columns.inputs, fitting=self.fitting)
         seen.note(0, (batch,))
         try:
             return scoring.per_sample(problem, self.device, prepared, self.inferring())

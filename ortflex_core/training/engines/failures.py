@@ -21,6 +21,8 @@ from ortflex_core.kernel.types import Array, Shape, shape_text
 
 Predict = Callable[[Batch, Sequence[str]], Mapping[str, Array]]
 """Computes tensors of the model for a batch."""
+Shapes = tuple[tuple[str, Shape], ...]
+"""The shapes of columns without their rows, by name."""
 
 
 @attrs.define
@@ -34,6 +36,7 @@ class Seen:
         numbered: whether the user made the batches, so that the error has the number of the batch.
         most: the number of groups of batches from which one may fail.
         own: the batches of a group that this process computes.
+        fitting: the shapes of columns that were compared with the model's results, and fit.
     """
 
     problem: Problem
@@ -42,6 +45,7 @@ class Seen:
     numbered: bool = False
     most: int = 1
     own: slice = slice(None)
+    fitting: set[Shapes] = attrs.field(factory=set)
     _recent: deque[tuple[int, Sequence[Batch]]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -61,15 +65,20 @@ class Seen:
         """Note a group of batches, the first of which has the number.
 
         Raises:
-            DataError: labels of one value would be broadcast to the tensor of their loss.
+            DataError: labels and the tensor of their loss have other shapes, of which one would be
+                broadcast.
         """
         begun = bool(self._recent)
         self._recent.append((number, group))
         if begun and not self.numbered:  # the rows have one shape
             return
         for k, batch in self._own(number, group):
-            if _broadcasts(self.problem, batch) and (why := self._reason(batch)) is not None:
+            shapes = _uncertain(self.problem, batch)
+            if not shapes or shapes in self.fitting:
+                continue
+            if (why := self._reason(batch)) is not None:
                 raise self._named(k, why) from why
+            self.fitting.add(shapes)
 
     def explained(self, error: GraphError) -> Exception:
         """The failure in terms of the model and the data; ``error`` if there is no explanation."""
@@ -152,19 +161,31 @@ def _is_fixed(shape: Shape | None) -> bool:
     return shape is not None and all(isinstance(d, int) for d in shape[1:])
 
 
-def _broadcasts(problem: Problem, batch: Batch) -> bool:
-    """Whether labels have one value along an axis of unknown size, so that a loss may broadcast them."""
-    given = getattr(
-        batch.columns, "given", batch
-    )  # derived columns are computed when they are read
-    return any(
-        isinstance(wanted, str) and size == 1
-        for term in problem.terms
-        if term.label is not None and any(isinstance(d, str) for d in (term.label.shape or ())[1:])
-        for wanted, size in zip(
-            (term.label.shape or ())[1:], given.shape(term.label.name)[1:], strict=False
+def _uncertain(problem: Problem, batch: Batch) -> Shapes:
+    """The shapes of a batch that a loss may broadcast; empty if it cannot.
+
+    The size of an axis is certain if an input has an axis of the same name. An axis of any other name is
+    as long as the model makes it, for instance 1, which a loss would broadcast to the labels.
+    """
+    # Derived columns are computed when they are read.
+    given = getattr(batch.columns, "given", batch)
+    inputs = [i for i in problem.model.inputs if i.shape and i.name in given.columns]
+    shapes = {i.name: given.shape(i.name)[1:] for i in inputs}
+    sizes = {
+        d: n for i in inputs for d, n in zip((i.shape or ())[1:], shapes[i.name], strict=False)
+    }
+    uncertain = False
+    for term in problem.terms:
+        if term.label is None:
+            continue
+        wanted = (term.label.shape or ())[1:]
+        same = term.label.shape == term.predicted.shape
+        shapes[term.label.name] = got = given.shape(term.label.name)[1:]
+        uncertain |= any(
+            isinstance(d, str) and (n != sizes.get(d) if same else n == 1)
+            for d, n in zip(wanted, got, strict=False)
         )
-    )
+    return tuple(sorted(shapes.items())) if uncertain else ()
 
 
 def check_rows(problem: Problem, predict: Predict, batch: Batch) -> None:
