@@ -62,6 +62,24 @@ def test_paths_are_relative_to_the_file(
     assert load(folder, "", "output=here").output == str(elsewhere / "here")
 
 
+@pytest.mark.parametrize("key", ["model", "data", "validation", "output", "plugins", "data.path"])
+def test_an_empty_path_is_not_the_current_folder(folder: Path, key: str) -> None:
+    name = key.partition(".")[0]
+    assert problems(folder, "", f"{key}=")[0].startswith(f"{name}: expected a path, got ''")
+    if key not in ("model", "data", "data.path"):
+        assert problems(folder, f'{key} = ""\n')[0].startswith(f"{name}: expected a path, got ''")
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [("20%", "0.2"), ("12.5 %", "0.125"), ("0,2", "0.2"), ("1,5", ""), ("100%", ""), ("0%", "")],
+)
+def test_a_fraction_that_reads_as_a_path(folder: Path, value: str, number: str) -> None:
+    [line] = problems(folder, f'validation = "{value}"\n')
+    assert line.endswith(f"a fraction is a number: {number}") == bool(number)
+    assert ("a fraction" in line) == bool(number)
+
+
 def test_all_errors_at_once_each_with_its_path(folder: Path) -> None:
     text = """
 epocs = 3

@@ -111,6 +111,11 @@ def test_a_path_in_place_of_arrays(path: Any, method: str) -> None:
         getattr(made(), method)(path)
 
 
+def test_weights_of_classes_in_place_of_those_of_rows() -> None:
+    with pytest.raises(DataError, match="the option class_weight of a loss"):
+        made().fit(X, Y, sample_weight={0: 1.0, 1: 2.0})
+
+
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_masked_values_are_not_used_and_other_arrays_of_numpy_are() -> None:
     """The values under a mask were trained on, in silence; a matrix was a TypeError of numpy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -247,7 +248,7 @@ class Parts:
         source: DataSource = self.plugins.component("data", value, name)
         path = getattr(source, "path", None)
         if isinstance(path, str) and "://" not in path and not os.path.exists(path):
-            raise ConfigError(f"{name}: {_missing(path)}")
+            raise ConfigError(_missing(name, path))
         return source
 
     def _reader(self, name: str, path: str) -> str:
@@ -271,7 +272,7 @@ class Parts:
                 f"{{name = …, path = …}}"
             )
         if not os.path.exists(path) and "://" not in path:
-            raise ConfigError(f"{name}: {_missing(path)}")
+            raise ConfigError(_missing(name, path))
         if ending not in self.plugins["data"]:
             raise ConfigError(
                 f"{name}: no data source is called {ending!r}, the ending of {path!r}; "
@@ -311,8 +312,14 @@ class Parts:
         return None if made is None else self._spell("penalties", made, None)
 
 
-def _missing(path: str) -> str:
-    return no_file(path).replace("the file", "the file or folder", 1)
+def _missing(name: str, path: str) -> str:
+    """The message about a path that does not exist, or that was meant as a fraction: 20%, or 0,2."""
+    text = f"{name}: {no_file(path).replace('the file', 'the file or folder', 1)}"
+    number = re.fullmatch(r"(\d+)(?:[.,](\d+))?\s*(%?)", os.path.basename(path))
+    if name != "validation" or number is None:
+        return text
+    share = float(f"{number[1]}.{number[2] or 0}") / (100 if number[3] else 1)
+    return f"{text}; a fraction is a number: {share:g}" if 0 < share < 1 else text
 
 
 def read_head(value: Any, plugins: Plugins) -> Any:

@@ -261,6 +261,18 @@ def _map_path(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
+def _absolute_path(name: str, value: Any, folder: Path) -> Any:
+    """The value of a key that is a path, or a table with one, as an absolute path.
+
+    Raises:
+        ConfigError: the path is empty.
+    """
+    path = value.get("path") if isinstance(value, Mapping) else value
+    if path == "":
+        raise ConfigError(f"{name}: expected a path, got ''; '.' is the current folder")
+    return _map_path(value, lambda path: os.path.abspath(folder / path))
+
+
 def _map_teachers(spec: Any, change: Callable[[str], str]) -> Any:
     """The losses of ``loss``, with other paths of their teachers."""
     if isinstance(spec, list | tuple):
@@ -321,7 +333,7 @@ def _absolute(table: dict[str, Any], folder: Path) -> None:
         table[name] = _map_modules(table[name], file_of)
     for name in _PATHS:
         if name in table:
-            table[name] = _map_path(table[name], lambda path: os.path.abspath(folder / path))
+            table[name] = _absolute_path(name, table[name], folder)
     if "loss" in table:
         table["loss"] = _map_teachers(table["loss"], lambda path: os.path.abspath(folder / path))
 
@@ -345,8 +357,8 @@ def _relative(name: str, value: Any, folder: Path) -> Any:
 def _override(table: dict[str, Any], text: str, parts: Parts) -> None:
     """Put the value of ``key=value`` into the table; a name above the last key becomes a table."""
     keys, value = parse_override(text)
-    if keys[0] in _PATHS and isinstance(value, str):
-        value = _map_path(value, os.path.abspath) if len(keys) == 1 or keys[-1] == "path" else value
+    if keys[0] in _PATHS and isinstance(value, str) and (len(keys) == 1 or keys[-1] == "path"):
+        value = _absolute_path(keys[0], value, Path())
     if keys[0] == "loss" and keys[-1] == TEACHER and isinstance(value, str):
         value = os.path.abspath(value)
     inner: Any = table

@@ -207,7 +207,9 @@ def _array(value: Any, what: str, *, is_text: bool = False) -> Array:
     if array.ndim == 0:
         if array.dtype.kind == "U":
             raise DataError(_no_path(value, what))
-        raise DataError(f"{what} is a single value, expected at least one row: {array!r}")
+        classes = what.startswith("sample_weight")
+        hint = "; a weight for each class is the option class_weight of a loss" if classes else ""
+        raise DataError(f"{what} is a single value, expected at least one row: {array!r}{hint}")
     return array
 
 
