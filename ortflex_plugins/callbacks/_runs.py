@@ -97,7 +97,7 @@ class Runs:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _take(self, place: Path, step: int, identifier: str) -> None:
-        steps = sorted(list_checkpoints(place), key=_number)
+        steps = list_checkpoints(place)
         best = [place / _BEST] if os.path.lexists(place / _BEST) else []
         own = [p for p in steps if identifier and _run_of(p) == identifier]
         broken = [p for p in (*steps, *best) if identifier and _damaged(p)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -121,18 +122,24 @@ def _scan(c: Call, *inputs: Value) -> Any:
 
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-_ALPHA = {"LeakyRelu": 0.01, "ThresholdedRelu": 1.0, "Elu": 1.0, "HardSigmoid": 0.2}
+_NUMBERS: Mapping[str, tuple[float | None, ...]] = {
+    "leakyrelu": (0.01,),
+    "thresholdedrelu": (None,),  # 1 in the standard, 0 in onnxruntime
+    "elu": (1.0,),
+    "hardsigmoid": (0.2, 0.5),
+    "affine": (None, None),
+    "scaledtanh": (None, None),
+}
+"""The defaults of alpha, and of beta, of the activations that take them; None: it has to be given."""
 
 
-def _activation(c: Call, name: str, alpha: float | None, beta: float | None) -> Any:
+def _activation(c: Call, name: str, a: float = 1.0, b: float = 0.0) -> Any:
     xp = c.xp
-    a = _ALPHA.get(name, 1.0) if alpha is None else alpha
-    b = 0.5 if beta is None and name == "HardSigmoid" else 1.0 if beta is None else beta
     table = {
         "Tanh": xp.tanh,
         "Sigmoid": lambda x: 0.5 * xp.tanh(0.5 * x) + 0.5,
         "Relu": lambda x: xp.maximum(x, 0),
-        "Affine": lambda x: a * x + (0.0 if beta is None else b),
+        "Affine": lambda x: a * x + b,
         "LeakyRelu": lambda x: xp.where(x >= 0, x, a * x),
         "ThresholdedRelu": lambda x: xp.where(x > a, x, 0),
         "ScaledTanh": lambda x: a * xp.tanh(b * x),
@@ -150,14 +157,16 @@ def _activation(c: Call, name: str, alpha: float | None, beta: float | None) -> 
 def _activations(c: Call, sides: int) -> list[list[Any]]:
     """The functions of each direction."""
     names = c.get("activations") or _DEFAULTS[c.name] * sides
-    alphas, betas = list(c.get("activation_alpha") or []), list(c.get("activation_beta") or [])
-    takes_alpha = {n.lower() for n in (*_ALPHA, "Affine", "ScaledTanh")}
-    takes_beta = {"affine", "scaledtanh", "hardsigmoid"}
+    sources = [iter(c.get(f"activation_{n}") or []) for n in ("alpha", "beta")]
     out = []
     for name in names:
-        alpha = alphas.pop(0) if name.lower() in takes_alpha and alphas else None
-        beta = betas.pop(0) if name.lower() in takes_beta and betas else None
-        out.append(_activation(c, name, alpha, beta))
+        defaults = _NUMBERS.get(name.lower(), ())
+        numbers = [next(s, default) for s, default in zip(sources, defaults, strict=False)]
+        if None in numbers:
+            raise NotTranslatable(
+                f"{c.name} with the activation {name} without its activation_alpha or _beta"
+            )
+        out.append(_activation(c, name, *numbers))
     size = len(_DEFAULTS[c.name])
     return [out[k * size : (k + 1) * size] for k in range(sides)]
 

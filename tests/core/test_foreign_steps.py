@@ -7,10 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
-from ortflex_core import OutputError
+from ortflex_core import CheckpointError, OutputError
 from ortflex_core.kernel import files
+from ortflex_core.training.portable import manifest
 from tests import models
 from tests.training import make, regression
 
@@ -53,6 +56,55 @@ def test_a_foreign_state_is_not_replaced_and_ours_is(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"state\.safetensors"):
             made.export_step(step)
         assert state.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "'0.txt', which"), (2, "'0.txt' and 1 more"), (3, "'0.txt' and 2 more")],
+)
+def test_the_files_of_others_are_counted(count: int, words: str, tmp_path: Path) -> None:
+    for k in range(count):
+        (tmp_path / f"{k}.txt").write_text("notes")
+    with pytest.raises(OutputError) as error:
+        trainer().export_step(tmp_path)
+    assert words in str(error.value)
+    assert len(os.listdir(tmp_path)) == count
+
+
+def graph(default: bool) -> onnx.ModelProto:
+    """An input that may have a default value, and an output of the same type."""
+    value = onnx.helper.make_tensor_value_info
+    nodes = [onnx.helper.make_node("Add", ["a", "b"], ["c"])]
+    sides = [[value(n, onnx.TensorProto.FLOAT, [2]) for n in names] for names in ("ab", "c")]
+    constants = [onnx.numpy_helper.from_array(np.ones(2, np.float32), "b")] * default
+    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *sides, constants))
+
+
+@pytest.mark.parametrize(
+    ("names", "default", "lacks"),
+    [("abc", False, ""), ("ac", True, ""), ("ac", False, "input 'b'"), ("ab", True, "output 'c'")],
+)
+def test_a_manifest_has_all_inputs_without_a_default_and_all_outputs(
+    names: str, default: bool, lacks: str
+) -> None:
+    items = [
+        manifest.Item(
+            name=None if n == "c" else n,
+            new=n if n == "c" else None,
+            role="data",
+            of=None,
+            slot=None,
+            batch=None,
+            dtype="float32",
+            shape=(2,),
+        )
+        for n in names
+    ]
+    if not lacks:
+        manifest.check(items, graph(default), "this graph")
+        return
+    with pytest.raises(CheckpointError, match=f"lacks the {lacks} of the graph"):
+        manifest.check(items, graph(default), "this graph")
 
 
 def test_a_file_is_flushed_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,6 +258,57 @@ def test_hooks_are_called_as_pluggy_calls_them(wrapped: bool) -> None:
     assert ours[0] == [True, False, 0, *(["around"] * wrapped)]
 
 
+def test_a_callback_that_was_refused_is_not_registered() -> None:
+    """Its error is the same when it is given again, and another callback of the same name is taken."""
+
+    class Nothing:
+        pass
+
+    class Misspelt:
+        @hook
+        def epoch_ended(self) -> None:
+            pass
+
+    manager = HookManager(Plugins(()), ())
+    for plugin, reason in ((Nothing(), "has no hooks"), (Misspelt(), "unknown hook 'epoch_ended'")):
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=reason):
+                manager.register(plugin)
+        assert not manager._manager.is_registered(plugin)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("further", [0, 1])
+def test_an_error_names_the_callback_that_raised_it(wrapped: bool, further: int) -> None:
+    """A wrapper is called by pluggy, which does not say whose an error is, unless it is alone."""
+
+    class Broken:
+        @hook(wrapper=wrapped)
+        def step_end(self) -> Any:
+            if wrapped:
+                yield
+            raise ZeroDivisionError
+
+    class Silent:
+        @hook
+        def step_end(self) -> None:
+            pass
+
+    if not wrapped:
+
+        @hook
+        def step_end(self: Any) -> None:
+            raise ZeroDivisionError
+
+        Broken.step_end = step_end  # type: ignore[method-assign]
+    manager = HookManager(Plugins(()), [Broken(), *[Silent()] * further])
+    told = manager.callables("trainer")["step_end"]
+    with pytest.raises(ZeroDivisionError) as error:
+        told(progress=Progress(), loss=1.0, penalty=0.0, rate=0.1)
+    notes = "\n".join(getattr(error.value, "__notes__", []))
+    assert ("'step_end'" in notes and "Broken" in notes) == (not wrapped or not further)
+
+
 def test_the_progress_is_that_of_the_step_for_whoever_asks() -> None:
     """A hook that does not take it finds it at the Trainer's loop, where checkpoints read it."""
     seen = []

@@ -130,6 +130,35 @@ def test_a_function_is_a_schedule() -> None:
         np.testing.assert_allclose(history["rate"], 0.01 * factor ** np.arange(3))
 
 
+@pytest.mark.parametrize(
+    ("function", "rates"),
+    [
+        (lambda base, step: base * step, [0, 1, 2, 3]),
+        (lambda base, epoch: base * epoch, [0, 0, 1, 1]),
+        (lambda base, rows: base * rows, [0, 8, 16, 24]),
+        (lambda base, progress: base * progress.rows, [0, 8, 16, 24]),
+    ],
+    ids=["step", "epoch", "rows", "progress"],
+)
+def test_a_schedule_may_take_each_counter(function: Any, rates: list[int]) -> None:
+    seen: list[float] = []
+
+    def step_end(rate: float) -> None:
+        seen.append(rate)
+
+    x, y = regression(16)
+    trainer = make(
+        linear(),
+        schedule=function,
+        learning_rate=0.5,
+        epochs=2,
+        batch_size=8,
+        callbacks=[step_end],
+    )
+    trainer.fit(x, y)
+    assert seen == [0.5 * n for n in rates]
+
+
 def test_functions_are_callbacks() -> None:
     calls: list[Any] = []
 

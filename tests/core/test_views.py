@@ -292,8 +292,9 @@ def test_plot_draws_the_columns_over_epochs_from_one() -> None:
     axes = history.plot(ax=figure.Figure().add_subplot())
     drawn = {c.get_label(): (list(c.get_xdata()), list(c.get_ydata())) for c in axes.lines}
     assert drawn == {"training": ([1, 2], [1.0, 0.5]), "validation": ([1, 2], [3.0, 2.0])}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "loss")
     axes = history.plot("validation_loss", ax=figure.Figure().add_subplot())
-    assert axes.get_ylabel() == "validation_loss"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "validation_loss")
     with pytest.raises(ConfigError, match="no column 'validation_los'; did you mean"):
         history.plot("validation_los")
 

@@ -6,6 +6,7 @@ runner that does not pass it trains with its first value forever.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -244,6 +245,33 @@ def test_rows_of_a_shorter_last_batch_are_counted_as_fit_counts_them(tmp_path: P
     (table,) = [onnx.numpy_helper.to_array(t) for t in graph.initializer if t.name == "rates"]
     trainer.fit(x, y)
     np.testing.assert_array_equal(table, seen)
+
+
+@attrs.frozen(kw_only=True)
+class Reading(Schedule):
+    """It reads the History, each in one of the ways in which a sequence is read."""
+
+    name: str = "reading"
+    how: Callable[[Any], Any]
+
+    def rate(self, base: Any, progress: Any) -> Any:
+        with contextlib.suppress(IndexError):  # before the first epoch
+            self.how(progress.history)
+        return base
+
+
+@pytest.mark.parametrize(
+    "how",
+    [len, bool, list, lambda h: h[0], lambda h: h[-1], lambda h: h[1:][0], lambda h: len(h[1:])],
+    ids=["len", "bool", "list", "first", "last", "first of a part", "length of a part"],
+)
+def test_a_schedule_that_reads_the_history_has_no_table(how: Any, tmp_path: Path) -> None:
+    """Its rates depend on losses, which the table cannot know: they would be frozen in silence."""
+    trainer = trained(schedule=Reading(how=how))
+    trainer.export_step(tmp_path / "step", X, Y)
+    manifest = open_step(tmp_path / "step").manifest
+    assert manifest.rates is None
+    assert [m.what for m in manifest.not_portable] == ["schedule"]
 
 
 @pytest.mark.parametrize("name", ["plateau", "exponential", "one_cycle"])

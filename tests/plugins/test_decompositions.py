@@ -144,6 +144,23 @@ REFUSED = {
 }
 
 
+def test_packed_queries_of_unknown_size_are_named() -> None:
+    """How they are split into queries, keys and values depends on the size."""
+    names = ["x", "", "", "", "", "lengths", "total"]
+    sizes = {"num_heads": 4, "kv_num_heads": 2}
+    node = helper.make_node("GroupQueryAttention", names, ["y"], domain="com.microsoft", **sizes)
+    value = helper.make_tensor_value_info
+    integers = [value("lengths", 6, ["N"]), value("total", 6, [1])]
+    for width, reasons in ((128, {}), ("D", {"y": "with packed queries of unknown size"})):
+        inputs = [value("x", 1, ["N", 4, width]), *integers]
+        graph = helper.make_graph([node], "g", inputs, [value("y", 1, ["N", 4, "M"])])
+        imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+        refused = Model(model).decomposed.refused
+        assert refused.keys() == reasons.keys()
+        assert all(reason in refused[name] for name, reason in reasons.items())
+
+
 @pytest.mark.parametrize("key", REFUSED, ids=lambda key: key[1])
 def test_an_operator_that_no_formula_computes_says_what_to_do(key: tuple[str, str]) -> None:
     count, outputs, text = REFUSED[key]

@@ -447,12 +447,19 @@ def test_paths_of_modules_select_weights_of_every_exporter(names: str) -> None:
         make(renamed, params=["bodi*"])
 
 
-def test_recorded_shapes_of_the_old_head_are_forgotten() -> None:
-    """Some exporters record shapes of weights, too."""
-    source = tail(node("Softmax", ["s"], ["Y"]))
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_recorded_shapes_of_the_old_head_are_forgotten(elsewhere: bool) -> None:
+    """Some exporters record shapes of weights, too; a weight that is read elsewhere keeps its shape."""
+    further = [node("Neg", ["w2"], ["negative"])] * elsewhere
+    source = tail(node("Softmax", ["s"], ["Y"]), *further)
+    if elsewhere:
+        source.graph.output.append(models.floats("negative", 5, 4))
     source.graph.value_info.extend(
         [models.floats("w2", 5, 4), models.floats("b2", 4), models.floats("s", "N", 4)]
     )
-    edited = make(source, head=3).export()
+    source.graph.value_info.append(models.floats("q", "N", 4))
+    edited = make(source, head={"outputs": 3, "at": "Y"}, loss={"Y": "squared_error"}).export()
+    recorded = {v.name for v in edited.graph.value_info}
+    assert recorded == ({"w2"} if elsewhere else set())
     onnx.checker.check_model(edited, full_check=True)
     assert models.predict(edited, {"X": ROWS})["Y"].shape == (12, 3)

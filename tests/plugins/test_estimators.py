@@ -303,3 +303,14 @@ def test_a_prediction_draws_nothing_from_the_global_generator() -> None:
     again.predict(x)
     again.to_onnx()
     assert np.random.rand() == before
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(OrtClassifier, MLPClassifier), (OrtRegressor, MLPRegressor)]
+)
+def test_defaults_are_those_of_scikit_learn(ours: Any, theirs: Any) -> None:
+    """Every parameter of the same name, but for the rate, which is the name of a schedule there."""
+    mine, known = ours().get_params(), theirs().get_params()
+    same = sorted(mine.keys() & known.keys() - {"learning_rate", "loss"})
+    assert len(same) >= 12
+    assert {n: mine[n] for n in same} == {n: known[n] for n in same}

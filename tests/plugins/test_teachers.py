@@ -297,6 +297,10 @@ def mixing(rows: int | str = "N") -> onnx.ModelProto:
         (None, {"alpha": -0.1}, OrtflexError, "alpha"),
         (None, {"teacher": "missing.onnx"}, ConfigError, "missing.onnx"),
         (None, {"teacher": 3}, OrtflexError, "teacher"),
+        (None, {"teacher": ""}, OrtflexError, "teacher"),
+        (None, {"teacher_inputs": "X"}, OrtflexError, "teacher_inputs"),
+        (None, {"teacher_inputs": ["X"]}, OrtflexError, "teacher_inputs"),
+        (None, {"teacher_inputs": {"X": 0}}, OrtflexError, "teacher_inputs"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_an_error(
