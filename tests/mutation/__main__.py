@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["map"]:
         parser = argparse.ArgumentParser(prog="python -m tests.mutation map")
         parser.add_argument("files", nargs="*", help="files of tests; by default all that are new")
-        parser.add_argument("--jobs", type=int, default=1)
+        parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
         options = parser.parse_args(arguments[1:])
         reach.collect(options.files, options.jobs)
         return 0
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--of", default="", help="of those drawn, only sources that begin so")
     parser.add_argument("--tests", nargs="*", default=[], help="these tests, not those of the map")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that judge")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes that judge"
+    )
     parser.add_argument(
         "--timeout", type=float, default=180, help="seconds of the tests of a batch"
     )

@@ -181,6 +181,9 @@ def preload() -> None:
 def judge(server: Server, mutant: Mutant, room: float, tests: Sequence[str] = ()) -> Outcome:
     """Run the tests that reach a mutant until one fails: a few specific ones, the others, all cases.
 
+    All cases are those of the functions that reach its source: the map has some cases of each function,
+    and another case may be the one that reaches the mutant.
+
     ``room`` is the seconds that the tests of one of these batches may take without a mutant. The
     fastest run first, so what most tests see costs little, and a slow test runs for survivors only.
     With ``tests``, these run instead, for instance those of an environment that has no map.
@@ -197,7 +200,8 @@ def judge(server: Server, mutant: Mutant, room: float, tests: Sequence[str] = ()
         reaching = [t for t in reach.reaching(mutant.source) if t.seconds < 1][:_FIRST]
     tried: set[str] = set()
     wanted = {test.name for test in reaching} | {t.function for t in reaching if "[" in t.name}
-    for batch, names in _batches(reaching, mutant, room):
+    every = reach.reaching(mutant.source)
+    for batch, names in _batches(reaching, every, mutant, room):
         limit = 60 + _PATIENCE * sum(test.seconds for test in batch)
         with server.planted(mutant):
             verdict, by = server.run(names, limit)
@@ -211,16 +215,16 @@ def judge(server: Server, mutant: Mutant, room: float, tests: Sequence[str] = ()
 
 
 def _batches(
-    reaching: Sequence[Test], mutant: Mutant, room: float
+    reaching: Sequence[Test], every: Sequence[Test], mutant: Mutant, room: float
 ) -> Iterator[tuple[list[Test], list[str]]]:
-    """Tests of the map, and the names under which they run."""
+    """Tests of the map, and the names under which they run; ``every`` test reaches the source."""
     ordered = sorted(reaching, key=lambda test: not _named_after(test, mutant))
     fast = sorted(reaching, key=lambda test: test.seconds)
     specific = [test for test in ordered if test.seconds < 2][:_FIRST]
     first = list(dict.fromkeys((*specific, *fast[: _FIRST // 2])))
     others = list(_within([test for test in fast if test not in first], room))
-    # The map has some cases of each function; these are all of them.
-    cases = list(_within([test for test in ordered if "[" in test.name], room))
+    further = sorted(set(every).difference(reaching), key=lambda test: test.seconds)
+    cases = list(_within([t for t in (*ordered, *further) if "[" in t.name], room))
     names = dict.fromkeys(test.function for test in cases)
     for batch, called in (
         (first, [t.name for t in first]),

@@ -212,3 +212,13 @@ def test_the_map_has_the_tests_of_a_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert names == [["t.py::narrow", "t.py::wide"], ["t.py::wide"], []]
     reach._store("t.py", [json.dumps(narrow)])  # the file changed
     assert [t.name for t in reach.reaching("a.py")] == ["t.py::narrow"]
+
+
+def test_the_cases_that_the_map_lacks_are_run_last() -> None:
+    """The line of a mutant may be reached by another case of a function that reaches its source."""
+    from tests.mutation.reach import Test
+
+    line, source = Test("t.py::near[a]", 0.1), Test("t.py::far[b]", 0.2)
+    batches = list(run._batches([line], [line, source], mutant(), 60.0))
+    assert [names for _, names in batches] == [["t.py::near[a]"], ["t.py::near", "t.py::far"]]
+    assert list(run._batches([line], [line, source], mutant(), 0.15))[-1][1] == ["t.py::near"]
