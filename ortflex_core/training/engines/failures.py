@@ -167,6 +167,9 @@ def _uncertain(problem: Problem, batch: Batch) -> Shapes:
     The size of an axis is certain if an input has an axis of the same name. An axis of any other name is
     as long as the model makes it, for instance 1, which a loss would broadcast to the labels.
     """
+    labels = [(t, t.label) for t in problem.terms if t.label is not None]
+    if not any(isinstance(d, str) for _, label in labels for d in (label.shape or ())[1:]):
+        return ()
     # Derived columns are computed when they are read.
     given = getattr(batch.columns, "given", batch)
     inputs = [i for i in problem.model.inputs if i.shape and i.name in given.columns]
@@ -175,15 +178,12 @@ def _uncertain(problem: Problem, batch: Batch) -> Shapes:
         d: n for i in inputs for d, n in zip((i.shape or ())[1:], shapes[i.name], strict=False)
     }
     uncertain = False
-    for term in problem.terms:
-        if term.label is None:
-            continue
-        wanted = (term.label.shape or ())[1:]
-        same = term.label.shape == term.predicted.shape
-        shapes[term.label.name] = got = given.shape(term.label.name)[1:]
+    for term, label in labels:
+        same = label.shape == term.predicted.shape
+        shapes[label.name] = got = given.shape(label.name)[1:]
         uncertain |= any(
             isinstance(d, str) and (n != sizes.get(d) if same else n == 1)
-            for d, n in zip(wanted, got, strict=False)
+            for d, n in zip((label.shape or ())[1:], got, strict=False)
         )
     return tuple(sorted(shapes.items())) if uncertain else ()
 
