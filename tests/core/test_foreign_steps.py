@@ -124,3 +124,24 @@ def test_a_file_is_flushed_with_its_name(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(files, "flush_folder", flushing)
     make(models.mlp((3, 4, 1)), backend="fused").export(tmp_path / "a.onnx")
     assert calls[-2:] == ["rename a.onnx", f"flush {tmp_path.name}"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux")
+def test_every_file_of_a_checkpoint_is_flushed_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut after the exchange must not leave a checkpoint with files that are empty."""
+    flushed: set[str] = set()
+    flush = os.fsync
+
+    def flushing(handle: int) -> None:
+        flushed.add(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        flush(handle)
+
+    made = trainer()
+    monkeypatch.setattr(os, "fsync", flushing)
+    made.save(tmp_path / "saved")
+    content = [path for path in (tmp_path / "saved").rglob("*") if path.is_file()]
+    assert {path.name for path in content} >= {"checkpoint.json", "state.safetensors", "model.onnx"}
+    assert flushed >= {path.name for path in content} | {"model"}
+    assert len(flushed) >= len(content) + 3  # the folder itself, and the one in which it is

@@ -1,0 +1,64 @@
+"""What the analysis does with types, sizes and lists that say nothing: it leaves them, or names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ortflex_core import GraphError, Model, ModelError, TensorSpec
+from ortflex_core.compiler.opsets import kernels
+from ortflex_core.compiler.opsets.equivalence import check_size
+from tests import models
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_node_whose_input_has_no_known_type_is_not_replaced(known: bool) -> None:
+    """Alone, without the type of its input, every runtime would refuse it."""
+    foreign = helper.make_node("Unknown", ["X"], ["h"], domain="com.example")
+    before = helper.make_node("Tanh", ["X"], ["h"]) if known else foreign
+    graph = helper.make_graph(
+        [before, helper.make_node("Gelu", ["h"], ["Y"])],
+        "g",
+        [models.floats("X", "N", 3)],
+        [models.floats("Y", "N", 3)],
+    )
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.example", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
+    made, reasons = kernels.inlined(model)
+    assert not reasons
+    assert [n.op_type for n in made.graph.node] == [before.op_type, "Gelu"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"), [((0, 3), True), ((2, 3), True), ((-1, 3), False), ((7, 3), False)]
+)
+def test_sizes_for_which_values_are_drawn(shape: tuple[int, ...], fits: bool) -> None:
+    """A tensor without elements has values, namely none; a file may claim any other size."""
+    spec = TensorSpec("X", TensorProto.FLOAT, shape)
+    if fits:
+        check_size(spec, shape, most=20)
+        return
+    with pytest.raises(GraphError, match="test values cannot be made for the input"):
+        check_size(spec, shape, most=20)
+
+
+@pytest.mark.parametrize("name", ["strides", "dilations", "kernel_shape"])
+@pytest.mark.parametrize("numbers", [[], [0, 1]])
+def test_an_attribute_without_numbers_is_an_error_of_the_model(
+    name: str, numbers: list[int]
+) -> None:
+    node = helper.make_node("Conv", ["X", "W"], ["Y"], name="step")
+    kind: Any = onnx.AttributeProto.INTS
+    node.attribute.append(onnx.AttributeProto(name=name, type=kind, ints=numbers))
+    model = models.model(
+        [node],
+        [models.floats("X", "N", 1, 4, 4)],
+        [models.floats("Y", "N", 1, 3, 3)],
+        {"W": np.ones((1, 1, 2, 2))},
+    )
+    with pytest.raises(ModelError, match="step"):
+        Model(model)
