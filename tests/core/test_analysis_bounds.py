@@ -22,6 +22,8 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
+from ortflex_core import ModelError
+from ortflex_core.compiler.graph import bounded_inference
 from ortflex_core.compiler.graph.bounded_inference import infer_shapes
 
 ADDRESSES, SECONDS = 3 * 2**29, 10
@@ -318,6 +320,35 @@ def test_long_vectors_are_hidden_and_the_others_are_not() -> None:
     assert shapes["long"] == [2**40]
     assert [n.op_type for n in typed.graph.node] == [n.op_type for n in model.graph.node]
     assert len(typed.graph.initializer) == 4
+
+
+def _chain(nested: bool) -> onnx.GraphProto:
+    """Tensors of 22 dimensions together, or 28 if a node has branches, which are counted, too."""
+    value, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    given = value("x", 1, [5, 2])
+    if not nested:  # 2 of x, 2 of a, 10 of the parts, and 8 as four of them are outputs
+        names = [f"y{k}" for k in range(5)]
+        nodes = [node("Relu", ["x"], ["a"]), node("Split", ["a"], names, axis=0, num_outputs=5)]
+        ends = [value(n, 1, [1, 2]) for n in names[:4]]
+        return onnx.helper.make_graph(nodes, "g", [given], ends)
+    bodies = [  # 4 in each
+        onnx.helper.make_graph([node("Relu", ["x"], [n])], n, [], [value(n, 1, [5, 2])])
+        for n in ("yes", "no")
+    ]
+    branch = node("If", ["c"], ["a"], then_branch=bodies[0], else_branch=bodies[1])  # up to 3
+    after = [node("Neg", ["a"], [f"n{k}"]) for k in range(5)]  # 3 each
+    return onnx.helper.make_graph([branch, *after], "g", [value("c", 9, []), given], [])
+
+
+@pytest.mark.parametrize(("nested", "total"), [(False, 22), (True, 28)])
+def test_the_dimensions_of_all_tensors_are_counted(
+    nested: bool, total: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_inference, "MOST_SIZES", total)
+    bounded_inference._check_ranks(_chain(nested), "this model")
+    monkeypatch.setattr(bounded_inference, "MOST_SIZES", total - 1)
+    with pytest.raises(ModelError, match=f"this model: .* more than {total - 1} dimensions"):
+        bounded_inference._check_ranks(_chain(nested), "this model")
 
 
 if __name__ == "__main__":
