@@ -182,3 +182,33 @@ def test_the_second_training_of_a_structure_traces_nothing(
     assert not traced
     for name, array in first.get_state().items():
         np.testing.assert_array_equal(second.get_state()[name], array)
+
+
+def colors(names: list[str]) -> onnx.ModelProto:
+    """A frozen string constant that the input is compared with, and a trained weight."""
+    nodes = [
+        onnx.helper.make_node("Equal", ["X", "names"], ["same"]),
+        onnx.helper.make_node("Cast", ["same"], ["codes"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("MatMul", ["codes", "W"], ["Y"]),
+    ]
+    value = onnx.helper.make_tensor_value_info
+    model = models.model(
+        nodes,
+        [value("X", onnx.TensorProto.STRING, ["N", 3])],
+        [models.floats("Y", "N", 1)],
+        {"W": np.ones((3, 1))},
+        opset=19,
+    )
+    constant = onnx.helper.make_tensor("names", onnx.TensorProto.STRING, [3], names)
+    model.graph.initializer.append(constant)
+    return model
+
+
+def test_strings_of_a_model_are_compared_by_their_values() -> None:
+    """An array of strings has addresses as its bytes, which differ in each reading of the same file."""
+    one, again, other = (
+        problem_key(internals_of(make(colors(n))).problem)
+        for n in (["red", "green", "blue"], ["red", "green", "blue"], ["red", "green", "black"])
+    )
+    assert one == again
+    assert one != other
