@@ -273,6 +273,9 @@ class TestLosses:
     def test_a_mistyped_key_of_one_loss_is_not_only_an_unknown_tensor(self):
         with pytest.raises(ModelError, match=r"no tensor 'names'; .*loss = \{ name = 'huber' \}"):
             trainer(loss={"names": "huber"})
+        with pytest.raises(ModelError, match="no tensor 'elsewhere'") as error:
+            trainer(loss={"elsewhere": "huber"})
+        assert "the key name" not in str(error.value)
 
     def test_a_loss_that_is_not_finite_at_once_is_not_blamed_on_the_rate(self, X):
         def undefined(op, predicted, expected):
