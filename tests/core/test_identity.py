@@ -212,3 +212,9 @@ def test_strings_of_a_model_are_compared_by_their_values() -> None:
     )
     assert one == again
     assert one != other
+
+
+def test_the_processes_are_no_part_of_a_problem() -> None:
+    """Ranks share programs by their problems, and each has an object of its own for its messages."""
+    problem = internals_of(make(models.mlp())).problem
+    assert attrs.evolve(problem, peers=object()) == problem  # type: ignore[arg-type]

@@ -225,6 +225,22 @@ def test_an_identity_transposition_makes_no_node() -> None:
     assert trace.op.Transpose(x, perm=[1, 0]) is not x
 
 
+REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_reduction_over_no_axes_is_written_without_it(name: str) -> None:
+    """onnxruntime 1.16 reduces over all axes then."""
+    trace = Trace({"": 18})
+    x = trace.input("x", np.float32, (2, 3))
+    made = trace.op(f"Reduce{name}", x, trace.op.constant([]), noop_with_empty_axes=1)
+    assert not [kind for kind in kinds(trace) if kind.startswith("Reduce")]
+    value = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
+    wanted = {"LogSum": np.log(value), "SumSquare": value * value}.get(name, value)
+    got = run(build(trace, {"y": trace.op.Identity(made)}, name="reduced"), {"x": value})["y"]
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize("opset", [13, 17, 21])
 def test_empty_lists_take_the_type_of_their_place(opset: int) -> None:
     """The class: an empty Python list has no element to tell its type by."""
@@ -237,6 +253,9 @@ def test_empty_lists_take_the_type_of_their_place(opset: int) -> None:
     assert op.Slice(x, [], [], [], []).shape == (2, 3)
     assert op.Pad(scalar, []).shape == ()
     assert op.ReduceSum(x, axes=[], noop_with_empty_axes=1).shape == (2, 3)
+    for name in REDUCTIONS:  # older runtimes reduce over all axes
+        made = op(name, x, op.constant([], 7), noop_with_empty_axes=1)
+        assert made is x or made.node.op_type in ("Abs", "Log", "Mul"), name
     assert op.Concat(op.Shape(x), op.constant([]), axis=0).shape == (2,)
     assert op.constant([], TensorProto.FLOAT).dtype == TensorProto.FLOAT
     assert op.constant(np.zeros(0, np.float32)).dtype == TensorProto.FLOAT

@@ -9,9 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflex_core import GraphError, Model, ModelError, TensorSpec
+from ortflex_core import GraphError, Model, ModelError, Plugins, TensorSpec
 from ortflex_core.compiler.opsets import kernels
 from ortflex_core.compiler.opsets.equivalence import check_size
+from ortflex_core.compiler.runtime import session
 from tests import models
 
 
@@ -62,3 +63,24 @@ def test_an_attribute_without_numbers_is_an_error_of_the_model(
     )
     with pytest.raises(ModelError, match="step"):
         Model(model)
+
+
+@pytest.mark.parametrize("level", ["ORT_ENABLE_ALL", "ORT_ENABLE_BASIC"])
+def test_a_graph_that_is_refused_is_tried_once(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only fusions that the runtime itself refuses are a reason to try again without them."""
+    import onnxruntime
+
+    calls = []
+
+    def refuse(*given: Any, **options: Any) -> Any:
+        calls.append(given)
+        raise RuntimeError("no kernel for Unknown")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    options = session.session_options(1)
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    device = Plugins.discover().component("devices", "cpu", "device")
+    with pytest.raises(RuntimeError, match="no kernel for Unknown"):
+        session.open_session(b"", options, device)
+    assert len(calls) == 1
+    assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, level)
