@@ -235,6 +235,15 @@ def test_the_line_counts_what_is_left_out_by_sort() -> None:
     )
 
 
+@pytest.mark.parametrize(("start", "words"), [(0, ""), (2, " (2 of them from a later epoch on)")])
+def test_the_line_counts_what_is_trained_later(start: int, words: str) -> None:
+    groups = [{"params": ["W1", "b1"], "start_epoch": start}]
+    made = Trainer(models.mlp(), loss="squared_error", groups=groups)
+    line = headline(internals_of(made).problem, internals_of(made).setup.requests)
+    assert line.startswith("training 6 tensors")
+    assert f"numbers{words};" in line
+
+
 def test_a_resume_trains_what_the_checkpoint_trained(tmp_path: Path, monkeypatch: Any) -> None:
     """Whatever would be chosen today: here a token that was no weight by the points of its time."""
     node, floats = models.helper.make_node, models.floats
