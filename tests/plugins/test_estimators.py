@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import warnings
 from collections import OrderedDict
@@ -314,3 +315,11 @@ def test_defaults_are_those_of_scikit_learn(ours: Any, theirs: Any) -> None:
     same = sorted(mine.keys() & known.keys() - {"learning_rate", "loss"})
     assert len(same) >= 12
     assert {n: mine[n] for n in same} == {n: known[n] for n in same}
+
+
+@pytest.mark.parametrize("estimator", [OrtClassifier, OrtRegressor])
+def test_parameters_are_given_by_name(estimator: Any) -> None:
+    """All but the model, so that a new one may stand anywhere."""
+    parameters = inspect.signature(estimator).parameters.values()
+    positional = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert positional == ["model"]

@@ -28,6 +28,7 @@ from ortflex_core import (
     run_ranks,
 )
 from ortflex_core.training.data.prefix_session import PrefixSession
+from ortflex_plugins.losses.distillation import Distillation
 from tests import models
 from tests.plugins.commands import ortflex
 from tests.training import every_backend, make, same
@@ -365,3 +366,10 @@ def test_a_recipe_names_its_teacher_beside_it(teacher: str, tmp_path: Path) -> N
     report = check_model(models.classifier(), {"name": "distillation", "teacher": teacher})
     assert any("large.onnx" in note for note in report.notes)
     assert "large.onnx" in trainer(teacher).describe()
+
+
+@pytest.mark.parametrize("value", ["X", ["X"], {"X": 0}, {0: "X"}])
+def test_the_inputs_of_a_teacher_are_names_by_names(value: Any) -> None:
+    """A component that is made in Python is checked as one of a recipe."""
+    with pytest.raises(TypeError, match="teacher_inputs must have names of our inputs by names"):
+        Distillation(teacher="large.onnx", teacher_inputs=value)
