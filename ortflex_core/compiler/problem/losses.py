@@ -256,9 +256,7 @@ def _loss_request(spec: LossSpec, placing: _Placing, files: TeacherFiles) -> Los
     # Every classifier that skl2onnx writes has an output called "label".
     taken = placing.several or _LABEL in tensor_names(model)
     seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
-    if loss.scores == "raw" and getattr(loss, "on", "scores") != "scores":
-        seen, operator = where, None
-    elif loss.scores == "raw" and operator is None and targets.has_normalized_scores(model, where):
+    if loss.scores == "raw" and operator is None and targets.has_normalized_scores(model, where):
         raise ModelError(
             f"{spec.path}: {loss.name} expects logits, but {where!r} has normalized scores, x / Σ "
             "x. For two classes use a loss with on='probabilities'; for more, attach the loss to "
