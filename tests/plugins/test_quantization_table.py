@@ -15,9 +15,14 @@ from tests.benchmarks import quantization
 from tests.benchmarks.quantized_networks import NETWORKS, TEST
 
 LINES = quantization.read()
-LOSES = {("W4A8", "gru"): 0.74, ("W2A16", "mobilenet"): 0.81, ("W2A16", "squeeze-excite"): 0.88}
+LOSES = {
+    ("W4A8", "gru"): 0.74,
+    ("W4A16", "vgg"): 0.88,
+    ("W2A16", "mobilenet"): 0.80,
+    ("W2A16", "squeeze-excite"): 0.86,
+}
 """Where less than 0.9 of the added loss comes back: the share."""
-NOTHING_LOST = {("W4A16", "unet")}
+SEEDS = 5
 GROWS = {"W4A8": {"mobilenet", "gru", "lstm"}, "W4A16": {"gru", "lstm"}, "W2A16": {"gru", "lstm"}}
 """The files that are larger than the float file."""
 
@@ -39,11 +44,9 @@ def test_few_bits_win_and_lose_as_the_page_says(bits: str) -> None:
     """Nine tenths of the added loss come back, but for the networks that are named here."""
     for name in NETWORKS:
         rows, place = losses(name, bits, 60), (bits, name)
-        assert len(rows) >= 3, name
-        assert (not quantization.costs(rows)) == (place in NOTHING_LOST), name
-        if place in NOTHING_LOST:
-            assert rows[:, 3].mean() < 1.005 * rows[:, 0].mean(), name
-        elif place in LOSES:
+        assert len(rows) == SEEDS, name
+        assert quantization.costs(rows), name
+        if place in LOSES:
             assert quantization.recovered(rows) == pytest.approx(LOSES[place], abs=0.02), name
             assert LOSES[place] < 0.9
         else:
@@ -56,10 +59,26 @@ def test_eight_bits_cost_as_much_as_with_quantize_static() -> None:
     """Losses and accuracies of the calibrated file and that of onnxruntime, which is not trained either."""
     for name in NETWORKS:
         rows = losses(name, "W8A8", 0)
-        assert len(rows), name
+        assert len(rows) == SEEDS, name
         original, calibrated, static = rows[:, :3].mean(0)
         assert calibrated < 1.02 * original, name
         assert calibrated < 1.01 * static, name
+
+
+def test_accuracies_are_those_of_torchao() -> None:
+    """Of the networks without convolutions, which torchao can train; differences are within the noise."""
+    trained = {r["network"] for r in LINES if r["bits"] == quantization.PEER}
+    assert trained == {"mlp", "regression", "gru", "lstm", "transformer", "vit", "mixer"}
+    for name in trained:
+        ours, theirs = (
+            quantization.lines_of(LINES, name, bits, 60) for bits in ("W4A8", quantization.PEER)
+        )
+        assert len(ours) == len(theirs) == SEEDS
+        losses = [np.mean([r["loss"][3] for r in lines]) for lines in (ours, theirs)]
+        assert losses[0] < 1.03 * losses[1], name
+        if name != "regression":
+            means = [np.mean([r["accuracy"][3] for r in lines]) for lines in (ours, theirs)]
+            assert abs(means[0] - means[1]) < 0.005, name
 
 
 @pytest.mark.once
