@@ -70,6 +70,23 @@ def test_an_empty_path_is_not_the_current_folder(folder: Path, key: str) -> None
         assert problems(folder, f'{key} = ""\n')[0].startswith(f"{name}: expected a path, got ''")
 
 
+@pytest.mark.parametrize("where", ["file", "override"])
+def test_an_override_may_name_a_component_of_the_folder_of_plugins(
+    folder: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the folder is named: the parameters of the component are known when the override is read."""
+    monkeypatch.chdir(folder)
+    (folder / "parts").mkdir()
+    (folder / "parts" / "losses.py").write_text(
+        "import attrs\nfrom ortflex_plugins.losses.regression import SquaredError\n\n\n"
+        "@attrs.frozen(kw_only=True)\nclass Mine(SquaredError):\n    name = 'mine'\n"
+    )
+    text, overrides = ('plugins = "parts"\n', []) if where == "file" else ("", ["plugins=parts"])
+    recipe = load(folder, text, *overrides, "loss=mine")
+    assert recipe.loss == "mine"
+    assert recipe.plugins == str(folder / "parts")
+
+
 @pytest.mark.parametrize(
     ("value", "number"),
     [("20%", "0.2"), ("12.5 %", "0.125"), ("0,2", "0.2"), ("1,5", ""), ("100%", ""), ("0%", "")],

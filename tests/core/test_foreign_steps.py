@@ -13,7 +13,7 @@ import pytest
 
 from ortflex_core import CheckpointError, OutputError
 from ortflex_core.kernel import files
-from ortflex_core.training.portable import manifest
+from ortflex_core.training.portable import assembly, manifest
 from tests import models
 from tests.training import make, regression
 
@@ -124,6 +124,30 @@ def test_a_file_is_flushed_with_its_name(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(files, "flush_folder", flushing)
     make(models.mlp((3, 4, 1)), backend="fused").export(tmp_path / "a.onnx")
     assert calls[-2:] == ["rename a.onnx", f"flush {tmp_path.name}"]
+
+
+def test_names_in_the_bodies_of_control_flow_are_known_at_any_depth() -> None:
+    """A step must not give one of them to a tensor of its own: an inner name would hide it."""
+    made, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    constant = onnx.numpy_helper.from_array(np.ones(2, np.float32), "deep constant")
+    deep = onnx.helper.make_graph(
+        [made("Neg", ["deep constant"], ["deep"])], "d", [], [value("deep", 1, [2])], [constant]
+    )
+    inputs = [value("turn", 7, []), value("go", 9, []), value("state", 1, [2])]
+    body = onnx.helper.make_graph(
+        [
+            made("If", ["go"], ["next"], then_branch=deep, else_branch=deep),
+            made("Identity", ["go"], ["still"]),
+        ],
+        "b",
+        inputs,
+        [value("still", 9, []), value("next", 1, [2])],
+    )
+    outer = onnx.helper.make_graph(
+        [made("Loop", ["n", "c", "x"], ["y"], body=body)], "g", [value("x", 1, [2])], []
+    )
+    names = {"turn", "go", "state", "next", "still", "deep", "deep constant"}
+    assert assembly.inner_names(outer) == names
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux")

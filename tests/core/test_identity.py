@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from ortflex_core import Loss, hyper, internals_of, problem_key
+from ortflex_core.training import fingerprint
 from tests import models
 from tests.training import BACKENDS, make, regression
 
@@ -218,3 +219,22 @@ def test_the_processes_are_no_part_of_a_problem() -> None:
     """Ranks share programs by their problems, and each has an object of its own for its messages."""
     problem = internals_of(make(models.mlp())).problem
     assert attrs.evolve(problem, peers=object()) == problem  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_knows_the_versions_of_every_component() -> None:
+    """The distribution of a component whose code changes the result is compared when a run is resumed."""
+    setup = internals_of(
+        make(
+            models.mlp(),
+            averaging="ema",
+            penalty="l2",
+            constraint={"W1": "max_norm"},
+            transforms=["centralize"],
+            precision="fp16_mixed",
+        )
+    ).setup
+    kinds = [kind for kind, component in fingerprint.components(setup) if component is not None]
+    expected = ["averages", "constraints", "devices", "losses", "optimizers", "penalties"]
+    assert sorted(kinds) == sorted([*expected, "precisions", "schedules", "transforms"])
+    plain = dict(fingerprint.components(internals_of(make(models.mlp())).setup))
+    assert "averages" not in plain
