@@ -161,8 +161,9 @@ def _activations(c: Call, sides: int) -> list[list[Any]]:
     out = []
     for name in names:
         defaults = _NUMBERS.get(name.lower(), ())
-        numbers = [next(s, default) for s, default in zip(sources, defaults, strict=False)]
-        if None in numbers:
+        values = [next(s, default) for s, default in zip(sources, defaults, strict=False)]
+        numbers = [float(v) for v in values if v is not None]
+        if len(numbers) < len(values):
             raise NotTranslatable(
                 f"{c.name} with the activation {name} without its activation_alpha or _beta"
             )
