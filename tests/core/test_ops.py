@@ -253,9 +253,6 @@ def test_empty_lists_take_the_type_of_their_place(opset: int) -> None:
     assert op.Slice(x, [], [], [], []).shape == (2, 3)
     assert op.Pad(scalar, []).shape == ()
     assert op.ReduceSum(x, axes=[], noop_with_empty_axes=1).shape == (2, 3)
-    for name in REDUCTIONS:  # older runtimes reduce over all axes
-        made = op(name, x, op.constant([], 7), noop_with_empty_axes=1)
-        assert made is x or made.node.op_type in ("Abs", "Log", "Mul"), name
     assert op.Concat(op.Shape(x), op.constant([]), axis=0).shape == (2,)
     assert op.constant([], TensorProto.FLOAT).dtype == TensorProto.FLOAT
     assert op.constant(np.zeros(0, np.float32)).dtype == TensorProto.FLOAT

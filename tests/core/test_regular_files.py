@@ -79,6 +79,7 @@ ALLOWED = {
     "ortflex_core.compiler.onnx_files.export._has": ("mmap", GIVEN),
     "ortflex_core.compiler.onnx_files.model_file._read": ("mmap", GIVEN),
     "ortflex_core.compiler.onnx_files.external_data._File.array": ("mmap", GIVEN),
+    "ortflex_core.compiler.onnx_files.external_data._File.release": ("mmap", GIVEN),
     "ortflex_core.kernel.synonyms.names_elsewhere": ("read_text", PART),
     "ortflex_core.testing.edit.run": ("InferenceSession", GIVEN),
     "ortflex_core.training.data.column_files.ColumnFiles.making": ("open memmap", OWN),
