@@ -74,106 +74,111 @@ class Trainer(SharesModels):
 
     Args:
         model: a path, the file's bytes, or a ModelProto; training starts from its weights.
-        loss: one loss to minimize, ``{tensor: loss}``, or a list of tables with the optional keys
-            ``predicted``, ``expected``, ``weight`` and ``factor``; by default it is computed from
-            the only float output.
-        head: a new last layer for other classes: the number of classes, their labels, or a table
-            with ``outputs``, ``classes``, ``at`` (the layer, if there are several) and ``on`` (a
-            feature tensor to which a layer is added).
-        edits: one or several changes to the model, which are made before training and are part of
-            the exported file; ``head`` is applied after them.
-        quantize: rounds weights and activations to integers during training, and exports integers;
-            the value is the type of the weights (``int8``, ``int4``, ``int2``), the name of a
-            quantizer, or a table with ``weights``, ``activations`` (``uint8``, ``int8``, ``none``)
-            and other parameters of a quantizer (``mse`` by default); ``fit`` computes the ranges of
-            activations from some of its rows, and so does ``Trainer.calibrate``.
-        params: the parameters to train: names, paths of modules and globs; ``!glob`` excludes
-            parameters; by default all parameters that are found.
-        freeze: the parameters that are not trained: names, paths of modules and globs; ``backbone``
+        loss: the loss to minimize: one loss, ``{tensor: loss}``, or a list of tables with the
+            optional keys ``predicted``, ``expected``, ``weight`` and ``factor``; by default, the
+            prediction is the only float output of the model.
+        head: replaces the last layer with a new one for other classes: the number of classes, their
+            labels, or a table with ``outputs``, ``classes``, ``at`` (the layer to replace, if there
+            are several) and ``on`` (the feature tensor to which a layer is added).
+        edits: one or more changes to the model, which are made before training and kept in the
+            exported file; ``head`` is applied after them.
+        quantize: trains with weights and activations rounded to integers, and exports an integer
+            model. The value is the type of the weights (``int8``, ``int4``, ``int2``), the name of
+            a quantizer, or a table with ``weights``, ``activations`` (``uint8``, ``int8``,
+            ``none``) and other parameters of a quantizer (``mse`` by default). The activation
+            ranges come from a sample of the rows that ``fit`` or ``Trainer.calibrate`` receives.
+        params: the parameters to train: names, module paths and globs, where ``!glob`` excludes
+            parameters; by default, all trainable parameters of the model.
+        freeze: the parameters that are not trained: names, module paths and globs; ``backbone``
             means all parameters except those of the head.
-        adapters: one or several adapters: small tensors that are added to weights and trained; the
-            weights are frozen, except those in ``params``.
-        penalty: the cost of the weights: one penalty for all parameters, or ``{parameter glob:
+        adapters: one or more adapters, small trained tensors that are added to the weights; the
+            weights themselves are frozen, except those in ``params``.
+        penalty: the regularization term: one penalty for all parameters, or ``{parameter glob:
             penalty}``.
         optimizer: the rule that updates the weights.
-        learning_rate: the base learning rate; by default the default rate of the optimizer.
+        learning_rate: the base learning rate; by default, that of the optimizer.
         schedule: the learning rate over time.
-        groups: one or several groups of parameters that are trained in a different way; ``params``
-            (names or globs) selects the parameters, which belong to the first group that matches;
+        groups: one or more groups of parameters with their own settings. ``params`` (names or
+            globs) selects the parameters; a parameter belongs to the first group that matches it.
             ``rate`` multiplies the learning rate, ``optimizer`` and ``penalty`` replace those of
-            the run, ``frozen`` excludes the group from training, and ``start_epoch`` trains it from
-            this epoch on, counted from 0.
-        clip_value: the largest absolute value of an element of a gradient.
-        clip_norm: the largest Euclidean norm of all gradients together; it is applied after
+            the run, ``frozen`` excludes the group from training, and ``start_epoch`` is the first
+            epoch, counted from 0, in which the group is trained.
+        clip_value: the maximum absolute value of each gradient element.
+        clip_norm: the maximum Euclidean norm of all gradients together, applied after
             ``clip_value``.
-        transforms: one or several transforms of the gradients, applied in this order after
+        transforms: one or more transforms of the gradients, applied in this order after
             ``clip_value`` and ``clip_norm``.
-        accumulate: the number of batches per step in each process; the gradient of a step equals
-            the gradient of one batch with all of these rows.
+        accumulate: the number of batches per optimizer step in each process; the gradient of a step
+            equals that of one large batch with the same rows.
         constraint: the constraint on the weights after each step: one for all parameters, or
             ``{parameter glob: constraint}``.
-        averaging: a mean of the weights during training, which predictions, evaluations and exports
-            use.
-        precision: the types in which the forward and backward pass compute; weights, losses and
-            updates keep the types of the file, with float32 instead of float16 and bfloat16.
-        recompute: saves memory by computing tensors of the forward pass again in the backward pass
-            instead of keeping them: ``True``, a number of segments, or the names of the tensors to
-            keep.
-        device: the device on which the steps run; ``name:1`` is the second device of its kind.
-        backend: the backend that runs the steps; ``auto`` chooses the first backend that supports
-            the problem, and ``fastest`` measures all backends that support it and uses the fastest.
-        distributed: the process group for training in several processes, which compute the
-            gradients of different batches; ``auto`` uses the group of the launcher; by default one
-            process trains.
-        sync_every: with ``distributed``: the number of steps that each process runs alone before
-            weights, optimizer state and running statistics are averaged (local SGD, a different
-            algorithm); by default the processes add their gradients in every step.
-        shard_state: with ``distributed``: each process keeps the optimizer state of its part of the
-            weights, updates this part and sends it to the others (ZeRO-1), with the same result.
-        batch_size: the number of rows per batch; at most the number of rows in the data.
-        drop_last: leaves out the last batch of an epoch if it has fewer rows than the others;
-            validation rows are never left out.
+        averaging: an average of the weights over the steps of training, used for prediction,
+            evaluation and export.
+        precision: the data types of the forward and backward pass; weights, losses and updates keep
+            the types of the file, but use float32 in place of float16 and bfloat16.
+        recompute: saves memory by recomputing activations in the backward pass instead of storing
+            them (gradient checkpointing): ``True``, the number of segments, or the names of the
+            tensors to keep.
+        device: the device on which the model is trained; ``name:1`` is the second device of that
+            kind.
+        backend: the backend that runs the training steps; ``auto`` chooses the first backend that
+            supports the model and the settings, and ``fastest`` times all supported backends and
+            uses the fastest one.
+        distributed: the process group for data-parallel training, in which each process computes
+            the gradients of different batches; ``auto`` uses the group of the launcher; by default,
+            training runs in one process.
+        sync_every: with ``distributed``, the number of steps that each process runs on its own
+            before the processes average their weights, optimizer state and running statistics
+            (local SGD, which is a different algorithm); by default, the processes add their
+            gradients in every step.
+        shard_state: with ``distributed``, each process keeps the optimizer state of only its part
+            of the weights, updates this part and sends it to the others (ZeRO-1); the result is the
+            same.
+        batch_size: the number of rows per batch, at most the number of rows in the data.
+        drop_last: drops the last batch of an epoch if it has fewer rows than the others; validation
+            rows are never dropped.
         epochs: the number of passes over the data.
         shuffle: shuffles the rows in every epoch.
-        seed: the seed of all random numbers.
-        reduction: the loss of a batch, from the losses l of its rows and their weights w: ``mean``
-            is Σ w·l / Σ w, and ``sum`` is Σ w·l.
-        metrics: one or several metrics, which are computed on the validation data and by
-            ``Trainer.evaluate``; if there are losses on several outputs, ``{output: metrics}``, or
-            tables with the key ``predicted``.
-        callbacks: one or several callbacks: names, or objects with hooks.
-        classes: the class labels in the order of the logits; by default the labels in the file, if
-            it has any.
-        reinitialize: the parameters that start from new random values: ``True`` for all, or names
-            and globs.
-        check_finite: raises an error if the data contain NaN or infinity; each array is checked
-            once.
-        cache: where the results of the prefix, the part of the model before all trained tensors,
-            are stored, so that the prefix is computed only once for each row: in ``memory`` or on
-            ``disk`` (a temporary file); ``auto`` stores the results if the prefix has products or
-            operators without a gradient, and uses a file if they are large; ``False`` computes the
-            whole model in each step.
-        batch_norm: ``train`` normalizes with the statistics of the batch and updates the running
-            statistics if they are initializers; ``freeze`` uses the running statistics; ``auto``
-            means ``freeze`` if scale and bias are both frozen, otherwise ``train``.
-        update_bn: computes the running statistics of BatchNormalization again when ``fit`` ends,
-            from the training rows and with the averages of the weights (``Trainer.update_bn`` does
-            this at any time).
-        dropout: ``file`` uses the ratios in the file, ``off`` switches dropout off, and a number is
-            the ratio of all Dropout nodes.
+        seed: the seed of the random number generators.
+        reduction: how the losses l of the rows, with sample weights w, are combined into the loss
+            of a batch: ``mean`` is Σ w·l / Σ w, and ``sum`` is Σ w·l.
+        metrics: one or more metrics to compute on the validation data and in ``Trainer.evaluate``;
+            if several outputs have a loss, ``{output: metrics}`` or tables with the key
+            ``predicted``.
+        callbacks: one or more callbacks: names, or objects with hooks.
+        classes: the class labels, in the order of the logits; by default, the labels in the file,
+            if it has any.
+        reinitialize: the parameters that are initialized with new random values before training:
+            ``True`` for all, or names and globs.
+        check_finite: raises an error if the data contains NaN or infinity; each array is checked
+            only once.
+        cache: where to store the outputs of the prefix, the part of the model that precedes all
+            trained tensors, so that it runs only once for each row: in ``memory``, or on ``disk``
+            in a temporary file. ``auto`` stores the outputs if the prefix contains matrix products,
+            convolutions or operators without a gradient, and uses a file if they are large.
+            ``False`` runs the whole model in each step.
+        batch_norm: ``train`` normalizes with the batch statistics, and updates the running
+            statistics if they are initializers; ``freeze`` normalizes with the running statistics;
+            ``auto`` means ``freeze`` if scale and bias are both frozen, and ``train`` otherwise.
+        update_bn: recomputes the running statistics of BatchNormalization from the training rows
+            when ``fit`` ends, with the averaged weights if there are any; ``Trainer.update_bn``
+            does this at any time.
+        dropout: ``file`` uses the dropout ratios in the file, ``off`` turns dropout off, and a
+            number sets the ratio of all Dropout nodes.
         threads: the number of threads within an operator; ``auto`` means one thread for a step with
-            less than 50 million operations, otherwise one thread per CPU.
+            fewer than 50 million operations, and one thread per CPU otherwise.
         gradients: families of gradient rules that take precedence over those of ortflex and of
             other distributions.
-        prefer: distributions whose plugins are chosen, in this order, if several distributions have
-            a plugin of the same name; ``my-package/adam`` chooses a single plugin.
+        prefer: the distributions to prefer, in this order, if several have a plugin with the same
+            name; ``my-package/adam`` selects a single plugin.
         free_batch: trains a model with a fixed batch dimension on batches of any size, provided
-            that its graph treats every row alike; by default the export keeps the fixed size.
-        receipt: whether the metadata of an exported file contain a receipt: the digests of the
-            model, the data and the result, the recipe and the versions, which ``ortflex verify``
-            uses to repeat the run.
-        progress: shows a progress bar; by default there is a bar in terminals and notebooks, and a
-            line per epoch elsewhere; ``False`` shows nothing.
+            that its graph treats all rows independently; by default, the export keeps the fixed
+            size.
+        receipt: adds a receipt to the metadata of an exported file: the recipe, the package
+            versions, and the digests of the model, the data and the result, with which ``ortflex
+            verify`` repeats the run.
+        progress: shows a progress bar; by default, terminals and notebooks show a bar, and other
+            outputs one line per epoch; ``False`` shows nothing.
         plugins: the plugins from which components are chosen; by default all installed plugins.
 
     Raises:

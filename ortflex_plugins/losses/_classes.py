@@ -37,7 +37,8 @@ def class_weight_field() -> Any:
         default=None,
         converter=attrs.converters.optional(_numbers),
         validator=attrs.validators.optional(_check_weights),
-        help="the weight of each class; ``balanced`` counts the training labels; not set: equal",
+        help="the weight of each class; ``balanced`` computes the weights from the training "
+        "labels; by default, all weights are equal",
     )
 
 

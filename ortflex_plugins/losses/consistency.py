@@ -16,15 +16,17 @@ Specs = Mapping[str, TensorSpec]
 
 @attrs.frozen(kw_only=True)
 class Consistency(Loss[Tensors, Specs]):
-    """Squared difference of two predictions: ``l = 1/C · Σ_c (softmax(a)_c − softmax(b)_c)²``.
+    """Squared difference between two predictions: ``l = 1/C · Σ_c (softmax(a)_c − softmax(b)_c)²``.
 
-    ``a`` and ``b`` are the logits [B, C, …] of one model for two random augmentations of the same rows: the
-    hook ``batch_drawn`` of the callbacks is called twice, with different random numbers, and the masks of
-    Dropout differ, too. No labels are needed. The softmax is along ``axis`` (1, or -1 for logits
-    [B, …, C]); values have the shape [B, …]. Evaluation augments nothing, so its loss is 0.
+    ``a`` and ``b`` are the logits [B, C, …] of one model for two random augmentations of the same rows.
+    The callback hook ``batch_drawn`` is called twice with different random numbers, and the Dropout
+    masks differ, too. No labels are needed. The softmax is taken along ``axis`` (1, or -1 for logits
+    [B, …, C]), and the loss values have the shape [B, …]. During evaluation, nothing is augmented, so
+    the loss is 0.
 
-    Use it together with ``softmax_cross_entropy`` for semi-supervised training: alone it has a trivial
-    minimum, equal logits for all rows. Rows without labels have the sample weight 0 in the other loss.
+    For semi-supervised training, combine it with ``softmax_cross_entropy``, and give rows without
+    labels the sample weight 0 in that loss. On its own, this loss has a trivial minimum: equal logits
+    for all rows.
 
     Raises:
         DataError: the scores have no axis of two or more classes.
@@ -33,8 +35,8 @@ class Consistency(Loss[Tensors, Specs]):
     False
 
     Source: S. Laine and T. Aila, "Temporal ensembling for semi-supervised learning", ICLR 2017, the
-    Π-model; with ``target`` as in Q. Xie et al., "Unsupervised data augmentation for consistency
-    training", 2020.
+    Π-model; with ``target``, Q. Xie et al., "Unsupervised data augmentation for consistency training",
+    2020.
     """
 
     name: ClassVar[str] = "consistency"
@@ -46,7 +48,7 @@ class Consistency(Loss[Tensors, Specs]):
 
     axis: int = setting(default=1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1")
     target: bool = setting(
-        default=False, help="treat the second prediction as a constant target, without a gradient"
+        default=False, help="treats the second prediction as a constant target, without a gradient"
     )
 
     @property

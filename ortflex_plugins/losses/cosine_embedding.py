@@ -27,12 +27,12 @@ _EPS = 1e-12  # torch's, added to squared lengths
 
 @attrs.frozen(kw_only=True)
 class CosineEmbedding(Loss):
-    """Cosine distance of embeddings: ``1 − cos`` if they are similar, else ``max(0, cos − margin)``.
+    """Cosine distance of embeddings: ``1 − cos`` for similar pairs, else ``max(0, cos − margin)``.
 
-    Predictions [B, D] have labels [B, D], the embeddings that they should be similar to:
-    ``l = 1 − cos(p, y)``. Predictions [B, 2, D] are pairs of embeddings (two outputs, stacked in the
-    model); their labels [B] are 1 for similar pairs, with ``l = 1 − cos``, and −1 for dissimilar pairs,
-    with ``l = max(0, cos − margin)``. Values have the shape [B], and
+    For predictions [B, D], the labels [B, D] are the target embeddings, and ``l = 1 − cos(p, y)``.
+    Predictions [B, 2, D] are pairs of embeddings, such as two outputs that the model stacks. Their
+    labels [B] are 1 for similar pairs, with ``l = 1 − cos``, and −1 for dissimilar pairs, with
+    ``l = max(0, cos − margin)``. The loss values have the shape [B], and
     ``cos(a, b) = a·b / √((‖a‖² + 1e-12)·(‖b‖² + 1e-12))``.
 
     Raises:
@@ -50,7 +50,7 @@ class CosineEmbedding(Loss):
     margin: float = hyper(
         default=0.0,
         validator=number(ge=-1, le=1),
-        help="the cosine above which dissimilar pairs have a loss",
+        help="the cosine above which dissimilar pairs have a positive loss",
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:

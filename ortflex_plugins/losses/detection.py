@@ -135,23 +135,25 @@ class DetectionLoss(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]], abc.AB
     normalize: Literal["image", "batch"] = setting(
         default="image",
         validator=one_of("image", "batch"),
-        help="divide by the matches in each image, or by those in all images of the batch",
+        help="divides by the number of matches in each image, or in all images of the batch",
     )
     score_thresh: float = setting(
         default=0.05,
         validator=number(ge=0, lt=1),
-        help="predicted boxes below this score are left out",
+        help="the score below which predicted boxes are discarded",
     )
     nms_thresh: float = setting(
         default=0.5,
         validator=number(ge=0, le=1),
-        help="the IoU above which the better of two predicted boxes of a class is kept",
+        help="the IoU above which only the better of two predicted boxes of a class is kept",
     )
     topk_candidates: int = setting(
-        default=1000, validator=number(ge=1), help="the most predicted boxes before suppression"
+        default=1000,
+        validator=number(ge=1),
+        help="the maximum number of predicted boxes before non-maximum suppression",
     )
     detections_per_img: int = setting(
-        default=100, validator=number(ge=1), help="the most predicted boxes of an image"
+        default=100, validator=number(ge=1), help="the maximum number of predicted boxes per image"
     )
 
     @property
@@ -281,16 +283,20 @@ class AnchorLoss(DetectionLoss, abc.ABC):
     tensors: ClassVar[tuple[str, ...]] = ("logits", "boxes", "anchors")
 
     image_size: tuple[int, int] | None = _image_size(
-        default=None, help="height and width, to refuse labels outside and to clip predicted boxes"
+        default=None,
+        help="the height and width of the images; labels outside raise an error, and predicted "
+        "boxes are clipped",
     )
     box_weights: tuple[float, ...] = setting(
         default=(1.0, 1.0, 1.0, 1.0),
         converter=_numbers,
         validator=_positive(4),
-        help="the factors of x, y, width and height in the relative boxes",
+        help="the factors of x, y, width and height in the encoded boxes",
     )
     box_loss: Literal["smooth_l1", "l1"] = setting(
-        default="l1", validator=one_of("smooth_l1", "l1"), help="the loss of the relative boxes"
+        default="l1",
+        validator=one_of("smooth_l1", "l1"),
+        help="the regression loss of the encoded boxes",
     )
 
     @property
@@ -370,22 +376,23 @@ class AnchorLoss(DetectionLoss, abc.ABC):
 
 @attrs.frozen(kw_only=True)
 class Ssd(AnchorLoss):
-    """The loss of SSD: class softmax with hard-negative mining, and relative boxes, for anchors.
+    """The loss of SSD: softmax cross-entropy with hard negative mining, and box regression.
 
-    ``logits`` [N, A, K] with class 0 for the background, ``boxes`` [N, A, 4] relative to the
-    ``anchors`` [A, 4] (x1, y1, x2, y2 in pixels; a constant output or other tensor of the model).
-    An anchor is matched to the box with the highest IoU if that is at least ``fg_iou_thresh``, and
-    the best anchor of every box is matched to it. With n matched anchors of an image,
+    The loss reads ``logits`` [N, A, K], in which class 0 is the background, and ``boxes`` [N, A, 4]
+    relative to the ``anchors`` [A, 4]. The anchors are x1, y1, x2, y2 in pixels, a constant output or
+    another tensor of the model. An anchor is matched to the box with the highest IoU if this IoU is at
+    least ``fg_iou_thresh``, and the best anchor of every box is always matched to it. With n matched
+    anchors in an image,
 
     ``l = (Σ_matched [CE(logits, class) + |boxes − encode(box)|] + Σ_hard CE(logits, 0)) / max(n, 1)``
 
-    where |·| is ``box_loss``, the hard anchors are the ``neg_to_pos_ratio``·n unmatched anchors with the
-    highest loss, and ``encode`` is ``w·(Δx/wₐ, Δy/hₐ, log(w/wₐ), log(h/hₐ))`` with the factors
-    ``box_weights``. Values have the shape [N]. torchvision divides by the matches of the whole batch;
-    ``normalize="batch"`` does the same.
+    where |·| is ``box_loss``, the hard anchors are the ``neg_to_pos_ratio``·n unmatched anchors with
+    the highest loss, and ``encode`` is ``w·(Δx/wₐ, Δy/hₐ, log(w/wₐ), log(h/hₐ))`` with the factors
+    ``box_weights``. The loss values have the shape [N]. ``normalize="batch"`` divides by the number of
+    matches in the whole batch, as torchvision does.
 
-    Labels are [N, M, 5], x1, y1, x2, y2 and a class of 1 … K−1, and −1 for no box (``pad_boxes``). An
-    image without boxes has the loss 0.
+    Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a class in 1 … K−1, or the class −1 for rows
+    that pad an image with fewer than M boxes (``pad_boxes``). An image without boxes has a loss of 0.
 
     Raises:
         DataError: tensors with different numbers of anchors; labels of another shape, empty boxes,
@@ -401,31 +408,35 @@ class Ssd(AnchorLoss):
     first_class: ClassVar[int] = 1
 
     fg_iou_thresh: float = setting(
-        default=0.5, validator=number(gt=0, le=1), help="the IoU from which an anchor is matched"
+        default=0.5,
+        validator=number(gt=0, le=1),
+        help="the IoU at which an anchor is matched to a box",
     )
     neg_to_pos_ratio: float = hyper(
-        default=3.0, validator=number(ge=0), help="background anchors per matched one"
+        default=3.0,
+        validator=number(ge=0),
+        help="the number of background anchors per matched anchor",
     )
     box_weights: tuple[float, ...] = setting(
         default=(10.0, 10.0, 5.0, 5.0),
         converter=_numbers,
         validator=_positive(4),
-        help="the factors of x, y, width and height in the relative boxes",
+        help="the factors of x, y, width and height in the encoded boxes",
     )
     box_loss: Literal["smooth_l1", "l1"] = setting(
         default="smooth_l1",
         validator=one_of("smooth_l1", "l1"),
-        help="the loss of the relative boxes",
+        help="the regression loss of the encoded boxes",
     )
     score_thresh: float = setting(
         default=0.01,
         validator=number(ge=0, lt=1),
-        help="predicted boxes below this score are left out",
+        help="the score below which predicted boxes are discarded",
     )
     nms_thresh: float = setting(
         default=0.45,
         validator=number(ge=0, le=1),
-        help="the IoU above which the better of two predicted boxes of a class is kept",
+        help="the IoU above which only the better of two predicted boxes of a class is kept",
     )
 
     def assign(self, op: Ops, iou: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -462,18 +473,20 @@ class Ssd(AnchorLoss):
 
 @attrs.frozen(kw_only=True)
 class RetinaNet(AnchorLoss):
-    """The loss of RetinaNet: focal loss of all anchors, and relative boxes of the matched ones.
+    """The loss of RetinaNet: the focal loss of all anchors, and the box regression of the matched ones.
 
-    ``logits`` [N, A, K], one per class, ``boxes`` [N, A, 4] relative to the ``anchors`` [A, 4] (x1, y1,
-    x2, y2 in pixels; a constant output or other tensor of the model). An anchor is matched to the box
-    with the highest IoU if that is at least ``fg_iou_thresh``, is background below ``bg_iou_thresh``, and
-    is ignored between them. The best anchors of every box are matched, too, even if their IoU is lower
-    (each to its own best box). With n matched anchors of an image,
+    The loss reads ``logits`` [N, A, K] with one logit per class, and ``boxes`` [N, A, 4] relative to
+    the ``anchors`` [A, 4]. The anchors are x1, y1, x2, y2 in pixels, a constant output or another
+    tensor of the model. An anchor is matched to the box with the highest IoU if this IoU is at least
+    ``fg_iou_thresh``, is background if it is below ``bg_iou_thresh``, and is ignored in between. The
+    best anchors of every box are always matched, each to its own best box, even if their IoU is lower.
+    With n matched anchors in an image,
 
     ``l = (Σ_anchors focal(logits, one-hot class) + Σ_matched |boxes − encode(box)|) / max(n, 1)``
 
-    Values have the shape [N]. Labels are [N, M, 5], x1, y1, x2, y2 and a class of 0 … K−1, and −1 for no
-    box (``pad_boxes``). An image without boxes has the loss of its background.
+    The loss values have the shape [N]. Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a class in 0
+    … K−1, or the class −1 for rows that pad an image with fewer than M boxes (``pad_boxes``). For an
+    image without boxes, all anchors are background.
 
     Raises:
         DataError: tensors with different numbers of anchors; labels of another shape, empty boxes,
@@ -488,16 +501,24 @@ class RetinaNet(AnchorLoss):
     name: ClassVar[str] = "retinanet"
 
     fg_iou_thresh: float = setting(
-        default=0.5, validator=number(gt=0, le=1), help="the IoU from which an anchor is matched"
+        default=0.5,
+        validator=number(gt=0, le=1),
+        help="the IoU at which an anchor is matched to a box",
     )
     bg_iou_thresh: float = setting(
-        default=0.4, validator=number(ge=0, le=1), help="the IoU below which it is background"
+        default=0.4,
+        validator=number(ge=0, le=1),
+        help="the IoU below which an anchor is background",
     )
-    alpha: float = hyper(default=0.25, validator=number(ge=0, le=1), help="the weight of the class")
+    alpha: float = hyper(
+        default=0.25,
+        validator=number(ge=0, le=1),
+        help="the weight of the positive class in the focal loss",
+    )
     gamma: float = hyper(
         default=2.0,
         validator=number(ge=1),
-        help="the larger it is, the smaller the weight of well-classified anchors",
+        help="the focusing parameter: larger values reduce the weight of well-classified anchors",
     )
 
     def __attrs_post_init__(self) -> None:
@@ -535,25 +556,27 @@ class RetinaNet(AnchorLoss):
 
 @attrs.frozen(kw_only=True)
 class TaskAligned(DetectionLoss):
-    """Anchor-free detection: task-aligned assignment, CIoU and distribution focal loss.
+    """Anchor-free detection with task-aligned assignment, CIoU loss and distribution focal loss.
 
-    The head has L locations, the cells of a grid for each of the ``strides``, in this order and row by
-    row: ``logits`` [N, L, C], and ``boxes`` [N, L, 4·R]. For each of the sides left, top, right and bottom
-    these are R logits of its distance 0 … R−1 from the center of the cell, in strides. The predicted
-    distance is the mean ``Σ j·softmax_j``.
+    The head has L locations: the cells of one grid for each of the ``strides``, in this order and row
+    by row. It computes ``logits`` [N, L, C] and ``boxes`` [N, L, 4·R]. For each of the sides left, top,
+    right and bottom, ``boxes`` contains R logits for the distances 0 … R−1 of this side from the center
+    of the cell, in strides. The predicted distance is the mean ``Σ j·softmax_j``.
 
-    Assignment, without a gradient: for a box of class c, a location with its center in the box has
-    ``t = σ(logit_c)^alpha · IoU^beta``, and the ``topk`` locations with the largest t are assigned to the
-    box; a location of several boxes belongs to the box with the highest IoU. ``q = t · max IoU / max t``,
-    with maxima over the locations of a box, is the target of its class there; all other targets are 0. Then
+    The assignment has no gradient. For a box of class c, each location whose center is in the box has
+    ``t = σ(logit_c)^alpha · IoU^beta``, and the ``topk`` locations with the largest t are assigned to
+    the box. A location that is assigned to several boxes belongs to the one with the highest IoU. The
+    target of class c at an assigned location is ``q = t · max IoU / max t``, with maxima over the
+    locations of the box; all other targets are 0. Then
 
     ``l = (cls·Σ BCE(logits, q) + Σ_assigned q·[box·(1 − CIoU) + dfl·DFL]) / max(Σ q, 1)``
 
-    with DFL the cross-entropy of each side's distribution and the two whole numbers next to the
-    distance, averaged over the sides. Values have the shape [N]. Some implementations divide by the
-    targets of the whole batch; ``normalize="batch"`` does the same.
+    where DFL is the cross-entropy between the distribution of each side and the two integers next to
+    the distance, averaged over the sides. The loss values have the shape [N]. ``normalize="batch"``
+    divides by the targets of the whole batch, as some implementations do.
 
-    Labels are [N, M, 5], x1, y1, x2, y2 and a class of 0 … C−1, and −1 for no box (``pad_boxes``).
+    Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a class in 0 … C−1, or the class −1 for rows
+    that pad an image with fewer than M boxes (``pad_boxes``).
 
     Raises:
         DataError: heads with another number of places than the strides have in an image of
@@ -570,30 +593,40 @@ class TaskAligned(DetectionLoss):
     name: ClassVar[str] = "task_aligned"
     tensors: ClassVar[tuple[str, ...]] = ("logits", "boxes")
 
-    image_size: tuple[int, int] = _image_size(help="height and width of the images")
+    image_size: tuple[int, int] = _image_size(help="the height and width of the images")
     strides: tuple[int, ...] = setting(
         default=(8, 16, 32),
         converter=_numbers,
         validator=_positive(None, whole=True),
-        help="the pixels between the places of each grid, in the order of the head",
+        help="the number of pixels between the locations of each grid, in the order of the head",
     )
-    topk: int = setting(default=10, validator=number(ge=1), help="the most places of a box")
-    alpha: float = hyper(default=0.5, validator=number(ge=0), help="the power of the score")
-    beta: float = hyper(default=6.0, validator=number(ge=0), help="the power of the IoU")
-    box: float = hyper(default=7.5, validator=number(ge=0), help="the factor of CIoU")
-    cls: float = hyper(default=0.5, validator=number(ge=0), help="the factor of the classes")
+    topk: int = setting(
+        default=10, validator=number(ge=1), help="the maximum number of locations assigned to a box"
+    )
+    alpha: float = hyper(
+        default=0.5,
+        validator=number(ge=0),
+        help="the exponent of the class probability in the assignment",
+    )
+    beta: float = hyper(
+        default=6.0, validator=number(ge=0), help="the exponent of the IoU in the assignment"
+    )
+    box: float = hyper(default=7.5, validator=number(ge=0), help="the factor of the CIoU loss")
+    cls: float = hyper(
+        default=0.5, validator=number(ge=0), help="the factor of the classification loss"
+    )
     dfl: float = hyper(
         default=1.5, validator=number(ge=0), help="the factor of the distribution focal loss"
     )
     score_thresh: float = setting(
         default=0.001,
         validator=number(ge=0, lt=1),
-        help="predicted boxes below this score are left out",
+        help="the score below which predicted boxes are discarded",
     )
     nms_thresh: float = setting(
         default=0.7,
         validator=number(ge=0, le=1),
-        help="the IoU above which the better of two predicted boxes of a class is kept",
+        help="the IoU above which only the better of two predicted boxes of a class is kept",
     )
 
     @property

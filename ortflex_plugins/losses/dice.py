@@ -26,14 +26,16 @@ from ortflex_plugins.losses._classes import class_labels, is_class
 
 @attrs.frozen(kw_only=True)
 class Dice(Loss):
-    """Soft Dice loss: ``1 − (2·Σ p·y + smooth) / (Σ p + Σ y + smooth)``, sums over the positions.
+    """Soft Dice loss: ``1 − (2·Σ p·y + smooth) / (Σ p + Σ y + smooth)``, with sums over the positions.
 
-    Logits ``s`` have the shape [B, C, …], with one channel per region and then the positions; the values
-    have the shape [B, C]. Logits [B, N] are the N positions of one region, with values [B].
+    Logits ``s`` have the shape [B, C, …]: one channel per region, followed by the positions. The loss
+    values then have the shape [B, C]. Logits [B, N] are the N positions of a single region, and the
+    loss values have the shape [B].
 
-    ``over="regions"``: each region separately, ``p = sigmoid(s)``; labels are in [0, 1] and have the
-    shape of the logits. ``over="classes"``: every position belongs to one class, ``p = softmax(s)`` along
-    axis 1; labels are class indices [B, …], or class probabilities in the shape of the logits.
+    With ``over="regions"``, each region is predicted separately by ``p = sigmoid(s)``, and the labels
+    are in [0, 1] and have the shape of the logits. With ``over="classes"``, every position belongs to
+    one class, ``p = softmax(s)`` along axis 1, and the labels are class indices [B, …] or class
+    probabilities in the shape of the logits.
 
     Raises:
         ValueError: ``over`` has another value, or ``smooth`` is not positive.
@@ -53,12 +55,13 @@ class Dice(Loss):
     over: Literal["regions", "classes"] = setting(
         default="regions",
         validator=one_of("regions", "classes"),
-        help="regions: they may overlap; classes: each position has one class",
+        help="``regions`` may overlap; with ``classes``, each position has exactly one class",
     )
     smooth: float = hyper(
         default=1e-5,
         validator=number(gt=0),
-        help="added to numerator and denominator; makes two empty regions equal",
+        help="added to the numerator and the denominator, so that an empty prediction of an "
+        "empty region has a loss of 0",
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:

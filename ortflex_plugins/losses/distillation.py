@@ -60,12 +60,12 @@ class _Taught(Loss[Tensors, S], Generic[S]):
     teacher_tensor: str | None = setting(
         default=None,
         validator=attrs.validators.optional(_text),
-        help="the tensor of the teacher; by default its only float output",
+        help="the tensor of the teacher; by default, its only float output",
     )
     teacher_inputs: Mapping[str, str] | None = setting(
         default=None,
         validator=attrs.validators.optional(_names),
-        help="our inputs by those of the teacher, where names differ",
+        help="the inputs of the student by the names of the teacher's inputs, if the names differ",
     )
 
     @property
@@ -89,12 +89,12 @@ class Distillation(_Taught[TensorSpec]):
 
     ``t = softmax(teacher / T)`` and ``s = softmax(student / T)`` along ``axis`` (1, or -1 for logits
     [B, …, C]), ``KL(t ‖ s) = Σ_c t_c·(log t_c − log s_c)``. The cross-entropy is that of
-    ``softmax_cross_entropy`` with the labels: class indices [B, …] or class probabilities [B, C, …]. With
-    α = 1 no labels are needed. Values have the shape [B, …]. The factor T² keeps the gradient of the first
-    term about equally large for every T.
+    ``softmax_cross_entropy`` with the labels, which are class indices [B, …] or class probabilities [B,
+    C, …]. With α = 1, no labels are needed. The loss values have the shape [B, …]. The factor T² keeps
+    the gradient of the first term at about the same magnitude for every T.
 
-    The teacher is another .onnx file, which gets the same rows. Its logits are computed once for each row,
-    before training.
+    The teacher is another .onnx file that receives the same rows. Its logits are computed before
+    training, once for each row.
 
     Raises:
         ValueError: the temperature is not > 0, or alpha is not in [0, 1].
@@ -112,10 +112,14 @@ class Distillation(_Taught[TensorSpec]):
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
     temperature: float = hyper(
-        default=2.0, validator=number(gt=0), help="T: the logits are divided by it"
+        default=2.0,
+        validator=number(gt=0),
+        help="the temperature T, by which the logits are divided",
     )
     alpha: float = hyper(
-        default=0.5, validator=number(ge=0, le=1), help="the part of the teacher; 1: no labels"
+        default=0.5,
+        validator=number(ge=0, le=1),
+        help="the weight α of the teacher's term; with 1, no labels are needed",
     )
     axis: int = setting(default=1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1")
 
@@ -169,14 +173,16 @@ class Distillation(_Taught[TensorSpec]):
 
 @attrs.frozen(kw_only=True)
 class FeatureMatching(_Taught[Specs]):
-    """Distance to a tensor of a teacher: ``l = mean((p − t)²)`` over all axes but the first.
+    """Squared distance to a tensor of a teacher: ``l = mean((p − t)²)`` over all axes except the first.
 
-    ``p`` is the tensor of the model that ``predicted`` names and ``t`` the tensor ``teacher_tensor`` of the
-    teacher, [B, …]; values have the shape [B]. No labels are needed.
+    ``p`` is the tensor of the model that ``predicted`` names, and ``t`` is the tensor
+    ``teacher_tensor`` of the teacher; both have the shape [B, …]. The loss values have the shape [B].
+    No labels are needed.
 
-    The two have the same shape, or with ``projection`` different sizes along ``axis``: then ``p`` is
-    multiplied by a trained matrix [size of ours, size of the teacher's], a 1×1 convolution for images.
-    Its initial values are uniform in ±1/√(size of ours). Checkpoints contain the matrix; exports do not.
+    The two tensors must have the same shape. With ``projection``, their sizes along ``axis`` may
+    differ: ``p`` is then multiplied by a trained matrix [size of p, size of t], which is a 1×1
+    convolution for images. Its initial values are uniform in ±1/√(size of p). Checkpoints contain the
+    matrix, but exports do not.
 
     Raises:
         DataError: the two tensors have other shapes, or a projection has nothing to multiply.
@@ -194,7 +200,8 @@ class FeatureMatching(_Taught[Specs]):
 
     projection: bool = setting(
         default=False,
-        help="multiply our tensor by a trained matrix, for other sizes along the axis",
+        help="multiplies the student's tensor by a trained matrix, for tensors whose sizes along "
+        "the axis differ",
     )
     axis: int = setting(
         default=1, validator=one_of(1, -1), help="the axis of the projection: 1 or -1"

@@ -74,12 +74,13 @@ def _log_sum(op: Ops, x: Tensor, axis: int) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class Triplet(Loss[Tensors, Specs]):
-    """Hinge on the distances of triplets: ``l = max(0, d(a, p) − d(a, n) + margin)``.
+    """Hinge loss of the distances in triplets: ``l = max(0, d(a, p) − d(a, n) + margin)``.
 
     ``anchor`` a, ``positive`` p and ``negative`` n are embeddings [B, D], and
-    ``d(x, y) = (Σ_j |x_j − y_j + 1e-6|^p)^(1/p)``. With ``swap``, d(a, n) is the smaller of d(a, n) and
-    d(p, n). Values have the shape [B]; there are no labels. If the model has one embedding, the same model
-    computes all three, and ``positive/x`` and ``negative/x`` contain its input x for the other two.
+    ``d(x, y) = (Σ_j |x_j − y_j + 1e-6|^p)^(1/p)``. With ``swap``, d(a, n) is replaced by the smaller of
+    d(a, n) and d(p, n). The loss values have the shape [B], and there are no labels. A model with one
+    embedding computes all three, and the columns ``positive/x`` and ``negative/x`` contain its input x
+    for the other two.
 
     Raises:
         ValueError: ``p`` is below 1.
@@ -98,10 +99,18 @@ class Triplet(Loss[Tensors, Specs]):
     one_model: ClassVar[bool] = True
 
     margin: float = hyper(
-        default=1.0, validator=number(ge=0), help="how much farther negatives must be"
+        default=1.0,
+        validator=number(ge=0),
+        help="how much farther away the negatives must be than the positives",
     )
-    p: float = setting(default=2.0, validator=number(ge=1), help="the degree of the distance")
-    swap: bool = setting(default=False, help="whether the harder of two negative distances counts")
+    p: float = setting(
+        default=2.0,
+        validator=number(ge=1),
+        help="the degree p of the norm that defines the distance",
+    )
+    swap: bool = setting(
+        default=False, help="whether the harder of the two negative distances counts"
+    )
 
     @property
     def needs_labels(self) -> bool:
@@ -139,14 +148,15 @@ def _spec(name: str, tensor: Tensor) -> TensorSpec:
 
 @attrs.frozen(kw_only=True)
 class MinedTriplet(Loss):
-    """The triplet loss with positives and negatives found in the batch by their labels.
+    """Triplet loss with positives and negatives that are mined from the batch by their labels.
 
-    Predictions are embeddings e [B, D], labels are class indices y [B], and d is the Euclidean distance.
-    With ``mining="hard"``, each row uses its farthest positive and its nearest negative:
-    ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With ``mining="semi_hard"``, the
-    negative is the nearest one that is farther away than the positive, otherwise the farthest of all, and
-    l_i is the mean over the positives of row i. A row without a positive or without a negative has the
-    loss 0, and still counts in the mean. ``normalize`` first divides each embedding by its norm.
+    Predictions are embeddings e [B, D], labels are class indices y [B], and d is the Euclidean distance
+    between two embeddings. With ``mining="hard"``, each row uses its farthest positive and its nearest
+    negative: ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With
+    ``mining="semi_hard"``, the negative is the nearest one that is farther away than the positive,
+    otherwise the farthest of all, and l_i is the mean over the positives of row i. A row without a
+    positive or without a negative has a loss of 0 but still counts in the mean. With ``normalize``,
+    each embedding is first divided by its norm.
 
     Raises:
         ValueError: ``mining`` is neither "hard" nor "semi_hard".
@@ -164,12 +174,16 @@ class MinedTriplet(Loss):
     aliases: ClassVar[tuple[str, ...]] = ("batch_hard_triplet", "online_triplet")
 
     margin: float = hyper(
-        default=0.2, validator=number(ge=0), help="how much farther negatives must be"
+        default=0.2,
+        validator=number(ge=0),
+        help="how much farther away the negatives must be than the positives",
     )
     mining: str = setting(
-        default="hard", validator=one_of("hard", "semi_hard"), help="hard or semi_hard"
+        default="hard", validator=one_of("hard", "semi_hard"), help="``hard`` or ``semi_hard``"
     )
-    normalize: bool = setting(default=True, help="whether embeddings get the length 1 first")
+    normalize: bool = setting(
+        default=True, help="whether embeddings are first normalized to length 1"
+    )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Class indices [B]."""
@@ -217,19 +231,21 @@ def _class_numbers(loss: str, predicted: TensorSpec, given: TensorSpec | None) -
 
 @attrs.frozen(kw_only=True)
 class Contrastive(Loss[Tensors, Specs]):
-    """InfoNCE over the pairs of a batch: each row's pair against the pairs of all other rows.
+    """InfoNCE over the pairs of a batch: each pair is contrasted with the pairs of all other rows.
 
-    ``anchor`` a and ``positive`` p are embeddings [B, D] of pairs, and ``s_ij = cos(a_i, p_j) / τ`` with
-    the ``temperature`` τ: ``l_i = −log softmax_j(s_ij)_i``; with ``symmetric``, the loss is the mean of
-    this and of ``−log softmax_j(s_ji)_i``, as in CLIP. Values have the shape [B]; there are no labels.
-    With ``trained_temperature``, the number ``contrastive.logit_scale`` = log(1/τ), at most log 100, is
-    trained; checkpoints contain it, but exports do not. ``normalize=False`` uses dot products instead of
-    cosines.
+    ``anchor`` a and ``positive`` p are the embeddings [B, D] of the pairs. With
+    ``s_ij = cos(a_i, p_j) / τ`` and the ``temperature`` τ, the loss is
+    ``l_i = −log softmax_j(s_ij)_i``. With ``symmetric``, it is the mean of this and
+    ``−log softmax_j(s_ji)_i``, as in CLIP. The loss values have the shape [B], and there are no labels.
+    With ``trained_temperature``, the scalar ``contrastive.logit_scale`` = log(1/τ), at most log 100, is
+    trained; checkpoints contain it, but exports do not. ``normalize=False`` uses dot products instead
+    of cosines.
 
-    A model with two embeddings has two towers: ``predicted={"anchor": "image", "positive": "text"}``. If it
-    has one, the same model computes both, and ``positive/x`` contains its input x for the positives.
-    The other rows of a batch are the negatives, so large batches and shuffled rows help, and repeated
-    positives in a batch count as negatives.
+    For a model with two towers, name both embeddings:
+    ``predicted={"anchor": "image", "positive": "text"}``. A model with one embedding computes both, and
+    the column ``positive/x`` contains its input x for the positives. The other rows of a batch are the
+    negatives, so large batches and shuffled rows help. If a positive occurs twice in a batch, its copy
+    counts as a negative.
 
     Raises:
         ValueError: ``temperature`` is not positive.
@@ -257,13 +273,15 @@ class Contrastive(Loss[Tensors, Specs]):
     temperature: float = hyper(
         default=0.07,
         validator=number(gt=0),
-        help="what divides cosines; the first one, if it is trained",
+        help="the divisor of the cosines; the initial value if the temperature is trained",
     )
     trained_temperature: bool = setting(
-        default=False, help="whether the temperature is trained, as logit_scale"
+        default=False, help="whether the temperature is trained (as logit_scale)"
     )
-    symmetric: bool = setting(default=True, help="whether both directions count, as in CLIP")
-    normalize: bool = setting(default=True, help="cosines; else products")
+    symmetric: bool = setting(
+        default=True, help="whether the loss averages both directions, as in CLIP"
+    )
+    normalize: bool = setting(default=True, help="uses cosines; otherwise, dot products")
 
     @property
     def needs_labels(self) -> bool:
@@ -301,11 +319,13 @@ class Contrastive(Loss[Tensors, Specs]):
 
 @attrs.frozen(kw_only=True)
 class SupervisedContrastive(Loss):
-    """Contrastive loss with labels: the embeddings of rows of the same class attract each other.
+    """Contrastive loss with labels, which pulls the embeddings of rows of the same class together.
 
-    Predictions are embeddings [B, D], labels are class indices y [B], and ``s_ij = cos(e_i, e_j) / τ``:
-    ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)`` with the other rows P_i of row i's
-    class in the batch. A row without another row of its class has the loss 0, and still counts in the mean.
+    Predictions are embeddings e [B, D], labels are class indices y [B], and
+    ``s_ij = cos(e_i, e_j) / τ``. The loss is
+    ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)``, where P_i are the other rows
+    of the batch that have the class of row i. A row without such rows has a loss of 0 but still counts
+    in the mean.
 
     Raises:
         ValueError: ``temperature`` is not positive.
@@ -320,7 +340,11 @@ class SupervisedContrastive(Loss):
     name: ClassVar[str] = "supervised_contrastive"
     aliases: ClassVar[tuple[str, ...]] = ("supcon",)
 
-    temperature: float = hyper(default=0.07, validator=number(gt=0), help="what divides cosines")
+    temperature: float = hyper(
+        default=0.07,
+        validator=number(gt=0),
+        help="the temperature τ, by which the cosines are divided",
+    )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Class indices [B]."""
@@ -341,14 +365,14 @@ class SupervisedContrastive(Loss):
 
 @attrs.frozen(kw_only=True)
 class MarginSoftmax(Loss[Tensors, Specs]):
-    """Softmax over the angles to one direction per class, with a margin: ArcFace and CosFace.
+    """Softmax over the angles between an embedding and each class, with a margin: ArcFace and CosFace.
 
-    ``cos θ_c = e·w_c / (‖e‖·‖w_c‖)`` for the ``embedding`` e [B, D] and the matrix w [classes, D], which
-    belongs to the loss: it is trained, and checkpoints contain it as ``margin_softmax.weight``, but exports
-    contain only the embedding model. The logit of the label's class is ``scale·cos(θ_y + margin)`` for
-    ``kind="arcface"`` and ``scale·(cos θ_y − margin)`` for ``kind="cosface"``; the logits of the other
-    classes are ``scale·cos θ_c``, and l is −log softmax. Labels are class indices [B]; values have the
-    shape [B].
+    ``cos θ_c = e·w_c / (‖e‖·‖w_c‖)`` for the ``embedding`` e [B, D] and a matrix w [classes, D] with
+    one direction per class. The matrix belongs to the loss and is trained; checkpoints contain it as
+    ``margin_softmax.weight``, but exports contain only the embedding model. The logit of the label's
+    class is ``scale·cos(θ_y + margin)`` for ``kind="arcface"`` and ``scale·(cos θ_y − margin)`` for
+    ``kind="cosface"``; the logits of the other classes are ``scale·cos θ_c``, and l is −log softmax.
+    Labels are class indices [B], and the loss values have the shape [B].
 
     Raises:
         ValueError: ``classes`` is below 2, ``kind`` unknown, or ``margin`` negative.
@@ -368,12 +392,14 @@ class MarginSoftmax(Loss[Tensors, Specs]):
 
     classes: int = setting(validator=number(ge=2), help="the number of classes")
     kind: str = setting(
-        default="arcface", validator=one_of("arcface", "cosface"), help="arcface or cosface"
+        default="arcface", validator=one_of("arcface", "cosface"), help="``arcface`` or ``cosface``"
     )
     margin: float = setting(
-        default=0.5, validator=number(ge=0), help="an angle for arcface, a cosine for cosface"
+        default=0.5,
+        validator=number(ge=0),
+        help="the margin: an angle for ``arcface``, a cosine for ``cosface``",
     )
-    scale: float = hyper(default=64.0, validator=number(gt=0), help="what multiplies cosines")
+    scale: float = hyper(default=64.0, validator=number(gt=0), help="the factor of the cosines")
 
     def parameters(self, predicted: Specs, generator: np.random.Generator) -> Mapping[str, Array]:
         """The directions of the classes, drawn with a standard deviation of 0.01."""

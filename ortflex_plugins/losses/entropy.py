@@ -14,10 +14,10 @@ from ortflex_plugins.losses._classes import class_labels
 class Entropy(Loss):
     """Entropy of the softmax of logits ``s`` of shape [B, C, …]: ``l = −Σ_c p_c · log p_c``.
 
-    ``p = softmax(s)`` along ``axis`` (1, or -1 for logits [B, …, C]). The loss needs no labels: it moves
-    the boundaries between classes away from the rows, as in semi-supervised training together with
-    ``softmax_cross_entropy`` and a small ``factor``. Alone it has a trivial minimum, one class for all
-    rows. Values have the shape [B, …], between 0 and log C.
+    ``p = softmax(s)`` along ``axis`` (1, or -1 for logits [B, …, C]). The loss values have the shape
+    [B, …] and lie between 0 and log C. The loss needs no labels. It moves the decision boundaries away
+    from the rows, so for semi-supervised training, combine it with ``softmax_cross_entropy`` and give
+    it a small ``factor``. On its own, it has a trivial minimum: one class for all rows.
 
     Raises:
         DataError: the scores have no axis of two or more classes.

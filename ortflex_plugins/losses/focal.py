@@ -13,11 +13,11 @@ from ortflex_plugins.losses.regression import ElementwiseLoss
 
 @attrs.frozen(kw_only=True)
 class Focal(ElementwiseLoss):
-    """Focal loss of logits ``s``: ``l = −a·(1 − p)^gamma·log p``, with the label's probability ``p``.
+    """Focal loss of logits ``s``: ``l = −a·(1 − p)^gamma·log p`` for a label with the probability ``p``.
 
-    The probability is σ(s) for the label 1 and 1 − σ(s) for the label 0; the weight ``a`` is ``alpha``
-    for the label 1 and ``1 − alpha`` for the label 0. Labels and values have the shape of the logits,
-    [B, …].
+    The probability is σ(s) for the label 1 and 1 − σ(s) for the label 0, and the weight ``a`` is
+    ``alpha`` for the label 1 and ``1 − alpha`` for the label 0. Labels and loss values have the shape
+    of the logits, [B, …].
 
     Raises:
         ValueError: ``alpha`` is not in [0, 1], or ``gamma`` is below 1.
@@ -37,7 +37,7 @@ class Focal(ElementwiseLoss):
     gamma: float = hyper(
         default=2.0,
         validator=number(ge=1),
-        help="the larger it is, the smaller the weight of well-classified rows",
+        help="the focusing parameter: larger values reduce the weight of well-classified rows",
     )
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:

@@ -15,7 +15,7 @@ from ortflex_plugins.losses.regression import ElementwiseLoss
 class Hinge(ElementwiseLoss):
     """Hinge loss of raw scores: ``l = max(0, 1 − y·s)``.
 
-    Labels are −1 or 1; labels and values have the shape of the scores, [B, …].
+    Labels are −1 or 1. Labels and loss values have the shape of the scores, [B, …].
 
     Raises:
         DataError: the labels have another shape, are outside their range, or are not numbers.
@@ -43,7 +43,7 @@ class Hinge(ElementwiseLoss):
 class SquaredHinge(Hinge):
     """Squared hinge loss of raw scores: ``l = max(0, 1 − y·s)²``.
 
-    Labels are −1 or 1; labels and values have the shape of the scores, [B, …].
+    Labels are −1 or 1. Labels and loss values have the shape of the scores, [B, …].
 
     Raises:
         DataError: the labels have another shape, are outside their range, or are not numbers.

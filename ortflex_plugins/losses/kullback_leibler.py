@@ -28,10 +28,10 @@ _TINY = 1e-37
 class KullbackLeibler(Loss):
     """Kullback-Leibler divergence of labels from a prediction: ``l = Σ_c y_c·(log y_c − log p_c)``.
 
-    Labels are class probabilities ``y`` in the shape of the prediction, [B, C, …], with the classes in
-    axis 1; values have the shape [B, …]. ``on="scores"``: ``p`` is the softmax of the prediction, so the
-    prediction can be logits or log probabilities.
-    ``on="log_probabilities"``: the prediction is ``log p`` and is not normalized.
+    Labels are class probabilities ``y`` in the shape of the prediction, [B, C, …], with the classes
+    along axis 1. The loss values have the shape [B, …]. With ``on="scores"``, ``p`` is the softmax of
+    the prediction, so the prediction can be logits or log probabilities. With
+    ``on="log_probabilities"``, the prediction is ``log p`` and is not normalized.
 
     Raises:
         ValueError: ``on`` has another value.

@@ -35,17 +35,18 @@ from ortflex_plugins.losses._classes import (
 class LogLoss(Loss):
     """Binary cross-entropy, numerically stable for all logits.
 
-    With ``on="scores"``, the loss reads logits ``s`` of shape [B], [B, 1] or [B, k] (k labels per row);
-    labels ``y ∈ [0, 1]`` and values have the same shape, and
+    With ``on="scores"``, the prediction is logits ``s`` of shape [B], [B, 1] or [B, k] (k labels per
+    row). Labels ``y ∈ [0, 1]`` and loss values have the same shape, and
     ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
 
-    With ``on="probabilities"``, it reads two columns ``p`` of shape [B, 2] and class indices
-    ``y ∈ {0, 1}``; values have the shape [B], and ``l = −log(clip(p_y, eps, 1 − eps))``. Outside the
-    range of the clip, the gradient is 0, so attach the loss to the logits if the graph has them.
+    With ``on="probabilities"``, the prediction is two columns of probabilities ``p`` [B, 2], and labels
+    are class indices ``y ∈ {0, 1}``. The loss values have the shape [B], and
+    ``l = −log(clip(p_y, eps, 1 − eps))``. The gradient of clipped probabilities is 0, so use the logits
+    instead if the graph contains them.
 
     With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁), ``l = −q₁·log p₁ − q₀·log p₀`` with
-    ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean a label then
-    counts ``w₁·y + w₀·(1 − y)``. This equals softmax_cross_entropy of the logits (0, s).
+    ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean, each label then
+    has the weight ``w₁·y + w₀·(1 − y)``. This equals ``softmax_cross_entropy`` with the logits (0, s).
 
     ``class_weight="balanced"`` is n / (2 · n_c), where n is the number of training labels and n_c the
     number of those of class c.
@@ -84,7 +85,7 @@ class LogLoss(Loss):
     label_smoothing: float = setting(
         default=0.0,
         validator=number(ge=0, le=1),
-        help="the fraction of a label that is divided equally between both classes",
+        help="the fraction of a label that is distributed equally between both classes",
     )
     class_weight: tuple[float, ...] | Literal["balanced"] | None = class_weight_field()
     counted: ClassVar[tuple[str, ...]] = ("class_weight",)

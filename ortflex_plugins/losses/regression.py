@@ -36,7 +36,7 @@ class ElementwiseLoss(Loss):
 class SquaredError(ElementwiseLoss):
     """Squared error: ``l = (p − y)²``, without the factor ½.
 
-    Labels and values have the shape of the prediction, [B, …].
+    Labels and loss values have the shape of the prediction, [B, …].
 
     Raises:
         DataError: the labels have another shape or are not numbers.
@@ -60,7 +60,7 @@ class SquaredError(ElementwiseLoss):
 class AbsoluteError(ElementwiseLoss):
     """Absolute error: ``l = |p − y|``. Its gradient at ``p = y`` is 0.
 
-    Labels and values have the shape of the prediction, [B, …].
+    Labels and loss values have the shape of the prediction, [B, …].
 
     Raises:
         DataError: the labels have another shape or are not numbers.
@@ -81,9 +81,9 @@ class AbsoluteError(ElementwiseLoss):
 
 @attrs.frozen(kw_only=True)
 class Elastic(ElementwiseLoss):
-    """A sum of absolute and squared error: ``l = l1_weight·|p − y| + l2_weight·(p − y)²``.
+    """Weighted sum of absolute and squared error: ``l = l1_weight·|p − y| + l2_weight·(p − y)²``.
 
-    Labels and values have the shape of the prediction, [B, …].
+    Labels and loss values have the shape of the prediction, [B, …].
 
     Raises:
         ValueError: a weight is negative.
@@ -97,8 +97,8 @@ class Elastic(ElementwiseLoss):
 
     name: ClassVar[str] = "elastic"
 
-    l1_weight: float = hyper(default=0.5, validator=number(ge=0), help="weight of |p − y|")
-    l2_weight: float = hyper(default=0.5, validator=number(ge=0), help="weight of (p − y)²")
+    l1_weight: float = hyper(default=0.5, validator=number(ge=0), help="the weight of |p − y|")
+    l2_weight: float = hyper(default=0.5, validator=number(ge=0), help="the weight of (p − y)²")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``l1_weight·|e| + l2_weight·e²`` with ``e = p − y``."""
@@ -110,7 +110,7 @@ class Elastic(ElementwiseLoss):
 class Huber(ElementwiseLoss):
     """Huber loss: ``l = ½ e²`` where ``|e| ≤ delta``, else ``delta·(|e| − ½ delta)``; ``e = p − y``.
 
-    Labels and values have the shape of the prediction, [B, …].
+    Labels and loss values have the shape of the prediction, [B, …].
 
     Raises:
         ValueError: ``delta`` is not positive.
@@ -126,7 +126,9 @@ class Huber(ElementwiseLoss):
     aliases: ClassVar[tuple[str, ...]] = ("smooth_l1",)
 
     delta: float = hyper(
-        default=1.0, validator=number(gt=0), help="the error from which the loss is linear"
+        default=1.0,
+        validator=number(gt=0),
+        help="the absolute error above which the loss is linear",
     )
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
@@ -146,7 +148,7 @@ class Huber(ElementwiseLoss):
 class LogCosh(ElementwiseLoss):
     """Logarithm of the hyperbolic cosine of the error: ``l = log cosh(p − y)``.
 
-    Labels and values have the shape of the prediction, [B, …].
+    Labels and loss values have the shape of the prediction, [B, …].
 
     Raises:
         DataError: the labels have another shape or are not numbers.
@@ -169,7 +171,7 @@ class LogCosh(ElementwiseLoss):
 class Quantile(ElementwiseLoss):
     """Quantile (pinball) loss: ``l = max(q·(y − p), (q − 1)·(y − p))``.
 
-    Labels and values have the shape of the prediction, [B, …].
+    Labels and loss values have the shape of the prediction, [B, …].
 
     Raises:
         ValueError: ``quantile`` is not in (0, 1).
@@ -198,8 +200,8 @@ class Quantile(ElementwiseLoss):
 class Poisson(ElementwiseLoss):
     """Negative log-likelihood of counts ``y`` for log-rates ``s``: ``l = exp(s) − y·s``.
 
-    Labels ``y ≥ 0`` and values have the shape of ``s``, [B, …]. In float32, ``exp(s)`` is infinite
-    for ``s`` above 88.
+    Labels ``y ≥ 0`` and loss values have the shape of ``s``, [B, …]. In float32, ``exp(s)`` overflows
+    to infinity for ``s`` above 88.
 
     Raises:
         DataError: the labels have another shape, are outside their range, or are not numbers.

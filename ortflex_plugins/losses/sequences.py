@@ -66,16 +66,18 @@ def _step(dtype: int) -> GraphProto:
 class Ctc(Loss[Tensors, Specs]):
     """Connectionist temporal classification: ``l = −log Σ_π Π_t p_t(π_t)`` over the alignments π of y.
 
-    ``scores`` are [B, T, C] (logits or log probabilities; ``axis=1`` for [B, C, T]), and
-    ``p_t = softmax(scores_t)``. An alignment has a class or the ``blank`` at every time step; without
-    repetitions and blanks it is the row of labels y. Labels are class indices [B, S], padded at the end
-    with ``padding``. Values have the shape [B]; with ``per_label`` each is divided by its number of labels
-    (at least 1), as torch's mean does. A row whose labels fit into no alignment (fewer time steps than
-    labels and repetitions) has an infinite loss, or with ``zero_infinity`` the loss 0 and no gradient.
+    ``scores`` are logits or log probabilities [B, T, C], or [B, C, T] with ``axis=1``, and
+    ``p_t = softmax(scores_t)``. An alignment assigns a class or the ``blank`` to every time step;
+    without its repetitions and blanks, it is the row of labels y. Labels are class indices [B, S],
+    padded at the end with ``padding``. The loss values have the shape [B]; with ``per_label``, each is
+    divided by its number of labels (at least 1), as in torch's mean. If a row has no alignment, because
+    it has fewer time steps than labels and repetitions, its loss is infinite. With ``zero_infinity``,
+    its loss is 0 and it has no gradient.
 
-    ``predicted={"scores": "logits", "input_lengths": "n", "target_lengths": "m"}`` names columns of
-    integers [B] next to the inputs, or tensors of the model: the number of time steps and the number of
-    labels that count in each row. Without them, all time steps count, and all labels before the padding.
+    ``predicted={"scores": "logits", "input_lengths": "n", "target_lengths": "m"}`` sets the number of
+    time steps and the number of labels that count in each row. ``n`` and ``m`` are integer columns [B]
+    that are stored with the inputs, or tensors of the model. Without them, all time steps count, and
+    all labels before the padding.
 
     Raises:
         ValueError: ``blank`` is negative, or ``axis`` is neither 1 nor −1.
@@ -94,16 +96,16 @@ class Ctc(Loss[Tensors, Specs]):
     tensors: ClassVar[tuple[str, ...]] = ("scores", "input_lengths", "target_lengths")
     columns: ClassVar[tuple[str, ...]] = ("input_lengths", "target_lengths")
 
-    blank: int = setting(default=0, validator=number(ge=0), help="the class of no label")
-    padding: int = setting(default=-1, help="the number after the last label of a row")
+    blank: int = setting(default=0, validator=number(ge=0), help="the index of the blank class")
+    padding: int = setting(default=-1, help="the value that fills a row after its last label")
     axis: int = setting(
         default=-1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1"
     )
     per_label: bool = setting(
-        default=False, help="whether a row is divided by its number of labels"
+        default=False, help="whether the loss of a row is divided by its number of labels"
     )
     zero_infinity: bool = setting(
-        default=False, help="whether rows that do not fit have the loss 0"
+        default=False, help="whether rows without an alignment have a loss of 0"
     )
 
     def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
@@ -232,10 +234,11 @@ def _range(op: Ops, size: Tensor) -> Tensor:
 class CausalLm(Loss):
     """Cross-entropy of the next token: ``l_t = −log softmax(s_t)`` at the label of position t + 1.
 
-    The logits s are [B, T, V], the labels are token ids [B, T] and may be the inputs themselves
-    (``labels = input_ids``): the loss shifts them, as Hugging Face's models do. Values have the shape
-    [B, T − 1]. Labels equal to ``ignore_index``, or to ``padding`` if it is set, have the loss 0 and do
-    not count in the mean. ``shift=False`` is for labels that are already shifted; values are then [B, T].
+    The logits s have the shape [B, T, V], and the labels are token ids [B, T]. The loss shifts the
+    labels, as Hugging Face's models do, so they can be the inputs themselves (``labels = input_ids``).
+    The loss values have the shape [B, T − 1]. Positions whose label is ``ignore_index``, or ``padding``
+    if it is set, have a loss of 0 and do not count in the mean. If your labels are already shifted, set
+    ``shift=False``; the loss values then have the shape [B, T].
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
@@ -254,14 +257,16 @@ class CausalLm(Loss):
     ignore_index: int = setting(
         default=-100,
         validator=attrs.validators.instance_of(int),
-        help="the label of positions to ignore",
+        help="the label that marks ignored positions",
     )
     padding: int | None = setting(
         default=None,
         validator=attrs.validators.optional(attrs.validators.instance_of(int)),
-        help="a token that is ignored, too",
+        help="the padding token, which is also ignored",
     )
-    shift: bool = setting(default=True, help="whether position t predicts the label of t + 1")
+    shift: bool = setting(
+        default=True, help="whether position t predicts the label of position t + 1"
+    )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Token ids [B, T]."""

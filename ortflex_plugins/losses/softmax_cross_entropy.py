@@ -35,20 +35,21 @@ from ortflex_plugins.losses._classes import (
 
 @attrs.frozen(kw_only=True)
 class SoftmaxCrossEntropy(Loss):
-    """Cross-entropy of the softmax of logits ``s`` of shape [B, C, …], classes in axis 1.
+    """Cross-entropy of the softmax of logits ``s`` of shape [B, C, …], with the classes along axis 1.
 
-    ``axis=-1`` is for logits [B, …, C], as language models return them; the shapes below change
+    For logits [B, …, C], such as those of language models, set ``axis=-1``; the shapes below change
     accordingly.
 
     Labels are class indices ``y`` [B, …] in 0 … C−1, with ``l = −log softmax(s)_y``, or class
-    probabilities ``q`` [B, C, …] (one-hot or soft), with ``l = −Σ_c q_c · log softmax(s)_c``. Values have
-    the shape [B, …]. Class indices equal to ``ignore_index`` have the loss 0 and do not count in the
-    mean; with None, every class index counts.
+    probabilities ``q`` [B, C, …] (one-hot or soft), with ``l = −Σ_c q_c · log softmax(s)_c``. The loss
+    values have the shape [B, …]. Positions whose class index is ``ignore_index`` have a loss of 0 and
+    do not count in the mean; with None, every class index counts.
 
-    With ``label_smoothing`` ε and ``class_weight`` w the probabilities are ``w_c·((1 − ε)·q_c + ε/C)``,
-    where q is 1 at the class index and 0 elsewhere. In the mean a class index then counts ``w_y``, as in
-    torch; probabilities count 1. ``class_weight="balanced"`` is ``n / (C·n_c)``, as in scikit-learn,
-    where n is the number of training labels and n_c the number of those of class c.
+    With ``label_smoothing`` ε and ``class_weight`` w, the probabilities are
+    ``w_c·((1 − ε)·q_c + ε/C)``, where q is 1 at the class index and 0 elsewhere. In the mean, a class
+    index then has the weight ``w_y``, as in torch, and class probabilities have the weight 1.
+    ``class_weight="balanced"`` is ``n / (C·n_c)``, as in scikit-learn, where n is the number of
+    training labels and n_c the number of those of class c.
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
@@ -72,12 +73,14 @@ class SoftmaxCrossEntropy(Loss):
     )
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
-    ignore_index: int | None = setting(default=-100, help="the class index of rows to ignore")
+    ignore_index: int | None = setting(
+        default=-100, help="the class index that marks ignored positions"
+    )
     axis: int = setting(default=1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1")
     label_smoothing: float = setting(
         default=0.0,
         validator=number(ge=0, le=1),
-        help="the fraction of a label that is divided equally among all classes",
+        help="the fraction of a label that is distributed equally among all classes",
     )
     class_weight: tuple[float, ...] | Literal["balanced"] | None = class_weight_field()
     counted: ClassVar[tuple[str, ...]] = ("class_weight",)

@@ -39,9 +39,11 @@ class _TokenMean:
 class _OfTokens(Metric):
     """Shift and mask, as in the loss ``causal_lm``."""
 
-    ignore_index: int = setting(default=-100, help="the label of positions to ignore")
-    padding: int | None = setting(default=None, help="a token that is ignored, too")
-    shift: bool = setting(default=True, help="whether position t predicts the label of t + 1")
+    ignore_index: int = setting(default=-100, help="the label that marks ignored positions")
+    padding: int | None = setting(default=None, help="the padding token, which is also ignored")
+    shift: bool = setting(
+        default=True, help="whether position t predicts the label of position t + 1"
+    )
 
     def start(self) -> _TokenMean:
         """An empty accumulator."""

@@ -13,18 +13,17 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Adafactor(Optimizer):
-    """Adafactor, whose state for a matrix is one number per row and column, with a default rate of 0.01.
+    """Adafactor stores only one value per row and column of a matrix; its default learning rate is 0.01.
 
-    The newest square has the fraction ``f = tᵇ`` of a mean, where t is the step, counted from 1, and b is
-    ``beta2_decay``. For weights of shape [.., m, n],
-    ``row ← row + f·(mean over n of g² − row)`` has the shape [.., m, 1],
-    ``column ← column + f·(mean over m of g² − column)`` has the shape [.., 1, n], and
-    ``v = row·column / max(mean of row, eps1)``. For weights with fewer than two axes,
+    At step t, counted from 1, the current g² has the weight ``f = tᵇ`` in the moving averages, where b
+    is ``beta2_decay``. For weights of shape [.., m, n], ``row ← row + f·(mean over n of g² − row)`` has
+    the shape [.., m, 1], ``column ← column + f·(mean over m of g² − column)`` has the shape [.., 1, n],
+    and ``v = row·column / max(mean of row, eps1)``. For weights with fewer than two axes,
     ``variance ← variance + f·(g² − variance)`` has the shape of w, and ``v = variance``. Then
 
     ``d = g / max(√v, eps1)``, ``w ← (1 − rate·weight_decay)·w − α·d / max(1, rms(d)/clip)`` with
-    ``α = min(rate, 1/√t)·max(eps2, rms(w))``, where rms is the root of the mean square. All slots start
-    at 0.
+    ``α = min(rate, 1/√t)·max(eps2, rms(w))``, where rms is the root mean square. The optimizer state,
+    the slots ``row``, ``column`` and ``variance``, starts at 0.
 
     Raises:
         ValueError: ``beta2_decay`` is positive, ``eps1``, ``eps2`` or ``clip`` is not positive, or
@@ -36,7 +35,7 @@ class Adafactor(Optimizer):
     {'variance': (512,)}
 
     Source: N. Shazeer and M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost"
-    (2018), algorithms 4 to 6; torch.optim.Adafactor, whose ``eps`` is (eps1, eps2) and ``d`` is clip.
+    (2018), algorithms 4 to 6; torch.optim.Adafactor, where ``eps`` is (eps1, eps2) and ``d`` is clip.
     """
 
     name: ClassVar[str] = "adafactor"
@@ -47,15 +46,17 @@ class Adafactor(Optimizer):
     beta2_decay: float = hyper(
         default=-0.8,
         validator=number(le=0),
-        help="the exponent b; the newest g² has the weight tᵇ at step t",
+        help="the exponent b: at step t, the current g² has the weight tᵇ",
     )
-    eps1: float = hyper(default=2.0**-23, validator=number(gt=0), help="the smallest √v")
-    eps2: float = hyper(default=1e-3, validator=number(gt=0), help="the smallest rms of w")
-    clip: float = hyper(default=1.0, validator=number(gt=0), help="the largest rms of d")
+    eps1: float = hyper(default=2.0**-23, validator=number(gt=0), help="the lower bound of √v")
+    eps2: float = hyper(
+        default=1e-3, validator=number(gt=0), help="the lower bound of the rms of w"
+    )
+    clip: float = hyper(default=1.0, validator=number(gt=0), help="the upper bound of the rms of d")
     weight_decay: float = hyper(
         default=0.0,
         validator=number(ge=0),
-        help="the fraction of w that a step removes, times rate",
+        help="decoupled weight decay: each step also subtracts rate·weight_decay·w",
     )
 
     def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:

@@ -11,10 +11,10 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Adagrad(Optimizer):
-    """Adagrad, with a default rate of 0.01.
+    """Adagrad, with a default learning rate of 0.01.
 
     ``s ← s + g²``, ``w ← w − rate / (1 + (t − 1)·rate_decay) · g / (√s + eps)``, where t is the step,
-    counted from 1. The slot s has the shape of w and starts at 0.
+    counted from 1. The optimizer state, the slot s, has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``rate_decay`` is negative, or ``eps`` is not positive.
@@ -30,7 +30,7 @@ class Adagrad(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("s",)
 
     rate_decay: float = hyper(
-        default=0.0, validator=number(ge=0), help="the decay of the rate per step"
+        default=0.0, validator=number(ge=0), help="the decay of the learning rate per step"
     )
     eps: float = hyper(default=1e-10, validator=number(gt=0), help="added to √s")
 
@@ -45,10 +45,10 @@ class Adagrad(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class RmsProp(Optimizer):
-    """RMSprop without centering and without momentum, with a default rate of 0.01.
+    """RMSprop without centering or momentum, with a default learning rate of 0.01.
 
-    ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``. The slot v has the shape of w and
-    starts at 0.
+    ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``. The optimizer state, the slot v,
+    has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``alpha`` is not in [0, 1), or ``eps`` is not positive.
@@ -63,7 +63,11 @@ class RmsProp(Optimizer):
     default_rate: ClassVar[float] = 1e-2
     slots: ClassVar[tuple[str, ...]] = ("v",)
 
-    alpha: float = hyper(default=0.99, validator=number(ge=0, lt=1), help="decay of the mean of g²")
+    alpha: float = hyper(
+        default=0.99,
+        validator=number(ge=0, lt=1),
+        help="the decay rate of the moving average of g²",
+    )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v")
 
     def update(
@@ -76,11 +80,10 @@ class RmsProp(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Adadelta(Optimizer):
-    """Adadelta, with a default rate of 1.
+    """Adadelta, with a default learning rate of 1.
 
-    ``v ← rho·v + (1 − rho)·g²``, ``d = g·√(u + eps) / √(v + eps)``,
-    ``u ← rho·u + (1 − rho)·d²``, ``w ← w − rate·d``. The slots u and v have the shape of w and start
-    at 0.
+    ``v ← rho·v + (1 − rho)·g²``, ``d = g·√(u + eps) / √(v + eps)``, ``u ← rho·u + (1 − rho)·d²``,
+    ``w ← w − rate·d``. The optimizer state, the slots u and v, has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``rho`` is not in [0, 1), or ``eps`` is not positive.
@@ -95,8 +98,12 @@ class Adadelta(Optimizer):
     default_rate: ClassVar[float] = 1.0
     slots: ClassVar[tuple[str, ...]] = ("v", "u")
 
-    rho: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of both means")
-    eps: float = hyper(default=1e-6, validator=number(gt=0), help="added under both roots")
+    rho: float = hyper(
+        default=0.9, validator=number(ge=0, lt=1), help="the decay rate of both moving averages"
+    )
+    eps: float = hyper(
+        default=1e-6, validator=number(gt=0), help="added to u and v under the square roots"
+    )
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots

@@ -19,9 +19,13 @@ class _Means(Optimizer):
     default_rate: ClassVar[float] = 1e-3
     slots: ClassVar[tuple[str, ...]] = ("m", "v")
 
-    beta1: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of the mean of g")
+    beta1: float = hyper(
+        default=0.9, validator=number(ge=0, lt=1), help="the decay rate of the moving average of g"
+    )
     beta2: float = hyper(
-        default=0.999, validator=number(ge=0, lt=1), help="decay of the mean of g²"
+        default=0.999,
+        validator=number(ge=0, lt=1),
+        help="the decay rate of the moving average of g²",
     )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v̂")
 
@@ -43,11 +47,11 @@ class _Means(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Adam(_Means):
-    """Adam, with a default rate of 0.001.
+    """Adam, with a default learning rate of 0.001.
 
-    ``m ← beta1·m + (1 − beta1)·g``, ``v ← beta2·v + (1 − beta2)·g²``,
-    ``w ← w − rate·m̂ / (√v̂ + eps)`` with ``m̂ = m / (1 − beta1ᵗ)``, ``v̂ = v / (1 − beta2ᵗ)``, where t
-    is the step, counted from 1. The slots m and v have the shape of w and start at 0.
+    ``m ← beta1·m + (1 − beta1)·g``, ``v ← beta2·v + (1 − beta2)·g²``, ``w ← w − rate·m̂ / (√v̂ + eps)``
+    with ``m̂ = m / (1 − beta1ᵗ)``, ``v̂ = v / (1 − beta2ᵗ)``, where t is the step, counted from 1. The
+    optimizer state, the slots m and v, has the shape of w and starts at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` is not positive.
@@ -71,10 +75,10 @@ class Adam(_Means):
 
 @attrs.frozen(kw_only=True)
 class AdamW(_Means):
-    """Adam with decoupled weight decay and a default rate of 0.001.
+    """Adam with decoupled weight decay and a default learning rate of 0.001.
 
-    ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``, with Adam's slots m and v and its means m̂
-    and v̂, which do not depend on the decay.
+    ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``, where m, v, m̂ and v̂ are those of Adam
+    and do not depend on the weight decay.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``eps`` is not positive, or ``weight_decay`` is negative.
@@ -91,7 +95,7 @@ class AdamW(_Means):
     weight_decay: float = hyper(
         default=0.01,
         validator=number(ge=0),
-        help="the fraction of w that a step removes, times rate",
+        help="decoupled weight decay: each step also subtracts rate·weight_decay·w",
     )
 
     def update(
@@ -105,11 +109,11 @@ class AdamW(_Means):
 
 @attrs.frozen(kw_only=True)
 class Adamax(_Means):
-    """Adamax, Adam with the infinity norm, with a default rate of 0.002.
+    """Adamax, the variant of Adam with the infinity norm; its default learning rate is 0.002.
 
     ``m ← beta1·m + (1 − beta1)·g``, ``u ← max(beta2·u, |g| + eps)``,
-    ``w ← w − rate / (1 − beta1ᵗ) · m / u``, where t is the step, counted from 1. The slots m and u have
-    the shape of w and start at 0.
+    ``w ← w − rate / (1 − beta1ᵗ) · m / u``, where t is the step, counted from 1. The optimizer state,
+    the slots m and u, has the shape of w and starts at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` is not positive.
@@ -125,7 +129,7 @@ class Adamax(_Means):
     slots: ClassVar[tuple[str, ...]] = ("m", "u")
 
     beta2: float = hyper(
-        default=0.999, validator=number(ge=0, lt=1), help="decay of the largest |g|"
+        default=0.999, validator=number(ge=0, lt=1), help="the decay rate of the largest |g|"
     )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to |g|")
 
@@ -140,12 +144,12 @@ class Adamax(_Means):
 
 @attrs.frozen(kw_only=True)
 class NAdam(_Means):
-    """Adam with Nesterov's momentum and a default rate of 0.002.
+    """Adam with Nesterov momentum and a default learning rate of 0.002.
 
     ``μₜ = beta1·(1 − ½·0.96^(t·decay))``, ``Pₜ = Πᵢ μᵢ``, and
     ``w ← w − rate·((1 − μₜ)·g / (1 − Pₜ) + μₜ₊₁·m / (1 − Pₜ₊₁)) / (√v̂ + eps)``, where t is the step,
-    counted from 1. The slots m and v and the mean v̂ are those of Adam; the slot ``q = 1 − Pₜ`` has the
-    shape of w.
+    counted from 1. m, v and v̂ are those of Adam. The additional slot ``q = 1 − Pₜ`` has the shape of
+    w.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``decay`` is negative, or ``eps`` is not positive.
@@ -161,7 +165,9 @@ class NAdam(_Means):
     slots: ClassVar[tuple[str, ...]] = ("m", "v", "q")
 
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to the root")
-    decay: float = hyper(default=0.004, validator=number(ge=0), help="how fast the momentum rises")
+    decay: float = hyper(
+        default=0.004, validator=number(ge=0), help="how fast the momentum increases"
+    )
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
@@ -179,12 +185,12 @@ class NAdam(_Means):
 
 @attrs.frozen(kw_only=True)
 class RAdam(_Means):
-    """Rectified Adam, with a default rate of 0.001.
+    """Rectified Adam, with a default learning rate of 0.001.
 
     With ``ρ∞ = 2 / (1 − beta2) − 1`` and ``ρ = ρ∞ − 2·t·beta2ᵗ / (1 − beta2ᵗ)``,
     ``w ← w − rate·m̂·r·√(1 − beta2ᵗ) / (√v + eps)`` if ``ρ > 5``, else ``w ← w − rate·m̂``, where
-    ``r² = (ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)``. t is the step, counted from 1; the slots m and v and
-    the mean m̂ are those of Adam.
+    ``r² = (ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)``. t is the step, counted from 1, and m, v and m̂ are
+    those of Adam.
 
     Raises:
         ValueError: ``beta1`` is not in [0, 1), ``beta2`` is not in [0.7, 1), or ``eps`` is not positive.
@@ -198,7 +204,9 @@ class RAdam(_Means):
     name: ClassVar[str] = "radam"
 
     beta2: float = hyper(
-        default=0.999, validator=number(ge=0.7, lt=1), help="decay of the mean of g²"
+        default=0.999,
+        validator=number(ge=0.7, lt=1),
+        help="the decay rate of the moving average of g²",
     )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to the root")
 
@@ -220,11 +228,11 @@ class RAdam(_Means):
 
 @attrs.frozen(kw_only=True)
 class Lamb(_Means):
-    """LAMB: Adam's direction, scaled to the norm of the weight tensor, with a default rate of 0.001.
+    """LAMB scales Adam's step to the norm of each weight tensor; its default learning rate is 0.001.
 
     ``d = m̂ / (√v̂ + eps) + weight_decay·w``, ``w ← w − rate·ratio·d`` with
-    ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 if a norm is 0. Norms are Euclidean and of the
-    whole tensor; the slots m and v and their means m̂ and v̂ are those of Adam.
+    ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 if a norm is 0. The norms are Euclidean norms
+    of the whole tensor, and m, v, m̂ and v̂ are those of Adam.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``eps`` or ``ratio_max`` is not positive, or
@@ -233,17 +241,19 @@ class Lamb(_Means):
     >>> Lamb(weight_decay=0.01).describe()["ratio_max"]
     10.0
 
-    Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76
-    minutes" (2020), algorithm 2; onnxruntime's LambOptimizer with the same attributes.
+    Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes"
+    (2020), algorithm 2; onnxruntime's LambOptimizer, which has the same attributes.
     """
 
     name: ClassVar[str] = "lamb"
     elementwise: ClassVar[bool] = False
 
     eps: float = hyper(default=1e-6, validator=number(gt=0), help="added to √v̂")
-    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="fraction of w in d")
-    ratio_min: float = hyper(default=0.0, validator=number(ge=0), help="the smallest ‖w‖/‖d‖")
-    ratio_max: float = hyper(default=10.0, validator=number(gt=0), help="the largest ‖w‖/‖d‖")
+    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="the factor of w in d")
+    ratio_min: float = hyper(default=0.0, validator=number(ge=0), help="the lower bound of ‖w‖/‖d‖")
+    ratio_max: float = hyper(
+        default=10.0, validator=number(gt=0), help="the upper bound of ‖w‖/‖d‖"
+    )
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots

@@ -12,17 +12,17 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Prodigy(Optimizer):
-    """Prodigy: Adam that estimates its step size d, with a default rate of 1.
+    """Prodigy: Adam with an estimated step size d; the default learning rate is 1.
 
-    All weights share the numbers d and r. w₀ is the weight before the first step, β₃ = √beta2, and the
-    sums are over all elements of all weights:
-    ``d ← max(d0, d, r / Σ|s|)``, ``r ← β₃·r + (1 − β₃)·rate·d²·Σ g·(w₀ − w)``, and for every weight
-    ``s ← β₃·s + (1 − β₃)·rate·d²·g``,
-    ``m ← beta1·m + (1 − beta1)·d·g``, ``v ← beta2·v + (1 − beta2)·d²·g²``,
-    ``w ← w − rate·d·m / (√v + d·eps)``. The slots m, v, s and ``start`` (w₀) have the shape of w.
+    All weights share the scalars d and r. With w₀ the weight before the first step, β₃ = √beta2, and
+    sums over all elements of all weights, ``d ← max(d0, d, r / Σ|s|)``,
+    ``r ← β₃·r + (1 − β₃)·rate·d²·Σ g·(w₀ − w)``, and for every weight
+    ``s ← β₃·s + (1 − β₃)·rate·d²·g``, ``m ← beta1·m + (1 − beta1)·d·g``,
+    ``v ← beta2·v + (1 − beta2)·d²·g²``, ``w ← w − rate·d·m / (√v + d·eps)``. The slots m, v, s and
+    ``start`` (w₀) have the shape of w.
 
-    Leave the rate at 1, or use a schedule that starts at 1, because d replaces the search for a rate.
-    With groups of parameters, each group has its own d.
+    Because d replaces the search for a learning rate, leave the rate at 1, or use a schedule that
+    starts at 1. If there are groups of parameters, each group has its own d.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` or ``d0`` is not positive.
@@ -40,12 +40,20 @@ class Prodigy(Optimizer):
     shared: ClassVar[tuple[str, ...]] = ("d", "r")
     elementwise: ClassVar[bool] = False
 
-    beta1: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of the mean of d·g")
+    beta1: float = hyper(
+        default=0.9,
+        validator=number(ge=0, lt=1),
+        help="the decay rate of the moving average of d·g",
+    )
     beta2: float = hyper(
-        default=0.999, validator=number(ge=0, lt=1), help="decay of the mean of d²·g²"
+        default=0.999,
+        validator=number(ge=0, lt=1),
+        help="the decay rate of the moving average of d²·g²",
     )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="d·eps is added to √v")
-    d0: float = hyper(default=1e-6, validator=number(gt=0), help="the first d; d never decreases")
+    d0: float = hyper(
+        default=1e-6, validator=number(gt=0), help="the initial value of d, which never decreases"
+    )
 
     def update_shared(
         self,

@@ -11,10 +11,10 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Sgd(Optimizer):
-    """Stochastic gradient descent: ``w ← w − rate·(g + weight_decay·w)``, with a default rate of 0.001.
+    """Stochastic gradient descent: ``w ← w − rate·(g + weight_decay·w)``. The default rate is 0.001.
 
-    It has no slots. Unlike a penalty, ``weight_decay`` is not part of the loss, and transforms such as
-    clipping do not change it.
+    There is no optimizer state. Unlike a penalty, ``weight_decay`` is not part of the loss, and
+    gradient transforms such as clipping do not affect it.
 
     Raises:
         ValueError: ``weight_decay`` is negative.
@@ -31,7 +31,7 @@ class Sgd(Optimizer):
 
     # A constant of the graph, because a hyperparameter would cost a product per weight, even at 0.
     weight_decay: float = setting(
-        default=0.0, validator=number(ge=0), help="fraction of w in the gradient"
+        default=0.0, validator=number(ge=0), help="the factor of w that is added to the gradient"
     )
 
     def update(
@@ -45,9 +45,9 @@ class Sgd(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Momentum(Optimizer):
-    """Gradient descent with momentum: ``v ← beta·v + g``, ``w ← w − rate·v``, with a default rate of 0.001.
+    """Gradient descent with momentum: ``v ← beta·v + g``, ``w ← w − rate·v``. The default rate is 0.001.
 
-    v is the slot ``velocity``, which has the shape of w and starts at 0.
+    The optimizer state v, the slot ``velocity``, has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``beta`` is not in [0, 1).
@@ -56,7 +56,7 @@ class Momentum(Optimizer):
     {'name': 'momentum', 'beta': 0.95}
 
     Source: B. Polyak, "Some methods of speeding up the convergence of iteration methods" (1964);
-    torch.optim.SGD(momentum=beta), whose first step also has ``v = g``.
+    torch.optim.SGD(momentum=beta), which also uses ``v = g`` in the first step.
     """
 
     name: ClassVar[str] = "momentum"
@@ -77,9 +77,9 @@ class Momentum(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Nesterov(Momentum):
-    """Nesterov's momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``, with a default rate of 0.001.
+    """Nesterov momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``. The default rate is 0.001.
 
-    v is the slot ``velocity``, which has the shape of w and starts at 0.
+    The optimizer state v, the slot ``velocity``, has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``beta`` is not in [0, 1).
@@ -103,12 +103,12 @@ class Nesterov(Momentum):
 
 @attrs.frozen(kw_only=True)
 class Lars(Optimizer):
-    """LARS: momentum with a separate rate per tensor, depending on its norm; the default rate is 1.
+    """LARS: momentum with a learning rate scaled by the norm of each tensor; the default rate is 1.
 
     ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
-    ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. Norms are Euclidean and
-    of the whole tensor. v is the slot ``velocity``, which has the shape of w and starts at 0. Biases and
-    scales usually get another optimizer (``groups``).
+    ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. The norms are
+    Euclidean norms of the whole tensor. The optimizer state v, the slot ``velocity``, has the shape of
+    w and starts at 0. Biases and scales are usually trained with another optimizer (see ``groups``).
 
     Raises:
         ValueError: ``beta`` is not in [0, 1), ``trust`` is not positive, or ``weight_decay`` is negative.
@@ -129,9 +129,11 @@ class Lars(Optimizer):
         default=0.9, validator=number(ge=0, lt=1), help="the fraction of the velocity that is kept"
     )
     trust: float = hyper(
-        default=1e-3, validator=number(gt=0), help="the norm of a step as a fraction of ‖w‖"
+        default=1e-3,
+        validator=number(gt=0),
+        help="the trust coefficient: the norm of a step relative to ‖w‖",
     )
-    weight_decay: float = hyper(default=5e-4, validator=number(ge=0), help="fraction of w in d")
+    weight_decay: float = hyper(default=5e-4, validator=number(ge=0), help="the factor of w in d")
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
@@ -153,10 +155,11 @@ def _norm(op: Ops, tensor: Tensor) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class Lion(Optimizer):
-    """Lion, which moves each element by the sign of a momentum, with a default rate of 0.0001.
+    """Lion: each element moves by the sign of a momentum term; the default learning rate is 0.0001.
 
     ``d = sign(beta1·m + (1 − beta1)·g)``, ``m ← beta2·m + (1 − beta2)·g``,
-    ``w ← (1 − rate·weight_decay)·w − rate·d``. The slot m has the shape of w and starts at 0.
+    ``w ← (1 − rate·weight_decay)·w − rate·d``. The optimizer state, the slot m, has the shape of w and
+    starts at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``weight_decay`` is negative.
@@ -172,13 +175,17 @@ class Lion(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("m",)
 
     beta1: float = hyper(
-        default=0.9, validator=number(ge=0, lt=1), help="fraction of m in the direction"
+        default=0.9,
+        validator=number(ge=0, lt=1),
+        help="the weight of m in the direction of the step",
     )
-    beta2: float = hyper(default=0.99, validator=number(ge=0, lt=1), help="decay of the mean of g")
+    beta2: float = hyper(
+        default=0.99, validator=number(ge=0, lt=1), help="the decay rate of the moving average of g"
+    )
     weight_decay: float = hyper(
         default=0.0,
         validator=number(ge=0),
-        help="the fraction of w that a step removes, times rate",
+        help="decoupled weight decay: each step also subtracts rate·weight_decay·w",
     )
 
     def update(

@@ -421,7 +421,8 @@ def test_checking_imports_each_plugin_and_says_which_are_broken(broken: None) ->
         "version": importlib.metadata.version("ortflex"),
         "target": "ortflex_plugins.losses.regression:Elastic",
         "home": "",
-        "description": "A sum of absolute and squared error: l = l1_weight·|p − y| + l2_weight·(p − y)².",
+        "description": "Weighted sum of absolute and squared error: "
+        "l = l1_weight·|p − y| + l2_weight·(p − y)².",
         "stability": "stable",
         "status": "ok",
     }

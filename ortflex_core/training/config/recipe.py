@@ -63,21 +63,21 @@ class Recipe(Arguments):
     model: str = argument("the .onnx file; training starts from its weights", kind="a path")
     data: Any = argument("the training data", kind=_SOURCE)
     validation: Any = argument(
-        "the data for the evaluation after each epoch; a fraction holds out this part of the training rows",
+        "the validation data, evaluated after each epoch; a fraction holds out this share of the "
+        "training rows",
         None,
         kind="a fraction, or " + _SOURCE,
     )
     stratify: bool = argument(
-        "if ``validation`` is a fraction, holds out this fraction of the rows of each class", False
+        "if ``validation`` is a fraction, holds out this fraction of each class", False
     )
     plugins: str | None = argument(
-        "a folder of Python files, which are executed; this recipe can use their components by "
-        "name",
+        "a folder of Python files to execute; the recipe can refer to their components by name",
         None,
         kind="a path",
     )
     output: str | None = argument(
-        "the run folder; by default runs/<time>-<model> in the current folder", None, kind="a path"
+        "the run folder; by default, runs/<time>-<model> in the current folder", None, kind="a path"
     )
 
     # ------------------------------------------------------------------ reading
