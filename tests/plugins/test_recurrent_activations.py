@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+from ortflex_core import require_runtime
 from ortflex_plugins.operators.calls import NotTranslatable
 from ortflex_plugins.operators.numpy_forms import NumpyForms
 from ortflex_plugins.operators.translation import ModelFunction
@@ -56,6 +57,8 @@ def test_numbers_that_are_given_or_left_out(name: str, given: str) -> None:
         with pytest.raises(NotTranslatable, match=f"{name} without its activation_alpha or _beta"):
             computed(model)
         return
+    if set(NUMBERS.get(name, "")) - set(given) and require_runtime().version_info < (1, 23):
+        pytest.skip("older runtimes take 0 for a number that is left out")
     np.testing.assert_allclose(computed(model), by_runtime(model), rtol=1e-5, atol=1e-6)
 
 
