@@ -299,6 +299,18 @@ class OneLess(Cut):
         return super().rows(piece, start - start % 2)
 
 
+class Backwards(Columns):
+    """The rows that are asked for, from the end."""
+
+    def take(self, rows: Any) -> Columns:
+        return super().take(len(X) - 1 - rows)
+
+
+class TakesWrong(Memory):
+    def load(self) -> Any:
+        return Backwards(inputs={"X": X}, labels={"y": Y})
+
+
 class Cutting(Memory):
     pieces: ClassVar[Any] = Cut
 
@@ -324,6 +336,7 @@ SOURCES = [
     Planted("test_columns", WrongOrder(), "X"),
     Planted("test_columns", NoLabels(), "no column is a label"),
     Planted("test_rows", ShortLabels(), "different numbers of rows"),
+    Planted("test_rows", TakesWrong(), "X"),
     Planted("test_determinism", Shuffled(), "the rows differ between two openings"),
     Planted("test_missing_file", Unexplained(), "No such file"),
 ]

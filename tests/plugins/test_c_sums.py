@@ -95,3 +95,33 @@ def test_no_pointer_of_a_kernel_is_restrict(monkeypatch: pytest.MonkeyPatch) -> 
     kernels = [line for line in sources[0].splitlines() if line.startswith("static void k")]
     assert len(kernels) > 5
     assert not [line for line in kernels if "restrict" in line]
+
+
+@pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
+def test_places_of_extremes_are_whole_numbers(kind: str) -> None:
+    """They choose rows of a table, as in a vector quantizer."""
+    nodes = [
+        helper.make_node(kind, ["X"], ["k"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["T", "k"], ["t"]),
+        helper.make_node("MatMul", ["t", "W"], ["Y"]),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {"T": rng.standard_normal((4, 3)), "W": rng.standard_normal((3, 2))}
+    model = models.model(nodes, [models.floats("X", "N", 4)], [models.floats("Y", "N", 2)], weights)
+    x = rng.standard_normal((6, 4)).astype(np.float32)
+    y = rng.standard_normal((6, 2)).astype(np.float32)
+    states = []
+    for backend in ("c", "fused"):
+        trainer = Trainer(
+            model,
+            loss="squared_error",
+            params=["T", "W"],
+            batch_size=6,
+            backend=backend,
+            cache=False,
+            progress=False,
+        )
+        trainer.step((x, y))
+        states.append(trainer.get_state())
+    for name, array in states[1].items():
+        np.testing.assert_allclose(states[0][name], array, rtol=1e-5, atol=1e-6)
