@@ -157,7 +157,7 @@ class _WithHooks(abc.ABCMeta):
 
 
 class Callback(metaclass=_WithHooks):
-    """An object whose methods are called during training if they are decorated with :data:`hook`.
+    """A callback is an object whose methods, if decorated with ``hook``, are called during training.
 
     Every class with such methods counts as a subclass. If it does not inherit from this class, its
     attributes have the values below, unless it defines them.

@@ -24,17 +24,18 @@ def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.define(kw_only=True)
 class Checkpoint(Callback):
-    """Writes checkpoints from which ``Trainer.resume`` continues: ``<folder>/step-<number>``.
+    """Writes checkpoints, ``<folder>/step-<number>``, from which ``Trainer.resume`` continues training.
 
-    ``epochs``, ``steps`` and ``minutes`` set how often a checkpoint is written; by default, one is written
-    after every epoch. The callback waits until all steps of the current run of the graph are done, and it
-    also writes a checkpoint at the end of ``fit``. It keeps the last ``keep`` checkpoints, and the best one
-    in ``<folder>/best``: at the end of each epoch, the column ``monitor`` of the History decides.
+    ``epochs``, ``steps`` and ``minutes`` set how often a checkpoint is written. By default, this is
+    after every epoch. If the graph runs several steps at once, the checkpoint is written after the last
+    of them. Another checkpoint is written at the end of ``fit``. The callback keeps the last ``keep``
+    checkpoints. It also keeps the checkpoint of the best epoch, according to the column ``monitor`` of
+    the History, in ``<folder>/best``.
 
-    Every checkpoint contains the identifier of its run; a resumed run keeps this identifier. Only
-    checkpoints of the same run are removed or replaced. If the folder contains ``step-<number>`` or
-    ``best`` of another run, or if another process writes to it, the run does not start. If a run continues
-    from a checkpoint that is not its newest, the newer ones are moved to ``<folder>/superseded-<n>``.
+    Every checkpoint contains the identifier of its run, which a resumed run keeps. Only checkpoints of
+    the same run are removed or replaced. If the folder contains ``step-<number>`` or ``best`` of
+    another run, or if another process writes to it, the run does not start. If a run is resumed from a
+    checkpoint that is not its newest one, the newer ones are moved to ``<folder>/superseded-<n>``.
 
     Raises:
         ValueError: a number is not positive.
@@ -61,9 +62,9 @@ class Checkpoint(Callback):
         default=None, validator=_every, help="the number of minutes between two checkpoints"
     )
     keep: int = setting(
-        default=3, validator=number(ge=1), help="the number of the latest checkpoints to keep"
+        default=3, validator=number(ge=1), help="the number of most recent checkpoints to keep"
     )
-    best: bool = setting(default=True, help="also keep the checkpoint of the best epoch")
+    best: bool = setting(default=True, help="whether to also keep the checkpoint of the best epoch")
     monitor: str = setting(
         default=AUTO, help="the column of the History that decides which epoch is best"
     )

@@ -19,9 +19,9 @@ _log = logging.getLogger("ortflex")
 class CsvLog(Callback):
     """Writes the complete History as a CSV file after every epoch.
 
-    The file of a resumed run also contains the earlier lines. If the file cannot be written during
-    training, for example because the disk is full, the callback logs a warning, training continues, and
-    all lines are written after the next epoch.
+    The file of a resumed run also contains the rows of the earlier epochs. If the file cannot be
+    written during training, for example because the disk is full, the callback logs a warning, and
+    training continues. All rows are then written after the next epoch.
 
     Raises:
         OutputError: when the run starts, if the folder cannot be made or written to.
@@ -29,7 +29,7 @@ class CsvLog(Callback):
     >>> CsvLog(path="log.csv").path
     'log.csv'
 
-    Source: :class:`ortflex_core.History`, whose columns the file has.
+    Source: ``ortflex_core.History``, whose columns are those of the file.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ("csv_logger",)

@@ -22,10 +22,10 @@ _log = logging.getLogger("ortflex")
 class EarlyStopping(Callback):
     """Ends the run when a value stops improving, and restores the best weights.
 
-    The run ends after ``patience`` epochs in a row without an improvement of more than ``min_delta``.
-    Metrics declare whether higher values are better; losses are better when they are
-    lower. ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or loss + penalty
-    without validation data.
+    The run ends after ``patience`` consecutive epochs without an improvement of more than
+    ``min_delta``. Each metric defines whether higher values are better; for losses, lower values are.
+    ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or the training loss plus
+    the penalty if there is no validation data.
 
     Raises:
         ValueError: ``patience`` is less than 1, or ``min_delta`` is negative.
@@ -49,7 +49,7 @@ class EarlyStopping(Callback):
         help="the smallest change that counts as an improvement",
     )
     restore_best: bool = setting(
-        default=True, help="restore the weights of the best epoch at the end"
+        default=True, help="whether to restore the weights of the best epoch at the end"
     )
     best_: float | None = attrs.field(default=None, init=False)
     best_epoch_: int = attrs.field(default=-1, init=False)

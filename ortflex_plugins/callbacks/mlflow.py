@@ -25,12 +25,12 @@ _LONGEST = 500  # the longest parameter of older stores
 
 @attrs.define(kw_only=True)
 class Mlflow(Tracker):
-    """Tracks training as a run of MLflow: the parameters, the History, the trained model.
+    """Tracks training as an MLflow run: the parameters, the History and the trained model.
 
-    The columns of the History become metrics over finished steps. If training does not fail, the model is
-    stored as an artifact of the run, with its signature, as ``mlflow.onnx`` writes it. Resumed training
-    continues the same run. If the store cannot be reached during training, the entries are lost, and
-    training continues.
+    The columns of the History become metrics by step. If training succeeds, the model is stored as an
+    artifact of the run, together with its signature, in the format of ``mlflow.onnx``. Resumed training
+    continues the same run. If the tracking store cannot be reached during training, the entries are
+    lost, but training continues.
 
     Raises:
         ConfigError: mlflow is not installed (extra ``mlflow``), or the store cannot be opened.
@@ -38,16 +38,19 @@ class Mlflow(Tracker):
     >>> Mlflow(experiment="digits").experiment  # doctest: +SKIP
     'digits'
 
-    Source: mlflow.tracking.MlflowClient; no global state of MLflow is touched.
+    Source: mlflow.tracking.MlflowClient; the global state of MLflow is not changed.
     """
 
-    experiment: str = setting(default="ortflex", help="the experiment's name")
-    run: str | None = setting(default=None, help="the run's name; not set: MLflow chooses one")
+    experiment: str = setting(default="ortflex", help="the name of the experiment")
+    run: str | None = setting(
+        default=None, help="the name of the run; by default, MLflow chooses one"
+    )
     uri: str | None = setting(
         default=None,
-        help="the address of the store; not set: MLFLOW_TRACKING_URI, or mlflow.db in the run folder",
+        help="the URI of the tracking store; by default, MLFLOW_TRACKING_URI, or mlflow.db in "
+        "the run folder",
     )
-    model: bool = setting(default=True, help="also store the trained model")
+    model: bool = setting(default=True, help="whether to also store the trained model")
 
     def __attrs_post_init__(self) -> None:
         """Check that the package is installed."""

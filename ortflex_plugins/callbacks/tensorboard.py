@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 # Without slots, so that an object can drop one of its hooks.
 @attrs.define(kw_only=True, slots=False)
 class Tensorboard(Callback):
-    """Writes event files for TensorBoard: the History, histograms of the weights, the model's graph.
+    """Writes event files for TensorBoard: the History, histograms of the weights and the model's graph.
 
-    ``epoch/<column>`` shows the History, and ``weights/<parameter>`` shows the weights, both over finished
-    steps. ``steps`` adds ``step/loss``, ``step/penalty`` and ``step/rate`` for every ``steps``-th step. A
-    resumed run continues in the same folder, and earlier entries of repeated steps are hidden.
+    ``epoch/<column>`` shows the History, and ``weights/<parameter>`` shows the weights, both by step.
+    With ``steps``, ``step/loss``, ``step/penalty`` and ``step/rate`` are written for every ``steps``-th
+    step. A resumed run continues in the same folder, and TensorBoard hides the earlier entries of
+    repeated steps.
 
     Raises:
         ConfigError: tensorboardX is not installed (extra ``tensorboard``).
@@ -31,19 +32,24 @@ class Tensorboard(Callback):
     >>> Tensorboard(folder="logs", steps=100).folder  # doctest: +SKIP
     'logs'
 
-    Source: tensorboardX.SummaryWriter, whose files ``tensorboard --logdir`` shows.
+    Source: tensorboardX.SummaryWriter; ``tensorboard --logdir`` shows its files.
     """
 
     folder: str = setting(
         default="tensorboard", help="the folder, relative to the run folder if there is one"
     )
     steps: int = setting(
-        default=0, validator=number(ge=0), help="write the costs of every n-th step; 0: never"
+        default=0,
+        validator=number(ge=0),
+        help="the number of steps between two entries of the loss, the penalty and the rate; 0 "
+        "means never",
     )
     histograms: int = setting(
-        default=1, validator=number(ge=0), help="write histograms every n epochs; 0: never"
+        default=1,
+        validator=number(ge=0),
+        help="the number of epochs between two histograms of the weights; 0 means never",
     )
-    graph: bool = setting(default=True, help="also write the model's graph")
+    graph: bool = setting(default=True, help="whether to also write the model's graph")
     _writer: Any = attrs.field(default=None, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True)
 class Trackio(Tracker):
-    """Tracks training as a run of trackio, on this machine: the parameters and the History.
+    """Tracks training locally as a trackio run: the parameters and the History.
 
-    The columns of the History become metrics over finished steps. Resumed training continues the same run.
-    If entries cannot be written during training, the callback logs a warning, and training continues.
-    ``trackio show`` opens the page; the variable TRACKIO_DIR sets the folder of the files.
+    The columns of the History become metrics by step. Resumed training continues the same run. If
+    entries cannot be written during training, the callback logs a warning, and training continues.
+    ``trackio show`` opens the dashboard, and the environment variable TRACKIO_DIR sets the folder of
+    the files.
 
     Raises:
         ConfigError: trackio is not installed (extra ``trackio``), or no run can be opened.
@@ -31,10 +32,13 @@ class Trackio(Tracker):
     Source: trackio.init.
     """
 
-    project: str = setting(default="ortflex", help="the project")
-    run: str | None = setting(default=None, help="the run's name; not set: trackio chooses one")
+    project: str = setting(default="ortflex", help="the name of the project")
+    run: str | None = setting(
+        default=None, help="the name of the run; by default, trackio chooses one"
+    )
     space: str | None = setting(
-        default=None, help="the Hugging Face Space that receives the run; not set: none"
+        default=None,
+        help="the Hugging Face Space to which the run is sent; by default, it stays local",
     )
 
     def __attrs_post_init__(self) -> None:

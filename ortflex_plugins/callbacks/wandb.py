@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True)
 class Wandb(Tracker):
-    """Tracks training as a run of Weights & Biases: the parameters, the History, the trained model.
+    """Tracks training as a Weights & Biases run: the parameters, the History and the trained model.
 
-    The columns of the History become metrics over finished steps. Resumed training continues the same run
-    (offline, in another folder of the same run). If entries cannot be written during training, the callback
-    logs a warning, and training continues. ``wandb sync`` uploads runs that were recorded offline.
+    The columns of the History become metrics by step. Resumed training continues the same run; in
+    offline mode, it writes to another folder of that run. If entries cannot be written during training,
+    the callback logs a warning, and training continues. ``wandb sync`` uploads runs that were recorded
+    offline.
 
     Raises:
         ConfigError: wandb is not installed (extra ``wandb``), or no run can be opened.
@@ -32,13 +33,15 @@ class Wandb(Tracker):
     Source: wandb.init with ``reinit="create_new"``; the global ``wandb.run`` is not set.
     """
 
-    project: str = setting(default="ortflex", help="the project")
-    run: str | None = setting(default=None, help="the run's name; not set: wandb chooses one")
+    project: str = setting(default="ortflex", help="the name of the project")
+    run: str | None = setting(
+        default=None, help="the name of the run; by default, wandb chooses one"
+    )
     entity: str | None = setting(default=None, help="the user or team")
     mode: Literal["online", "offline", "disabled"] | None = setting(
-        default=None, help="online, offline or disabled; not set: WANDB_MODE, else online"
+        default=None, help="the mode; by default, that of WANDB_MODE, or online"
     )
-    model: bool = setting(default=True, help="also store the trained model")
+    model: bool = setting(default=True, help="whether to also store the trained model")
 
     def __attrs_post_init__(self) -> None:
         """Check that the package is installed."""

@@ -16,18 +16,20 @@ _COCO = tuple(round(0.5 + 0.05 * k, 2) for k in range(10))
 
 @attrs.frozen(kw_only=True)
 class AveragePrecision(Metric):
-    """Mean average precision of predicted boxes, COCO's mAP: the mean over classes and IoU 0.5 to 0.95.
+    """Mean average precision of predicted boxes (COCO's mAP) over the classes and IoU 0.5 to 0.95.
 
-    Predictions are [N, D, 6], x1, y1, x2, y2, score and class of each box, after non-maximum suppression;
-    labels are [N, M, 5], x1, y1, x2, y2 and class; rows with the class −1 are no boxes. The detection
-    losses decode the outputs of their models into this form. For each class and IoU threshold, the
-    predicted boxes of all images, by descending score, are correct if their IoU reaches the threshold for
-    a box that no prediction with a higher score has matched. The average precision is the mean, over the
-    recalls 0, 0.01, …, 1, of the highest precision at that recall or above. The result is the mean over
-    thresholds and over the classes that have boxes in the labels; NaN without any.
+    Predictions have the shape [N, D, 6]: x1, y1, x2, y2, score and class of each box after non-maximum
+    suppression. The detection losses decode the outputs of their models into this form. Labels have the
+    shape [N, M, 5]: x1, y1, x2, y2 and class, where rows with the class −1 are padding. For each class
+    and IoU threshold, the predicted boxes of all images are matched by descending score. A box is
+    correct if its IoU with a labeled box that is not matched yet reaches the threshold. The average
+    precision is the mean, over the recalls 0, 0.01, …, 1, of the highest precision at that recall or
+    above. The result is the mean over the thresholds and over the classes that have boxes in the
+    labels, or NaN if there are no such boxes.
 
-    ``iou=0.5`` is mAP@50, ``only=3`` the average precision of class 3; the names in the history are
-    ``average_precision_50`` and ``average_precision_class_3``. Sample weights are those of images.
+    ``iou=0.5`` computes mAP@50, and ``only=3`` the average precision of class 3; their columns in the
+    History are ``average_precision_50`` and ``average_precision_class_3``. Sample weights apply to
+    images.
 
     Raises:
         ValueError: ``iou`` is not above 0 and at most 1, or ``max_detections`` is below 1.
@@ -51,11 +53,15 @@ class AveragePrecision(Metric):
     iou: float | None = setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0, le=1)),
-        help="the IoU from which a box is right; not set: the mean over 0.5, 0.55, …, 0.95",
+        help="the IoU at which a box is correct; by default, the mean over 0.5, 0.55, …, 0.95 is "
+        "computed",
     )
-    only: int | None = setting(default=None, help="the only class; not set: the mean over classes")
+    only: int | None = setting(
+        default=None,
+        help="the only class to evaluate; by default, the mean over all classes is computed",
+    )
     max_detections: int = setting(
-        default=100, validator=number(ge=1), help="the most boxes of a class in an image"
+        default=100, validator=number(ge=1), help="the maximum number of boxes per class and image"
     )
 
     @property

@@ -13,7 +13,7 @@ from ortflex_plugins.metrics._averages import Average, Finite, same_shape
 
 @attrs.frozen(kw_only=True)
 class MeanAbsoluteError(Metric):
-    """Mean absolute error: ``Σ w·|y − p| / Σ w``, averaged over the outputs; in the unit of the labels.
+    """Mean absolute error in the unit of the labels: ``Σ w·|y − p| / Σ w``, averaged over the outputs.
 
     Labels and predictions have the same shape, [B, …].
 
@@ -44,9 +44,10 @@ class MeanAbsoluteError(Metric):
 
 @attrs.frozen(kw_only=True)
 class RootMeanSquaredError(Metric):
-    """Root of the mean squared error: ``√(Σ w·(y − p)² / Σ w)``, in the unit of the labels.
+    """Root mean squared error in the unit of the labels: ``√(Σ w·(y − p)² / Σ w)``.
 
-    Labels and predictions have the same shape, [B, …]. The result is the mean of the roots of all outputs.
+    Labels and predictions have the same shape, [B, …]. With several outputs, the result is the mean of
+    their root mean squared errors.
 
     Raises:
         DataError: labels and predictions of different shapes, or weights that do not fit.

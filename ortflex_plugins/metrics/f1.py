@@ -18,10 +18,11 @@ class F1(Metric):
     """Harmonic mean of precision and recall: ``2·tp / (2·tp + fp + fn)``, or 0 if the denominator is 0.
 
     ``tp``, ``fp`` and ``fn`` are the weighted numbers of true positives, false positives and false
-    negatives of a class. ``average="binary"`` is the value of the class ``positive``; ``"macro"`` is the
-    mean over all classes in labels or predictions; ``"weighted"`` is the mean weighted by the labels of
-    each class; ``"micro"`` is computed from the counts of all classes together. Labels and predictions
-    have the forms that ``accuracy`` accepts. The result is in [0, 1], and NaN without rows.
+    negatives of a class. ``average="binary"`` is the score of the class ``positive``, ``"macro"`` is
+    the mean over all classes in the labels or predictions, ``"weighted"`` is the mean weighted by the
+    number of labels of each class, and ``"micro"`` is computed from the counts of all classes together.
+    Labels and predictions have the forms that ``accuracy`` accepts. The result is in [0, 1], or NaN if
+    there are no rows.
 
     Raises:
         ValueError: ``average`` has another value.
@@ -48,7 +49,9 @@ class F1(Metric):
     )
     positive: int = setting(default=1, help="the positive class, if there are two")
     threshold: float = setting(
-        default=0.5, validator=number(), help="class 1 is predicted above this value; 0 for scores"
+        default=0.5,
+        validator=number(),
+        help="the value above which class 1 is predicted; use 0 for logits",
     )
 
     def start(self) -> Finite:

@@ -73,10 +73,10 @@ class _OfTokens(Metric):
 
 @attrs.frozen(kw_only=True)
 class TokenAccuracy(_OfTokens):
-    """Fraction of the next tokens with the largest score: ``Σ w·[y_(t+1) = argmax s_t] / Σ w``.
+    """Fraction of next tokens that have the largest score: ``Σ w·[y_(t+1) = argmax s_t] / Σ w``.
 
-    Scores are [B, T, V], labels [B, T], and the shift and what is ignored are those of ``causal_lm``. The
-    result is in [0, 1], and NaN if no position counts.
+    Scores have the shape [B, T, V], and labels have the shape [B, T]. Labels are shifted and ignored as
+    in the loss ``causal_lm``. The result is in [0, 1], or NaN if no position counts.
 
     Raises:
         DataError: scores and labels do not fit.
@@ -100,10 +100,10 @@ class TokenAccuracy(_OfTokens):
 
 @attrs.frozen(kw_only=True)
 class Perplexity(_OfTokens):
-    """``exp`` of the mean cross-entropy of the next tokens: ``exp(−Σ w·log softmax(s_t)_(y_(t+1)) / Σ w)``.
+    """Exponential of the mean next-token cross-entropy: ``exp(−Σ w·log softmax(s_t)_(y_(t+1)) / Σ w)``.
 
-    Logits are [B, T, V], and labels are [B, T]. The labels are shifted, and some are ignored, as in
-    ``causal_lm``. The result is at least 1, and NaN if no position counts.
+    Logits have the shape [B, T, V], and labels have the shape [B, T]. Labels are shifted and ignored as
+    in the loss ``causal_lm``. The result is at least 1, or NaN if no position counts.
 
     Raises:
         DataError: scores and labels do not fit.

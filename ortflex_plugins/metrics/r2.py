@@ -15,7 +15,7 @@ from ortflex_plugins.metrics._averages import Finite, columns, same_shape
 class R2(Metric):
     """Coefficient of determination: ``1 − Σ w·(y − p)² / Σ w·(y − ȳ)²``, averaged over the outputs.
 
-    Labels and predictions have the same shape, [B, …]. The value of an output whose labels are all equal
+    Labels and predictions have the same shape, [B, …]. If all labels of an output are equal, its score
     is 1 for a perfect prediction and 0 otherwise, as in scikit-learn. With fewer than two rows, the
     result is NaN.
 
@@ -28,9 +28,9 @@ class R2(Metric):
     >>> state.result()
     0.875
 
-    Source: sklearn.metrics.r2_score(multioutput="uniform_average"); the variance is merged by
-    T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for computing
-    sample variances" (1979).
+    Source: sklearn.metrics.r2_score(multioutput="uniform_average"); the variance is merged as in T.
+    Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances" (1979).
     """
 
     name: ClassVar[str] = "r2"

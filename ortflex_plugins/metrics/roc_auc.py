@@ -17,13 +17,14 @@ from ortflex_plugins.metrics._classes import has_columns, numbers, rows_of_colum
 class RocAuc(Metric):
     """Area under the ROC curve: ``P(s > r) + ½·P(s = r)``.
 
-    s is the score of a random row of the class, and r the score of a random row of the others.
+    s is the score of a random row of the class, and r is the score of a random row of another class.
 
-    Predictions [B] or [B, 1] are the scores of class 1, and two columns [B, 2] the scores of both
+    Predictions [B] or [B, 1] are the scores of class 1, and two columns [B, 2] are the scores of both
     classes. With more columns, each class is compared with all others, and ``average`` combines the
-    results. Labels are class indices [B, …], or 0 and 1 in the shape of the predictions, also several
-    1s in a row. The result is in [0, 1], and NaN if a class has no row or every row. Scores and labels
-    are kept until the end: 9 bytes per row and column, and 8 more with weights.
+    results. Labels are class indices [B, …], or 0 and 1 in the shape of the predictions, with any
+    number of 1s per row. The result is in [0, 1], or NaN if a class has no rows or all rows. Scores and
+    labels are kept in memory until the end and need 9 bytes per row and column, plus 8 bytes with
+    sample weights.
 
     Raises:
         ValueError: ``average`` has another value.
@@ -45,7 +46,8 @@ class RocAuc(Metric):
     average: Literal["macro", "weighted"] = setting(
         default="macro",
         validator=one_of("macro", "weighted"),
-        help="macro: the mean over the classes; weighted: weighted by their rows",
+        help="``macro`` is the mean over the classes; ``weighted`` is the mean weighted by the "
+        "number of rows of each class",
     )
 
     def start(self) -> Finite:

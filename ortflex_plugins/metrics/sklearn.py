@@ -48,11 +48,13 @@ def _check_arguments(instance: Any, attribute: attrs.Attribute[Any], value: Any)
 class SklearnMetric(Metric):
     """Any score of sklearn.metrics: ``{name = "sklearn.f1_score", average = "macro"}``.
 
-    This is the short form of ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``.
-    Every function of labels and predictions that returns one number can be used. Scores for regression get
-    the predictions unchanged; scores for classification get the predicted classes, as ``accuracy`` reads
-    them; rankings and losses of probabilities get the scores, for two classes those of class 1. Sample
-    weights are passed to functions that take them. Labels and predictions of all rows are kept.
+    This is the short form of
+    ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``. You can use any
+    function of labels and predictions that returns one number. Regression scores receive the
+    predictions unchanged. Classification scores receive the predicted classes, as ``accuracy`` reads
+    them. Ranking scores and losses of probabilities receive the scores of all classes, or those of
+    class 1 if there are two classes. Sample weights are passed to functions that accept them. The
+    labels and predictions of all rows are kept in memory.
 
     Raises:
         ConfigError: there is no such function, or scikit-learn is not installed.
@@ -74,10 +76,12 @@ class SklearnMetric(Metric):
     arguments: Mapping[str, Any] | None = setting(
         default=None,
         validator=attrs.validators.optional(_check_arguments),
-        help="its arguments, in addition to labels, predictions and weights",
+        help="the arguments of the function, in addition to labels, predictions and weights",
     )
     threshold: float = setting(
-        default=0.5, validator=number(), help="class 1 is predicted above this value; 0 for scores"
+        default=0.5,
+        validator=number(),
+        help="the value above which class 1 is predicted; use 0 for logits",
     )
 
     @classmethod

@@ -16,8 +16,9 @@ from ortflex_plugins.metrics._classes import has_columns, numbers
 class TopK(Metric):
     """Fraction of rows whose class is among the ``k`` with the largest scores: ``Σ w·[y ∈ top k] / Σ w``.
 
-    Predictions are floats [B, C, …], labels are class indices [B, …] or one-hot. Of classes with equal
-    scores, the larger class index comes first. The result is in [0, 1], and NaN without rows.
+    Predictions are floats [B, C, …], and labels are class indices [B, …] or one-hot. Among classes with
+    equal scores, the larger class index comes first. The result is in [0, 1], or NaN if there are no
+    rows.
 
     Raises:
         ValueError: ``k`` is less than 1.
@@ -35,7 +36,9 @@ class TopK(Metric):
     name: ClassVar[str] = "top_k"
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
-    k: int = setting(default=5, validator=number(ge=1), help="the number of largest scores")
+    k: int = setting(
+        default=5, validator=number(ge=1), help="the number of classes with the largest scores"
+    )
 
     def start(self) -> Finite:
         """An empty accumulator."""

@@ -14,7 +14,7 @@ def length_field(what: str) -> Any:
     return setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        help=f"{what}; None: the whole run",
+        help=f"{what}; by default, the whole run",
     )
 
 

@@ -13,10 +13,10 @@ from ortflex_plugins.schedules._length import known_length, length_field
 
 @attrs.frozen(kw_only=True)
 class Cosine(Schedule):
-    """Half a cosine: ``rate(t) = minimum + ½ (base − minimum)·(1 + cos(π t / period))``.
+    """Cosine annealing: ``rate(t) = minimum + ½ (base − minimum)·(1 + cos(π t / period))``.
 
-    ``t`` and ``period`` are in the unit ``by``. After ``period`` the rate rises again, as in torch. If
-    ``period`` is None, it is the length of the run.
+    ``t`` and ``period`` are in the unit ``by``. By default, the period is the length of the run. With a
+    shorter period, the rate rises again after ``period``, as in torch.
 
     Raises:
         ValueError: ``minimum`` is negative, or ``period`` is not positive.
@@ -32,8 +32,10 @@ class Cosine(Schedule):
     name: ClassVar[str] = "cosine"
     aliases: ClassVar[tuple[str, ...]] = ("cosine_annealing", "cosine_annealing_lr", "cosine_decay")
 
-    minimum: float = setting(default=0.0, validator=number(ge=0), help="the rate after a period")
-    period: float | None = length_field("the time from base to minimum")
+    minimum: float = setting(
+        default=0.0, validator=number(ge=0), help="the rate at the end of the period"
+    )
+    period: float | None = length_field("the time from the base rate to the minimum")
 
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""
@@ -44,10 +46,11 @@ class Cosine(Schedule):
 
 @attrs.frozen(kw_only=True)
 class CosineRestarts(Schedule):
-    """Half cosines with restarts: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
+    """Cosine annealing with warm restarts: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
 
-    The length ``T`` of the cosines is ``period``, then ``period·factor``, ``period·factor²``, …, and
-    ``s`` is the time since the last restart; all are in the unit ``by``.
+    The length ``T`` of the first cosine is ``period``, and the next ones have the lengths
+    ``period·factor``, ``period·factor²``, and so on. ``s`` is the time since the last restart. All
+    times are in the unit ``by``.
 
     Raises:
         ValueError: ``period`` is not positive, ``factor`` is below 1, or ``minimum`` is negative.
@@ -65,9 +68,11 @@ class CosineRestarts(Schedule):
     factor: int = setting(
         default=1,
         validator=number(ge=1),
-        help="the factor from the length of one cosine to the next",
+        help="the length of each cosine divided by that of the previous one",
     )
-    minimum: float = setting(default=0.0, validator=number(ge=0), help="the rate before a restart")
+    minimum: float = setting(
+        default=0.0, validator=number(ge=0), help="the rate just before a restart"
+    )
 
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""
@@ -82,11 +87,12 @@ class CosineRestarts(Schedule):
 
 @attrs.frozen(kw_only=True)
 class OneCycle(Schedule):
-    """A rise to ``base``, the largest rate, and a fall far below the first rate, both as half cosines.
+    """One cycle: a rise to the base rate, followed by a fall far below the initial rate.
 
     The rate rises from ``base / start_divisor`` to ``base`` at ``t = up·length − 1``, falls to
-    ``base / (start_divisor·end_divisor)`` at ``t = length − 1``, and stays there. ``t`` and ``length`` are
-    in the unit ``by``; if ``length`` is None, it is the length of the run.
+    ``base / (start_divisor·end_divisor)`` at ``t = length − 1``, and stays there. Both the rise and the
+    fall are half cosines. ``t`` and ``length`` are in the unit ``by``. By default, the length is that
+    of the run.
 
     Raises:
         ValueError: ``up`` is not in (0, 1), or a divisor or ``length`` is not positive.
@@ -95,8 +101,8 @@ class OneCycle(Schedule):
     >>> OneCycle(length=10, up=0.5).rate(0.5, Progress(step=4))
     0.5
 
-    Source: L. Smith and N. Topin, "Super-convergence" (2019); torch.optim.lr_scheduler.OneCycleLR
-    with two phases, without its cycle of the momentum.
+    Source: L. Smith and N. Topin, "Super-convergence" (2019); torch.optim.lr_scheduler.OneCycleLR with
+    two phases, but without its momentum cycle.
     """
 
     name: ClassVar[str] = "one_cycle"
@@ -106,13 +112,13 @@ class OneCycle(Schedule):
     up: float = setting(
         default=0.3,
         validator=number(gt=0, lt=1),
-        help="the fraction of the length in which the rate rises",
+        help="the fraction of the length during which the rate rises",
     )
     start_divisor: float = setting(
-        default=25.0, validator=number(gt=0), help="base divided by the first rate"
+        default=25.0, validator=number(gt=0), help="the base rate divided by the initial rate"
     )
     end_divisor: float = setting(
-        default=1e4, validator=number(gt=0), help="the first rate divided by the last"
+        default=1e4, validator=number(gt=0), help="the initial rate divided by the final rate"
     )
 
     def rate(self, base: float, progress: Progress) -> float:

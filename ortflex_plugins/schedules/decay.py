@@ -25,7 +25,7 @@ from ortflex_plugins.schedules._length import known_length, length_field
 
 @attrs.frozen(kw_only=True)
 class Constant(Schedule):
-    """The base rate at all times: ``rate(t) = base``.
+    """A constant learning rate: ``rate(t) = base``.
 
     >>> Constant().rate(0.1, Progress(step=1000))
     0.1
@@ -47,7 +47,7 @@ class Constant(Schedule):
 
 @attrs.frozen(kw_only=True)
 class Exponential(Schedule):
-    """A rate that changes by a constant factor: ``rate(t) = base·gammaᵗ``, with ``t`` in the unit ``by``.
+    """Exponential decay: ``rate(t) = base·gammaᵗ``, with ``t`` in the unit ``by``.
 
     Raises:
         ValueError: ``gamma`` is not positive.
@@ -55,12 +55,12 @@ class Exponential(Schedule):
     >>> Exponential(by="epoch", gamma=0.5).rate(0.1, Progress(epoch=1))
     0.05
 
-    Source: torch.optim.lr_scheduler.ExponentialLR, which counts epochs: ``by="epoch"``.
+    Source: torch.optim.lr_scheduler.ExponentialLR, which corresponds to ``by="epoch"``.
     """
 
     name: ClassVar[str] = "exponential"
 
-    gamma: float = setting(default=0.99, validator=number(gt=0), help="factor per unit of time")
+    gamma: float = setting(default=0.99, validator=number(gt=0), help="the factor per unit of time")
 
     def rate(self, base: float, progress: Progress) -> float:
         """``base·gammaᵗ``."""
@@ -69,7 +69,7 @@ class Exponential(Schedule):
 
 @attrs.frozen(kw_only=True)
 class StepDecay(Schedule):
-    """A rate that is multiplied by a factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
+    """Multiplies the rate by a factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
 
     ``t`` and ``size`` are in the unit ``by``.
 
@@ -79,7 +79,7 @@ class StepDecay(Schedule):
     >>> StepDecay(by="epoch", size=10).rate(0.5, Progress(epoch=10))
     0.05
 
-    Source: torch.optim.lr_scheduler.StepLR, which counts epochs: ``by="epoch"``.
+    Source: torch.optim.lr_scheduler.StepLR, which corresponds to ``by="epoch"``.
     """
 
     name: ClassVar[str] = "step"
@@ -96,9 +96,10 @@ class StepDecay(Schedule):
 
 @attrs.frozen(kw_only=True)
 class MultiStep(Schedule):
-    """A rate that is multiplied by a factor at given times: ``rate(t) = base·gammaⁿ``.
+    """Multiplies the rate by a factor at each milestone: ``rate(t) = base·gammaⁿ``.
 
-    n is the number of milestones that are at most ``t``. ``t`` and the milestones are in the unit ``by``.
+    n is the number of milestones up to and including time ``t``. ``t`` and the milestones are in the
+    unit ``by``.
 
     Raises:
         ValueError: a milestone is negative, or ``gamma`` is not positive.
@@ -106,7 +107,7 @@ class MultiStep(Schedule):
     >>> MultiStep(milestones=(3, 5), gamma=0.5).rate(0.8, Progress(step=4))
     0.4
 
-    Source: torch.optim.lr_scheduler.MultiStepLR, which counts epochs: ``by="epoch"``.
+    Source: torch.optim.lr_scheduler.MultiStepLR, which corresponds to ``by="epoch"``.
     """
 
     name: ClassVar[str] = "multi_step"
@@ -126,9 +127,9 @@ class MultiStep(Schedule):
 
 @attrs.frozen(kw_only=True)
 class Polynomial(Schedule):
-    """A polynomial that falls to zero: ``rate(t) = base·(1 − min(t, length) / length)^power``.
+    """Polynomial decay to zero: ``rate(t) = base·(1 − min(t, length) / length)^power``.
 
-    ``t`` and ``length`` are in the unit ``by``. If ``length`` is None, it is the length of the run.
+    ``t`` and ``length`` are in the unit ``by``. By default, the length is that of the run.
 
     Raises:
         ValueError: ``power`` or ``length`` is not positive.
@@ -137,14 +138,14 @@ class Polynomial(Schedule):
     >>> Polynomial(length=4).rate(0.5, Progress(step=2))
     0.25
 
-    Source: torch.optim.lr_scheduler.PolynomialLR, whose length is 5 by default.
+    Source: torch.optim.lr_scheduler.PolynomialLR, whose default length is 5.
     """
 
     name: ClassVar[str] = "polynomial"
 
-    length: float | None = length_field("the time until the rate is zero")
+    length: float | None = length_field("the time until the rate reaches zero")
     power: float = setting(
-        default=1.0, validator=number(gt=0), help="the exponent; 1 is a straight line"
+        default=1.0, validator=number(gt=0), help="the exponent; with 1, the decay is linear"
     )
 
     def rate(self, base: float, progress: Progress) -> float:
@@ -156,12 +157,12 @@ class Polynomial(Schedule):
 
 @attrs.frozen(kw_only=True)
 class InverseScaling(Schedule):
-    """A negative power of the time: ``rate(t) = base / (scale·t + 1)^power``.
+    """Inverse scaling, a decay by a power of the time: ``rate(t) = base / (scale·t + 1)^power``.
 
-    ``t`` is in the unit ``by``. scikit-learn's SGDRegressor corresponds to ``by="rows"`` and
-    ``power=0.25`` (the default here), its SGDClassifier and perceptrons to ``power=0.5``. The
-    perceptrons count rows, but change the rate only after each epoch: use ``by="epoch"`` and the number
-    of rows of the training data as ``scale``.
+    ``t`` is in the unit ``by``. For the rates of scikit-learn's SGDRegressor, use ``by="rows"`` and
+    ``power=0.25``, the default; for those of SGDClassifier and the perceptrons, use ``power=0.5``. The
+    perceptrons count rows but change the rate only after each epoch, so also set ``by="epoch"``, and
+    set ``scale`` to the number of training rows.
 
     Raises:
         ValueError: ``power`` is negative, or ``scale`` is not positive.
@@ -175,7 +176,7 @@ class InverseScaling(Schedule):
 
     name: ClassVar[str] = "invscaling"
 
-    power: float = setting(default=0.25, validator=number(ge=0), help="exponent of the time")
+    power: float = setting(default=0.25, validator=number(ge=0), help="the exponent of the time")
     scale: float = setting(default=1, validator=number(gt=0), help="the factor of the time t")
 
     def rate(self, base: float, progress: Progress) -> float:
@@ -185,13 +186,13 @@ class InverseScaling(Schedule):
 
 @attrs.frozen(kw_only=True)
 class Optimal(Schedule):
-    """Bottou's rate for a strongly convex problem: ``rate(t) = 1 / (alpha·(t0 + t))``.
+    """Bottou's learning rate for strongly convex problems: ``rate(t) = 1 / (alpha·(t0 + t))``.
 
-    The base rate is not used, and ``t`` is in the unit ``by``; scikit-learn's SGDRegressor and
-    SGDClassifier count rows. If ``t0`` is None, it is computed when the run starts, so that the
-    first step is as large as typical weights, ``τ = alpha^(−¼)``:
-    ``t0 = 1 / (alpha·τ / max(1, slope(−τ, 1)))``, where ``slope(s, y)`` is the derivative of the loss by
-    the score.
+    The base rate is not used. ``t`` is in the unit ``by``; for the rates of scikit-learn's SGDRegressor
+    and SGDClassifier, use ``by="rows"``. By default, ``t0`` is computed at the start of the run so that
+    the first step is as large as a typical weight, ``τ = alpha^(−¼)``:
+    ``t0 = 1 / (alpha·τ / max(1, slope(−τ, 1)))``, where ``slope(s, y)`` is the derivative of the loss
+    with respect to the score.
 
     Raises:
         ValueError: ``alpha`` or ``t0`` is not positive.
@@ -207,12 +208,12 @@ class Optimal(Schedule):
     name: ClassVar[str] = "optimal"
 
     alpha: float = setting(
-        default=1e-4, validator=number(gt=0), help="strength of the penalty, ½ alpha·Σw²"
+        default=1e-4, validator=number(gt=0), help="the strength of the penalty ½ alpha·Σw²"
     )
     t0: float | None = setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        help="the start of the time; None: computed from the loss",
+        help="the offset of the time; by default, it is computed from the loss",
     )
 
     def bind(self, context: ScheduleContext) -> Schedule:

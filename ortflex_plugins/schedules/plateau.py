@@ -24,15 +24,16 @@ _EPS = 1e-8  # smaller changes of the rate are ignored, as in torch
 
 @attrs.frozen(kw_only=True)
 class Plateau(Schedule):
-    """A rate that is reduced when a value stops improving: ``rate ← max(rate·factor, minimum)``.
+    """Reduces the rate when a value stops improving: ``rate ← max(rate·factor, minimum)``.
 
-    The rate falls after more than ``patience`` epochs in a row without an improvement by more than
-    ``threshold``, which is a fraction of the best value or an absolute number. The ``cooldown`` epochs
-    after a fall do not count. ``monitor`` is a column of the History; ``"auto"`` is the validation loss,
-    or loss + penalty without validation data. ``mode="auto"`` is ``"max"`` for metrics that are better
-    when they are higher, and ``"min"`` for all other columns.
+    The rate is reduced after more than ``patience`` consecutive epochs without an improvement of more
+    than ``threshold``, which is a fraction of the best value or an absolute number. The ``cooldown``
+    epochs after a reduction do not count. ``monitor`` is a column of the History; ``"auto"`` is the
+    validation loss, or the training loss plus the penalty if there is no validation data.
+    ``mode="auto"`` means ``"max"`` for metrics for which higher is better, and ``"min"`` for all other
+    columns.
 
-    The rate is computed from all lines of the History, so a resumed run has nothing to restore.
+    The rate is computed from the complete History, so a resumed run has no state to restore.
 
     Raises:
         ValueError: ``factor`` is not in (0, 1), another number is negative, or ``mode`` or
@@ -50,13 +51,13 @@ class Plateau(Schedule):
     aliases: ClassVar[tuple[str, ...]] = ("reduce_on_plateau", "reducelronplateau")
 
     by: Unit = setting(
-        default="epoch", validator=one_of("epoch"), help="the unit of time: finished epochs"
+        default="epoch", validator=one_of("epoch"), help="the unit of time: completed epochs"
     )
     monitor: str = setting(default="auto", help="a column of the History")
     mode: Literal["auto", "min", "max"] = setting(
         default="auto",
         validator=one_of("auto", "min", "max"),
-        help="whether lower values are better, or higher ones",
+        help="whether lower or higher values are better",
     )
     factor: float = setting(
         default=0.1, validator=number(gt=0, lt=1), help="the factor by which the rate is reduced"
@@ -72,7 +73,7 @@ class Plateau(Schedule):
     threshold_mode: Literal["relative", "absolute"] = setting(
         default="relative",
         validator=one_of("relative", "absolute"),
-        help="whether the threshold is a fraction of the best",
+        help="whether the threshold is a fraction of the best value or an absolute number",
     )
     cooldown: int = setting(
         default=0,

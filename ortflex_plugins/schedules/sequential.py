@@ -17,7 +17,9 @@ from ortflex_plugins.schedules.decay import Constant
 def schedules_field() -> Any:
     """The field ``schedules``: at least one schedule, all in the unit of the composition."""
     return setting(
-        converter=tuple, validator=_check, help="names, or tables with the key name and parameters"
+        converter=tuple,
+        validator=_check,
+        help="the schedules: names, or tables with the key name and parameters",
     )
 
 
@@ -70,11 +72,11 @@ def since(by: Unit, progress: Progress, start: int, end: int | None, total: int 
 
 @attrs.frozen(kw_only=True)
 class Warmup(Schedule):
-    """A linear rise to the first rate of another schedule, which then starts.
+    """Linear warmup to the initial rate of another schedule, which follows it.
 
     ``rate(t) = (start + (1 − start)·t / length)·inner(0)`` for ``t < length``, then
-    ``inner(t − length)``. If the inner schedule has no length of its own, its length is the rest of the
-    run. Both schedules must count in the same unit, which is that of ``length``.
+    ``inner(t − length)``. An inner schedule without a length of its own lasts for the rest of the run.
+    Both schedules and ``length`` must use the same unit of time.
 
     Raises:
         ValueError: ``length`` is not a whole number above 0, or ``start`` is not in [0, 1].
@@ -85,15 +87,17 @@ class Warmup(Schedule):
     0.07500000000000001
 
     Source: P. Goyal et al., "Accurate, large minibatch SGD" (2017), §2.2;
-    torch.optim.lr_scheduler.LinearLR followed by another through SequentialLR.
+    torch.optim.lr_scheduler.LinearLR, followed by another schedule through SequentialLR.
     """
 
     name: ClassVar[str] = "warmup"
 
-    schedule: Schedule = setting(help="the schedule after the warm-up")
-    length: int = setting(default=5, validator=number(ge=1), help="the length of the warm-up")
+    schedule: Schedule = setting(help="the schedule that follows the warmup")
+    length: int = setting(default=5, validator=number(ge=1), help="the length of the warmup")
     start: float = setting(
-        default=1 / 3, validator=number(ge=0, le=1), help="the fraction of the rate at t = 0"
+        default=1 / 3,
+        validator=number(ge=0, le=1),
+        help="the fraction of the initial rate from which the warmup starts",
     )
 
     @schedule.default
@@ -138,10 +142,10 @@ class _Composition(Schedule):
 
 @attrs.frozen(kw_only=True)
 class Sequential(_Composition):
-    """Schedules one after another: schedule k applies from ``milestones[k − 1]`` to ``milestones[k]``.
+    """Runs schedules in sequence: schedule k applies from ``milestones[k − 1]`` to ``milestones[k]``.
 
-    The time of each schedule starts at 0, and a schedule without a length of its own ends when the next
-    one begins. All must count in the same unit, which is that of the milestones.
+    The time of each schedule starts at 0, and a schedule without a length of its own lasts until the
+    next one begins. All schedules and the milestones must use the same unit of time.
 
     Raises:
         ValueError: the number of milestones is not the number of schedules − 1, a milestone is not
@@ -186,10 +190,10 @@ class Sequential(_Composition):
 
 @attrs.frozen(kw_only=True)
 class Chained(_Composition):
-    """Several schedules together: the rate of each one is the base of the next one.
+    """Applies several schedules at once: the rate of each schedule is the base rate of the next one.
 
-    If all schedules multiply the base by a factor, the result is the product of the factors. All must
-    count in the same unit.
+    If all schedules multiply the base rate by a factor, the result is the product of the factors. All
+    schedules must use the same unit of time.
 
     Raises:
         ValueError: ``schedules`` is empty.
@@ -201,8 +205,8 @@ class Chained(_Composition):
     >>> [chain.rate(1.0, Progress(step=t)) for t in range(4)]
     [1.0, 0.5, 0.125, 0.0625]
 
-    Source: torch.optim.lr_scheduler.ChainedScheduler, which gives the same rates for schedules that
-    multiply by a factor.
+    Source: torch.optim.lr_scheduler.ChainedScheduler, which yields the same rates for schedules that
+    multiply the rate by a factor.
     """
 
     name: ClassVar[str] = "chained"

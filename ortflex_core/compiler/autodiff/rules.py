@@ -18,7 +18,7 @@ Rule = Callable[..., Sequence[Gradient]]
 
 @attrs.frozen
 class Rules:
-    """A family of gradient rules: the derivatives of operators.
+    """A family of gradient rules defines the derivatives of operators.
 
     >>> rules = Rules()
     >>> @rules.rule("Neg")

@@ -75,7 +75,7 @@ def _pairs(value: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Quantizer(Component, abc.ABC):
-    """The integers that the weights and activations of a model are rounded to.
+    """A quantizer defines how the weights and activations of a model are rounded to integers.
 
     A tensor ``x`` becomes codes ``q = clip(round(x / scale) + zero, lowest, highest)``, which stand for
     ``(q - zero) · scale``. A quantizer has the formula of the range of real numbers that the codes cover

@@ -131,7 +131,7 @@ Decomposition = Callable[[Ops, Call], Sequence[Tensor | None]]
 
 @attrs.frozen
 class Decompositions:
-    """A family of decompositions: operators outside the standard, computed by standard ones.
+    """A family of decompositions expresses operators outside the standard through standard operators.
 
     >>> family = Decompositions()
     >>> @family.operator("QuickGelu")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Average(Component, abc.ABC):
-    """An average of the weights over the steps; predictions and exports use it instead of the weights.
+    """An average is a mean of the weights over the training steps, for predictions and exports.
 
     A running mean overrides ``share``, anything else ``update``.
     """

@@ -77,7 +77,7 @@ class Engine(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Backend(Component, abc.ABC):
-    """A way to run a training step."""
+    """A backend compiles and runs the training steps."""
 
     priority: ClassVar[float] = 0
     """``backend="auto"`` tries backends from the highest priority to the lowest.

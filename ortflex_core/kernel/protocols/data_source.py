@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class DataSource(Component, abc.ABC):
-    """Data of a recipe: a file, a folder, a generator."""
+    """A data source reads the data of a recipe from a file, a folder or a generator."""
 
     whole_folder: ClassVar[bool] = False
     """Whether its path is a folder whose files belong together, so that a single file is not valid."""

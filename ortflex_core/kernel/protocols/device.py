@@ -33,7 +33,7 @@ class Value(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Device(Component, abc.ABC):
-    """The memory of tensors, copies to and from it, and the execution provider."""
+    """A device provides memory for tensors, copies to and from it, and the execution provider."""
 
     @classmethod
     @abc.abstractmethod

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Edit(Component, abc.ABC):
-    """A change of a model's graph before training: another head, fewer layers, more tokens.
+    """An edit changes the graph of a model before training, for example its head or its vocabulary.
 
     The changed model is then trained, checked and exported like any other. An edit is applied once, when
     the Trainer is created; a resumed run applies it again to the file in the checkpoint, so it

@@ -25,12 +25,12 @@ class ScheduleContext:
 
 @attrs.frozen(kw_only=True)
 class Schedule(Component, abc.ABC):
-    """The learning rate as a pure function of the progress."""
+    """A schedule sets the learning rate as a function of the training progress."""
 
     by: Unit = setting(
         default="step",
         validator=one_of("step", "epoch", "rows"),
-        help="the unit of time: finished steps, epochs or rows",
+        help="the unit of time: completed steps, epochs or rows",
     )
 
     def time(self, progress: Progress) -> int:

@@ -33,7 +33,7 @@ class TransformContext:
 
 @attrs.frozen(kw_only=True)
 class Transform(Component, abc.ABC):
-    """A change of the gradients of a step before the optimizer uses them.
+    """A transform changes the gradients of a step before the optimizer uses them.
 
     The gradients are those of loss and penalty, summed over the batches of the step; each has the type
     and the shape of its weight. Transforms are applied in the given order.
