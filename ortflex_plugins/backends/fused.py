@@ -75,21 +75,21 @@ def _wanted(instance: object, attribute: attrs.Attribute[Any], value: Any) -> No
 
 @attrs.frozen(kw_only=True)
 class FusedBackend(Backend):
-    """Trains on any onnxruntime, including inference builds: one graph, one run per step.
+    """Trains on any onnxruntime, including inference builds, with one graph for the whole step.
 
-    Any loss, penalty and optimizer works; every operator between a parameter and a loss needs a
-    gradient rule (``ortflex.gradients``). The results do not depend on ``steps_per_run``: they are
-    bit-identical. ``"auto"`` depends on the size of a step, and never on measured times.
+    All losses, penalties and optimizers are supported. Every operator between a parameter and a loss
+    needs a gradient rule (``ortflex.gradients``). Results are bit-identical for all values of
+    ``steps_per_run``. ``"auto"`` chooses a value by the size of a step, never by measured times.
 
-    Parameters of 2¹⁸ elements and more are updated in place if the optimizer is elementwise and has more
-    operations than SGD (momentum, Adam and its variants): their gradients are outputs of the graph. If
-    there is a C compiler, the update is compiled and reads and writes memory once; otherwise, numpy
-    computes it, with bit-identical results.
+    Parameters with at least 2¹⁸ elements are updated in place, outside the graph, if the optimizer is
+    elementwise and needs more operations than SGD, as momentum, Adam and its variants do. If a C
+    compiler is available, the update is compiled and reads and writes memory only once; otherwise,
+    numpy computes it, with bit-identical results.
 
-    ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, if the device supports this,
-    because launching the kernels dominates the time of short steps. If a step cannot be recorded (it has
-    control flow, or a node that runs on the CPU), it runs without a recording, and the reason is logged;
-    with ``True``, this raises an error instead.
+    Kernel launches dominate the time of short steps on a GPU. With ``cuda_graph="auto"``, a run is
+    captured as a CUDA graph and replayed if the device supports this. A step that cannot be captured,
+    because it contains control flow or a node that runs on the CPU, runs without a CUDA graph, and the
+    reason is logged; with ``True``, it raises an error instead.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``cuda_graph`` is not a
@@ -109,12 +109,13 @@ class FusedBackend(Backend):
     steps_per_run: int | Literal["auto"] = setting(
         default="auto",
         validator=check_steps,
-        help="the number of steps in one graph; `auto` chooses it by the size of a step",
+        help="the number of steps in one graph; `auto` chooses it according to the size of a step",
     )
     cuda_graph: bool | Literal["auto"] = setting(
         default=False,
         validator=_wanted,
-        help="record a run as a CUDA graph: `auto` does this if it is possible, and True requires it",
+        help="captures a run as a CUDA graph: `auto` does so if it is possible, and True "
+        "requires it",
     )
 
     @classmethod

@@ -66,8 +66,8 @@ _LOSS, _PENALTY = Port("loss"), Port("penalty")
 class TrainingAgentBackend(LayerBackend):
     """Trains with the TrainingAgent of onnxruntime-training 1.16 and 1.19.
 
-    Any loss, penalty and optimizer works; the model's operators must be among those that
-    onnxruntime's gradient builder differentiates correctly (they are checked first).
+    All losses, penalties and optimizers are supported. The operators of the model must be among those
+    that onnxruntime's gradient builder differentiates correctly, which is checked before training.
 
     Example:
         >>> trainer = Trainer("model.onnx", backend="training_agent")  # doctest: +SKIP

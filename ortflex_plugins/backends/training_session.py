@@ -140,9 +140,10 @@ def native_session() -> Any:
 class TrainingSessionBackend(Backend):
     """Trains with the TrainingSession of onnxruntime-training 1.16.
 
-    Optimizers: sgd, adam, and on GPUs lamb, which are the runtime's own. Losses and penalties are
-    our formulas, differentiated by the runtime, so all operators must be among those that its
-    gradient builder differentiates correctly (they are checked first). float32 only.
+    The optimizers are those of the runtime: ``sgd``, ``adam`` and, on GPUs, ``lamb``. Losses and
+    penalties are the formulas of ortflex, differentiated by the runtime. All operators must therefore
+    be among those that its gradient builder differentiates correctly, which is checked before training.
+    Only float32 is supported.
 
     Example:
         >>> trainer = Trainer("model.onnx", backend="training_session")  # doctest: +SKIP

@@ -64,13 +64,14 @@ class Table(ListTableSource, abc.ABC):
     path: str = setting(help="the file, or a folder of files")
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
-        help="the columns of features; {input = column or list}; or what columns are, as {city = "
-        "'category'}; None: all other columns",
+        help="the feature columns: a list, {input = column or list}, or the types of columns, "
+        "such as {city = 'category'}; by default, all other columns",
     )
     buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="the number of rows that are shuffled together; by default as many as fit into 64 MiB",
+        help="the number of rows that are shuffled together; by default, as many as fit into 64 "
+        "MiB",
     )
 
     @abc.abstractmethod

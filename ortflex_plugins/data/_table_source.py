@@ -17,17 +17,18 @@ class TableSource(DataSource, abc.ABC):
     """A table with columns of features, labels and weights."""
 
     target: str | Sequence[str] | Mapping[str, str] = setting(
-        default="y", help="the column of labels, a list of columns, or {label = column}"
+        default="y", help="the label column, a list of columns, or {label = column}"
     )
-    weight: str | None = setting(default=None, help="column of sample weights")
+    weight: str | None = setting(default=None, help="the column of sample weights")
     fill: float | str | Mapping[str, float | str] | None = setting(
         default=None,
         validator=check_fill,
-        help="what missing features are replaced by: 'median', a number, or {column = …}; by default they "
-        "are an error",
+        help="the replacement for missing features: 'median', a number, or {column = …}; by "
+        "default, missing features raise an error",
     )
     input: str = setting(
-        default="X", help="the input for the columns; X fits any model with one input"
+        default="X",
+        help="the model input that receives the columns; X works for any model with one input",
     )
 
 
@@ -37,10 +38,11 @@ class ListTableSource(TableSource, abc.ABC):
 
     pad: float | None = setting(
         default=None,
-        help="what fills lists that are shorter than others, at their ends; by default they are an error",
+        help="the value that pads shorter lists at the end; by default, lists of different "
+        "lengths raise an error",
     )
     length: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="with pad: the length of the lists; by default that of the longest one",
+        help="with pad, the length of the lists; by default, that of the longest list",
     )

@@ -14,10 +14,10 @@ from ortflex_plugins.data._table_pieces import Reader, Table
 
 @attrs.frozen(kw_only=True)
 class Arrow(Table):
-    """Tables in Arrow's file format, also called Feather; data may be larger than memory.
+    """Tables in the Arrow file format, also called Feather. The data can be larger than memory.
 
-    Columns, labels and shuffling are those of ``parquet``, with record batches instead of row groups.
-    The streaming format raises an error, because it has no random access.
+    Columns, labels and shuffling work as in ``parquet``, with record batches instead of row groups.
+    Files in the Arrow streaming format raise an error, because they do not allow random access.
 
     Raises:
         DataError: as for ``parquet``, or the file has the streaming format.

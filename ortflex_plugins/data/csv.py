@@ -63,28 +63,29 @@ def _encoding(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
 
 @attrs.frozen(kw_only=True)
 class Csv(TableSource):
-    r"""A table in a csv file: one row per line, with or without a header.
+    r"""A table in a CSV file, with one row per line, with or without a header.
 
-    The features become one float32 input of shape [rows, columns]. If ``target`` is a name, labels have
-    the shape [rows] and are int64 if all are integers, float32 if all are numbers, or else strings. If it
-    is a list of names, labels are float32 of shape [rows, names] (``["y"]`` for a model whose output is
-    [rows, 1]). If it is a mapping, there are several labels by name, and none for ``{}``. Without a
-    header, columns are named ``0``, ``1``, and so on. Empty lines are skipped.
+    The features become one float32 input of shape [rows, columns]. If ``target`` is a name, the labels
+    have the shape [rows]; they are int64 if all of them are integers, float32 if all are numbers, and
+    strings otherwise. If ``target`` is a list of names, the labels are float32 and have the shape
+    [rows, names]; use ``["y"]`` for a model whose output is [rows, 1]. If it is a mapping, there are
+    several labels by name, and ``{}`` means that there are no labels. Without a header, columns are
+    named ``0``, ``1``, and so on. Empty lines are skipped.
 
-    The dialect is found in the first 100 lines, unless it is given: the delimiter is the tab, semicolon,
-    bar or comma that gives every line the same number of fields; the first line is a header if it has
-    a string above numbers, no number, or 0, 1, 2, …; numbers have a decimal comma if the delimiter is
-    another character and no field has a decimal point; the encoding is UTF-8, UTF-16 with a byte-order
-    mark, or else cp1252. A dialect that is not the usual one is logged. ``ortflex init`` and run folders
-    write it into the recipe.
+    Unless you set the dialect, it is detected from the first 100 lines. The delimiter is the tab,
+    semicolon, vertical bar or comma that gives every line the same number of fields. The first line is
+    a header if it contains a string above a column of numbers, contains no number, or is 0, 1, 2, and
+    so on. Numbers have a decimal comma if the delimiter is not a comma and no field has a decimal
+    point. The encoding is UTF-8, UTF-16 with a byte-order mark, or otherwise cp1252. A dialect that
+    differs from the default is logged, and ``ortflex init`` and run folders write it into the recipe.
 
-    A feature is a number, or what ``columns`` says: ``"category"`` (its place among the sorted names of the
-    training data, or in a given list), ``"boolean"`` (true, yes, 1 or false, no, 0), ``"date"`` (days
-    since 1970-01-01, from ISO 8601), ``"year"`` (years since 2000-01-01, whose scale suits networks) or
-    ``"string"`` (an input of its own, with the name of the column, for models that read strings). A
-    mapping names the columns that are not numbers; the others are numbers, and ``"unused"`` columns are
-    left out. Empty fields, NA, NaN, null,
-    None and ? are missing: an error, or ``fill``.
+    By default, features are numbers. For other types, set ``columns`` to a mapping: ``"category"`` (the
+    index in the sorted names of the training data, or in a given list), ``"boolean"`` (true, yes, 1 or
+    false, no, 0), ``"date"`` (days since 1970-01-01, from ISO 8601), ``"year"`` (years since
+    2000-01-01, a scale that suits neural networks) or ``"string"`` (a separate input with the name of
+    the column, for models that read strings). Columns that are not in the mapping are numbers, and
+    columns marked ``"unused"`` are left out. Empty fields, NA, NaN, null, None and ? are missing
+    values, which raise an error unless ``fill`` replaces them.
 
     Raises:
         DataError: the file or a column does not exist, there is no header, two columns have one name, a
@@ -110,29 +111,29 @@ class Csv(TableSource):
     delimiter: str | None = setting(
         default=None,
         validator=_one_character,
-        help="the character between fields; by default it is found in the file",
+        help="the character between fields; by default, it is detected from the file",
     )
     decimal: Literal[".", ","] | None = setting(
         default=None,
         validator=attrs.validators.in_((None, ".", ",")),
-        help="the decimal mark of numbers; by default it is found in the file",
+        help="the decimal mark of numbers; by default, it is detected from the file",
     )
     encoding: str | None = setting(
         default=None,
         validator=_encoding,
-        help="the encoding of the text; by default UTF-8, UTF-16 or cp1252",
+        help="the character encoding; by default, UTF-8, UTF-16 or cp1252",
     )
     header: bool | None = setting(
         default=None,
         validator=attrs.validators.instance_of(bool | None),
-        help="whether line 1 has the names of the columns; false: the names are 0, 1, …; by default it is "
-        "found in the file",
+        help="whether line 1 contains the column names; if false, the names are 0, 1, …; by "
+        "default, this is detected from the file",
     )
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
         validator=check_kinds,
-        help="the columns of features, in this order, or what columns are, as {city = 'category'}; None: "
-        "all other columns",
+        help="the feature columns in this order, or the types of columns, such as {city = "
+        "'category'}; by default, all other columns",
     )
 
     def load(self) -> Columns:

@@ -64,14 +64,14 @@ def _numbers(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
 
 @attrs.frozen(kw_only=True)
 class ImageFolder(DataSource):
-    """Images, in one folder per class: ``path/cat/1.jpg``, ``path/dog/2.png``.
+    """Images in one folder per class: ``path/cat/1.jpg``, ``path/dog/2.png``.
 
-    The images become one float32 input of shape [rows, channels, height, width] with the values
-    (v / 255 − mean) / std. Labels are class indices, int64 [rows], in the order of their
-    names or of ``classes``. Folders inside the folder of a class are also read. A folder of images without
-    class folders, or a single image, has no labels: for predictions, or for training by a teacher. Data
-    that do not fit into the buffer are read during training, one image at a time, so that all images
-    are shuffled.
+    The images become one float32 input of shape [rows, channels, height, width] with the values (v /
+    255 − mean) / std. Labels are class indices, int64 [rows], in the order of the class names or of
+    ``classes``. Subfolders of a class folder are also read. For predictions, or for training with a
+    teacher, the path can be a folder of images without class folders, or a single image; there are then
+    no labels. If the data does not fit into the buffer, images are read one at a time during training,
+    so that all of them are shuffled.
 
     Raises:
         DataError: pillow is not installed; the folder does not exist; it, or a class, has
@@ -90,32 +90,39 @@ class ImageFolder(DataSource):
         default=(224, 224),
         converter=_sides,
         validator=_size,
-        help="height and width; one number is both",
+        help="the height and width; one number sets both",
     )
     resize: Literal["crop", "stretch"] = setting(
         default="crop",
         validator=attrs.validators.in_(("crop", "stretch")),
-        help="crop: scale, then cut out the center; stretch: scale to the size",
+        help="``crop`` scales the image and cuts out the center; ``stretch`` scales it to the "
+        "exact size",
     )
-    channels: int = setting(default=3, validator=_channels, help="3: red, green, blue; 1: gray")
+    channels: int = setting(
+        default=3, validator=_channels, help="3 for red, green and blue, or 1 for gray"
+    )
     mean: Sequence[float] = setting(
-        default=(0.0,), validator=_numbers, help="subtracted from the values, which are from 0 to 1"
+        default=(0.0,),
+        validator=_numbers,
+        help="the mean, which is subtracted from the pixel values in [0, 1]",
     )
     std: Sequence[float] = setting(
         default=(1.0,),
         validator=_numbers,
-        help="divisor of the values; one number, or one per channel",
+        help="the divisor of the pixel values; one number, or one per channel",
     )
     classes: Sequence[str] | None = setting(
-        default=None, help="the names of the folders in the order of the labels"
+        default=None, help="the names of the class folders in the order of the labels"
     )
     input: str = setting(
-        default="X", help="the input for the images; X fits any model with one input"
+        default="X",
+        help="the model input that receives the images; X works for any model with one input",
     )
     buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="the number of rows that are shuffled together; by default as many as fit into 64 MiB",
+        help="the number of rows that are shuffled together; by default, as many as fit into 64 "
+        "MiB",
     )
 
     @property

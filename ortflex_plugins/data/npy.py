@@ -29,11 +29,12 @@ from ortflex_plugins.data._npy_pieces import NpyPieces
 class NpyFolder(DataSource):
     """A folder with one .npy file per array: labels, sample weights, and inputs by file name.
 
-    Arrays have the shape [rows, …]. ``X.npy`` is the input of a model with one input; otherwise files have
-    the names of the model's inputs. The files are mapped, and rows are read in random order, which is
-    slow for data larger than memory. With ``buffer``, the files are read in pieces instead, which
-    are shuffled in memory (:mod:`~ortflex_core.training.data.shuffle_buffer`). A folder of folders that
-    all have the same files is always read in pieces; its folders are shards.
+    Arrays have the shape [rows, …]. ``X.npy`` is the input of a model with one input; for other models,
+    the files have the names of the inputs. The files are memory-mapped, and rows are read in random
+    order, which is slow for data larger than memory. With ``buffer``, the files are instead read in
+    pieces, which are shuffled in memory (:mod:`~ortflex_core.training.data.shuffle_buffer`). If the
+    folder contains folders that all have the same files, these are shards and are always read in
+    pieces.
 
     Raises:
         DataError: the folder does not exist or has no .npy file, an array has Python objects, a name is
@@ -55,16 +56,18 @@ class NpyFolder(DataSource):
 
     path: str = setting(help="the folder")
     target: str | Mapping[str, str] = setting(
-        default="y", help="the file of labels, or {label = file} for several"
+        default="y", help="the file of labels, or {label = file} for several labels"
     )
     weight: str | Mapping[str, str] | None = setting(
-        default=DEFAULT_WEIGHT, help="the file of sample weights; the default is used if it exists"
+        default=DEFAULT_WEIGHT,
+        help="the file of sample weights; the default file is used if it exists",
     )
     buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="the number of rows that are shuffled together if files are read in pieces; by default "
-        "files are mapped, and shards have 64 MiB of rows",
+        help="the number of rows that are shuffled together if files are read in pieces; by "
+        "default, files are memory-mapped, and as many rows of shards as fit into 64 MiB "
+        "are shuffled together",
     )
 
     def load(self) -> Columns | Pieces:

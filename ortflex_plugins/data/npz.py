@@ -22,8 +22,8 @@ _TIMES = 100
 class Npz(DataSource):
     """Arrays in one .npz file: labels, sample weights, and the model's inputs by name.
 
-    Arrays have the shape [rows, …]. An array called ``X`` is the input of a model with one input;
-    otherwise arrays have the names of the model's inputs. Nothing is unpickled.
+    Arrays have the shape [rows, …]. An array called ``X`` is the input of a model with one input; for
+    other models, the arrays have the names of the inputs. Nothing is unpickled.
 
     Raises:
         DataError: the file does not exist or is not an .npz file, an array has Python objects, a name is
@@ -43,16 +43,17 @@ class Npz(DataSource):
 
     path: str = setting(help="the file")
     target: str | Mapping[str, str] = setting(
-        default="y", help="the array of labels, or {label = array} for several"
+        default="y", help="the array of labels, or {label = array} for several labels"
     )
     weight: str | Mapping[str, str] | None = setting(
-        default=DEFAULT_WEIGHT, help="the array of sample weights; the default is used if it exists"
+        default=DEFAULT_WEIGHT,
+        help="the array of sample weights; the default array is used if it exists",
     )
     most: int | None = setting(
         default=None,
         validator=bytes_or_none,
-        help="the largest number of bytes of the unpacked arrays; by default 100 times the bytes of "
-        "the file, but at least 256 MiB",
+        help="the maximum size of the unpacked arrays in bytes; by default, 100 times the size "
+        "of the file, but at least 256 MiB",
     )
 
     def load(self) -> Columns:

@@ -18,15 +18,16 @@ _ROWS, _VALUES = 2**14, 2**24
 
 @attrs.frozen(kw_only=True)
 class Parquet(Table):
-    """Tables in parquet files of one schema; data may be larger than memory.
+    """Tables in Parquet files with the same schema. The data can be larger than memory.
 
-    Columns of numbers are placed side by side in one input of shape [rows, columns]. A column of tensors,
-    or of lists with one length, is a separate input with the name of the column, or ``input`` if it is
-    the only one. If ``target`` is a name, labels have the shape [rows]; if it is a list of names,
-    [rows, names]; if it is a mapping, there are several labels.
+    Columns of numbers are combined into one input of shape [rows, columns]. A column of tensors, or of
+    lists of equal length, becomes a separate input with the name of the column, or ``input`` if it is
+    the only one. If ``target`` is a name, the labels have the shape [rows]. If it is a list of names,
+    they have the shape [rows, names]. If it is a mapping, there are several labels.
 
-    Row groups are read in a random order, and rows are shuffled within ``buffer``
-    (:mod:`ortflex_core.training.data.shuffle_buffer`). Data that fit into the buffer are read once.
+    Row groups are read in random order, and rows are shuffled within ``buffer``
+    (:mod:`ortflex_core.training.data.shuffle_buffer`). Data that fits into the buffer is read only
+    once.
 
     Raises:
         DataError: the file or a column does not exist, the columns of files differ, a value is missing,

@@ -49,13 +49,14 @@ def _inputs(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Tokenized(DataSource):
-    """Strings in a csv, jsonl or parquet file, converted to token ids by a tokenizer.json.
+    """Strings in a CSV, JSON Lines or Parquet file, which a tokenizer.json converts to token ids.
 
-    ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]; shorter strings are
-    padded and longer strings are cut. ``pair`` is the column of a second string. If ``target`` is a name,
-    labels have the shape [rows] and are int64 if all are integers, float32 if all are numbers, or else
-    strings. If it is a mapping, there are several labels by name; None means no labels. All rows are kept
-    in memory, with 24 bytes per token.
+    ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]. Shorter strings
+    are padded, and longer strings are truncated. ``pair`` is the column of the second string of each
+    row. If ``target`` is a name, the labels have the shape [rows]; they are int64 if all of them are
+    integers, float32 if all are numbers, and strings otherwise. If it is a mapping, there are several
+    labels by name; None means that there are no labels. All rows are kept in memory and need 24 bytes
+    per token.
 
     Raises:
         DataError: tokenizers (or pyarrow) is not installed, the file or a column does not exist, or a row
@@ -64,26 +65,26 @@ class Tokenized(DataSource):
     >>> Tokenized(path="reviews.csv", tokenizer="tokenizer.json").length
     128
 
-    Source: the ``tokenizers`` package and its file format; ids are those of its ``encode_batch``.
+    Source: the ``tokenizers`` package and its file format; the ids are those of its ``encode_batch``.
     """
 
     name: ClassVar[str] = "tokenized"
 
     path: str = setting(help="a .csv (with a header), .jsonl or .parquet file")
     tokenizer: str = setting(
-        help="the tokenizer.json; a relative path starts at the folder of ``path``"
+        help="the tokenizer.json; a relative path is relative to the folder of ``path``"
     )
-    text: str = setting(default="text", help="column of strings")
-    pair: str | None = setting(default=None, help="column of second strings")
+    text: str = setting(default="text", help="the column of strings")
+    pair: str | None = setting(default=None, help="the column of second strings")
     target: str | Mapping[str, str] | None = setting(
-        default="label", help="the column of labels, or {label = column}; None: no labels"
+        default="label", help="the label column, or {label = column}; None means no labels"
     )
     length: int = setting(default=128, validator=_length, help="the number of tokens per row")
     inputs: Sequence[str] = setting(
         default=tuple(_MADE), validator=_inputs, help="the inputs to create"
     )
     pad: str | None = setting(
-        default=None, help="the padding token; None: that of the tokenizer, or a usual one"
+        default=None, help="the padding token; by default, that of the tokenizer or a common one"
     )
 
     def load(self) -> Columns:

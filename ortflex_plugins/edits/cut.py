@@ -11,10 +11,10 @@ from ortflex_core import Edit, Editor, setting
 
 @attrs.frozen(kw_only=True)
 class Cut(Edit):
-    """Ends the model at a tensor, or at several, which become its outputs.
+    """Ends the model at one or more tensors, which become its outputs.
 
-    Nodes, initializers and inputs that these do not need are removed. The tensors keep their names,
-    shapes and element types.
+    Nodes, initializers and inputs that these tensors do not need are removed. The tensors keep their
+    names, shapes and element types.
 
     Raises:
         ModelError: when a model is edited: it computes no tensor of that name, or none of the tensors
@@ -40,7 +40,7 @@ class Cut(Edit):
     needs: ClassVar[str] = "the names of tensors, which `ortflex graph` shows"
 
     at: str = setting(help="the name of the tensor")
-    also: tuple[str, ...] = setting(default=(), help="the names of further outputs")
+    also: tuple[str, ...] = setting(default=(), help="the names of additional output tensors")
 
     def apply(self, editor: Editor) -> None:
         """Make the tensors the outputs."""

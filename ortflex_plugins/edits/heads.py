@@ -39,7 +39,10 @@ def _labels(instance: Any, attribute: attrs.Attribute[Any], value: tuple[Any, ..
         raise ValueError(f"{attribute.name}: {twice!r} is there twice")
 
 
-_AT = "the head: the name of an output, of a module, a node or a weight, or a glob; by default the only one"
+_AT = (
+    "the head: the name of an output, a module, a node or a weight, or a glob; by default, the "
+    "only head"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -69,15 +72,16 @@ class _Classes(Edit):
 
 @attrs.frozen(kw_only=True)
 class NewHead(_Classes):
-    """A new last layer with another number of classes: ``y = x·M + b``.
+    """Replaces the last layer with a new one for other classes: ``y = x·M + b``.
 
-    The features x are [N, …, features], M is [features, outputs], b is [outputs], and y is [N, …,
-    outputs]; of a 1×1 convolution, x is [N, features, …] and y is [N, outputs, …]. Without a bias in the
-    file there is no b. M and b are uniform in ±1/√features, as in torch's Linear and Conv2d layers
-    (Kaiming's with a = √5), and depend only on the seed of the Trainer and the name of the layer. They
-    keep the names and the element types of the old weights. What follows the layer stays: Softmax,
-    Reshape, ArgMax, ZipMap; the labels of the classes become ``classes``. With ``on``, the layer is put
-    on top of a feature tensor, and its result, ``scores``, becomes the only output.
+    The features x have the shape [N, …, features], the weight M [features, outputs], the bias b
+    [outputs], and the result y [N, …, outputs]. For a 1×1 convolution, x is [N, features, …] and y is
+    [N, outputs, …]. If the old layer has no bias, there is no b. M and b are drawn uniformly from
+    [−1/√features, 1/√features], as in torch's Linear and Conv2d layers (Kaiming initialization with a =
+    √5); the values depend only on the seed of the Trainer and the name of the layer. M and b keep the
+    names and element types of the old weights. Nodes after the layer, such as Softmax, Reshape, ArgMax
+    or ZipMap, stay in the graph, and the class labels become ``classes``. With ``on``, the new layer is
+    added on top of a feature tensor, and its result, ``scores``, becomes the only output.
 
     Raises:
         ValueError: neither ``outputs`` nor ``classes`` is given, or they do not fit each other.
@@ -107,12 +111,12 @@ class NewHead(_Classes):
     )
 
     outputs: int | None = setting(
-        default=None, validator=_count, help="the number of classes; by default that of `classes`"
+        default=None, validator=_count, help="the number of classes; by default, that of `classes`"
     )
     classes: tuple[str | int, ...] = setting(
         default=(), validator=_labels, help="the labels of the classes, in the order of the logits"
     )
-    on: str = setting(default="", help="the tensor of features on which a layer is put")
+    on: str = setting(default="", help="the feature tensor to which the new layer is added")
 
     def __attrs_post_init__(self) -> None:
         if self.outputs is None and not self.classes:
@@ -207,12 +211,12 @@ def _fitting(editor: Editor, given: TensorSpec) -> str:
 
 @attrs.frozen(kw_only=True)
 class MoreClasses(_Classes):
-    """More classes for an existing head: the old columns of M stay, the new ones are added after them.
+    """Adds classes to an existing head and keeps the weights of its old classes.
 
-    M [features, old] becomes [features, old + new], and b [old] becomes [old + new]. The new columns and
-    elements are drawn as by ``new_head``. A head with one score s for two classes, p = sigmoid(s), gets a
-    score for each class, with the same probabilities. Without ``classes``, labels that are integers
-    continue after the largest one.
+    The weight M [features, old] becomes [features, old + new], and the bias b [old] becomes [old +
+    new]. The new values are appended and are initialized as in ``new_head``. A head with a single score
+    s for two classes, p = sigmoid(s), gets one score per class that yields the same probabilities.
+    Without ``classes``, integer labels continue after the largest label.
 
     Raises:
         ValueError: neither ``add`` nor ``classes`` is given, or they do not fit each other.
@@ -240,7 +244,7 @@ class MoreClasses(_Classes):
     add: int | None = setting(
         default=None,
         validator=_count,
-        help="the number of new classes; by default that of `classes`",
+        help="the number of new classes; by default, that of `classes`",
     )
     classes: tuple[str | int, ...] = setting(
         default=(), validator=_labels, help="the labels of the new classes"

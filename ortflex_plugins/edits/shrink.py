@@ -11,15 +11,16 @@ from ortflex_core import Edit, Editor
 
 @attrs.frozen(kw_only=True)
 class Shrink(Edit):
-    """Removes channels of products, convolutions and normalizations that the outputs do not need.
+    """Removes channels of matrix products, convolutions and normalizations that the outputs do not need.
 
-    A channel goes if it is 0 for all inputs (its row of the weight and its bias are 0, or a
-    BatchNormalization multiplies it by 0), or if every product that reads it has a column of 0 for it.
-    Channels with another constant value, such as relu(b) after a row of 0, are merged into one. Channels
-    that an addition, a concatenation or groups of a convolution bind together go together. The outputs
-    are those of the model before, up to rounding; without such channels nothing is changed.
+    A channel is removed if it is 0 for all inputs, because its row of the weight and its bias are 0 or
+    because a BatchNormalization multiplies it by 0. It is also removed if every product that reads it
+    multiplies it by a column of zeros. Channels with another constant value, such as relu(b) after a
+    row of zeros, are merged into one. Channels that are tied together by an addition, a concatenation
+    or the groups of a convolution are removed together. The outputs stay the same up to rounding. A
+    model without such channels is not changed.
 
-    Weights get fewer rows or columns; shapes of inputs and outputs stay.
+    Weights have fewer rows or columns, but the shapes of inputs and outputs stay the same.
 
     Example:
         >>> from onnx import parser

@@ -17,13 +17,14 @@ def _count(instance: Any, attribute: attrs.Attribute[int], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class MoreTokens(Edit):
-    """More rows for the embedding of tokens, and more columns for a head that is tied to it.
+    """Adds tokens: new rows of the token embedding, and new columns of a head that is tied to it.
 
-    The table [tokens, width] becomes [tokens + add, width], and the logits [N, …, tokens] of a tied head
-    become [N, …, tokens + add]. A new row is the mean of the old rows plus normal noise, whose standard
-    deviation is 10⁻⁴·⁵ of that of each column: the new tokens start about as likely as an average one, and
-    differ from one another. The elements of the bias of a tied head are the mean of the old ones. A head
-    is tied if it reads the same initializer, or if its matrix has the same values.
+    The table [tokens, width] becomes [tokens + add, width], and the logits [N, …, tokens] of a tied
+    head become [N, …, tokens + add]. A new row is the mean of the old rows plus normal noise, whose
+    standard deviation is 10⁻⁴·⁵ times that of each column. The new tokens are therefore about as likely
+    as an average token at first, but differ from one another. The new bias elements of a tied head are
+    the mean of the old elements. A head is tied if it reads the same initializer, or if its matrix has
+    the same values.
 
     Raises:
         ValueError: ``add`` is not an integer above 0.
@@ -50,8 +51,8 @@ class MoreTokens(Edit):
     add: int = setting(validator=_count, help="the number of new tokens")
     at: str = setting(
         default="",
-        help="the embedding: the name of its initializer or module; by default the only one, or the one "
-        "with the most rows",
+        help="the embedding: the name of its initializer or module; by default, the only "
+        "embedding, or the one with the most rows",
     )
 
     def apply(self, editor: Editor) -> None:

@@ -17,7 +17,7 @@ _MOST = 8192
 
 @attrs.frozen(kw_only=True)
 class MinMax(Quantizer):
-    """The range of all values: ``[min x, max x]``.
+    """Uses the range of all values: ``[min x, max x]``.
 
     >>> low, high = MinMax().limits(np.array([[-1.0, 0.5, 3.0]]), (-128, 127), symmetric=True)
     >>> low.tolist(), high.tolist()
@@ -38,7 +38,7 @@ class MinMax(Quantizer):
 
 @attrs.frozen(kw_only=True)
 class Percentile(Quantizer):
-    """The range without outliers: from the ``100 - percentile`` to the ``percentile`` percentile.
+    """Uses the range without outliers: from the ``100 - percentile`` to the ``percentile`` percentile.
 
     >>> low, high = Percentile(percentile=99).limits(np.arange(101.0)[None], (0, 255), symmetric=True)
     >>> low.tolist(), high.tolist()
@@ -52,7 +52,7 @@ class Percentile(Quantizer):
     percentile: float = setting(
         default=99.99,
         validator=number(gt=50, le=100),
-        help="the upper percentile; the lower one is 100 minus it",
+        help="the upper percentile; the lower one is 100 minus this value",
     )
 
     def limits(
@@ -65,10 +65,10 @@ class Percentile(Quantizer):
 
 @attrs.frozen(kw_only=True)
 class Mse(Quantizer):
-    """The range of the smallest error: ``argmin Σ (x̂ - x)²``.
+    """Chooses the range with the smallest squared error: ``argmin Σ (x̂ - x)²``.
 
-    ``x̂`` are the values after rounding to the codes of the range ``c·[min x, max x]``; the factors c from
-    0.2 to 1 in steps of 0.01 are tried.
+    ``x̂`` are the values after rounding to the codes of the range ``c·[min x, max x]``. All factors c
+    from 0.2 to 1 in steps of 0.01 are tried.
 
     >>> x = np.concatenate([np.linspace(-1, 1, 999), [3.0]])[None]
     >>> low, high = Mse().limits(x, (-8, 7), symmetric=True)
@@ -104,11 +104,11 @@ class Mse(Quantizer):
 
 @attrs.frozen(kw_only=True)
 class Entropy(Quantizer):
-    """The range that loses the least information: ``argmin Σ p·log(p / q)``.
+    """Chooses the range that loses the least information: ``argmin Σ p·log(p / q)``.
 
-    ``p`` is the histogram of the values, with those outside of the range ``c·[min x, max x]`` at its ends;
-    ``q`` has the same sums in each code, spread evenly over the bins that are not empty.
-    The factors c from 0.2 to 1 in steps of 0.01 are tried.
+    ``p`` is the histogram of the values, clipped to the range ``c·[min x, max x]``. ``q`` is the
+    histogram after quantization: each code has the same sum as in ``p``, spread evenly over the bins
+    that are not empty. All factors c from 0.2 to 1 in steps of 0.01 are tried.
 
     >>> x = np.concatenate([np.linspace(-1, 1, 999), [3.0]])[None]
     >>> low, high = Entropy().limits(x, (0, 255), symmetric=True)

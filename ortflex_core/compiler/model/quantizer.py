@@ -98,42 +98,46 @@ class Quantizer(Component, abc.ABC):
     stability: ClassVar[Literal["stable", "experimental"]] = "experimental"
 
     weights: str = setting(
-        default="int8", validator=one_of(*BITS), help="the type of weights: int8, int4 or int2"
+        default="int8", validator=one_of(*BITS), help="the type of the weights: int8, int4 or int2"
     )
     activations: str = setting(
         default="uint8",
         validator=one_of("uint8", "int8", "none"),
-        help="the type of activations: uint8, int8, or none to leave them in float",
+        help="the type of the activations: uint8, int8, or none to leave them in float",
     )
     per_channel: bool = setting(
         default=True,
         validator=attrs.validators.instance_of(bool),
-        help="a scale for each output of a weight, instead of one for the whole weight",
+        help="uses one scale for each output channel of a weight, instead of one for the whole "
+        "weight",
     )
     block_size: int = setting(
         default=0,
         validator=_count_or_zero,
-        help="the number of elements along the inputs of a weight that have one scale; 0: all",
+        help="the number of elements along the input axis of a weight that share one scale; 0 "
+        "means all elements",
     )
     layout: str = setting(
         default="QDQ",
         validator=one_of("QDQ", "MatMulNBits"),
-        help="how the file stores blockwise weights: with DequantizeLinear (QDQ), or as MatMulNBits",
+        help="how blockwise weights are stored in the file: with DequantizeLinear (QDQ), or as "
+        "MatMulNBits",
     )
     symmetric: bool = setting(
         default=True,
         validator=attrs.validators.instance_of(bool),
-        help="weights have the zero point 0",
+        help="whether the zero point of weights is 0",
     )
     symmetric_activations: bool = setting(
         default=False,
         validator=attrs.validators.instance_of(bool),
-        help="activations have the zero point in the middle of the codes",
+        help="whether the zero point of activations is in the middle of the codes",
     )
     reduce_range: bool = setting(
         default=False,
         validator=attrs.validators.instance_of(bool),
-        help="weights of int8 use 7 bits, for CPUs without VNNI, whose sums of products saturate",
+        help="uses only 7 bits for int8 weights, for CPUs without VNNI, on which sums of "
+        "products saturate",
     )
     operators: tuple[str, ...] = setting(
         default=FUSED, converter=_listed, validator=_names, help="the operators to quantize"
@@ -142,24 +146,28 @@ class Quantizer(Component, abc.ABC):
         default=(),
         converter=_listed,
         validator=_names,
-        help="nodes, weights, tensors or modules that stay in float: names and globs",
+        help="the nodes, weights, tensors or modules that stay in float: names and globs",
     )
     train_scales: bool = setting(
         default=True,
         validator=attrs.validators.instance_of(bool),
-        help="scales are trained, too (LSQ)",
+        help="whether the scales are also trained (LSQ)",
     )
     observe: int = setting(
         default=0,
         validator=_whole,
-        help="the number of epochs during which the scales of activations follow the batches",
+        help="the number of epochs during which the activation scales follow the batches instead "
+        "of being trained",
     )
-    rows: int = setting(default=512, validator=_rows, help="the number of rows for the calibration")
+    rows: int = setting(
+        default=512, validator=_rows, help="the number of rows that are used for calibration"
+    )
     ranges: Mapping[str, tuple[float, float]] = setting(
         factory=dict,
         converter=_pairs,
         validator=_ranges,
-        help="the [lowest, highest] value of activations; the calibration finds those that are missing",
+        help="the range [lowest, highest] of activations by tensor; calibration computes those "
+        "that are missing",
     )
 
     @abc.abstractmethod

@@ -14,16 +14,16 @@ from ortflex_plugins.operators.calls import NotTranslatable
 
 @attrs.frozen(kw_only=True)
 class CBackend(Backend):
-    """Trains with C: writes the step as one file of loops, which the system's C compiler compiles.
+    """Trains with generated C code, which the C compiler of the system compiles.
 
-    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients and
-    optimizers are the same as on the other backends. One call runs many steps and gathers the rows of
-    each step itself, so short steps take only microseconds. The compiled file is stored in the user's
-    cache folder. Each size of a batch is compiled separately, for example that of a shorter last batch.
+    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
+    and optimizers are the same as on the other backends. One call runs many steps and also gathers the
+    rows of each step, so short steps take only microseconds. The compiled file is stored in the user's
+    cache folder. Each batch size is compiled separately, including that of a shorter last batch.
     Predictions and evaluations run on onnxruntime.
 
-    The bits of a result do not depend on the compiler or its options; they depend on whether the CPU has
-    fused multiply-add. The step uses one thread.
+    Results are bit-identical for all compilers and compiler options, but they depend on whether the CPU
+    supports fused multiply-add. The step uses one thread.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer.
@@ -40,7 +40,8 @@ class CBackend(Backend):
     steps_per_run: int | str = setting(
         default="auto",
         validator=check_steps,
-        help="the number of steps per call; `auto` is an epoch, or fewer steps if they take longer",
+        help="the number of steps per call; `auto` means one epoch, or fewer steps if they take "
+        "long",
     )
 
     @classmethod

@@ -48,15 +48,15 @@ def _folder(instance: object, attribute: attrs.Attribute[Any], value: Any) -> No
 
 @attrs.frozen(kw_only=True)
 class OpenVinoBackend(Backend):
-    """Trains with OpenVINO on the CPU: compiles the step with its state inside the model.
+    """Trains with OpenVINO on the CPU and keeps the training state inside the compiled model.
 
-    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients and
-    optimizers are the same as on the other backends. Weights, optimizer state and running statistics stay
-    inside the compiled model. Predictions and evaluations run on onnxruntime, and so do random draws,
-    such as those of Dropout, because OpenVINO has only 32-bit integers.
+    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
+    and optimizers are the same as on the other backends. Weights, optimizer state and running
+    statistics stay inside the compiled model. Predictions and evaluations run on onnxruntime. So do
+    random draws, such as Dropout masks, because OpenVINO has only 32-bit integers.
 
-    ``inference_precision="bf16"`` and ``"f16"`` need a CPU with such arithmetic. The default of
-    OpenVINO itself on a CPU with AMX is bfloat16.
+    ``inference_precision="bf16"`` and ``"f16"`` need a CPU that supports arithmetic in these types. On
+    a CPU with AMX, the default of OpenVINO itself is bfloat16.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer,
@@ -74,13 +74,13 @@ class OpenVinoBackend(Backend):
     steps_per_run: int | str = setting(
         default="auto",
         validator=check_steps,
-        help="the number of steps in one graph; `auto` chooses it by the size of a step",
+        help="the number of steps in one graph; `auto` chooses it according to the size of a step",
     )
     inference_precision: str = setting(
         default="f32",
         validator=_precision,
-        help="OpenVINO's hint: `f32`, or `bf16` or `f16`, which let OpenVINO compute some operators in "
-        "bfloat16 or float16",
+        help="the precision hint for OpenVINO: `f32`, or `bf16` or `f16` to let OpenVINO compute "
+        "some operators in bfloat16 or float16",
     )
     cache_folder: str | None = setting(
         default=None,

@@ -33,12 +33,12 @@ def _platform(instance: object, attribute: attrs.Attribute[Any], value: Any) -> 
 
 @attrs.frozen(kw_only=True)
 class XlaBackend(Backend):
-    """Trains with JAX: translates the step into a function over arrays; one ``lax.scan`` runs many steps.
+    """Trains with JAX: the step becomes a JAX function, and one ``lax.scan`` runs many steps.
 
-    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients and
-    optimizers are the same as on the other backends; JAX only compiles it and differentiates nothing.
-    Training data stay in JAX's memory, where the rows of each step are gathered. Predictions and
-    evaluations run on onnxruntime.
+    The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
+    and optimizers are the same as on the other backends. JAX compiles the step but does not
+    differentiate it. The training data stays in JAX's memory, where the rows of each step are gathered.
+    Predictions and evaluations run on onnxruntime.
 
     Only ``platform="cpu"`` is tested. XLA uses one thread per CPU of the process; ``threads`` has
     no effect.
@@ -60,10 +60,11 @@ class XlaBackend(Backend):
     steps_per_run: int | str = setting(
         default="auto",
         validator=check_steps,
-        help="the number of steps per call; `auto` is an epoch, or fewer steps if they take longer",
+        help="the number of steps per call; `auto` means one epoch, or fewer steps if they take "
+        "long",
     )
     platform: str = setting(
-        default="cpu", validator=_platform, help="the name of JAX's devices: `cpu`, `cuda` or `tpu`"
+        default="cpu", validator=_platform, help="the JAX platform: `cpu`, `cuda` or `tpu`"
     )
 
     @classmethod
