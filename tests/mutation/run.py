@@ -192,6 +192,7 @@ def judge(server: Server, mutant: Mutant, room: float, tests: Sequence[str] = ()
     if tests:
         with server.planted(mutant):
             verdict, by = server.run(tests, 60 + _PATIENCE * room)
+        _check_that_they_run(server, verdict, by, tests, room)
         return Outcome(verdict, by, len(tests), time.monotonic() - began)
     reaching = reach.reaching(mutant.source, None if mutant.at_import else mutant.lines)
     # A function that runs only when a module is imported, or in another environment.
@@ -206,12 +207,23 @@ def judge(server: Server, mutant: Mutant, room: float, tests: Sequence[str] = ()
         with server.planted(mutant):
             verdict, by = server.run(names, limit)
         tried |= {*names}
-        if verdict == KILLED and not by and server.run(names, limit)[0] != SURVIVED:
-            raise RuntimeError(f"these tests fail without a mutant: {names}\n{server.said}")
+        _check_that_they_run(server, verdict, by, names, limit)
         if verdict != SURVIVED:
             return Outcome(verdict, by, len(tried), time.monotonic() - began)
     verdict = SURVIVED if tried >= wanted else UNDECIDED
     return Outcome(UNREACHED if unreached else verdict, "", len(tried), time.monotonic() - began)
+
+
+def _check_that_they_run(
+    server: Server, verdict: str, by: str, names: Sequence[str], seconds: float
+) -> None:
+    """Refuse a kill by no test: a name without a test fails without a mutant, too.
+
+    Raises:
+        RuntimeError: they fail without a mutant.
+    """
+    if verdict == KILLED and not by and server.run(names, seconds)[0] != SURVIVED:
+        raise RuntimeError(f"these tests fail without a mutant: {names}\n{server.said}")
 
 
 def _batches(

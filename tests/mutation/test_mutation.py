@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,3 +224,26 @@ def test_the_cases_that_the_map_lacks_are_run_last() -> None:
     batches = list(run._batches([line], [line, source], mutant(), 60.0))
     assert [names for _, names in batches] == [["t.py::near[a]"], ["t.py::near", "t.py::far"]]
     assert list(run._batches([line], [line, source], mutant(), 0.15))[-1][1] == ["t.py::near"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_names_without_a_test_kill_nothing(there: bool) -> None:
+    """pytest fails for a file that does not exist; so does it without the mutant."""
+
+    class Scripted:
+        said = "file or directory not found"
+        calls = 0
+
+        def planted(self, _: Any) -> Any:
+            return contextlib.nullcontext()
+
+        def run(self, tests: Any, seconds: float) -> tuple[str, str]:
+            self.calls += 1
+            return (run.SURVIVED if there and self.calls > 1 else run.KILLED), ""
+
+    server: Any = Scripted()
+    if there:  # the mutant ends the process, so that no test is named
+        assert run.judge(server, mutant(), 9.0, ["tests/some.py"]).verdict == run.KILLED
+        return
+    with pytest.raises(RuntimeError, match="fail without a mutant"):
+        run.judge(server, mutant(), 9.0, ["tests/no_such_file.py"])
