@@ -239,3 +239,17 @@ def test_a_damaged_cache_changes_no_result(
     damage(tmp_path, way)
     monkeypatch.setattr(session, "_cache", OrderedDict())  # as in another process
     assert trained(tmp_path) == wanted
+
+
+def test_each_size_of_batches_has_a_graph_under_one_name() -> None:
+    """The graph of a full batch is called ``step``, before and after it has run."""
+    x, y = regression(rows=8)
+    trainer = make(models.linear(), backend="openvino", batch_size=4)
+    trainer.step((x[:4], y[:4]))
+    programs = trainer.engine.programs()
+    assert "step" in programs
+    trainer.step((x[:3], y[:3]))
+    later = trainer.engine.programs()
+    new = later.keys() - programs.keys()
+    assert [name for name in later if name.startswith("step")] == ["step", "step-3-rows"]
+    assert new >= {"step-3-rows"}
