@@ -12,6 +12,7 @@ import pytest
 
 from ortflex_core import (
     Array,
+    Batch,
     DataError,
     Port,
     Trace,
@@ -253,3 +254,24 @@ def test_each_size_of_batches_has_a_graph_under_one_name() -> None:
     new = later.keys() - programs.keys()
     assert [name for name in later if name.startswith("step")] == ["step", "step-3-rows"]
     assert new >= {"step-3-rows"}
+
+
+def test_predictions_and_metrics_of_an_engine_are_those_of_its_weights() -> None:
+    x, y = regression(rows=12)
+    made = {}
+    for backend in ("openvino", "fused"):
+        trainer = make(
+            models.linear(),
+            backend=backend,
+            batch_size=4,
+            epochs=2,
+            metrics=["mae"],
+            optimizer="sgd",
+        )
+        history = trainer.fit(x, y, validation_data=(x, y))
+        batch = Batch({"X": x}, None, len(x), [])
+        predicted = trainer.engine.predict(batch, ["Y"])["Y"]
+        np.testing.assert_array_equal(predicted, trainer.predict(x))
+        made[backend] = predicted, history["validation_mae"]
+    for ours, wanted in zip(*made.values(), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
