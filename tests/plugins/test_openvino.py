@@ -256,7 +256,9 @@ def test_each_size_of_batches_has_a_graph_under_one_name() -> None:
     assert new >= {"step-3-rows"}
 
 
-def test_predictions_and_metrics_of_an_engine_are_those_of_its_weights() -> None:
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_predictions_and_metrics_of_an_engine_are_those_of_its_weights(accumulate: int) -> None:
+    """Each of both engines: the one that has the state inside, and the one that adds gradients."""
     x, y = regression(rows=12)
     made = {}
     for backend in ("openvino", "fused"):
@@ -267,6 +269,7 @@ def test_predictions_and_metrics_of_an_engine_are_those_of_its_weights() -> None
             epochs=2,
             metrics=["mae"],
             optimizer="sgd",
+            accumulate=accumulate,
         )
         history = trainer.fit(x, y, validation_data=(x, y))
         batch = Batch({"X": x}, None, len(x), [])
