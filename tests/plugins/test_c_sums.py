@@ -99,14 +99,19 @@ def test_no_pointer_of_a_kernel_is_restrict(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
 def test_places_of_extremes_are_whole_numbers(kind: str) -> None:
-    """They choose rows of a table, as in a vector quantizer."""
+    """They choose rows of a table, as in a vector quantizer, here by their remainders."""
     nodes = [
         helper.make_node(kind, ["X"], ["k"], axis=1, keepdims=0),
-        helper.make_node("Gather", ["T", "k"], ["t"]),
+        helper.make_node("Mod", ["k", "three"], ["r"]),
+        helper.make_node("Gather", ["T", "r"], ["t"]),
         helper.make_node("MatMul", ["t", "W"], ["Y"]),
     ]
     rng = np.random.default_rng(0)
-    weights = {"T": rng.standard_normal((4, 3)), "W": rng.standard_normal((3, 2))}
+    weights = {
+        "T": rng.standard_normal((3, 3)),
+        "W": rng.standard_normal((3, 2)),
+        "three": np.int64(3),
+    }
     model = models.model(nodes, [models.floats("X", "N", 4)], [models.floats("Y", "N", 2)], weights)
     x = rng.standard_normal((6, 4)).astype(np.float32)
     y = rng.standard_normal((6, 2)).astype(np.float32)
