@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflex_core import GraphError, Model, ModelError, Plugins, TensorSpec
+from ortflex_core import GraphError, Model, ModelError, Plugins, TensorSpec, require_runtime
 from ortflex_core.compiler.opsets import kernels
 from ortflex_core.compiler.opsets.equivalence import check_size
 from ortflex_core.compiler.runtime import session
@@ -29,6 +29,8 @@ def test_a_node_whose_input_has_no_known_type_is_not_replaced(known: bool) -> No
     )
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.example", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=9)
+    if require_runtime().max_opset < 20:
+        pytest.skip("this runtime has no Gelu")
     made, reasons = kernels.inlined(model)
     assert not reasons
     assert [n.op_type for n in made.graph.node] == [before.op_type, "Gelu"]
