@@ -63,7 +63,7 @@ class _Loader:
         old = module.__name__
         warnings.warn(
             f"the public names of {old} are in ortflex_core now: from ortflex_core import …; the old path "
-            "goes away in 0.4",
+            "will be removed in 0.4",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -93,7 +93,9 @@ def forwarding(package: str) -> Callable[[str], Any]:
         if name[:1] == "_" or name not in core.__all__:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         text = f"{name} of {package} is in ortflex_core now: from ortflex_core import {name}"
-        warnings.warn(f"{text}; the old path goes away in 0.4", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"{text}; the old path will be removed in 0.4", DeprecationWarning, stacklevel=2
+        )
         return getattr(core, name)
 
     return attribute

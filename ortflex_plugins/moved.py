@@ -46,7 +46,9 @@ class _Loader:
         """
         new = importlib.import_module(PLACES[module.__name__])
         if not _is_entry_point():
-            text = f"{module.__name__} is in {new.__name__} now; the old path goes away in 0.4"
+            text = (
+                f"{module.__name__} is in {new.__name__} now; the old path will be removed in 0.4"
+            )
             warnings.warn(text, DeprecationWarning, stacklevel=2)
         vars(module).update({n: v for n, v in vars(new).items() if not n.startswith("__")})
 
