@@ -22,16 +22,16 @@ from ortflex_plugins.cli.overrides import trusting_code
 @click.option(
     "--strict/--no-strict",
     default=True,
-    help="Whether the graph of MODEL must be that of the exported model, or only its tensors must fit.",
+    help="Whether to require the graph of the exported model, or only tensors that fit.",
 )
 @trusting_code
 def apply_state(model: Path, state: Path, output: Path, strict: bool, trust_code: bool) -> None:
-    """Write the trained weights in STATE into MODEL.
+    """Write a copy of MODEL with the trained weights from STATE.
 
-    MODEL is the .onnx file that `ortflex export-step` read. STATE is the file state.safetensors that a
-    runner wrote, or the folder of a step. The result is the file that `Trainer.export` would write: it has
-    the trained weights (or their averages, if the recipe has `averaging`) and the running statistics, and
-    everything else is as in MODEL.
+    MODEL is the .onnx file whose training step `ortflex export-step` exported. STATE is the
+    state.safetensors file of the trained step, or the folder that contains it. The result is the file
+    that `Trainer.export` would write: MODEL with the trained weights (or their averages, if the recipe
+    sets `averaging`) and the new running statistics.
     """
     from ortflex_core import apply_state as apply
     from ortflex_plugins.cli.overrides import refuse_recipe

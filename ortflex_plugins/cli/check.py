@@ -36,35 +36,41 @@ _COLORS = {
 @click.option(
     "--loss",
     shell_complete=names_of("losses"),
-    help="The name of the loss; by default squared_error on every float output.",
+    help="The name of the loss. By default, squared_error on every float output.",
 )
 @click.option(
     "--params", multiple=True, help="The name or glob of a parameter to train; may be repeated."
 )
 @click.option("--head", help=HEAD)
 @click.option(
-    "--all", "everything", is_flag=True, help="Also list every node and every trained tensor."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Also list every node, every trained tensor and every target of adapters.",
 )
-@click.option("--memory", is_flag=True, help="Also estimate the memory of a step.")
+@click.option("--memory", is_flag=True, help="Also estimate the memory of a training step.")
 @click.option(
-    "--batch-size", type=click.IntRange(1), help="With --memory: the rows per batch (32)."
+    "--batch-size",
+    type=click.IntRange(1),
+    help="With --memory: the number of rows per batch. By default, 32.",
 )
 @click.option(
     "--optimizer",
     shell_complete=names_of("optimizers"),
-    help="With --memory: the name of the optimizer (sgd).",
+    help="With --memory: the name of the optimizer. By default, `adam`.",
 )
 @click.option(
-    "--recompute", help="With --memory: 'true', a number of segments, or a tensor to keep."
+    "--recompute",
+    help="With --memory: what to recompute: true, a number of segments, or the name of a tensor to keep.",
 )
 @click.option(
     "--size",
     "sizes",
     multiple=True,
     metavar="NAME=SIZE",
-    help="With --memory: the size of an axis that the file does not specify; may be repeated.",
+    help="With --memory: the size of an axis whose size is not in the file; may be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def check(
     model: str,
     loss: str | None,
@@ -78,13 +84,15 @@ def check(
     sizes: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show which nodes of MODEL can be trained, and by which backends.
+    """Show which nodes of MODEL can be trained, and with which backends.
 
     The report starts with a summary. It then lists the tensors that are not trained, with the reasons,
-    and the nodes that stop a gradient. --all adds every node, every tensor, and the products to which
-    adapters can be attached. --memory estimates the memory of a training step and lists its parts. The
-    exit code is 1 if no backend can train the model here, or if MODEL cannot be checked; with --json,
-    the key "error" then contains the reason.
+    and the nodes that block a gradient. With --all, it also lists every node, every trained tensor, and
+    the matrix products to which you can attach adapters. With --memory, it also estimates the memory of
+    a training step and lists its parts.
+
+    The exit code is 1 if no backend in this environment can train the model, or if MODEL cannot be
+    checked. If it cannot be checked, the output of --json has the reason in the key "error".
     """
     try:
         refuse_recipe(model, "check")

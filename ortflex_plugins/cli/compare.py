@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     "backends",
     multiple=True,
     shell_complete=names_of("backends"),
-    help="Use only this backend; may be repeated.",
+    help="Run only this backend; may be repeated.",
 )
-@click.option("--time", "times", is_flag=True, help="Measure the time of a step instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--time", "times", is_flag=True, help="Measure the time per step instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @trusting_code
 def compare(
     recipe: Path,
@@ -38,15 +38,17 @@ def compare(
     as_json: bool,
     trust_code: bool,
 ) -> None:
-    """Run the same steps on every available backend, and show where the results differ.
+    """Run the same steps on every available backend and show where the results differ.
 
-    RECIPE and KEY=VALUE are as for `ortflex train`. Every step starts from the same weights and uses
-    the same batch; nothing is written. The exit code is 1 if a backend differs from the reference by
-    more than rounding in float32 can explain.
+    RECIPE and KEY=VALUE are the same as for `ortflex train`. In each step, all backends start from the
+    same weights and use the same batch. The command writes no files. The exit code is 1 if the results
+    of a backend differ from the reference by more than float32 rounding can explain, or if there is
+    nothing to compare.
 
-    With --time, the command measures steps as `backend = "fastest"` does, with several steps per run. It
-    prints the milliseconds per step, and the seconds until the graphs are compiled and until the first
-    step has finished. The exit code is 1 if no backend can train the model.
+    With --time, the command measures the time per step instead, as `backend = "fastest"` does. It runs
+    several steps at once and prints the milliseconds per step, the seconds until the graphs are
+    compiled, and the seconds until the first step has finished. The exit code is 1 if no backend can
+    train the model.
     """
     from ortflex_core import Parts, Plugins, Recipe, Trainer, time_backends
     from ortflex_core import compare as run

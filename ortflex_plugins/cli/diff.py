@@ -49,19 +49,20 @@ class Difference:
 @click.command()
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a page to this .html file.",
+    help="Also write the differences to this .html file.",
 )
 def diff(first: Path, second: Path, as_json: bool, output: Path | None) -> None:
     """Show the differences between two models, for example before and after training.
 
-    FIRST and SECOND are .onnx files. The command lists the tensors that differ, with the Euclidean norms
-    of the first value and of the change, the largest change of an element, and the number of elements
-    that differ. It also lists differences of nodes, inputs, outputs, versions and metadata.
+    FIRST and SECOND are .onnx files. The command lists the tensors that differ. For each tensor, it
+    prints the Euclidean norms of the original value and of the change, the largest change of an
+    element, and the number of elements that differ. It also lists differences in nodes, inputs,
+    outputs, versions and metadata.
     """
     from ortflex_core import Model, printable, write_bytes
 

@@ -126,11 +126,11 @@ def show(report: Report, console: Console) -> None:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def doctor(as_json: bool) -> None:
     """Show the installed runtime, what works with it, and how to fix problems.
 
-    If the installation is broken, the command shows how to repair it, and the exit code is 1.
+    If the installation is broken, the command explains how to repair it, and the exit code is 1.
     """
     report = examine()
     if as_json:

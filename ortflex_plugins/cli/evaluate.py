@@ -19,21 +19,25 @@ from ortflex_plugins.cli.overrides import trusting_code
     "metrics",
     shell_complete=names_of("metrics"),
     multiple=True,
-    help="A metric that replaces the metrics of the recipe: its name, or OUTPUT=NAME; may be repeated.",
+    help="The metric to compute instead of those of the recipe: NAME or OUTPUT=NAME; may be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @trusting_code
 def evaluate(
     run: Path, data: str | None, metrics: tuple[str, ...], as_json: bool, trust_code: bool
 ) -> None:
-    """Print the loss and the metrics of a trained model on data.
+    """Print the loss and the metrics of a trained model.
 
-    RUN is a folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints (the newest one is
-    used), a recipe (its model is evaluated without training), or an .onnx file (with the loss that
-    `ortflex init` suggests).
-    DATA is a file or folder like the training data; by default, the recipe's validation data (with a
-    fraction, the rows that the run held out) or, if it has none, its training data. The losses and
-    metrics of the recipe are computed over all rows, in inference mode.
+    RUN is a run folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints, a recipe, or
+    an .onnx file. If RUN is a folder of checkpoints, the newest one is used. If it is a recipe, its
+    model is used without training. For an .onnx file, the command uses the loss that `ortflex init`
+    suggests.
+
+    DATA is a file or folder in the format of the training data. Without DATA, the command uses the
+    validation data of the recipe. If the key `validation` is a fraction, these are the rows that the
+    run held out. A recipe without validation data is evaluated on its training data.
+
+    The command computes the losses and the metrics of the recipe over all rows, in inference mode.
     """
     from ortflex_core import Columns, ConfigError, internals_of
     from ortflex_plugins.cli import trained

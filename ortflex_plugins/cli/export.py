@@ -21,7 +21,7 @@ from ortflex_plugins.cli.overrides import trusting_code
 @click.option(
     "--checkpoint",
     type=click.Choice(["best", "newest"]),
-    help="The checkpoint of a run folder, instead of its trained model.",
+    help="Export this checkpoint of a run folder instead of its trained model.",
 )
 @click.option(
     "--inference",
@@ -38,12 +38,14 @@ def export(
     force: bool,
     trust_code: bool,
 ) -> None:
-    """Write the trained model of a run or a checkpoint.
+    """Write the trained model of a run or a checkpoint to a file.
 
-    RUN is a folder that `ortflex train` wrote, a checkpoint, or a folder of checkpoints (the newest one is
-    used). The result is the file that `Trainer.export` writes: the model of the training with its edits,
-    adapters and integers, and with the trained weights or their averages. For a run that has not ended, it
-    has the weights of the newest checkpoint.
+    RUN is a run folder that `ortflex train` wrote, a checkpoint, or a folder of checkpoints, of which
+    the newest one is used. If the run has not finished, the command exports the weights of its newest
+    checkpoint.
+
+    The file is the one that `Trainer.export` writes: the model with all edits, adapters and quantized
+    weights, and with the trained weights or, if the recipe sets `averaging`, their averages.
     """
     from ortflex_core import ConfigError
     from ortflex_plugins.cli import trained

@@ -20,32 +20,32 @@ from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
     show_default=True,
     help="The folder to write.",
 )
-@click.option("--rows", type=int, help="The number of rows of every batch; by default any number.")
+@click.option("--rows", type=int, help="The number of rows in every batch. By default, any number.")
 @click.option(
     "--steps-per-run",
     type=int,
     default=1,
     show_default=True,
-    help="The number of steps in one run of the graph.",
+    help="The number of training steps in one run of the graph.",
 )
 @click.option(
     "--optional-inputs/--required-inputs",
     default=True,
     help=(
-        "Whether the rate and hyperparameters are optional inputs with defaults; JavaScript cannot feed "
-        "optional inputs."
+        "Whether the learning rate and the hyperparameters are optional inputs with defaults. JavaScript "
+        "does not support optional inputs."
     ),
 )
 @click.option(
     "--steps-per-epoch",
     type=int,
-    help="The number of steps per epoch for the schedule; by default that of the recipe's data.",
+    help="The number of steps per epoch for the schedule. By default, it follows from the recipe's data.",
 )
 @click.option(
     "--c",
     "as_c",
     is_flag=True,
-    help="Write C code instead, which needs no runtime; by default with the batch size of the recipe.",
+    help="Write C code, which needs no runtime. By default, its batches have the batch size of the recipe.",
 )
 @trusting_code
 def export_step(
@@ -59,15 +59,16 @@ def export_step(
     as_c: bool,
     trust_code: bool,
 ) -> None:
-    """Export the training step of a recipe as files for any onnxruntime, or as C code.
+    """Export the training step of a recipe for any onnxruntime, or as C code.
 
-    RECIPE is a TOML file as for `ortflex train`; KEY=VALUE overrides it. The command writes step.onnx,
-    predict.onnx, state.safetensors and manifest.json to a folder. A loop in Python, JavaScript, C# or C++
-    can then train without ortflex, and `ortflex apply-state` writes the weights back into the model.
-    Labels and sample weights have the types of the recipe's data.
+    RECIPE and KEY=VALUE are the same as for `ortflex train`. The command writes step.onnx,
+    predict.onnx, state.safetensors and manifest.json to a folder. A loop in Python, JavaScript, C# or
+    C++ can then train without ortflex, and `ortflex apply-state` writes the trained weights back into
+    the model. The types of labels and sample weights are those of the data of the recipe.
 
-    With --c, the command writes step.c, predict.c, step.h, state.h, main.c and a Makefile: training and
-    prediction in C99 without a runtime, for any language that can call C, and for microcontrollers.
+    With --c, the command writes step.c, predict.c, step.h, state.h, main.c and a Makefile instead. This
+    C99 code trains and predicts without a runtime, on microcontrollers and from any language that can
+    call C.
     """
     from ortflex_core import Parts, Plugins, Recipe, Trainer, open_step, printable
     from ortflex_plugins.c.export import export_c

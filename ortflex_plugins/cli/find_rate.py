@@ -23,14 +23,17 @@ _PICTURES = (".svg", ".png", ".pdf")
 
 
 @click.command(cls=RecipeCommand)
-@click.option("--start", type=float, default=1e-7, show_default=True, help="The first rate.")
-@click.option("--end", type=float, default=10.0, show_default=True, help="The last rate.")
+@click.option(
+    "--start", type=float, default=1e-7, show_default=True, help="The first learning rate."
+)
+@click.option("--end", type=float, default=10.0, show_default=True, help="The last learning rate.")
 @click.option("--steps", type=int, default=100, show_default=True, help="The number of steps.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A file for all steps: .csv, or a picture (.svg, .png, .pdf), which needs matplotlib.",
+    help="A file for the results of all steps: a .csv table, or a .svg, .png or .pdf plot, which needs "
+    "matplotlib.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @trusting_code
@@ -46,9 +49,10 @@ def find_rate(
 ) -> None:
     """Suggest a learning rate for a recipe.
 
-    The command trains a few steps with learning rates that rise exponentially. It prints the losses and
-    the rate at which the loss has fallen by a quarter of its total fall. The recipe, the model and
-    earlier runs are not changed. RECIPE and KEY=VALUE are as for `ortflex train`.
+    The command runs a short training in which the learning rate rises exponentially. It prints the
+    losses and suggests the rate at which the loss has fallen by a quarter of its total decrease. The
+    recipe, the model and earlier runs are not changed. RECIPE and KEY=VALUE are the same as for
+    `ortflex train`.
     """
     from ortflex_core import ConfigError, OutputError, Parts, Plugins, Recipe, Trainer
 

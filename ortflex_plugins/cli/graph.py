@@ -17,26 +17,31 @@ from ortflex_plugins.cli.overrides import HEAD, classes_of, trusting_code
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write: .svg, .html (boxes open on a click) or .png; by default <model>.svg.",
+    help="The file to write: .svg, .html (with boxes that expand on a click) or .png. By default, an "
+    ".svg file next to MODEL, or graph.svg in the run folder.",
 )
 @click.option(
-    "--training", is_flag=True, help="Draw one training step: forward, loss, backward, update."
+    "--training",
+    is_flag=True,
+    help="Draw one training step: forward pass, loss, backward pass and update.",
 )
 @click.option(
     "--loss",
     shell_complete=names_of("losses"),
-    help="The name of the loss; by default squared_error.",
+    help="The name of the loss. By default, squared_error.",
 )
 @click.option(
-    "--params", multiple=True, help="The name or glob of a trained parameter; may be repeated."
+    "--params", multiple=True, help="The name or glob of a parameter to train; may be repeated."
 )
 @click.option("--head", help=HEAD)
 @click.option(
     "--fold/--no-fold",
     default=None,
-    help="Fold repeated blocks; by default in graphs with more than 24 operators.",
+    help="Whether to fold repeated blocks. By default, graphs with more than 24 operators are folded.",
 )
-@click.option("--unfold", is_flag=True, help="Show the content of folded boxes (svg and png).")
+@click.option(
+    "--unfold", is_flag=True, help="Show the contents of folded boxes in .svg and .png files."
+)
 @trusting_code
 def graph(
     source: Path,
@@ -49,11 +54,12 @@ def graph(
     unfold: bool,
     trust_code: bool,
 ) -> None:
-    """Draw MODEL, an .onnx file, a recipe or a run folder, as SVG, HTML or PNG.
+    """Draw the graph of a model or of a training step as SVG, HTML or PNG.
 
-    Colors show what can be trained, what is frozen and what has no gradient. With --training, and for
-    graphs that are used for training, they show the forward pass, the loss, the backward pass and the
-    update. The model of a recipe or a run has its new head and other edits, which are marked.
+    MODEL is an .onnx file, a recipe or a run folder. The colors show which operators can be trained,
+    which are frozen, and which have no gradient. With --training, and for saved graphs of training
+    steps, they show the forward pass, the loss, the backward pass and the update instead. The graph of
+    a recipe or a run includes the new head and all other edits, which are marked.
     """
     from ortflex_core import Plugins, Recipe, Trainer, printable
     from ortflex_plugins.pictures import draw, draw_step

@@ -36,17 +36,19 @@ _ENOUGH = 50
     help="The file to write.",
 )
 @click.option(
-    "--data", help="A data file or folder; the loss is chosen from its shapes and labels."
+    "--data", help="A data file or folder. The loss is chosen to match its shapes and labels."
 )
-@click.option("--target", help="With --data: the column or array of labels, if it is not called y.")
+@click.option(
+    "--target", help="With --data: the column or array with the labels, if its name is not y."
+)
 @click.option(
     "--columns",
-    help="With --data: the feature columns, separated by commas, if the table has other columns, too.",
+    help="With --data: the feature columns, separated by commas, if the table also has other columns.",
 )
 @click.option(
     "--classes",
-    help="Your own classes: their number, or their names separated by commas; the model gets a new last "
-    "layer.",
+    help="The classes of your data: their number, or their names separated by commas. The model gets a "
+    "new last layer for them.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(
@@ -58,11 +60,11 @@ def init(
     classes: str | None,
     force: bool,
 ) -> None:
-    """Write a commented TOML file for a model.
+    """Write a commented recipe for a model.
 
-    The file lists the inputs of the model, the tensors that can be trained, the reasons why others
-    cannot, and every key with its default. Set the key `data` to the path of your data, or pass --data;
-    then run `ortflex train`.
+    The recipe is a TOML file. It lists the inputs of the model, the tensors that can be trained, the
+    reasons why other tensors cannot, and every key with its default. Pass your data with --data, or set
+    the key `data` in the file. Then run `ortflex train`.
     """
     from ortflex_core import Model, Plugins, write_bytes
     from ortflex_plugins.cli.overrides import classes_of, refuse_recipe

@@ -13,24 +13,24 @@ import click
 from ortflex_core import __version__
 
 COMMANDS: Mapping[str, str] = {
-    "train": "Train a model with the settings of a TOML file.",
-    "init": "Write a commented TOML file for a model.",
+    "train": "Train a model with the settings in a recipe (a TOML file).",
+    "init": "Write a commented recipe for a model.",
     "find-rate": "Suggest a learning rate for a recipe.",
-    "predict": "Write the predictions of a trained model for data.",
-    "evaluate": "Print the loss and the metrics of a trained model on data.",
-    "export": "Write the trained model of a run or a checkpoint.",
-    "check": "Show which nodes of MODEL can be trained, and by which backends.",
-    "compare": "Run the same steps on every available backend, and show where the results differ.",
-    "graph": "Draw MODEL, an .onnx file, a recipe or a run folder, as SVG, HTML or PNG.",
-    "report": "Write a page about a run with its curves, times, weights, graph, recipe and versions.",
+    "predict": "Write the predictions of a trained model to a file.",
+    "evaluate": "Print the loss and the metrics of a trained model.",
+    "export": "Write the trained model of a run or a checkpoint to a file.",
+    "check": "Show which nodes of MODEL can be trained, and with which backends.",
+    "compare": "Run the same steps on every available backend and show where the results differ.",
+    "graph": "Draw the graph of a model or of a training step as SVG, HTML or PNG.",
+    "report": "Write an HTML report about one or more runs.",
     "diff": "Show the differences between two models, for example before and after training.",
     "verify": "Check an exported model against its receipt, or repeat its training.",
-    "quantize": "Quantize a float MODEL to integers, and train the quantized model.",
+    "quantize": "Quantize a float MODEL to integers and train the quantized model.",
     "shrink": "Remove the channels of MODEL that its outputs do not need.",
-    "export-step": "Export the training step of a recipe as files for any onnxruntime, or as C code.",
-    "apply-state": "Write the trained weights in STATE into MODEL.",
-    "new-plugin": "Write a package with a plugin of KIND that is called NAME, and its tests.",
-    "new-flower-app": "Write a project for Flower that trains RECIPE on many clients.",
+    "export-step": "Export the training step of a recipe for any onnxruntime, or as C code.",
+    "apply-state": "Write a copy of MODEL with the trained weights from STATE.",
+    "new-plugin": "Create a package with a plugin of the given KIND and NAME, and with its tests.",
+    "new-flower-app": "Create a Flower project that trains RECIPE on many clients.",
     "plugins": "List the installed plugins, the plugins of a kind, or the parameters of a plugin.",
     "doctor": "Show the installed runtime, what works with it, and how to fix problems.",
 }
@@ -123,8 +123,8 @@ def guarded(command: Callable[[], Any]) -> Any:
 def main() -> None:
     """Train ONNX models with onnxruntime. Losses, optimizers, backends and all other parts are plugins.
 
-    The exit code is 0 after success, 1 after an error (ORTFLEX_DEBUG=1 shows the traceback), 2 if
-    the command line is invalid, and 130 after Ctrl-C.
+    The exit code is 0 on success, 1 after an error, 2 if the command line is invalid, and 130 after
+    Ctrl-C. Set the environment variable ORTFLEX_DEBUG=1 to see the traceback of an error.
     """
 
 

@@ -21,14 +21,14 @@ _NAME = re.compile(r"(?=.{1,32}$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # Flower's rule
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("flower-app"),
     show_default=True,
-    help="The folder to write; its name becomes the name of the project.",
+    help="The folder to write. Its name is also the name of the project.",
 )
 @trusting_code
 def new_flower_app(recipe: Path, output: Path, trust_code: bool) -> None:
-    """Write a project for Flower that trains RECIPE on many clients.
+    """Create a Flower project that trains RECIPE on many clients.
 
-    RECIPE is a TOML file as for `ortflex train`. `flwr run` runs the project; by default it simulates
-    the clients on this machine, each with a part of the rows.
+    RECIPE is a recipe for `ortflex train`. Run the project with `flwr run`. By default, Flower
+    simulates the clients on this machine and gives each of them a part of the rows.
     """
     from ortflex_core import install_command, make_folder, write_bytes
 

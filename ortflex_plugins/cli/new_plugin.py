@@ -30,14 +30,15 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="The folder in which the package's folder is created; by default the current folder.",
+    help="The folder in which to create the package. By default, the current folder.",
 )
 def new_plugin(kind: str, name: str, output: Path) -> None:
-    """Write a package with a plugin of KIND that is called NAME, and its tests.
+    """Create a package with a plugin of the given KIND and NAME, and with its tests.
 
-    KIND is loss, penalty, schedule, optimizer, edit, adapter, transform, constraint, average,
-    precision, metric, data, callback, device, backend, process_group, gradient, decomposition, or a kind
-    that another package adds. The plugin works without changes; replace its formula with your own.
+    KIND is loss, penalty, schedule, optimizer, edit, quantizer, adapter, transform, constraint,
+    average, precision, metric, data, callback, device, backend, process_group, gradient, decomposition,
+    or a kind that another package adds. The generated plugin works as it is; replace its formula with
+    your own.
     """
     from ortflex_core import make_folder, write_bytes
 

@@ -16,14 +16,14 @@ trusting_code = click.option(
     "--trust-code",
     is_flag=True,
     help=(
-        "Import the Python code that the recipe in a run folder, or the header of a state file, names. A "
-        "recipe that you pass yourself may name code without this option."
+        "Import the Python code that a run folder, a checkpoint or a state file names. A recipe outside of "
+        "a run folder does not need this option."
     ),
 )
 """The decorator of commands that read such files."""
 
 
-HEAD = "Give the model a new last layer first: the number of classes, or their labels, separated by commas."
+HEAD = "Replace the last layer with a new one: the number of classes, or their labels, separated by commas."
 """The help of the option --head."""
 
 

@@ -94,14 +94,15 @@ def _loaded(registry: Registry, entry: Entry, check: bool) -> Loaded:
 @click.argument(
     "what", required=False, metavar="[KIND | NAME]", shell_complete=names_of(words=True)
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @click.option("--check", is_flag=True, help="Import each plugin and report the broken ones.")
 def plugins(what: str | None, as_json: bool, check: bool) -> None:
     """List the installed plugins, the plugins of a kind, or the parameters of a plugin.
 
-    Without KIND or NAME, the command lists all installed plugins and their distributions. With a kind
-    (losses, loss), it lists the plugins of this kind. With a name (adam), it shows the description and the
-    parameters of the plugin. The exit code is 1 if one of the plugins is broken.
+    Without an argument, the command lists all installed plugins and the distributions that contain
+    them. With a kind, such as `losses` or `loss`, it lists the plugins of this kind. With a name, such
+    as `adam`, it shows the description and the parameters of this plugin. With --check, the exit code
+    is 1 if a plugin is broken.
     """
     discovered = Plugins.discover()
     if what is not None:

@@ -29,7 +29,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("predictions.npz"),
     show_default=True,
-    help="The file to write: .npz has all outputs by name, .csv has them as columns, .npy has one output.",
+    help="The file to write: .npz for all outputs by name, .csv for columns, or .npy for a single output.",
 )
 @click.option(
     "--tensor",
@@ -47,12 +47,14 @@ def predict(
     force: bool,
     trust_code: bool,
 ) -> None:
-    """Write the predictions of a trained model for data.
+    """Write the predictions of a trained model to a file.
 
-    RUN is a folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints (the newest one is
-    used), a recipe (its model is used without training), or an .onnx file. DATA is a file or folder like
-    the training data, with or without labels, or one array in an .npy file. By default, the data of the
-    recipe are used, as in `ortflex evaluate`.
+    RUN is a run folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints, a recipe, or
+    an .onnx file. If RUN is a folder of checkpoints, the newest one is used. If it is a recipe, its
+    model is used without training.
+
+    DATA is a file or folder in the format of the training data, with or without labels, or an .npy file
+    with one array. Without DATA, the command uses the same data as `ortflex evaluate`.
     """
     from ortflex_core import ConfigError, write_bytes
     from ortflex_plugins.cli import trained

@@ -29,11 +29,13 @@ _SATURATED = 0.02
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--data", required=True, help="Rows like those of `ortflex train`; labels are optional."
+    "--data",
+    required=True,
+    help="The data: a file or folder that `ortflex train` can read. Labels are optional.",
 )
 @click.option(
     "--validation",
-    help="Other rows for the table, or the fraction of the data that is held out for it; by default 0.2.",
+    help="The data for the table, or the fraction of --data that is held out for it. By default, 0.2.",
 )
 @click.option(
     "--weights",
@@ -47,78 +49,80 @@ _SATURATED = 0.02
     type=click.Choice(["uint8", "int8", "none"]),
     default="uint8",
     show_default=True,
-    help="The type of the activations; none leaves them in float.",
+    help="The type of the activations; with none, they stay in float.",
 )
 @click.option(
     "--method",
     default="mse",
     show_default=True,
     shell_complete=names_of("quantizers"),
-    help="The quantizer, which finds the ranges.",
+    help="The quantizer that computes the ranges.",
 )
 @click.option(
-    "--per-tensor", is_flag=True, help="One scale for each weight, not one for each output."
+    "--per-tensor",
+    is_flag=True,
+    help="Use one scale per weight tensor instead of one per output channel.",
 )
 @click.option(
     "--block-size",
     type=int,
     default=0,
-    help="The number of elements of a weight that share a scale.",
+    help="The number of inputs that share a scale. By default, weights are not divided into blocks.",
 )
 @click.option(
     "--layout",
     type=click.Choice(["QDQ", "MatMulNBits"]),
     default="QDQ",
     show_default=True,
-    help="How products with blockwise weights are stored: with DequantizeLinear, or as MatMulNBits.",
+    help="How to store matrix products with blockwise weights: with DequantizeLinear, or as MatMulNBits.",
 )
 @click.option(
     "--reduce-range",
     is_flag=True,
-    help="Use 7-bit weights in int8, for CPUs without VNNI, on which sums of products saturate.",
+    help="Use only 7 bits of int8 weights, for CPUs without VNNI, where sums of products can saturate.",
 )
 @click.option(
     "--observe",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="The epochs during which the scales of activations follow the batches, instead of being trained.",
+    help="The number of epochs during which activation scales follow the batches instead of being trained.",
 )
 @click.option(
-    "--skip", multiple=True, help="The name or glob of what stays in float; may be repeated."
+    "--skip",
+    multiple=True,
+    help="The name or glob of tensors or nodes that stay in float; may be repeated.",
 )
 @click.option(
     "--loss",
     shell_complete=names_of("losses"),
-    help="The loss for the labels of the data; by default the loss that `ortflex init` suggests.",
+    help="The loss for the labels. By default, the loss that `ortflex init` suggests.",
 )
 @click.option(
     "--teacher",
     type=click.FloatRange(0, 1),
-    help="The share of the float model in the loss; by default 1 without labels and 0.5 with labels.",
+    help="The share of the float model in the loss. By default, 1 without labels and 0.5 with labels.",
 )
 @click.option(
     "--epochs",
     type=int,
-    help="Passes over the data; by default 20, or up to 60 with few rows, until there are 3,000 steps.",
+    help="The number of epochs. By default, 20; with few rows, up to 60, to reach 3,000 steps.",
 )
 @click.option(
     "--learning-rate",
     type=float,
-    help="The learning rate of Adam; by default 0.003 for int4 and int2, and 0.001 for int8.",
+    help="The learning rate of Adam. By default, 0.003 for int4 and int2, and 0.001 for int8.",
 )
 @click.option(
-    "--batch-size", type=int, default=32, show_default=True, help="The number of rows per step."
+    "--batch-size", type=int, default=32, show_default=True, help="The number of rows per batch."
 )
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="The seed of all random numbers."
-)
-@click.option("--no-training", is_flag=True, help="Only calibrate.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The random seed.")
+@click.option("--no-training", is_flag=True, help="Calibrate the model without training it.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file; by default MODEL with the type of the weights in its name.",
+    help="The file to write. By default, the weight type is added to the name: model-int8.onnx.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def quantize(
@@ -144,13 +148,15 @@ def quantize(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Quantize a float MODEL to integers, and train the quantized model.
+    """Quantize a float MODEL to integers and train the quantized model.
 
-    Weights and activations are rounded to integers; their ranges come from a calibration with rows of the
-    data. The rounded model is then trained on the predictions of the float model and, if the data have
-    labels, on the labels. A table shows the loss, the metrics, the size and the time of a prediction
-    before and after. The run folder has the same files as that of `ortflex train`, so `ortflex report`
-    can create a page from it.
+    The command calibrates the model: it computes the ranges of weights and activations from rows of the
+    data. With these ranges, weights and activations are rounded to integers. The rounded model is then
+    trained on the predictions of the float model and, if the data have labels, on the labels.
+
+    A table compares the float model, the calibrated model and the trained model: loss, metrics, size
+    and time per prediction. The run folder has the same files as one of `ortflex train`, so `ortflex
+    report` can create a report from it.
 
     int4 and int2 weights are stored in the smallest type that the installed onnxruntime supports.
     """

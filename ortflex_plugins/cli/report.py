@@ -18,21 +18,24 @@ _EVERY = 5
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help=(
-        "The page to write; by default report.html in the run folder, or in the current folder "
-        "for several runs."
+        "The page to write. By default, report.html in the run folder, or in the current folder "
+        "if there are several runs."
     ),
 )
 @click.option(
     "--watch",
     is_flag=True,
-    help="Write the page every 5 seconds until all runs have ended.",
+    help="Update the page every 5 seconds until all runs have ended.",
 )
 def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
-    """Write a page about a run with its curves, times, weights, graph, recipe and versions.
+    """Write an HTML report about one or more runs.
 
-    FOLDERS are run folders that `ortflex train` wrote. For several folders, the page compares the curves,
-    the results and the keys that differ between the recipes. The page is a single file without external
-    references. While a run is in progress, the page shows the finished epochs and reloads itself.
+    FOLDERS are run folders that `ortflex train` wrote. The report on a run shows its curves, times,
+    weights, graph, recipe and versions. The report on several runs compares their curves, their
+    results, and the keys that differ between their recipes.
+
+    The report is a single page without external references. While a run is in progress, the page shows
+    the finished epochs and reloads itself.
     """
     from ortflex_core import write_bytes
     from ortflex_plugins.pictures.pages import report

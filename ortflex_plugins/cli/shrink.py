@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file; by default MODEL with -small in its name.",
+    help="The file to write. By default, -small is added to the name: model-small.onnx.",
 )
 @click.option(
     "--data",
-    help="Rows like those of `ortflex train`, on which both models are compared; by default random rows.",
+    help="The data file or folder on which to compare the two models. By default, random rows are used.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> None:
     """Remove the channels of MODEL that its outputs do not need.
 
-    A channel of a convolution or of a product is removed if it is 0 for all inputs, for example after
-    training with the constraint `sparsity` on channels, or if no product reads it. The outputs stay the
-    same up to rounding; they are compared before the file is written. The file is smaller, and faster in
-    any runtime.
+    A channel of a convolution or matrix product is removed if it is 0 for all inputs, for example after
+    training with the constraint `sparsity` and its method `channels`, or if the next layer ignores it.
+    The outputs stay the same up to rounding; the command compares them before it writes the file. The
+    new file is smaller, and it runs faster in any runtime.
     """
     from ortflex_core import ConfigError, OutputError, Plugins, no_file
     from ortflex_core import shrink as make_smaller

@@ -36,12 +36,12 @@ _NO_CHECKPOINT = (
 @click.option(
     "--strict/--no-strict",
     default=True,
-    help="With --resume: if arguments or data differ from those of the checkpoint, stop, or only warn.",
+    help="With --resume: whether to stop or only warn if the arguments or data differ from the checkpoint.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Rename an earlier run in the output folder, and start a new one.",
+    help="If the output folder contains a run, rename that folder and start a new run.",
 )
 @trusting_code
 def train(
@@ -52,17 +52,20 @@ def train(
     force: bool,
     trust_code: bool,
 ) -> None:
-    """Train a model with the settings of a TOML file.
+    """Train a model with the settings in a recipe (a TOML file).
 
-    RECIPE is the file (`ortflex init` writes one); KEY=VALUE overrides it, for example epochs=5,
-    optimizer.beta1=0.8 or optimizer=adam. The run folder gets recipe.toml (with every default),
-    versions.json, trained.onnx, history.csv, measures.json and, if matplotlib is installed,
-    loss.png; `ortflex report` turns it into a page.
+    RECIPE is the TOML file, which `ortflex init` can write for you. KEY=VALUE overrides a key of the
+    recipe, for example epochs=5, optimizer.beta1=0.8 or optimizer=adam.
 
-    Ctrl-C ends the run and keeps the results so far. If the recipe has the callback `checkpoint`,
-    --resume continues from the newest checkpoint; the result is bit-identical to that of an
-    uninterrupted run. If the recipe differs from the checkpoint, an error names the keys. If the output
-    folder contains a run, --resume or --force is required.
+    The results are written to a run folder: recipe.toml (with all keys, including the defaults),
+    versions.json, trained.onnx, history.csv, measures.json and, if matplotlib is installed, loss.png.
+    `ortflex report` creates a report from this folder. If the folder already contains a run, pass
+    --resume to continue it, or --force to start a new one.
+
+    Ctrl-C ends the run and keeps the results so far. If the recipe has the callback `checkpoint`, you
+    can continue from the newest checkpoint with --resume. The result is then bit-identical to that of
+    an uninterrupted run. If the recipe does not match the checkpoint, an error names the keys that
+    differ.
     """
     from ortflex_core import ConfigError, Plugins, Recipe, Trainer, internals_of, no_file
     from ortflex_plugins.cli import run_folder

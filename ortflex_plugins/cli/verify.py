@@ -21,16 +21,16 @@ _CODES = {"identical": 0, "intact": 0, "different": 1, "not repeated": 3}
 @click.option(
     "--model", type=click.Path(path_type=Path), help="The model before training, an .onnx file."
 )
-@click.option("--data", help="The training data, as `ortflex train` reads them.")
+@click.option("--data", help="The training data: a file or folder that `ortflex train` can read.")
 @click.option(
-    "--validation", help="The validation data, if they were separate from the training data."
+    "--validation", help="The validation data, if they are separate from the training data."
 )
 @click.option(
     "--recipe",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The recipe of the run; its model and data are the defaults of --model and --data.",
+    help="The recipe of the run. Its model and data are the defaults of --model and --data.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 def verify(
     trained: Path,
     model: Path | None,
@@ -41,14 +41,14 @@ def verify(
 ) -> None:
     """Check an exported model against its receipt, or repeat its training.
 
-    TRAINED is an .onnx file that ortflex exported after training. Without further options, its tensors,
-    graph and receipt are compared with the digests in the receipt. With --model and --data, or with
-    --recipe, the training is repeated, and every tensor is compared bit by bit.
+    TRAINED is an .onnx file that ortflex exported after training. By default, the command compares its
+    tensors, graph and receipt with the digests in the receipt. With --model and --data, or with
+    --recipe, it repeats the training and compares every tensor bit by bit.
 
-    A receipt is data: it names no files and no code. A recipe may name code, because you pass it yourself.
+    A receipt never names files or code. A recipe that you pass with --recipe may name both.
 
-    The exit code is 0 if the model is intact or identical to the repeated one, 1 if it is different or
-    damaged, and 3 if it has no receipt or its training cannot be repeated here.
+    The exit code is 0 if the model is intact or identical to the result of the repeated training, 1 if
+    it is different or damaged, and 3 if it has no receipt or its training cannot be repeated here.
     """
     from ortflex_core import ConfigError, printable, verify
 
