@@ -36,11 +36,11 @@ def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
 
 @attrs.frozen(kw_only=True)
 class Lora(Adapter):
-    """A product of two thin matrices, added to a weight: ``y = x·M + s · drop(x)·A·B``, s = alpha / rank.
+    """Adds the product of two thin matrices to a weight: ``y = x·M + s·drop(x)·A·B``, s = alpha / rank.
 
-    A has the shape [inputs, rank] and starts with uniform values in ±1/√inputs (Kaiming's initialization
-    with a = √5). B has the shape [rank, outputs] and starts at 0, so the model is unchanged at the start.
-    With ``rslora``, s is alpha / √rank.
+    A has the shape [inputs, rank], and its initial values are uniform in ±1/√inputs (Kaiming
+    initialization with a = √5). B has the shape [rank, outputs] and is initially 0, so the adapter does
+    not change the model until the first update. With ``rslora``, s is alpha / √rank.
 
     Raises:
         ValueError: ``rank`` is not an integer above 0, ``dropout`` is not in [0, 1), ``alpha`` is 0.
@@ -56,25 +56,25 @@ class Lora(Adapter):
     formats: ClassVar[Mapping[str, str]] = {"": "peft"}
 
     rank: int = setting(
-        default=8, validator=_rank, help="the number of columns of A and of rows of B"
+        default=8, validator=_rank, help="the rank: the number of columns of A and of rows of B"
     )
     alpha: float = setting(
-        default=16.0, validator=number(gt=0), help="the factor of the branch is alpha / rank"
+        default=16.0, validator=number(gt=0), help="the numerator of the scale s = alpha / rank"
     )
     dropout: float = setting(
         default=0.0,
         validator=number(ge=0, lt=1),
-        help="the dropout ratio of the input of the branch",
+        help="the ratio of the dropout before A",
     )
-    rslora: bool = setting(default=False, help="divide alpha by √rank")
+    rslora: bool = setting(default=False, help="whether alpha is divided by √rank instead of rank")
 
-    source: str = setting(default="", help="a PEFT folder with the initial values")
+    source: str = setting(default="", help="a folder in PEFT format with the initial values")
     prefix: str = setting(
-        default="", help="a prefix of module paths that PEFT's names do not have, such as `model.`"
+        default="", help="a prefix of the module paths that PEFT's names lack, such as `model.`"
     )
     modules: tuple[str, ...] = setting(
         converter=tuple,
-        help="PEFT's names of the modules in `source`, under which they are written again",
+        help="PEFT's names of the modules in `source`; an export uses the same names",
     )
 
     @modules.default

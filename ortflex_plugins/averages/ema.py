@@ -11,7 +11,7 @@ from ortflex_core import Average, Host, Ops, hyper, number
 
 @attrs.frozen(kw_only=True)
 class Ema(Average):
-    """Exponential moving average: ``a₁ = w₁``, ``aₜ = decay·aₜ₋₁ + (1 − decay)·wₜ``; t counts the steps.
+    """Exponential moving average: ``a₁ = w₁``, ``aₜ = decay·aₜ₋₁ + (1 − decay)·wₜ`` at step t.
 
     Raises:
         ValueError: ``decay`` is not in [0, 1).
@@ -28,7 +28,7 @@ class Ema(Average):
     decay: float = hyper(
         default=0.999,
         validator=number(ge=0, lt=1),
-        help="the fraction of the average that each step keeps",
+        help="the factor of the previous average",
     )
 
     def share(self, op: Ops, step: Host) -> Host:

@@ -11,11 +11,11 @@ from ortflex_core import Average, Host, Ops, hyper, number
 
 @attrs.frozen(kw_only=True)
 class Swa(Average):
-    """Stochastic weight averaging: the mean of the weights after certain steps.
+    """Stochastic weight averaging: the mean of the weights after selected steps.
 
-    These are the steps ``start``, ``start + every``, ``start + 2·every``, …, counted from 1. Before them,
-    the average is the weight itself. With 600 steps per epoch, ``Swa(start=6000, every=600)`` averages
-    the weights at the end of epoch 10 and of every later epoch.
+    The selected steps are ``start``, ``start + every``, ``start + 2·every`` and so on, counted from 1.
+    Before the first of them, the average equals the current weights. With 600 steps per epoch,
+    ``Swa(start=6000, every=600)`` averages the weights at the end of epoch 10 and of every later epoch.
 
     Raises:
         ValueError: ``start`` or ``every`` is less than 1.
@@ -33,7 +33,7 @@ class Swa(Average):
     every: float = hyper(
         default=1,
         validator=number(ge=1),
-        help="the number of steps between averaged steps",
+        help="the number of steps from one averaged step to the next",
     )
 
     def share(self, op: Ops, step: Host) -> Host:

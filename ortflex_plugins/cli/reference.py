@@ -150,14 +150,27 @@ def _configuration() -> Iterator[str]:
     )
 
 
-def _introduction(plugins: Plugins, kind: str) -> str:
+def _introduction(plugins: Plugins, kind: str, short: bool = False) -> str:
     """What a kind is, in the words of its base class, and the argument that takes its plugins."""
     what = " ".join(next(_docstring(plugins.kinds[kind])).split())
-    arguments = [name for name, of in kinds_of_plugins().items() if of == kind]
-    keys = {"data": ["data", "validation"], "gradients": [kind]}.get(kind, arguments)
-    lists = {"gradients", *filter(takes_several, arguments)}
-    uses = [f"`{key} = {'[…]' if key in lists else '…'}`" for key in keys]
-    return f"{what} Select one with {' or '.join(uses)}." if uses else what
+    keys = [name for name, of in kinds_of_plugins().items() if of == kind]
+    several = any(map(takes_several, keys))
+    if kind == "gradients":
+        use = "Families that you list in the argument `gradients` take precedence over all others."
+    elif kind == "decompositions":
+        use = "Installed families are used automatically."
+    elif kind == "data":
+        use = "Set it with `data` or `validation`." if short else ""
+        use = use or "To choose one, set `data` or `validation` in a recipe."
+    elif not keys:
+        return paragraph(what)
+    elif short:
+        use = f"Set it with `{keys[0]}`{', which is a list' if several else ''}."
+    elif several:
+        use = f"To choose one or more, set `{keys[0]}` to a list, in the Trainer or in a recipe."
+    else:
+        use = f"To choose one, set `{keys[0]}` in the Trainer or in a recipe."
+    return paragraph(f"{what} {use}")
 
 
 def _components(
@@ -166,12 +179,14 @@ def _components(
     yield "# Components"
     yield _GENERATED
     yield paragraph(
-        f"This page lists all components of {distribution} by kind and name; each kind has a separate "
-        "page. `ortflex plugins` lists all installed plugins, including those of other distributions."
+        f"This page lists the components of {distribution} by kind. To use a component, set the argument "
+        "of the Trainer, or the key of a recipe, that its section names. Each heading links to a page that "
+        "describes the components of this kind with their parameters. `ortflex plugins` lists all "
+        "installed plugins, including those of other distributions."
     )
     for kind, entries in ours.items():
         yield f"## [{kind.replace('_', ' ').capitalize()}]({kind}.md)"
-        yield _introduction(plugins, kind)
+        yield _introduction(plugins, kind, short=True)
         rows = []
         for entry in entries:
             loaded = plugins[kind].load(entry.name)
@@ -217,6 +232,8 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
     yield f"# {kind.replace('_', ' ').capitalize()}"
     yield _GENERATED
     yield _introduction(plugins, kind)
+    if kind in TABLES and "ortflex" in {entry.distribution for entry in entries}:
+        yield "Each section is a family. [Operators](operators.md) lists all operators in one place."
     for entry in entries:
         yield f"## {entry.name}"
         yield from _component(plugins, kind, entry)
@@ -241,25 +258,35 @@ def _component(plugins: Plugins, kind: str, entry: Entry) -> Iterator[str]:
         with_rule = sorted(op for (_, op), rules in loaded.table.items() if rules[-1][1])
         without = sorted(op for (_, op), rules in loaded.table.items() if not rules[-1][1])
         if with_rule:
-            yield paragraph(f"Operators with a rule: {', '.join(with_rule)}.")
+            have = (
+                "operators have gradient rules"
+                if len(with_rule) > 1
+                else "operator has a gradient rule"
+            )
+            yield paragraph(f"{_these(with_rule)} {have}: {', '.join(with_rule)}.")
         if without:
-            yield paragraph(f"Declared not differentiable: {', '.join(without)}.")
+            are = "operators are" if len(without) > 1 else "operator is"
+            yield paragraph(f"{_these(without)} {are} not differentiable: {', '.join(without)}.")
         return
     yield f"`{entry.target}`"
     if getattr(loaded, "stability", "stable") != "stable":
-        yield f"{loaded.stability.capitalize()}: its parameters and results may change in any version."
+        yield f"This component is {loaded.stability}: any version may change its parameters and results."
     yield from _docstring(loaded)
     rows = [
         (
             f"`{field['name']}`",
             f"{field['type']} {field['range']}",
             "required" if field["required"] else _default(field["default"]),
-            field["help"],
+            field["help"].replace("``", "`"),
         )
         for field in component_schema(loaded)
     ]
     if rows:
         yield table(["parameter", "value", "default", "meaning"], rows)
+
+
+def _these(names: Sequence[str]) -> str:
+    return "These" if len(names) > 1 else "This"
 
 
 def _docstring(cls: type) -> Iterator[str]:

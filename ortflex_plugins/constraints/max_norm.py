@@ -13,9 +13,10 @@ from ortflex_core import Constraint, GraphError, Ops, Tensor, hyper, number, set
 class MaxNorm(Constraint):
     """Bounds the norm of every slice: ``w ← w · min(1, bound / (‖w‖ + 1e-7))``.
 
-    Each index along ``axis`` has one norm, over all other axes. With axis −1, this is the norm of a unit
-    of a matrix product [inputs, units]; with axis 0, of a unit of torch's Linear [units, inputs] or a
-    channel of a convolution [channels, …]. Tensors with one axis are bounded element by element.
+    Each index along ``axis`` selects one slice, whose norm is computed over all other axes. With axis
+    −1, a slice has the weights of one unit of a matrix product [inputs, units]. With axis 0, it has
+    those of one unit of torch's Linear [units, inputs], or of one channel of a convolution [channels,
+    …]. In tensors with a single axis, each element is bounded separately.
 
     Raises:
         ValueError: ``bound`` is not positive.
@@ -30,8 +31,10 @@ class MaxNorm(Constraint):
 
     name: ClassVar[str] = "max_norm"
 
-    bound: float = hyper(default=2.0, validator=number(gt=0), help="the largest Euclidean norm")
-    axis: int = setting(default=-1, help="the axis along which the slices are taken")
+    bound: float = hyper(
+        default=2.0, validator=number(gt=0), help="the maximum Euclidean norm of a slice"
+    )
+    axis: int = setting(default=-1, help="the axis whose indices select the slices")
 
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
         """The formula; the 1e-7, as in torch.renorm, prevents a division by zero."""

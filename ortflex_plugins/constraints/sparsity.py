@@ -31,17 +31,21 @@ def _share(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Sparsity(Pruning):
-    """Sets a share of the weights to zero: the weights with the smallest absolute values.
+    """Prunes a share of the weights: those with the smallest absolute values become zero.
 
-    With ``magnitude``, these are the ``round(share · n)`` elements with the smallest ``|w|`` in each
-    tensor or, with ``scope="global"``, in all tensors together. With ``channels``, they are the output
-    channels with the smallest ``‖w‖₂`` in each product or convolution; the biases of these channels, and
-    their scales and offsets in normalizations that follow, also become zero. With ``N:M``, such as
-    ``2:4``, the N largest ``|w|`` of every M neighbors along the first axis that is summed over (inputs,
-    input channels) are kept, and the share is 1 − N/M.
+    The method ``magnitude`` prunes the ``round(share · n)`` elements with the smallest ``|w|`` in each
+    tensor or, with ``scope="global"``, in all tensors together.
 
-    Equal values are ordered by position. At least one element or channel of each tensor is kept. The share
-    grows from ``begin`` to ``end`` as Zhu & Gupta propose, and zeros stay zero.
+    The method ``channels`` prunes the output channels with the smallest ``‖w‖₂`` in each product or
+    convolution. The biases of these channels, and their scales and offsets in normalizations that
+    follow, also become zero.
+
+    A method ``N:M``, such as ``2:4``, keeps the N elements with the largest ``|w|`` among every M
+    neighbors along the first axis that is summed over (inputs or input channels). The share is then 1 −
+    N/M.
+
+    Ties are broken by position, and at least one element or channel of each tensor is kept. The share
+    grows from ``begin`` to ``end`` as proposed by Zhu and Gupta, and weights that are zero stay zero.
 
     Raises:
         ValueError: a share outside of [0, 1), another method, or ``end`` before ``begin``.
@@ -61,17 +65,19 @@ class Sparsity(Pruning):
     )
 
     method: str = setting(
-        default="magnitude", validator=_method, help="magnitude, channels, or N:M such as 2:4"
+        default="magnitude",
+        validator=_method,
+        help="``magnitude``, ``channels``, or ``N:M`` such as ``2:4``",
     )
     share: float | None = setting(
         default=None,
         validator=_share,
-        help="the share of zeros at the end; 0.5 by default, and 1 - N/M for N:M",
+        help="the share of zeros at the end; by default 0.5, and 1 − N/M for a method ``N:M``",
     )
     scope: str = setting(
         default="tensor",
         validator=one_of("tensor", "global"),
-        help="whether each tensor has this share, or all together (magnitude only)",
+        help="for ``magnitude``: whether each ``tensor`` has this share, or all together (``global``)",
     )
 
     def __attrs_post_init__(self) -> None:

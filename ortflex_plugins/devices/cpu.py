@@ -13,7 +13,7 @@ from ortflex_core import Array, Device, Runtime, Unsupported, Value, array_at, n
 
 @attrs.frozen(kw_only=True)
 class Cpu(Device):
-    """Tensors in main memory, which arrays can share.
+    """Stores tensors in main memory, where they can share memory with numpy arrays.
 
     >>> Cpu().providers()
     ['CPUExecutionProvider']

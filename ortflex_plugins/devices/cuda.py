@@ -22,10 +22,11 @@ def _natural(instance: object, attribute: attrs.Attribute[int], value: int) -> N
 
 @attrs.frozen(kw_only=True)
 class Cuda(Device):
-    """Tensors on GPU number ``index``; ``device="cuda:1"`` is ``Cuda(index=1)``.
+    """Stores tensors on GPU number ``index``; ``device="cuda:1"`` is short for ``Cuda(index=1)``.
 
-    The backend ``fused`` copies training data of at most ``data_bytes`` to the GPU once and gathers the
-    rows of each batch there. If the data are larger, it copies every batch.
+    If the training data have at most ``data_bytes`` bytes, the backend ``fused`` copies them to the GPU
+    once and gathers the rows of each batch there. If the data are larger, it copies every batch
+    separately.
 
     >>> Cuda(index=1).providers()[0]
     ('CUDAExecutionProvider', {'device_id': 1})
@@ -34,12 +35,12 @@ class Cuda(Device):
     name: ClassVar[str] = "cuda"
     aliases: ClassVar[tuple[str, ...]] = ("gpu",)
     index: int = setting(
-        default=0, validator=_natural, help="the number of the GPU, counted from 0"
+        default=0, validator=_natural, help="the number of the GPU, starting from 0"
     )
     data_bytes: int = setting(
         default=2**30,
         validator=_natural,
-        help="the largest size of training data that are copied to the GPU once",
+        help="the maximum size of training data that are copied to the GPU only once, in bytes",
     )
 
     @classmethod

@@ -12,7 +12,7 @@ from ortflex_core import Ops, Penalty, Tensor, hyper, number
 
 @attrs.frozen(kw_only=True)
 class NoPenalty(Penalty):
-    """No penalty; the graph gets no node.
+    """No penalty: nothing is added to the graph.
 
     >>> NoPenalty().describe()
     {'name': 'none'}
@@ -27,9 +27,7 @@ class NoPenalty(Penalty):
 
 @attrs.frozen(kw_only=True)
 class L1(Penalty):
-    """The sum of absolute values: ``l1·Σ|w|``. The gradient at ``w = 0`` is 0.
-
-    It is added once per step, for both reductions.
+    """The sum of absolute values, ``l1·Σ|w|``. The gradient at ``w = 0`` is 0.
 
     Raises:
         ValueError: ``l1`` is negative.
@@ -42,7 +40,7 @@ class L1(Penalty):
 
     name: ClassVar[str] = "l1"
 
-    l1: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σ|w|")
+    l1: float = hyper(default=1e-4, validator=number(ge=0), help="the factor of Σ|w|")
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
         """``l1·|w|``."""
@@ -55,9 +53,9 @@ class L1(Penalty):
 
 @attrs.frozen(kw_only=True)
 class L2(Penalty):
-    """The sum of squares: ``l2·Σw²``, without the factor ½, so its gradient is ``2·l2·w``.
+    """The sum of squares, ``l2·Σw²``, without the factor ½. Its gradient is ``2·l2·w``.
 
-    It is added once per step, for both reductions. torch's ``weight_decay`` is ``2·l2``.
+    The ``weight_decay`` of torch's SGD corresponds to ``2·l2``.
 
     Raises:
         ValueError: ``l2`` is negative.
@@ -70,7 +68,7 @@ class L2(Penalty):
 
     name: ClassVar[str] = "l2"
 
-    l2: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σw²")
+    l2: float = hyper(default=1e-4, validator=number(ge=0), help="the factor of Σw²")
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
         """``l2·w²``."""
@@ -83,9 +81,7 @@ class L2(Penalty):
 
 @attrs.frozen(kw_only=True)
 class ElasticPenalty(Penalty):
-    """A sum of absolute values and squares: ``l1·Σ|w| + l2·Σw²``, without the factor ½.
-
-    It is added once per step, for both reductions.
+    """Elastic net: the sum of absolute values and squares, ``l1·Σ|w| + l2·Σw²``, without the factor ½.
 
     Raises:
         ValueError: a factor is negative.
@@ -100,8 +96,8 @@ class ElasticPenalty(Penalty):
     name: ClassVar[str] = "elastic"
     unnamed: ClassVar[Mapping[str, float] | None] = {"l1": 0.0, "l2": 0.0}
 
-    l1: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σ|w|")
-    l2: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σw²")
+    l1: float = hyper(default=1e-4, validator=number(ge=0), help="the factor of Σ|w|")
+    l2: float = hyper(default=1e-4, validator=number(ge=0), help="the factor of Σw²")
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
         """``l1·|w| + l2·w²``."""

@@ -17,14 +17,12 @@ def _integer_or_none(_: object, __: object, value: object) -> None:
 
 @attrs.frozen(kw_only=True)
 class GroupLasso(Penalty):
-    """The sum of the norms of groups g with n elements each: ``factor·Σ √n·‖w_g‖``.
+    """Group lasso: the sum of the norms of groups g with n elements each, ``factor·Σ √n·‖w_g‖``.
 
-    It moves whole groups to 0.
-
-    The groups of a weight are its slices along ``axis``. With axis 0, a MatMul's matrix [in, out] has one
-    group per input, a matrix [out, in] one per output, and a kernel [out, in, …] one per output channel;
-    each element of a vector is a group. With ``axis=None``, each weight is one group. The gradient of a
-    group of zeros is 0. The penalty is added once per step, for both reductions.
+    This penalty drives whole groups to 0. The groups of a weight are its slices along ``axis``. With
+    axis 0, the groups are the inputs of a matrix [inputs, outputs] in a MatMul, the outputs of a matrix
+    [outputs, inputs], or the output channels of a convolution kernel. In a vector, each element is a
+    group. With ``axis=None``, each weight is one group. The gradient of a group of zeros is 0.
 
     Raises:
         ValueError: ``factor`` is negative.
@@ -39,14 +37,17 @@ class GroupLasso(Penalty):
 
     name: ClassVar[str] = "group_lasso"
 
-    factor: float = hyper(default=1e-4, validator=number(ge=0), help="factor of the sum of norms")
+    factor: float = hyper(
+        default=1e-4, validator=number(ge=0), help="the factor of the sum of norms"
+    )
     axis: int | None = setting(
         default=0,
         validator=_integer_or_none,
-        help="the axis whose positions are the groups; None: each weight is one group",
+        help="the axis whose indices select the groups; with None, each weight is one group",
     )
     by_size: bool = setting(
-        default=True, help="whether norms are multiplied by the root of the group's size"
+        default=True,
+        help="whether each norm is multiplied by √n, the square root of the size of the group",
     )
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:

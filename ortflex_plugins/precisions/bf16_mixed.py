@@ -12,13 +12,14 @@ from ortflex_core import Precision
 
 @attrs.frozen(kw_only=True)
 class Bf16Mixed(Precision):
-    """Matrix products and convolutions in bfloat16, with float32 masters.
+    """Computes matrix products and convolutions in bfloat16, with float32 master weights.
 
-    ``h = cast(x)·cast(W)``, where ``cast`` rounds to bfloat16, whose significand has 8 bits. Elementwise
-    operators between products stay in bfloat16; softmax, normalizations, reductions, losses and updates
-    are in float32. bfloat16 has the range of float32, so no loss scale is needed.
+    A product is ``h = cast(x)·cast(W)``, where ``cast`` rounds to bfloat16, whose significand has 8
+    bits. Elementwise operators between products stay in bfloat16. Softmax, normalizations, reductions,
+    losses and updates are computed in float32. bfloat16 has the range of float32, so no loss scale is
+    needed.
 
-    onnxruntime has no bfloat16 arithmetic on a CPU; a backend that cannot run it refuses the problem.
+    onnxruntime has no bfloat16 arithmetic on CPUs. A backend that cannot run it raises an error.
 
     >>> Bf16Mixed().describe()
     {'name': 'bf16_mixed'}

@@ -11,9 +11,10 @@ from ortflex_core import Precision
 
 @attrs.frozen(kw_only=True)
 class Float32(Precision):
-    """Computes in the types of the file: float32, and float64 if the file has float64 tensors.
+    """Computes in the types of the file: float32, and float64 where the file has float64 tensors.
 
-    ``h = x·W`` without casts; files in float16 and bfloat16 are converted to float32 first.
+    A product is ``h = x·W``, without casts. Files in float16 or bfloat16 are first converted to
+    float32.
 
     >>> Float32().describe()
     {'name': 'float32'}

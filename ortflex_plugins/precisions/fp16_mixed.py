@@ -22,18 +22,21 @@ def _check_flag(instance: object, attribute: attrs.Attribute[Any], value: Any) -
 
 @attrs.frozen(kw_only=True)
 class Fp16Mixed(Precision):
-    """Matrix products and convolutions in float16, with float32 masters and a loss scale.
+    """Computes matrix products and convolutions in float16, with float32 master weights and loss scaling.
 
-    ``h = cast(x)·cast(W)``, where ``cast`` rounds to float16; ``∂L/∂W = cast(∂(s·L)/∂W) / s``. Elementwise
-    operators between products stay in float16; softmax, normalizations, reductions, losses and updates
-    are in float32. Gradients below 6e-8 would be zero in float16, so losses are multiplied by the loss
-    scale s.
+    A product is ``h = cast(x)·cast(W)``, where ``cast`` rounds to float16, and its gradient is
+    ``∂L/∂W = cast(∂(s·L)/∂W) / s``. Elementwise operators between products stay in float16. Softmax,
+    normalizations, reductions, losses and updates are computed in float32. In float16, gradients below
+    6e-8 would be zero, so the losses are multiplied by the loss scale s.
 
-    If ``dynamic`` is True, s starts at ``loss_scale``, is doubled after ``growth_steps`` updates in a row
-    with finite gradients, and is halved if a gradient is not finite. Such an update is skipped: weights,
-    slots and statistics do not change. The step counts for schedules, but not for bias corrections,
-    averages and noise. s and its counters are part of the optimizer's state and of checkpoints. If
-    ``dynamic`` is False, s is constant, and the run stops with an error if a gradient is not finite.
+    If ``dynamic`` is True, s starts at ``loss_scale``. It is doubled after ``growth_steps`` consecutive
+    updates with finite gradients, and halved if a gradient is not finite. In that case, the update is
+    skipped: weights, optimizer state and statistics do not change. The skipped step counts for
+    schedules, but not for bias corrections, averages and noise. s and its counters are part of the
+    optimizer state and of checkpoints.
+
+    If ``dynamic`` is False, s is constant, and a gradient that is not finite stops the run with an
+    error.
 
     Raises:
         ValueError: ``loss_scale`` is not positive, ``growth_steps`` is not a positive integer, or
@@ -58,7 +61,7 @@ class Fp16Mixed(Precision):
     dtype: ClassVar[int] = TensorProto.FLOAT16
 
     loss_scale: float = hyper(
-        default=65536.0, validator=number(gt=0), help="the factor of the losses at the start"
+        default=65536.0, validator=number(gt=0), help="the initial loss scale"
     )
     dynamic: bool = setting(
         default=True, validator=_check_flag, help="whether the loss scale adapts to the gradients"
@@ -66,7 +69,7 @@ class Fp16Mixed(Precision):
     growth_steps: int = setting(
         default=2000,
         validator=_check_count,
-        help="the number of consecutive updates with finite gradients after which the scale is doubled",
+        help="the number of consecutive updates with finite gradients after which s is doubled",
     )
 
     @property

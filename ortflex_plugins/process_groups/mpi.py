@@ -34,11 +34,11 @@ _joined: list[_World] = []
 
 @attrs.frozen(kw_only=True)
 class Mpi(ProcessGroup):
-    """Processes that mpiexec or srun started: all processes of MPI's world.
+    """Connects the processes that mpiexec or srun started: all processes in ``MPI_COMM_WORLD``.
 
-    ``timeout`` is the number of seconds for which a process waits for the others at every message. If a
-    process has waited too long, it ends all other processes when it ends, because MPI would otherwise
-    wait for them.
+    If a message does not arrive within ``timeout`` seconds, the process that waits for it raises an
+    error. When this process exits, it also aborts all other processes, because MPI would otherwise wait
+    for them.
 
     Raises:
         ValueError: ``timeout`` is not positive.
@@ -54,7 +54,9 @@ class Mpi(ProcessGroup):
     launch: ClassVar[str] = "mpiexec -n 4 python -m"
 
     timeout: float = setting(
-        default=1800.0, validator=number(gt=0), help="seconds to wait for the others"
+        default=1800.0,
+        validator=number(gt=0),
+        help="the number of seconds to wait for a message of the other processes",
     )
 
     @classmethod

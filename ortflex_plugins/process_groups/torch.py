@@ -30,11 +30,10 @@ _joined: list[_Gloo] = []
 
 @attrs.frozen(kw_only=True)
 class Torch(ProcessGroup):
-    """Processes that torchrun, Slurm, Ray Train or Spark's TorchDistributor started.
+    """Connects the processes that torchrun, Slurm, Ray Train or Spark's TorchDistributor started.
 
-    They communicate through gloo. If the program has already initialized a group, that group is used.
-    ``timeout`` is the number of seconds for which a process waits for the others, at the start and at every
-    message.
+    The processes communicate through gloo. If the program has already initialized a process group,
+    ortflex uses this group.
 
     Raises:
         ValueError: ``timeout`` is not positive.
@@ -50,7 +49,9 @@ class Torch(ProcessGroup):
     launch: ClassVar[str] = "torchrun --nproc-per-node 4 -m"
 
     timeout: float = setting(
-        default=1800.0, validator=number(gt=0), help="seconds to wait for the others"
+        default=1800.0,
+        validator=number(gt=0),
+        help="the number of seconds to wait for the other processes, at the start and at every message",
     )
 
     @classmethod

@@ -12,11 +12,11 @@ from ortflex_core import Ops, Tensor, Transform, TransformContext
 
 @attrs.frozen(kw_only=True)
 class Centralize(Transform):
-    """Subtracts from the gradient its mean over the weights of each output: ``g ← g − mean(g)``.
+    """Centers each gradient: subtracts its mean over the weights of each output, ``g ← g − mean(g)``.
 
-    The mean is taken over all axes except the axis of the outputs, which depends on the graph: it is the
-    last axis of a MatMul's matrix [inputs, outputs] and the first of a convolution's kernel
-    [outputs, inputs, …]. Gradients of other weights (biases, factors, embeddings) do not change.
+    The mean is taken over all axes except the output axis, which depends on the operator: it is the
+    last axis of the matrix [inputs, outputs] of a MatMul, and the first axis of the kernel [outputs,
+    inputs, …] of a convolution. The gradients of biases, scales and embeddings do not change.
 
     >>> Centralize().describe()
     {'name': 'centralize'}

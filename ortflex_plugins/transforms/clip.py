@@ -14,7 +14,8 @@ from ortflex_core import Ops, Tensor, Transform, TransformContext, global_norm, 
 class ClipValue(Transform):
     """Bounds every element of every gradient: ``g ← min(max(g, −bound), bound)``.
 
-    The argument ``clip_value=0.5`` is a short form; it applies before all other transforms.
+    The argument ``clip_value=0.5`` is short for this transform. It is applied before all other
+    transforms.
 
     Raises:
         ValueError: ``bound`` is not positive.
@@ -30,7 +31,7 @@ class ClipValue(Transform):
     flat: ClassVar[bool] = True
 
     bound: float = hyper(
-        default=1.0, validator=number(gt=0), help="the largest absolute value of an element"
+        default=1.0, validator=number(gt=0), help="the maximum absolute value of an element"
     )
 
     def apply(
@@ -48,8 +49,8 @@ _TINY = 1e-30
 class ClipNorm(Transform):
     """Bounds the norm of all gradients together: ``g ← g · min(1, bound / (‖g‖ + 1e-6))``.
 
-    The argument ``clip_norm=1.0`` is a short form; it applies after ``clip_value`` and before
-    ``transforms``.
+    The argument ``clip_norm=1.0`` is short for this transform. It is applied after ``clip_value`` and
+    before ``transforms``.
 
     Raises:
         ValueError: ``bound`` is not positive.
@@ -65,7 +66,7 @@ class ClipNorm(Transform):
     scaled: ClassVar[bool] = True
     flat: ClassVar[bool] = True
 
-    bound: float = hyper(default=1.0, validator=number(gt=0), help="the largest Euclidean norm")
+    bound: float = hyper(default=1.0, validator=number(gt=0), help="the maximum Euclidean norm")
 
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext

@@ -12,10 +12,11 @@ from ortflex_core import Ops, Tensor, Transform, TransformContext, hyper, normal
 
 @attrs.frozen(kw_only=True)
 class Noise(Transform):
-    """Adds Gaussian noise that decreases with time: ``g ← g + σ·z`` with ``σ² = eta / (1 + t)^gamma``.
+    """Adds Gaussian noise that decreases over time: ``g ← g + σ·z`` with ``σ² = eta / (1 + t)^gamma``.
 
-    t is the number of earlier updates. z is standard normal and depends only on the seed of the run,
-    the name of the parameter and t, so a resumed run and every backend draw the same numbers.
+    ``t`` is the number of previous updates. ``z`` is drawn from a standard normal distribution. It
+    depends only on the seed of the run, the name of the parameter and ``t``, so a resumed run and every
+    backend draw the same numbers.
 
     Raises:
         ValueError: ``eta`` or ``gamma`` is negative.
@@ -30,9 +31,11 @@ class Noise(Transform):
     name: ClassVar[str] = "noise"
     scaled: ClassVar[bool] = True
 
-    eta: float = hyper(default=0.01, validator=number(ge=0), help="the variance at the first step")
+    eta: float = hyper(
+        default=0.01, validator=number(ge=0), help="the variance of the noise at the first step"
+    )
     gamma: float = hyper(
-        default=0.55, validator=number(ge=0), help="the exponent of the decrease of the variance"
+        default=0.55, validator=number(ge=0), help="the exponent with which the variance decreases"
     )
 
     def apply(

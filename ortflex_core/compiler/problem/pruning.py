@@ -73,8 +73,8 @@ class Pruning(Constraint, abc.ABC):
         default=(),
         converter=_listed,
         validator=_names,
-        help="names and globs of the weights; by default those of products, convolutions and recurrent "
-        "layers, without biases and normalizations",
+        help="names and globs of the weights to prune; by default, the weights of matrix products, "
+        "convolutions and recurrent layers, except biases",
     )
     initial: float = setting(
         default=0.0, validator=number(ge=0, lt=1), help="the share of zeros at the start"
@@ -82,15 +82,17 @@ class Pruning(Constraint, abc.ABC):
     begin: float = setting(
         default=0.0,
         validator=_moment,
-        help="the first change: an integer is a number of steps, a float is a fraction of the run",
+        help="when pruning begins: an integer is a number of steps, a float is a fraction of the run",
     )
     end: float = setting(
-        default=0.5, validator=_moment, help="the last change, after which the weights recover"
+        default=0.5,
+        validator=_moment,
+        help="when the share reaches its final value: a number or a fraction, as for ``begin``",
     )
     every: int = setting(
         default=0,
         validator=_count_or_zero,
-        help="the number of steps between two changes; 0: twenty changes from begin to end",
+        help="the number of steps between two changes; with 0, twenty changes from ``begin`` to ``end``",
     )
 
     @property

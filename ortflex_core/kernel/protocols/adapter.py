@@ -89,7 +89,7 @@ def match_products(
 
 @attrs.frozen(kw_only=True)
 class Adapter(Component, abc.ABC):
-    """An adapter adds small tensors to a product y = x·M, which are trained instead of M.
+    """An adapter adds small tensors to a matrix product ``y = x·M``, which are trained instead of M.
 
     ``initial`` returns the initial values of the tensors by name, ``apply`` is the formula of the new y,
     and ``merge`` returns the matrix that gives the same y without an adapter. Adapters whose tensors can be
@@ -101,11 +101,15 @@ class Adapter(Component, abc.ABC):
 
     targets: tuple[str, ...] = setting(
         default=(),
-        help="globs that match module paths, names of nodes or names of weights, and ``!glob``; "
-        "by default all products",
+        help="globs that select matrix products by module path, node name or weight name; a leading ``!`` "
+        "excludes products; by default, all products are selected",
     )
-    label: str = setting(default="", help="a name that distinguishes several adapters of a model")
-    frozen: bool = setting(default=False, help="True: the adapter is applied but not trained")
+    label: str = setting(
+        default="", help="a name that distinguishes this adapter from others in the same model"
+    )
+    frozen: bool = setting(
+        default=False, help="whether the adapter is applied without being trained"
+    )
 
     @property
     def is_read(self) -> bool:

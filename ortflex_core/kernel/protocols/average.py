@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Average(Component, abc.ABC):
-    """An average is a mean of the weights over the training steps, for predictions and exports.
+    """An average is a mean of the weights over many training steps, which predictions and exports use.
 
     A running mean overrides ``share``, anything else ``update``.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Constraint(Component, abc.ABC):
-    """A constraint is a set of allowed weights, onto which a weight is projected after every update."""
+    """A constraint projects each weight onto a set of allowed values after every update."""
 
     @abc.abstractmethod
     def apply(self, op: Ops, weight: Tensor) -> Tensor:

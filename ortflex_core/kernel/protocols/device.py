@@ -33,7 +33,7 @@ class Value(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Device(Component, abc.ABC):
-    """A device provides memory for tensors, copies to and from it, and the execution provider."""
+    """A device determines where tensors are stored, and which execution provider runs the graphs."""
 
     @classmethod
     @abc.abstractmethod

@@ -41,7 +41,7 @@ class Growth:
 
 @attrs.frozen(kw_only=True)
 class Precision(Component, abc.ABC):
-    """A precision sets the data types of the forward and backward pass.
+    """A precision sets the data types of the forward and backward passes.
 
     Weights, slots, losses, penalties, transforms and updates have the types of the file, float32 or
     float64, and so have evaluations and predictions. A float32 tensor is cast where an operator of another

@@ -36,7 +36,7 @@ class Communicator(Protocol):
 
 @attrs.frozen(kw_only=True)
 class ProcessGroup(Component, abc.ABC):
-    """A process group lets the processes of one run exchange data through a communication library."""
+    """A process group lets the processes of a distributed run exchange data, for example through MPI."""
 
     launch: ClassVar[str] = ""
     """The first part of a command that starts four processes, for messages."""
