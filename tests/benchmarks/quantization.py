@@ -120,12 +120,12 @@ def table(lines: list[Line]) -> str:
     """The tables of the page: 4 bits, 8 bits, torchao."""
     names = [n for n in NETWORKS if lines_of(lines, n, "W4A8", 60)]
     out = _trained(lines, "W4A8")
-    columns = ("network", "seeds", "20 epochs", "accuracy, %", "size / float")
-    files = "the float file, the calibrated file and the trained file"
+    columns = ("network", "seeds", "recovered, 20 epochs", "accuracy, %", "size / float")
+    files = "the float, the calibrated and the trained file, in this order"
     out += [
         "",
-        'The column "20 epochs" shows the recovered fraction after 20 epochs. '
-        f"The accuracies are those of {files}:",
+        "The next table shows the recovered fraction after 20 epochs instead of 60, the accuracies, and "
+        f"the file sizes. The accuracies are those of {files}:",
         "",
     ]
     out += _head(*columns)
@@ -134,29 +134,31 @@ def table(lines: list[Line]) -> str:
         found = share(losses_of(short)), _accuracy(own, 0, 1, 3), _size(own, 2)
         out.append(_row(name, len(own), *found))
     for bits, words in (("W4A16", "4-bit"), ("W2A16", "2-bit")):
-        title = f"{words} weights, activations in float ({bits}), {_seeds(lines, bits)}:"
+        title = f"### {words} weights, float activations ({bits})"
         out += ["", title, "", *_trained(lines, bits)]
-    files = "the float file, the calibrated file and the trained file"
-    out += ["", f"Accuracies and sizes; the accuracies are those of {files}:", ""]
+    out += ["", "### Accuracies and sizes with float activations", ""]
+    out += [f"The accuracies are those of {files}:", ""]
     out += _head("network", "W4A16, %", "size / float", "W2A16, %", "size / float")
     for name in NETWORKS:
         found = [lines_of(lines, name, bits, 60) for bits in ("W4A16", "W2A16")]
         cells = [text for own in found for text in (_accuracy(own, 0, 1, 3), _size(own, 2))]
         out.append(_row(name, *cells))
-    out += ["", "8-bit weights and activations (W8A8), without training:", ""]
+    out += ["", "### 8-bit weights and activations (W8A8), without training", ""]
     out += _head("network", "seeds", "float", "calibrated", "`quantize_static`")
     names = [n for n in NETWORKS if lines_of(lines, n, "W8A8", 0)]
     for name in names:
         own = lines_of(lines, name, "W8A8", 0)
         found = tuple(_mean(losses_of(own)[:, k]) for k in (0, 1, 2))
         out.append(_row(name, len(own), *found))
-    files = "the float file, the calibrated file and the file of `quantize_static`"
-    out += ["", f"Accuracies and sizes of the same files; the accuracies are those of {files}:", ""]
-    out += _head("network", "accuracy, %", "size / float", "`quantize_static`: size")
+    files = "the float file, the calibrated file and the file from `quantize_static`, in this order"
+    words = "The next table shows the accuracies and sizes of the same files. The accuracies are those of"
+    out += ["", f"{words} {files}:", ""]
+    out += _head("network", "accuracy, %", "size / float", "`quantize_static`: size / float")
     for name in names:
         own = lines_of(lines, name, "W8A8", 0)
         out.append(_row(name, _accuracy(own, 0, 1, 2), _size(own, 2), _size(own, 1)))
-    out += ["", "W4A8, trained by ortflex and by torchao:", ""]
+    out += ["", "### W4A8, trained by ortflex and by torchao", ""]
+    out += ["The accuracies are those of ortflex and of torchao, in this order:", ""]
     out += _head("network", "seeds", "ortflex", "torchao", "accuracy, %")
     for name in (n for n in NETWORKS if lines_of(lines, n, PEER, 60)):
         theirs = lines_of(lines, name, PEER, 60)
@@ -179,12 +181,6 @@ def _trained(lines: list[Line], bits: str) -> list[str]:
             losses = losses_of(own)
             out.append(_row(name, *(_mean(losses[:, k]) for k in (0, 1, 3)), share(losses)))
     return out
-
-
-def _seeds(lines: list[Line], bits: str) -> str:
-    """The number of seeds of a network, as text."""
-    counts = sorted({len(lines_of(lines, name, bits, 60)) for name in NETWORKS})
-    return f"{' or '.join(map(str, counts))} seeds"
 
 
 def _row(*cells: Any) -> str:
