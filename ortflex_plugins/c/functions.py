@@ -143,7 +143,10 @@ _add(
     """
 static inline float f32_log1p(float x) {
     float y = 1.0f + x, lost = x - (y - 1.0f);
-    float r = f32_log(y) + (y > 0.0f && y < 0x1p+60f ? lost / y : 0.0f);
+    float more = lost / y;
+    more = y > 0.0f ? more : 0.0f;
+    more = y < 0x1p+60f ? more : 0.0f;
+    float r = f32_log(y) + more;
     return f32_bits(x) << 1 < 0x66000000u ? x : r;
 }
 """,

@@ -408,7 +408,7 @@ class _File:
             HEADERS,
             "#if defined(_WIN32)\n#define EXPORT __declspec(dllexport)\n#elif defined(__GNUC__)",
             '#define EXPORT __attribute__((visibility("default")))\n#else\n#define EXPORT\n#endif',
-            products.KEEP,
+            products.HELPERS,
             products.definitions(sorted(self._widths), self._machine),
             functions.definitions(sorted(used)),
             self._structs(members),

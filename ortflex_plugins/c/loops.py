@@ -247,6 +247,17 @@ def nest(axes: Sequence[tuple[str, int]], inner: Sequence[str]) -> list[str]:
     return out
 
 
+_LONG = 8
+"""The number of elements from which a loop is worth vectors."""
+
+
+def each(axes: Sequence[tuple[str, int]], inner: Sequence[str]) -> list[str]:
+    """Loops around lines that write one element and read no other element of what they write."""
+    if not axes or axes[-1][1] < _LONG:
+        return nest(axes, inner)
+    return nest(axes[:-1], ["EACH", *nest(axes[-1:], inner)])
+
+
 def finish(kernel: Kernel, body: Body, lines: list[str], out: str = "o") -> None:
     """The parameters of a kernel: what it writes, then what it reads."""
     # Not restrict: gcc 12 computes wrong sums then, where it unrolls the loops of a kernel that it inlines.
@@ -298,7 +309,8 @@ def map_kernel(x: Tensor, inlined: set[int], inplace: Tensor | None = None) -> K
 
     lines = body.lines(at)
     lines.append(f"{address('o', [a.strides[0] for a in axes], variables)} = {result};")
-    whole = nest([(v, a.size) for v, a in zip(variables, axes, strict=True)], lines)
+    loops = nest if kernel.flags else each
+    whole = loops([(v, a.size) for v, a in zip(variables, axes, strict=True)], lines)
     note_identity(kernel, body, natural)
     finish(kernel, body, whole)
     return kernel

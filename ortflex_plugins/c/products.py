@@ -21,6 +21,7 @@ from ortflex_plugins.c.loops import (
     address,
     c_type,
     dynamic_address,
+    each,
     finish,
     indented,
     name_leaves,
@@ -85,7 +86,13 @@ def definitions(used: Sequence[tuple[str, int]], machine: Machine) -> str:
     return "\n".join(lines)
 
 
-KEEP = """\
+HELPERS = """\
+/* The elements of the next loop are independent. gcc vectorizes a short loop only if it is not unrolled. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define EACH _Pragma("GCC ivdep") _Pragma("GCC unroll 1")
+#else
+#define EACH
+#endif
 /* Without this gcc loads a row of the right factor again for each row of a tile. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 #define KEEP(x) __asm__("" : "+v"(x))
@@ -192,15 +199,20 @@ def _sum(names: Sequence[str], strides: Sequence[int]) -> str:
     return " + ".join(f"{n} * {s}" for n, s in zip(names, strides, strict=False)) or "0"
 
 
-def _split(columns: int, lanes: int) -> tuple[int, list[int]]:
-    """Columns as vectors of one width: the width, and their first columns.
+def _split(columns: int, lanes: int) -> list[tuple[int, int]]:
+    """Columns as vectors: the first column and the width of each.
 
-    The last one overlaps the one before it where the width does not divide the columns: the sum of a
-    column does not depend on the vector that it is in.
+    The last one may be narrower, because some CPUs compute a vector of 512 bits in two halves, and it
+    overlaps the one before it where columns are left: the sum of a column does not depend on the
+    vector that it is in.
     """
     width = min(lanes, 1 << (columns.bit_length() - 1))
-    starts = list(range(0, columns - width + 1, width))
-    return width, starts if columns % width == 0 else [*starts, columns - width]
+    vectors = [(at, width) for at in range(0, columns - width + 1, width)]
+    if rest := columns % width:
+        narrow = max(1 << (rest - 1).bit_length(), lanes // 4)
+        last = narrow if width == lanes and narrow <= width // 2 else width
+        vectors.append((columns - last, last))
+    return vectors
 
 
 def _blocks(rows: int, most: int) -> tuple[int, int, int]:
@@ -225,25 +237,22 @@ def _tiles(
     """Blocks of rows by blocks of columns, each sum in a register."""
     rows, depth, columns = sizes
     lanes = machine.lanes if kind == "float" else max(1, machine.lanes // 2)
-    width, starts = _split(columns, lanes)
-    widths.add((kind, width))
+    vectors = _split(columns, lanes)
+    widths |= {(kind, width) for _, width in vectors}
     wide = machine.registers >= 32
     most, room = (4, 24) if wide else (3, 12)
     if machine.lanes == 1:
         most, room = 4, 8
     most = room if rows == 1 else most
     lines: list[str] = []
-    for k in range(0, len(starts), most):
-        chunk = starts[k : k + most]
-        first = k * width
-        end = min(columns, (k + most) * width)
+    for k in range(0, len(vectors), most):
+        chunk = vectors[k : k + most]
+        first, end = k * vectors[0][1], min(columns, (k + most) * vectors[0][1])
         size, whole, rest = _blocks(rows, max(1, min(_MOST_ROWS, room // len(chunk))))
         for count, head in ((size, True), (rest, False)):
             if not count:
                 continue
-            tile = _tile(
-                kind, left, right, depth, count, (width, chunk, first, end), element, plain
-            )
+            tile = _tile(kind, left, right, depth, count, (chunk, first, end), element, plain)
             if head:
                 lines += [f"for (int i = 0; i < {whole}; i += {size}) {{", *indented(tile, 1), "}"]
             else:
@@ -257,53 +266,65 @@ def _tile(
     right: Factor,
     depth: int,
     rows: int,
-    columns: tuple[int, list[int], int, int],
+    columns: tuple[Sequence[tuple[int, int]], int, int],
     element: Element,
     plain: int | None,
 ) -> list[str]:
     """The rows from ``i`` on, and the columns from ``first`` to ``end`` in vectors."""
-    width, starts, first, end = columns
-    name = vector(kind, width)
-    zero = "0" if width == 1 else "{0}"
-    lines = [f"{name} s{r}_{c} = {zero};" for r in range(rows) for c in range(len(starts))]
+    vectors, first, end = columns
+    names = [vector(kind, width) for _, width in vectors]
+    zeros = ["0" if width == 1 else "{0}" for _, width in vectors]
+    lines = [
+        f"{name} s{r}_{c} = {zero};"
+        for r in range(rows)
+        for c, (name, zero) in enumerate(zip(names, zeros, strict=True))
+    ]
     run = []
-    for c, at in enumerate(starts):
-        run.append(f"{name} b{c} = *(const {name} *)({right.name} + k * {right.row} + {at});")
+    for c, (at, width) in enumerate(vectors):
+        spot = f"{right.name} + k * {right.row} + {at}"
+        run.append(f"{names[c]} b{c} = *(const {names[c]} *)({spot});")
         run += [f"KEEP(b{c});"] if width > 1 else []
     for r in range(rows):
         value = f"{left.name}[(i + {r}) * {left.row} + k * {left.column}]"
-        if width > 1:
-            run += [f"{name} a{r} = {name}_of({value});", f"KEEP(a{r});"]
-        else:
-            run.append(f"const {kind} a{r} = {value};")
-        run += [f"s{r}_{c} = {name}_add(a{r}, b{c}, s{r}_{c});" for c in range(len(starts))]
+        for width in dict.fromkeys(width for _, width in vectors):
+            if width > 1:
+                name = vector(kind, width)
+                run += [f"{name} a{r}_{width} = {name}_of({value});", f"KEEP(a{r}_{width});"]
+            else:
+                run.append(f"const {kind} a{r}_1 = {value};")
+        run += [
+            f"s{r}_{c} = {name}_add(a{r}_{width}, b{c}, s{r}_{c});"
+            for c, (name, (_, width)) in enumerate(zip(names, vectors, strict=True))
+        ]
     lines += nest([("k", depth)], run)
     if plain is not None:
         for r in range(rows):
             lines += [
                 f"*({name} *)(o + (i + {r}) * {plain} + {at}) = s{r}_{c};"
-                for c, at in enumerate(starts)
+                for c, (name, (at, _)) in enumerate(zip(names, vectors, strict=True))
             ]
         return lines
     # Each vector has a place of its own, as a load must not span two stores.
-    count = len(starts)
-    lines.append(f"{kind} s[{rows * count * width}];")
+    wide, count = vectors[0][1], len(vectors)
+    lines.append(f"{kind} s[{rows * count * wide}];")
     for r in range(rows):
-        lines += [f"*({name} *)(s + {(r * count + c) * width}) = s{r}_{c};" for c in range(count)]
+        lines += [
+            f"*({name} *)(s + {(r * count + c) * wide}) = s{r}_{c};" for c, name in enumerate(names)
+        ]
     lines.append("STORED(s);")
-    covered = starts[-1] - first - (count - 1) * width
-    whole = count if covered == 0 else count - 1
+    covered = first + (count - 1) * wide - vectors[-1][0]
+    whole = (count - 1) * wide if covered else end - first
     inner: list[str] = []
     if whole:
         column = f"({first} + j)" if first else "j"
-        step = element("(i + r)", column, f"s[r * {count * width} + j]")
-        inner += nest([("j", whole * width)], step)
+        step = element("(i + r)", column, f"s[r * {count * wide} + j]")
+        inner += each([("j", whole)], step)
     if covered:
-        at = starts[-1] - covered
+        at = vectors[-1][0] + covered
         step = element(
-            "(i + r)", f"({at} + j)", f"s[(r * {count} + {count - 1}) * {width} + {-covered} + j]"
+            "(i + r)", f"({at} + j)", f"s[(r * {count} + {count - 1}) * {wide} + {covered} + j]"
         )
-        inner += nest([("j", end - at)], step)
+        inner += each([("j", end - at)], step)
     return lines + nest([("r", rows)], inner)
 
 
