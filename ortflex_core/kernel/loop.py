@@ -406,15 +406,13 @@ class Loop:
         if self.first_loss is None:
             # The loss of a few rows is not representative.
             self.first_loss = sum(costs[0][:2]) if sizes[0] >= _REPRESENTATIVE_ROWS else math.inf
-        # Loops over lists: a run has too few steps for the functions of numpy to be faster.
-        totals = [cost[0] + cost[1] for cost in costs]
-        if not all(map(math.isfinite, totals)):
+        if not self._sums.add(sizes, costs):
+            totals = [cost[0] + cost[1] for cost in costs]
             last = next(k for k, total in enumerate(totals) if not math.isfinite(total))
             self._recent.extend(totals[:last])
             before = self.progress.step - len(totals)
             self._give_up(f"the loss is {totals[last]}", before + last + 1)
-        self._recent.extend(totals)
-        self._sums.add(sizes, costs)
+        self._recent.extend(cost[0] + cost[1] for cost in costs[-5:])
         return costs
 
     def _rates_at(self, steps: Sequence[Progress]) -> list[float]:
@@ -440,13 +438,18 @@ class Sums:
     losses: tuple[float, ...] = ()
     last: tuple[float, float] = (math.nan, math.nan)
 
-    def add(self, rows: Sequence[int], costs: Sequence[tuple[float, ...]]) -> None:
-        """Add steps: the rows of each, and its costs."""
-        # One by one, so that the sums do not depend on the number of steps per call.
+    def add(self, rows: Sequence[int], costs: Sequence[tuple[float, ...]]) -> bool:
+        """Add steps: the rows of each, and its costs; returns False if one of them is not finite."""
+        # In sequence, so that the sums do not depend on the number of steps per call. A loop over
+        # lists: a run has too few steps for the functions of numpy to be faster.
         losses, penalties = self.loss, self.penalty
         for count, cost in zip(rows, costs, strict=True):
             losses += count * cost[0]
             penalties += count * cost[1]
+        # Finite sums have finite terms.
+        if not math.isfinite(losses + penalties):
+            if not all(math.isfinite(cost[0] + cost[1]) for cost in costs):
+                return False
         for count, (_, _, *parts) in zip(rows, costs, strict=True) if len(costs[0]) > 2 else ():
             pairs = zip(self.losses or repeat(0.0), parts, strict=False)
             self.losses = tuple(before + count * float(part) for before, part in pairs)
@@ -454,3 +457,4 @@ class Sums:
         self.last = (float(costs[-1][0]), float(costs[-1][1]))
         self.rows += sum(rows)
         self.steps += len(costs)
+        return True

@@ -98,6 +98,9 @@ def build_part(problem: Problem, kind: str, rows: int | None, target: Machine) -
     return Part(program, made, HostNumbers(program))
 
 
+_BYTE = ctypes.c_char
+
+
 class Compiled:
     """A part as a function, with the memory of its intermediate tensors."""
 
@@ -141,8 +144,10 @@ class Compiled:
 
 
 def address(array: Array) -> int:
-    """Where an array begins; faster than ``array.ctypes.data``."""
-    return int(array.__array_interface__["data"][0])
+    """Where an array begins."""
+    if array.size and array.flags.writeable:
+        return ctypes.addressof(_BYTE.from_buffer(array))  # in half the time of the next line
+    return array.ctypes.data
 
 
 def aligned(size: int) -> Array:
