@@ -288,10 +288,9 @@ def totals(
 
 def whole_steps(groups: Iterable[Sequence[Batch]], size: int) -> Iterable[Sequence[Batch]]:
     """Groups of ``size`` batches or a multiple of them; the last of an epoch may have fewer."""
-    return groups if size == 1 else _whole(groups, size)
-
-
-def _whole(groups: Iterable[Sequence[Batch]], size: int) -> Iterator[Sequence[Batch]]:
+    if size == 1:
+        yield from groups
+        return
     waiting: list[Batch] = []
     for group in groups:
         if len(group) > 1:

@@ -404,14 +404,13 @@ class Loop:
         sizes = [size for _, of_steps in pending for size in of_steps]
         pending.clear()
         if self.first_loss is None:
-            # The loss of a few rows is not representative.
             self.first_loss = sum(costs[0][:2]) if sizes[0] >= _REPRESENTATIVE_ROWS else math.inf
         if not self._sums.add(sizes, costs):
             totals = [cost[0] + cost[1] for cost in costs]
             last = next(k for k, total in enumerate(totals) if not math.isfinite(total))
             self._recent.extend(totals[:last])
-            before = self.progress.step - len(totals)
-            self._give_up(f"the loss is {totals[last]}", before + last + 1)
+            step = self.progress.step - len(totals) + last + 1
+            self._give_up(f"the loss is {totals[last]}", step)
         self._recent.extend(cost[0] + cost[1] for cost in costs[-5:])
         return costs
 
@@ -440,20 +439,17 @@ class Sums:
 
     def add(self, rows: Sequence[int], costs: Sequence[tuple[float, ...]]) -> bool:
         """Add steps: the rows of each, and its costs; returns False if one of them is not finite."""
-        # In sequence, so that the sums do not depend on the number of steps per call. A loop over
-        # lists: a run has too few steps for the functions of numpy to be faster.
-        losses, penalties = self.loss, self.penalty
+        # In sequence, so that the sums do not depend on the number of steps per call.
+        loss, penalty = self.loss, self.penalty
         for count, cost in zip(rows, costs, strict=True):
-            losses += count * cost[0]
-            penalties += count * cost[1]
-        # Finite sums have finite terms.
-        if not math.isfinite(losses + penalties):
-            if not all(math.isfinite(cost[0] + cost[1]) for cost in costs):
-                return False
+            loss += count * cost[0]
+            penalty += count * cost[1]
+        if not (math.isfinite(loss + penalty) or all(math.isfinite(c[0] + c[1]) for c in costs)):
+            return False
         for count, (_, _, *parts) in zip(rows, costs, strict=True) if len(costs[0]) > 2 else ():
             pairs = zip(self.losses or repeat(0.0), parts, strict=False)
             self.losses = tuple(before + count * float(part) for before, part in pairs)
-        self.loss, self.penalty = float(losses), float(penalties)
+        self.loss, self.penalty = float(loss), float(penalty)
         self.last = (float(costs[-1][0]), float(costs[-1][1]))
         self.rows += sum(rows)
         self.steps += len(costs)
