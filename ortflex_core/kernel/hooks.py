@@ -290,8 +290,8 @@ class HookManager:
 
     def one_by_one(self, name: str, trainer: Any) -> list[tuple[Any, str, Callable[..., Any]]]:
         """The implementations of a hook, in the order of the callbacks: plugin, name, function."""
-        caller = getattr(self._manager.hook, name)
-        plugins = [impl.plugin for impl in caller.get_hookimpls()]
+        found = getattr(self._manager.hook, name).get_hookimpls()
+        plugins = [i.plugin for i in sorted(found, key=lambda i: i.trylast - i.tryfirst)]
         out: list[tuple[Any, str, Callable[..., Any]]] = []
         for plugin in plugins:
             others = [other for other in plugins if other is not plugin]

@@ -73,9 +73,13 @@ def graph(
     chosen = list(params) or None
     recipe = None
     classes = classes_of(head)
-    if classes is not None and (is_run or source.suffix == ".toml"):
-        raise click.UsageError("--head is for an .onnx file: a recipe has the key head")
-    if source.suffix == ".toml":
+    is_recipe = source.suffix == ".toml"
+    known = {"--head": classes, "--loss": loss, "--params": chosen if is_run or training else None}
+    for option, value in known.items() if is_run or is_recipe else ():
+        if value is not None:
+            key = option.removeprefix("--")
+            raise click.UsageError(f"{option} is for an .onnx file: a recipe has the key {key}")
+    if is_recipe:
         recipe = Recipe.load(source, plugins=plugins, trust_code=trust_code or None)
     if training:
         if recipe is not None:

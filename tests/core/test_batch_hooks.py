@@ -115,6 +115,23 @@ def test_the_step_sees_what_the_hooks_return_in_their_order(
     assert (x == before).all()  # the user's arrays are not written into
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_tryfirst_comes_first_and_trylast_last(data: tuple[Any, Any], order: list[int]) -> None:
+    called: list[int] = []
+
+    def noting(number: int, **when: bool) -> object:
+        class Noting:
+            @hook(**when)
+            def batch_drawn(self) -> None:
+                called.append(number)
+
+        return Noting()
+
+    own = [noting(0), noting(1), noting(2, tryfirst=True), noting(3, trylast=True)]
+    trainer(*(own[k] for k in order), epochs=1).fit(*data)
+    assert called[:4] == [2, *(k for k in order if k < 2), 3]
+
+
 def test_draws_depend_on_the_seed_the_epoch_and_the_batch_alone(data: tuple[Any, Any]) -> None:
     first, again, other = Noise(), Noise(), Noise()
     a = trainer(first, Mixup())

@@ -458,6 +458,10 @@ def test_the_command_draws_models_and_steps(
         assert title in ET.fromstring(Path("out.svg").read_text("utf-8"))[0].text  # type: ignore[operator]
     assert CliRunner().invoke(main, ["graph", "model.onnx"]).exit_code == 0
     assert Path("model.svg").exists()
+    for option in ("--loss=huber", "--params=w", "--head=3"):
+        refused = CliRunner().invoke(main, ["graph", "train.toml", "--training", option])
+        assert refused.exit_code == 2
+        assert f"a recipe has the key {option[2:].partition('=')[0]}" in refused.output
     missing = CliRunner().invoke(main, ["graph", "nothing.onnx"])
     assert missing.exit_code == 1
     assert "the file 'nothing.onnx' does not exist" in missing.output
