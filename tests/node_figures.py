@@ -19,11 +19,13 @@ from ortflex_plugins.cli import reference
 from tests.node_cases import OUTCOMES, Result, by_operator
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-_CORNERS = "onnxruntime aligns the corners of the rounded sizes, the standard those of the scales"
+_CORNERS = (
+    "onnxruntime aligns the corners of the rounded sizes; the standard aligns those of the scales"
+)
 RUNTIME_DIFFERS = {
     "test_maxunpool_export_with_output_shape": (
-        "onnxruntime takes the indices as places in a tensor of output_shape, the standard as places "
-        "in one of the size that the kernel and the strides give"
+        "onnxruntime interprets the indices as positions in a tensor of the shape output_shape; the "
+        "standard interprets them as positions in a tensor of the size that kernel and strides determine"
     ),
     "test_resize_downsample_scales_cubic_align_corners": _CORNERS,
     "test_resize_downsample_scales_linear_align_corners": _CORNERS,
@@ -52,7 +54,7 @@ def figures(results: Iterable[Result]) -> dict[str, Any]:
 def _short(message: str) -> str:
     """What a message says, without the place in the graph, the code of onnxruntime and the advice."""
     if found := re.search(r"Could not find an implementation for (\w+)\(", message):
-        return f"onnxruntime has no kernel: {found[1]} of these types"
+        return f"onnxruntime has no kernel for {found[1]} with these data types"
     if "ValidateOpsetForDomain" in message:
         return "onnxruntime does not read this opset, and the types exist in it only"
     if found := re.search(

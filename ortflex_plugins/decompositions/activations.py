@@ -31,7 +31,7 @@ def bias_gelu(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("FastGelu")
 def fast_gelu(op: Ops, node: Call) -> Sequence[Tensor]:
-    """``½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))``, of ``x + bias`` where there is a bias."""
+    """``½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))``. A bias, if any, is first added to ``x``."""
     x, bias = node.required(0), node.input(1)
     x = x if bias is None else x + bias
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
@@ -40,6 +40,6 @@ def fast_gelu(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QuickGelu")
 def quick_gelu(op: Ops, node: Call) -> Sequence[Tensor]:
-    """``x·σ(alpha·x)``; the default of alpha is 1.702."""
+    """``x·σ(alpha·x)``, where alpha is 1.702 by default."""
     x = node.required(0)
     return [x * op.Sigmoid(x * node.setting("alpha", 1.702))]

@@ -139,7 +139,7 @@ def _hidden(node: Call, weights: Tensor) -> list[int]:
 
 @DECOMPOSITIONS.operator("Attention")
 def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """One product for queries, keys and values, then attention; past keys and values are optional."""
+    """Attention after one product for queries, keys and values. Past keys and values are optional."""
     x, weights, bias = node.required(0), node.required(1), node.input(2)
     node.setting("rotary_embedding_dim", 0)
     made = op.MatMul(x, weights)
@@ -150,7 +150,7 @@ def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("QAttention")
 def quantized_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Attention with a product of integers, whose weights are trained as float masters."""
+    """Attention after a quantized product, whose weights are trained as float master weights."""
     weights = node.required(1)
     data = real(op, node, (0, 3, 6))
     made = op.MatMul(data, real(op, node, (1, 4, 7), axis=1)) + node.required(2)
@@ -203,7 +203,7 @@ def _with_past(
 
 @DECOMPOSITIONS.operator("MultiHeadAttention")
 def multi_head_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Attention of queries, keys and values that are separate, or packed by heads."""
+    """Attention of queries, keys and values that are separate or packed by heads."""
     q, k, v = _operands(op, node, node.setting("num_heads"))
     past_k, past_v = node.input(6), node.input(7)
     k = k if past_k is None else op.Concat(past_k, k, axis=2)
@@ -252,7 +252,7 @@ def _unpacked(op: Ops, x: Tensor, parts: int) -> list[Tensor]:
 
 @DECOMPOSITIONS.operator("GroupQueryAttention")
 def group_query_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Causal attention in which several heads of queries share keys and values; without a past."""
+    """Causal attention in which several query heads share keys and values. A cache is not supported."""
     for index in (3, 4):
         past = node.input(index)
         if past is not None and (past.shape is None or past.shape[2] != 0):
@@ -318,7 +318,7 @@ def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
 
 @DECOMPOSITIONS.operator("RotaryEmbedding")
 def rotary_embedding(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Pairs of features of [B, S, N·h] or [B, N, S, h], rotated by the angles of their positions."""
+    """Rotation of pairs of features of [B, S, N·h] or [B, N, S, h] by the angles of their positions."""
     x, positions = node.required(0), node.required(1)
     cosines, sines = node.required(2), node.required(3)
     if node.setting("is_packed_batching", 0):
@@ -353,7 +353,7 @@ def _buckets(count: int, most: int) -> list[int]:
 
 @DECOMPOSITIONS.operator("RelativePositionBias")
 def relative_position_bias(op: Ops, node: Call) -> Sequence[Tensor]:
-    """[1, N, S, T]: for each head a weight for the bucket of the distance between query and key."""
+    """A bias [1, N, S, T]: for each head, a weight for the bucketed distance between query and key."""
     table = node.required(0)
     count, heads = table.shape or (None, None)
     if not isinstance(count, int) or not isinstance(heads, int):

@@ -29,7 +29,7 @@ def _turned(op: Ops, x: Tensor, matrix: bool, batch: bool) -> Tensor:
 
 @DECOMPOSITIONS.operator("FusedMatMul", "TransposeMatMul")
 def fused_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
-    """``alpha·A·B``; the last two axes of an operand may be swapped, and its first axis moved."""
+    """``alpha·A·B``, where each operand may be transposed, and its first axis may be moved."""
     a, b = (
         _turned(
             op,
@@ -44,7 +44,7 @@ def fused_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("FusedGemm")
 def fused_gemm(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Gemm, then an activation by its name."""
+    """Gemm, followed by an activation."""
     y = op.Gemm(
         node.required(0),
         node.required(1),

@@ -67,7 +67,7 @@ def _refuse_moments(node: Call) -> None:
 
 @DECOMPOSITIONS.operator("SkipLayerNormalization")
 def skip_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """LayerNormalization of ``input + skip + bias``; the sum is output 3."""
+    """LayerNormalization of ``input + skip + bias``. Output 3 is this sum."""
     _refuse_moments(node)
     x = _summed(node, 4)
     y = _layer(op, x, node.required(2), node.input(3), node.setting("epsilon", 1e-12))
@@ -76,7 +76,7 @@ def skip_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """The normalization by the root mean square of ``input + skip + bias``; the sum is output 3."""
+    """Normalization of ``input + skip + bias`` by the root mean square. Output 3 is this sum."""
     _refuse_moments(node)
     x = _summed(node, 3)
     y = x * _root_mean_square(op, x, [-1], node.setting("epsilon", 1e-12))
@@ -95,7 +95,7 @@ def simplified_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("LayerNormalization", domain="")
 def layer_normalization(op: Ops, node: Call) -> Sequence[Tensor]:
-    """LayerNormalization in a file whose opset does not have the operator."""
+    """LayerNormalization in a file whose opset does not include this operator."""
     x, scale, bias = node.required(0), node.required(1), node.input(2)
     node.setting("stash_type", 1)
     epsilon, axis = node.setting("epsilon", 1e-5), node.setting("axis", -1)
@@ -104,7 +104,7 @@ def layer_normalization(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("EmbedLayerNormalization")
 def embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """LayerNormalization of the sum of the embeddings of words, positions and segments.
+    """LayerNormalization of the sum of word, position and segment embeddings.
 
     Output 1 is the number of tokens of each row that the mask keeps; output 2 is the sum.
     """
@@ -117,7 +117,7 @@ def embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("QEmbedLayerNormalization")
 def quantized_embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """EmbedLayerNormalization of quantized tables, scale and bias, trained as float masters."""
+    """EmbedLayerNormalization of quantized tables, scale and bias, trained as float master weights."""
     floats: list[Tensor | None] = []
     for k in range(2, 7):  # the scale of input k is input k + 6, its zero point is input k + 11
         places = (k, k + 6, k + 11)

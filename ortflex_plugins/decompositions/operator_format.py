@@ -46,19 +46,19 @@ def _convolution(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearConv", domain="")
 def qlinear_conv(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Conv of integers, with one scale of the weight or one per output channel."""
+    """Conv of quantized tensors, with one scale per weight or one per output channel."""
     return _convolution(op, node)
 
 
 @DECOMPOSITIONS.operator("QLinearConv")
 def qlinear_conv_of_runtime(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Conv of integers, whose channels may be the last axis."""
+    """Conv of quantized tensors, whose last axis may be the channel axis."""
     return _convolution(op, node)
 
 
 @DECOMPOSITIONS.operator("QLinearMatMul", domain="")
 def qlinear_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
-    """MatMul of integers, with one scale of each operand, or one per row of A and column of B."""
+    """MatMul of quantized tensors, with one scale per operand, or one per row of A and column of B."""
     a, b = node.required(0), node.required(3)
     rows, columns = max((a.rank or 0) - 2, 0), max((b.rank or 0) - 1, 0)
     y = op.MatMul(real(op, node, (0, 1, 2), axis=rows), real(op, node, (3, 4, 5), axis=columns))
@@ -67,7 +67,7 @@ def qlinear_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QGemm")
 def qgemm(op: Ops, node: Call) -> Sequence[Tensor]:
-    """``alpha·A·B + C`` of integers; without a scale of the output it is a float."""
+    """``alpha·A·B + C`` of quantized tensors. Without an output scale, the result is a float tensor."""
     alpha, turned = node.setting("alpha", 1.0), node.setting("transB", 0)
     a = real(op, node, (0, 1, 2))
     b = real(op, node, (3, 4, 5), axis=0 if turned else 1)
@@ -81,21 +81,21 @@ def qgemm(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearAdd")
 def qlinear_add(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The sum of integers."""
+    """The sum of two quantized tensors."""
     y = real(op, node, (0, 1, 2)) + real(op, node, (3, 4, 5))
     return [rounded(op, node, y, _first(node), (6, 7))]
 
 
 @DECOMPOSITIONS.operator("QLinearMul")
 def qlinear_mul(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The product of integers, by elements."""
+    """The elementwise product of two quantized tensors."""
     y = real(op, node, (0, 1, 2)) * real(op, node, (3, 4, 5))
     return [rounded(op, node, y, _first(node), (6, 7))]
 
 
 @DECOMPOSITIONS.operator("QLinearWhere")
 def qlinear_where(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The elements of one of two tensors of integers."""
+    """Elements of two quantized tensors, selected by a condition."""
     chosen, x = node.input(0), node.input(1)
     if chosen is None or x is None:
         raise NotDecomposed("without a condition or an input")
@@ -105,7 +105,7 @@ def qlinear_where(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearConcat")
 def qlinear_concat(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Tensors of integers along an axis; each has a scale and a zero point."""
+    """Concat of quantized tensors, each with its own scale and zero point."""
     parts, k, x = [], 2, node.input(2)
     while node.input(k) is not None:
         parts.append(real(op, node, (k, k + 1, k + 2)))
@@ -118,21 +118,21 @@ def qlinear_concat(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearSigmoid")
 def qlinear_sigmoid(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Sigmoid of integers."""
+    """Sigmoid of a quantized tensor."""
     y = op.Sigmoid(real(op, node, (0, 1, 2)))
     return [rounded(op, node, y, _first(node), (3, 4))]
 
 
 @DECOMPOSITIONS.operator("QLinearLeakyRelu")
 def qlinear_leaky_relu(op: Ops, node: Call) -> Sequence[Tensor]:
-    """LeakyRelu of integers."""
+    """LeakyRelu of a quantized tensor."""
     y = op.LeakyRelu(real(op, node, (0, 1, 2)), alpha=node.setting("alpha", 0.01))
     return [rounded(op, node, y, _first(node), (3, 4))]
 
 
 @DECOMPOSITIONS.operator("QLinearSoftmax")
 def qlinear_softmax(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Softmax of integers along an axis; before opset 13, along all axes from it on."""
+    """Softmax of a quantized tensor along an axis, which must be the last one before opset 13."""
     x, axis, opset = real(op, node, (0, 1, 2)), node.setting("axis", -1), node.setting("opset", 13)
     if opset < 13 and (x.rank is None or axis % x.rank != x.rank - 1):
         raise NotDecomposed(f"with axis={axis} at opset {opset}, which is not the last axis")
@@ -141,7 +141,7 @@ def qlinear_softmax(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearAveragePool")
 def qlinear_average_pool(op: Ops, node: Call) -> Sequence[Tensor]:
-    """AveragePool of integers."""
+    """AveragePool of a quantized tensor."""
     settings = {name: node.setting(name) for name in _POOLING}
     x, restored = _channels_first(op, node, real(op, node, (0, 1, 2)))
     y = restored(op.AveragePool(x, **settings))
@@ -150,7 +150,7 @@ def qlinear_average_pool(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearGlobalAveragePool")
 def qlinear_global_average_pool(op: Ops, node: Call) -> Sequence[Tensor]:
-    """GlobalAveragePool of integers."""
+    """GlobalAveragePool of a quantized tensor."""
     x, restored = _channels_first(op, node, real(op, node, (0, 1, 2)))
     y = restored(op.GlobalAveragePool(x))
     return [rounded(op, node, y, _first(node), (3, 4))]
@@ -158,7 +158,7 @@ def qlinear_global_average_pool(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearReduceMean")
 def qlinear_reduce_mean(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The mean of integers along axes."""
+    """The mean of a quantized tensor along axes."""
     x = real(op, node, (0, 1, 2))
     y = op.ReduceMean(x, axes=node.setting("axes"), keepdims=node.setting("keepdims", 1))
     return [rounded(op, node, y, _first(node), (3, 4))]

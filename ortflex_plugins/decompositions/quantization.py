@@ -39,14 +39,14 @@ def _check_opset(node: Call, codes: Tensor | None) -> None:
 
 @DECOMPOSITIONS.operator("DequantizeLinear")
 def dequantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The standard DequantizeLinear, which older opsets define only for 8-bit integers."""
+    """The standard DequantizeLinear, also for the integer types that older opsets do not define."""
     _check_opset(node, node.required(0))
     return [real(op, node, (0, 1, 2), axis=node.setting("axis", 1))]
 
 
 @DECOMPOSITIONS.operator("QuantizeLinear")
 def quantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The standard QuantizeLinear, which older opsets define only for 8-bit integers."""
+    """The standard QuantizeLinear, also for the integer types that older opsets do not define."""
     _check_opset(node, node.input(2))
     axis = node.setting("axis", 1)
     scale = node.required(1)
@@ -74,7 +74,7 @@ def _whole_numbers(op: Ops, packed: Tensor, bits: int) -> Tensor:
 
 @DECOMPOSITIONS.operator("MatMulNBits")
 def matmul_n_bits(op: Ops, node: Call) -> Sequence[Tensor]:
-    """``A·Wᵀ + bias`` with W [N, K] of 2, 4 or 8 bits, in blocks that have one scale each."""
+    """``A·Wᵀ + bias`` with W [N, K] in 2, 4 or 8 bits, and one scale per block."""
     a, packed, scales = (node.required(k) for k in range(3))
     zeros = node.input(3)
     columns, rows = int(node.setting("K")), int(node.setting("N"))
@@ -146,12 +146,12 @@ def _product(op: Ops, node: Call, data: Tensor, places: tuple[int, int, int], bi
 
 @DECOMPOSITIONS.operator("MatMulIntegerToFloat")
 def matmul_integer_to_float(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The product of integers times both scales, plus a bias."""
+    """The product of two quantized matrices, plus a bias, in float."""
     return [_product(op, node, real(op, node, (0, 2, 4)), (1, 3, 5), 6)]
 
 
 @DECOMPOSITIONS.operator("DynamicQuantizeMatMul")
 def dynamic_quantize_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The product with integers of an input that is quantized by its own range."""
+    """The product of a quantized weight and an input that is quantized according to its own range."""
     data = op.DequantizeLinear(*op.DynamicQuantizeLinear(node.required(0), outputs=3))
     return [_product(op, node, data, (1, 2, 3), 4)]

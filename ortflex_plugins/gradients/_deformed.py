@@ -33,7 +33,7 @@ from ortflex_plugins.gradients._windows import Sizes
 
 
 def deform_conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Y = W · (mask ∘ x at the windows' places + offset); the rule needs the sizes of W."""
+    """The output is W · (mask ∘ x at the shifted window positions). The shape of W must be known."""
     x, weight, offset, _, mask = (*node.inputs, None, None)[:5]
     sizes = known_sizes(weight)
     if sizes is None:

@@ -32,7 +32,7 @@ from ortflex_plugins.gradients._interpolation import INT64, Tap, below, clamped
 
 
 def roi_align(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The mean or maximum of samples on a grid in each bin; without a gradient of the regions."""
+    """Each bin is the mean or maximum of samples on a grid. The regions have no gradient."""
     if node.needs(1):
         raise NoGradientRule("by its regions (input rois)")
     x, regions, batch = node.inputs
@@ -108,7 +108,7 @@ def _largest(
 
 
 def max_roi_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The first maximum of each bin gets the gradient; the regions are rounded and have no gradient."""
+    """The first maximum of each bin gets the gradient. The regions are rounded and have no gradient."""
     x, regions = node.inputs
     sizes = [size_of(op, x, axis) for axis in (2, 3)]
     batch = op.Cast(op.Gather(regions, 0, axis=1), to=INT64)

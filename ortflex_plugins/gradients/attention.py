@@ -42,7 +42,7 @@ def _lowest(x: Tensor) -> float:
 
 @RULES.rule("Attention", attributes=("qk_matmul_output_mode", "softmax_precision"))
 def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """Refused: nonpad_kv_seqlen, is_causal with past keys, and a gradient of qk_matmul_output."""
+    """Not supported: nonpad_kv_seqlen, is_causal with past keys, and a gradient of qk_matmul_output."""
     if node.input(6) is not None:
         raise NoGradientRule("with nonpad_kv_seqlen")
     if node.is_causal and node.input(4) is not None:
@@ -122,7 +122,7 @@ def _masked(op: Ops, node: NodeView, scores: Tensor, q: Tensor, keys: Tensor) ->
 
 @RULES.rule("RotaryEmbedding", attributes=("num_heads",))
 def _rotary(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """A rotation's transpose is the rotation by the opposite angle."""
+    """The gradient is rotated by the opposite angle."""
     if node.needs(1) or node.needs(2):
         return node.through([_rotated(op, node)], g)
     x, cos, sin, *positions = node.inputs

@@ -79,7 +79,7 @@ def _named(name: str, attribute: AttributeProto) -> AttributeProto:
 
 @RULES.rule("If")
 def _if(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """An If whose branches are the branches' gradients; random operators are refused."""
+    """The gradient is an If with the gradients of both branches. Random operators are not supported."""
     captures = _needed_captures(node)
     seeds = {k: g for k, g in enumerate(gs) if g is not None and node.outputs[k].is_float}
     gradients: list[Gradient] = [None] * (1 + len(node.captures))
@@ -126,7 +126,7 @@ class _Iteration:
 
 @RULES.rule("Loop")
 def _loop(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """The shape of a state must not change between iterations; random operators are refused."""
+    """The shapes of loop states must not change between iterations. Random operators are not supported."""
     count = max(0, len(node.inputs) - 2)
     shape = _Iteration(
         states=range(2, 2 + count),
@@ -139,7 +139,7 @@ def _loop(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
 
 @RULES.rule("Scan", since=9)
 def _scan(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """Random operators in the body are refused."""
+    """Random operators in the body are not supported."""
     scanned = node.num_scan_inputs
     count = len(node.inputs) - scanned
     written = len(node.outputs) - count

@@ -60,7 +60,7 @@ class Equation:
 
 @RULES.rule("Einsum")
 def _einsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Any equation, of operands of known rank."""
+    """All equations are supported, but the ranks of the operands must be known."""
     ranks = [x.rank for x in node.inputs]
     if None in ranks:
         raise NoGradientRule("with operands of unknown rank")

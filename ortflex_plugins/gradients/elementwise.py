@@ -212,7 +212,7 @@ def _pow_exponent(op: Ops, node: NodeView, g: Tensor) -> Tensor:
 
 @RULES.rule("Mod", attributes=("fmod",))
 def _mod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """For x mod y = x − k y the gradient by y is −k; it is 0 where the result is not a finite number."""
+    """For x mod y = x − k y, dy = −k g. It is 0 where the result is not finite."""
     # k = (x − (x − k y)) / y is an integer that is locally constant.
     x, y = node.inputs
     z = node.outputs[0]
@@ -228,7 +228,7 @@ def _mod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Max", "Min")
 def _extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Equal extrema share the gradient evenly."""
+    """Inputs with the same extreme value share the gradient evenly."""
     if len(node.inputs) == 1:
         return [g]
     if len(node.inputs) == 2:
@@ -244,7 +244,7 @@ def _extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Clip")
 def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient belongs to x inside the bounds and at them, elsewhere to the bound."""
+    """The gradient flows to x inside the bounds and at them, and to the bound outside of them."""
     x, y, low, high = node.inputs[0], node.outputs[0], node.input(1), node.input(2)
     if not x.is_float:  # integers that stand for real numbers: there is no kernel for all types
         x, y = (op.Cast(t, to=TensorProto.INT32) for t in (x, y))
@@ -317,7 +317,7 @@ def _cast(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Dropout", attributes=("seed",))
 def _dropout(op: Ops, node: NodeView, g: Tensor, *_: Tensor | None) -> Sequence[Gradient]:
-    """The mask is drawn in each run of the graph; the forward and the backward pass share it."""
+    """Each run of the graph draws a new mask, which the forward and backward passes share."""
     ratio, training = node.input(1), node.input(2)
     if training is None or (training.constant is not None and not training.constant.any()):
         return [g, None, None]

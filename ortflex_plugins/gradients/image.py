@@ -56,7 +56,7 @@ _REPEATS = {
     ),
 )
 def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Along each axis, Resize is a product with a matrix, which is the Resize of the identity.
+    """Along each axis, Resize is a product with a matrix, whose transpose gives the gradient.
 
     Regions and scales have no gradient rule: they change the weights of the interpolation. With nearest
     neighbors, their gradient is 0.
@@ -309,7 +309,7 @@ def _space_to_depth(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("CenterCropPad")
 def _center_crop_pad(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The operator with the input's sizes: cropped elements become zeros, and padding is cropped."""
+    """The gradient is cropped and padded to the size of the input. Cropped elements get zeros."""
     x = node.inputs[0]
     target = dims(op, x)
     if node.axes is not None:
@@ -320,7 +320,7 @@ def _center_crop_pad(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Col2Im")
 def _col2im(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The columns of the cotangent: a convolution with all unit kernels."""
+    """A convolution with unit kernels extracts the columns of dY."""
     x, image, block = node.inputs
     y = node.outputs[0]
     if block.constant is not None:

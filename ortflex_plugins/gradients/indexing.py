@@ -76,7 +76,7 @@ def _gather_nd(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("ScatterElements", "ScatterND", attributes=("axis",))
 def _scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Without a reduction, a place that is written twice has no defined value and no gradient."""
+    """Without a reduction, an element that is written twice has no defined value and gets no gradient."""
     data, _, updates = node.inputs
     y, reduction = node.outputs[0], node.reduction or "none"
     if reduction == "mul":
@@ -139,7 +139,7 @@ def _scatter_extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("OneHot")
 def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient of the on-value is the sum over its places; all other places give the off-value's."""
+    """The on-value gets the sum of the gradients at its positions, the off-value that of all others."""
     index, depth = node.inputs[:2]
     whole = full(op, g, node.outputs[0])
 
@@ -154,7 +154,7 @@ def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Range", attributes=("stash_type",))
 def _range(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Element k is start + k·delta; the limit decides only how many elements there are."""
+    """Element k is start + k·delta. The limit determines only their number, and has no gradient."""
     whole = full(op, g, node.outputs[0])
 
     def to_delta() -> Tensor:
@@ -180,7 +180,7 @@ def _compress(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Unique", attributes=("sorted",))
 def _unique(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
-    """Of equal elements the first one has the whole gradient: the output contains this one."""
+    """The first of several equal elements gets the whole gradient, because the output contains it."""
     if g is None:
         return [None]
     x, first = node.inputs[0], node.more_outputs(2)[1]
@@ -193,7 +193,7 @@ def _unique(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Seq
 
 @RULES.rule("TensorScatter")
 def _tensor_scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The places that were written belong to the update, all others to the cache."""
+    """Gradients at positions that were written flow to the update, all others flow to the cache."""
     cache, update, starts = node.inputs[0], node.inputs[1], node.input(2)
     whole = full(op, g, node.outputs[0])
     rank = update.rank

@@ -28,7 +28,7 @@ RULES = Rules()
 
 @RULES.rule("Gemm", attributes=("beta",))
 def _gemm(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Y = α A′ B′ + β C, where ′ is a transposition or nothing; dA and dB are one Gemm each."""
+    """For Y = α A′ B′ + β C, where ′ is an optional transposition, dA and dB are one Gemm each."""
     a, b = node.inputs[:2]
     alpha, ta, tb = node.alpha, node.transA, node.transB
     whole = full(op, g, node.outputs[0])
@@ -51,7 +51,7 @@ def _gemm(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("MatMul")
 def _matmul(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Y = A B on the last two axes: dA = dY Bᵀ and dB = Aᵀ dY, summed over broadcast batches."""
+    """For Y = A B, dA = dY Bᵀ and dB = Aᵀ dY, summed over the batch axes that were broadcast."""
     a, b = node.inputs
     whole = full(op, g, node.outputs[0])
     if a.rank is None or b.rank is None:
@@ -129,7 +129,7 @@ def _cofactors(op: Ops, x: Tensor) -> Tensor:
 
 @RULES.rule("Det")
 def _det(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The slope of a determinant is the matrix of cofactors.
+    """The derivative of a determinant is the matrix of cofactors.
 
     Cofactors are the signed determinants of the minors. The standard has no operator for the inverse,
     and singular matrices have cofactors, too.

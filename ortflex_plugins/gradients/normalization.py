@@ -66,7 +66,7 @@ def _channels(op: Ops, values: Tensor, rank: int) -> Tensor:
 def _batch(
     op: Ops, node: NodeView, g: Tensor | None, *statistics: Tensor | None
 ) -> Sequence[Gradient]:
-    """The training mode is supported from opset 14 on."""
+    """Training mode is supported from opset 14 on."""
     axes = [0, *range(2, _rank(node.inputs[0]))]
     if len(node.outputs) > 3 or (op.opset < 14 and len(node.outputs) > 1):
         raise NoGradientRule("with saved statistics among its outputs")
@@ -175,7 +175,7 @@ def _trailing(node: NodeView, x: Tensor) -> list[int]:
 
 @RULES.rule("RMSNormalization", attributes=("stash_type",))
 def _rms(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """For y = scale · x̂ with x̂ = x r and 1/r² = mean x² + ε: dx = r (h − x̂ mean(h x̂)), h = g · scale."""
+    """For y = scale · x̂ with x̂ = x r, 1/r² = mean x² + ε and h = g · scale, dx = r (h − x̂ mean(h x̂))."""
     x, scale = node.inputs
     axes = _trailing(node, x)
     whole = full(op, g, node.inputs[0])
@@ -205,7 +205,7 @@ def _instance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("GroupNormalization", since=21, attributes=("stash_type",))
 def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """From opset 21 on; the standard withdrew the earlier form, which has one scale per group."""
+    """Supported from opset 21 on. The standard withdrew the earlier form, which has one scale per group."""
     x, scale = node.inputs[:2]
     rank = _rank(x)
     whole = full(op, g, x)
@@ -238,7 +238,7 @@ def _mean_variance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("LpNormalization")
 def _lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """For y = x / ‖x‖: dx = (g − n Σ g y) / ‖x‖ with n = sign x for p = 1 and n = y for p = 2.
+    """For y = x / ‖x‖, dx = (g − n Σ g y) / ‖x‖, where n is sign x for p = 1 and y for p = 2.
 
     A vector of zeros stays zero and has the gradient 0.
     """
@@ -254,7 +254,7 @@ def _lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("LRN")
 def _lrn(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """For y = x s^−β with s = k + α/n Σ x² over n neighboring channels.
+    """The function is y = x s^−β with s = k + α/n Σ x² over n neighboring channels.
 
     dx = g s^−β − 2αβ/n · x Σ g y / s, where the last sum is over the channels whose neighbor x is.
     """

@@ -56,7 +56,7 @@ def _tiles(at: Windows, x: Tensor) -> FixedWindows | None:
 
 @RULES.rule("MaxPool", since=8, attributes=("ceil_mode", "pads", "storage_order"))
 def _max_pool(op: Ops, node: NodeView, g: Tensor, _: Tensor | None = None) -> Sequence[Gradient]:
-    """The gradient of a window belongs to its first maximum, as in Indices and in torch."""
+    """The gradient of a window flows to its first maximum, as in Indices and in torch."""
     x, at = node.inputs[0], _windows(node)
     whole = full(op, g, node.outputs[0])
     tiles = _tiles(at, x)
@@ -114,7 +114,7 @@ def _over_windows(op: Ops, g: Tensor, at: Windows, x: Tensor) -> Tensor:
 
 @RULES.rule("AveragePool", since=7, attributes=("pads",))
 def _average_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Every place of a window gets dY / count; padding may be counted, but has no gradient."""
+    """Every element of a window gets dY / count. Padding may be counted, but it gets no gradient."""
     x, at = node.inputs[0], _windows(node)
     return [_over_windows(op, full(op, g, node.outputs[0]) * _weight(op, node, at), at, x)]
 
@@ -142,7 +142,7 @@ def _weight(op: Ops, node: NodeView, at: Windows) -> Tensor | float:
 
 @RULES.rule("LpPool", since=2, attributes=("ceil_mode",))
 def _lp_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Y = (Σ|x|ᵖ)^(1/p): dX = x|x|^(p−2) times the sum over windows of dY y^(1−p)."""
+    """For Y = (Σ|x|ᵖ)^(1/p), dX is x|x|^(p−2) times the sum of dY y^(1−p) over the windows."""
     x, at = node.inputs[0], _windows(node)
     pull = full(op, g, node.outputs[0]) * _power(op, node.outputs[0], 1 - node.p)
     return [_signed_power(op, x, node.p) * _over_windows(op, pull, at, x)]
@@ -193,7 +193,7 @@ def _global_lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("MaxUnpool", attributes=("kernel_shape", "pads", "strides"))
 def _max_unpool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The indices are the elements' places in the flattened output; the gradient is read there."""
+    """The gradient is read at the indices, which are positions in the flattened output."""
     x, indices = node.inputs[:2]
     flattened = op.Reshape(full(op, g, node.outputs[0]), [-1])
     return [reshape_like(op, op.Gather(flattened, indices), x), None, None]

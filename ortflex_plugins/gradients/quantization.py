@@ -146,7 +146,7 @@ def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("DynamicQuantizeLinear")
 def _dynamic(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
-    """The range of the type is the range of x, so nothing saturates; the scale is treated as constant."""
+    """The integers cover the range of x, so nothing saturates. The scale is treated as a constant."""
     return [None if g is None else full(op, g, node.outputs[0]) / node.outputs[1]]
 
 
@@ -161,7 +161,7 @@ def _centered(op: Ops, whole: Tensor, zero: Tensor | None, axes: Sequence[int]) 
 
 @RULES.rule("MatMulInteger")
 def _matmul_integer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient of the product of real numbers, per unit of the integers."""
+    """The integers are treated as real numbers, as in MatMul."""
     a = _centered(op, node.inputs[0], node.input(2), [-1])
     b = _centered(op, node.inputs[1], node.input(3), [])
     return node.through([op.MatMul(a, b)], op.Cast(g, to=TensorProto.FLOAT))
@@ -169,7 +169,7 @@ def _matmul_integer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("ConvInteger")
 def _conv_integer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient of the convolution of real numbers, per unit of the integers."""
+    """The integers are treated as real numbers, as in Conv."""
     rank = node.inputs[0].rank
     if rank is None:
         raise NoGradientRule("with an input of unknown rank")

@@ -112,7 +112,7 @@ for _name, _formula in _REDUCTIONS.items():
 
 @RULES.rule("Softmax", since=13)
 def _softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """With Σ along the axis: dx = y (g − Σ g y).
+    """The gradient is dx = y (g − Σ g y), with the sum along the axis.
 
     A fully masked row has the gradient 0 if a later Where replaces its NaN.
     """
@@ -140,7 +140,7 @@ def _nan_is_masked_later(node: NodeView) -> bool:
 
 @RULES.rule("LogSoftmax", since=13)
 def _log_softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """With Σ along the axis: dx = g − eʸ Σ g."""
+    """The gradient is dx = g − eʸ Σ g, with the sum along the axis."""
     y = node.outputs[0]
     whole, p = full(op, g, y), op.Exp(y)
     if _nan_is_masked_later(node):
@@ -157,7 +157,7 @@ def _cumsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("CumProd")
 def _cumprod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """dx_i = Σ_j g_j y_j / x_i over the products y_j that contain x_i; it is right at zeros, too."""
+    """The gradient of x_i is Σ_j g_j y_j / x_i over the products y_j that contain x_i, also if x_i is 0."""
     x, axis = node.inputs
     whole = full(op, g, node.outputs[0])
     forward = {"exclusive": node.exclusive, "reverse": node.reverse}

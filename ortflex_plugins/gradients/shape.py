@@ -182,7 +182,7 @@ def _trilu(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("ReverseSequence")
 def _reverse_sequence(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The reversal is its own inverse."""
+    """The gradient is reversed in the same way."""
     whole = full(op, g, node.outputs[0])
     axes = {"batch_axis": node.batch_axis, "time_axis": node.time_axis}
     return [op.ReverseSequence(whole, node.inputs[1], **axes), None]

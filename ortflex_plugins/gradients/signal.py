@@ -34,7 +34,7 @@ _INT64 = onnx.TensorProto.INT64
 
 @RULES.rule("DFT", since=17)
 def _dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The transform is y = F x with a symmetric F, and its adjoint is conj(F) g.
+    """For y = F x, where F is the symmetric matrix of the transform, dx = conj(F) g.
 
     conj(F) is the inverse transform without its factor 1/n. Half a spectrum is a part of the whole
     spectrum, a real signal has no imaginary part, and a signal shorter than the transform is padded
@@ -146,7 +146,7 @@ def _axis(node: NodeView) -> int | None:
 
 @RULES.rule("STFT")
 def _stft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Frames of the signal, each multiplied by the window and transformed."""
+    """The signal is divided into frames, which are multiplied by the window and transformed."""
     signal, step, window = node.inputs[0], node.inputs[1], node.input(2)
     if signal.rank != 3:
         raise NoGradientRule("of a signal that is not [batch, time, parts]")

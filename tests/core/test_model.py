@@ -153,7 +153,7 @@ def test_an_input_that_is_no_tensor_is_refused() -> None:
     sequence = helper.make_value_info("list", helper.make_sequence_type_proto(tensor))
     proto.graph.input.append(sequence)
     with pytest.raises(
-        ModelError, match="input 'list' is a sequence_type, but only tensors can be fed"
+        ModelError, match="input 'list' has the type sequence_type, but only tensors can be fed"
     ):
         Model(proto)
 

@@ -125,7 +125,7 @@ def test_another_count_or_reason_makes_the_figures_stale() -> None:
             "by the runtime (the plain model, too), right in the reference: NotImplemented: "
             "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for "
             "Mul(14) node with name 'x'",
-            "onnxruntime has no kernel: Mul of these types",
+            "onnxruntime has no kernel for Mul with these data types",
         ),
         (
             "NoGradientRule: no gradient rule for the operator STFT with a step that is not "

@@ -76,7 +76,7 @@ def tensor_name(info: ValueInfoProto, label: str) -> str:
     """The name of an input, which has to be a tensor."""
     if not info.type.HasField("tensor_type"):
         raise ModelError(
-            f"{label}: the input {info.name!r} is a {info.type.WhichOneof('value')}, but only "
+            f"{label}: the input {info.name!r} has the type {info.type.WhichOneof('value')}, but only "
             "tensors can be fed"
         )
     return info.name
