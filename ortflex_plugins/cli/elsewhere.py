@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from ortflex_core import Entry, Plugins, names_elsewhere
 from ortflex_plugins.cli.markdown import paragraph, table
 
+_CODE = re.compile(r"\w+=(?:\[.*\]|\{[^}]*\}|'\w+'|\d+)|fit\([^)]*\)|Trainer\.step")
+"""What is set as code in a hint."""
+
 
 def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> Iterator[str]:
     """Two tables: arguments and keys, then components.
@@ -16,7 +19,7 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
         plugins: the installed plugins, from which the components are loaded.
         entries: the components to list, by kind.
     """
-    yield "# Names in torch, Keras, scikit-learn, Hugging Face"
+    yield "# Names in torch, Keras, scikit-learn and Hugging Face"
     # Entries of the site's search.
     yield "```{index} ! MSE, ! BCE, ! Keras, ! names in torch\n```"
     yield (
@@ -24,9 +27,9 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
         "components. -->"
     )
     yield paragraph(
-        "This page lists names from torch, Lightning, Keras, scikit-learn, PEFT, XGBoost and the Trainer "
-        "of Hugging Face with the names that ortflex uses. If you type one of these names, the error "
-        "message shows the name in the first column."
+        "This page translates names from torch, Lightning, Keras, scikit-learn, PEFT, XGBoost and the "
+        "Hugging Face Trainer to the names that ortflex uses. If you use a name of another library, the "
+        "error message suggests the name in the first column."
     )
     yield "## Arguments of Trainer and keys of train.toml"
     rows: dict[tuple[str, str], list[str]] = {}
@@ -37,13 +40,16 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
         rows.setdefault((meaning, hint), []).append(f"`{name}`")
     yield table(
         ["in ortflex", "in other libraries", "how to use it"],
-        [[f"`{meaning}`", ", ".join(names), hint] for (meaning, hint), names in rows.items()],
+        [
+            [f"`{word}`", ", ".join(names), _CODE.sub(r"`\g<0>`", hint)]
+            for (word, hint), names in rows.items()
+        ],
     )
     yield "## Components"
     yield paragraph(
-        "The error message also recognizes other spellings of these names. Case, underscores and the "
-        "kind at the end do not matter: `CrossEntropyLoss`, `cross_entropy` and `crossentropy` are "
-        "the same name."
+        "Error messages also recognize other spellings of these names. Case, underscores and a kind at the "
+        "end of the name do not matter, so `CrossEntropyLoss`, `cross_entropy` and `crossentropy` are the "
+        "same name."
     )
     found = []
     for kind, listed in entries.items():
@@ -52,4 +58,4 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
             if names:
                 link = f"[`{entry.name}`]({kind}.md#{entry.name.lower()})"
                 found.append([link, kind, ", ".join(f"`{name}`" for name in names)])
-    yield table(["here", "kind", "elsewhere"], found)
+    yield table(["in ortflex", "kind", "in other libraries"], found)
