@@ -40,7 +40,8 @@ class Lora(Adapter):
 
     A has the shape [inputs, rank], and its initial values are uniform in ±1/√inputs (Kaiming
     initialization with a = √5). B has the shape [rank, outputs] and is initially 0, so the adapter does
-    not change the model until the first update. With ``rslora``, s is alpha / √rank.
+    not change the model until the first update. ``drop`` is dropout. With ``rslora``, s is alpha /
+    √rank.
 
     Raises:
         ValueError: ``rank`` is not an integer above 0, ``dropout`` is not in [0, 1), ``alpha`` is 0.
@@ -68,7 +69,7 @@ class Lora(Adapter):
     )
     rslora: bool = setting(default=False, help="whether alpha is divided by √rank instead of rank")
 
-    source: str = setting(default="", help="a folder in PEFT format with the initial values")
+    source: str = setting(default="", help="a folder of Hugging Face PEFT with the initial values")
     prefix: str = setting(
         default="", help="a prefix of the module paths that PEFT's names lack, such as `model.`"
     )

@@ -28,7 +28,7 @@ class Ema(Average):
     decay: float = hyper(
         default=0.999,
         validator=number(ge=0, lt=1),
-        help="the factor of the previous average",
+        help="the factor by which the previous average is multiplied",
     )
 
     def share(self, op: Ops, step: Host) -> Host:

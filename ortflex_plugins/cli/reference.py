@@ -165,7 +165,7 @@ def _introduction(plugins: Plugins, kind: str, short: bool = False) -> str:
     elif not keys:
         return paragraph(what)
     elif short:
-        use = f"Set it with `{keys[0]}`{', which is a list' if several else ''}."
+        use = f"Set {'one or more' if several else 'it'} with `{keys[0]}`."
     elif several:
         use = f"To choose one or more, set `{keys[0]}` to a list, in the Trainer or in a recipe."
     else:
@@ -180,7 +180,7 @@ def _components(
     yield _GENERATED
     yield paragraph(
         f"This page lists the components of {distribution} by kind. To use a component, set the argument "
-        "of the Trainer, or the key of a recipe, that its section names. Each heading links to a page that "
+        "of the Trainer, or the key of a recipe, that the section names. Each heading links to a page that "
         "describes the components of this kind with their parameters. `ortflex plugins` lists all "
         "installed plugins, including those of other distributions."
     )
@@ -193,7 +193,7 @@ def _components(
             what = next(_docstring(loaded)) if kind not in TABLES else _families(loaded.table)
             # The site's links to sections are in lower case.
             rows.append([f"[`{entry.name}`]({kind}.md#{entry.name.lower()})", what])
-        yield table(["name", "what it is"], rows)
+        yield table(["name", "operators" if kind in TABLES else "what it is"], rows)
 
 
 def _packages(packages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -240,7 +240,7 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
 
 
 def _families(operators: Mapping[Any, Any]) -> str:
-    names = sorted(operator for _, operator in operators)
+    names = sorted({operator for _, operator in operators})
     shown = ", ".join(names[:6])
     return f"{shown}, … ({len(names)} operators)" if len(names) > 6 else shown
 

@@ -77,7 +77,8 @@ class Sparsity(Pruning):
     scope: str = setting(
         default="tensor",
         validator=one_of("tensor", "global"),
-        help="for ``magnitude``: whether each ``tensor`` has this share, or all together (``global``)",
+        help="for ``magnitude``: whether each tensor has this share (``tensor``), or all tensors "
+        "together (``global``)",
     )
 
     def __attrs_post_init__(self) -> None:

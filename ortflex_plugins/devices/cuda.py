@@ -40,7 +40,7 @@ class Cuda(Device):
     data_bytes: int = setting(
         default=2**30,
         validator=_natural,
-        help="the maximum size of training data that are copied to the GPU only once, in bytes",
+        help="the maximum size, in bytes, of training data that are copied to the GPU only once",
     )
 
     @classmethod

@@ -19,7 +19,7 @@ class Bf16Mixed(Precision):
     losses and updates are computed in float32. bfloat16 has the range of float32, so no loss scale is
     needed.
 
-    onnxruntime has no bfloat16 arithmetic on CPUs. A backend that cannot run it raises an error.
+    onnxruntime has no bfloat16 arithmetic on CPUs. Backends without bfloat16 raise an error.
 
     >>> Bf16Mixed().describe()
     {'name': 'bf16_mixed'}

@@ -29,14 +29,14 @@ class Fp16Mixed(Precision):
     normalizations, reductions, losses and updates are computed in float32. In float16, gradients below
     6e-8 would be zero, so the losses are multiplied by the loss scale s.
 
-    If ``dynamic`` is True, s starts at ``loss_scale``. It is doubled after ``growth_steps`` consecutive
-    updates with finite gradients, and halved if a gradient is not finite. In that case, the update is
-    skipped: weights, optimizer state and statistics do not change. The skipped step counts for
-    schedules, but not for bias corrections, averages and noise. s and its counters are part of the
-    optimizer state and of checkpoints.
+    If ``dynamic`` is True, the loss scale s starts at ``loss_scale``. It is doubled after
+    ``growth_steps`` consecutive updates with finite gradients, and halved if a gradient is not finite.
+    In that case, the update is skipped: weights, optimizer state and statistics do not change. The
+    skipped step counts for schedules, but not for bias corrections, averages and noise. The loss scale
+    and its counters are part of the optimizer state and of checkpoints.
 
-    If ``dynamic`` is False, s is constant, and a gradient that is not finite stops the run with an
-    error.
+    If ``dynamic`` is False, the loss scale is constant, and a gradient that is not finite stops the run
+    with an error.
 
     Raises:
         ValueError: ``loss_scale`` is not positive, ``growth_steps`` is not a positive integer, or

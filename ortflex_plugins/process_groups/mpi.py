@@ -56,7 +56,7 @@ class Mpi(ProcessGroup):
     timeout: float = setting(
         default=1800.0,
         validator=number(gt=0),
-        help="the number of seconds to wait for a message of the other processes",
+        help="the number of seconds to wait for a message from the other processes",
     )
 
     @classmethod

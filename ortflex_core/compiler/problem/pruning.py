@@ -87,7 +87,7 @@ class Pruning(Constraint, abc.ABC):
     end: float = setting(
         default=0.5,
         validator=_moment,
-        help="when the share reaches its final value: a number or a fraction, as for ``begin``",
+        help="when the share reaches its final value: a number of steps or a fraction of the run",
     )
     every: int = setting(
         default=0,
