@@ -68,7 +68,7 @@ _COLORS = {
     "sizes",
     multiple=True,
     metavar="NAME=SIZE",
-    help="With --memory: the size of an axis whose size is not in the file; may be repeated.",
+    help="With --memory: the size of an axis that the file leaves open; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def check(

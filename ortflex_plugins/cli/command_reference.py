@@ -14,7 +14,7 @@ from ortflex_plugins.cli.markdown import paragraph, table
 _CODE = re.compile(
     r"--[a-z][a-z-]*|[A-Za-z_]+(?:\.\w+)*=\w+(?:\.\w+)*"
     r"|\b(?:RECIPE|RUN|DATA|MODEL|FOLDERS|FIRST|SECOND|TRAINED|STATE|KIND|NAME|COMMAND|Makefile)\b"
-    r"|\b[\w-]+\.(?:toml|json|onnx|csv|png|svg|html|npz|safetensors|c|h)\b|\b[a-z]+_[a-z]+\b"
+    r"|\b[\w-]+\.(?:toml|json|onnx|csv|png|svg|html|npz|safetensors|c|h)\b|\b[A-Za-z]+_[A-Za-z]+\b"
     r"|(?<!\w)\.(?:onnx|csv|png|svg|pdf|html|npz|npy)\b"
 )
 """What is set as code on the page: options, arguments, keys with values, names with ``_`` and files."""

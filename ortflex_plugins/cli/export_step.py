@@ -59,7 +59,7 @@ def export_step(
     as_c: bool,
     trust_code: bool,
 ) -> None:
-    """Export the training step of a recipe for any onnxruntime, or as C code.
+    """Export the training step of a recipe for use with any onnxruntime, or as C code.
 
     RECIPE and KEY=VALUE are the same as for `ortflex train`. The command writes step.onnx,
     predict.onnx, state.safetensors and manifest.json to a folder. A loop in Python, JavaScript, C# or

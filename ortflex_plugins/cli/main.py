@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "verify": "Check an exported model against its receipt, or repeat its training.",
     "quantize": "Quantize a float MODEL to integers and train the quantized model.",
     "shrink": "Remove the channels of MODEL that its outputs do not need.",
-    "export-step": "Export the training step of a recipe for any onnxruntime, or as C code.",
+    "export-step": "Export the training step of a recipe for use with any onnxruntime, or as C code.",
     "apply-state": "Write a copy of MODEL with the trained weights from STATE.",
     "new-plugin": "Create a package with a plugin of the given KIND and NAME, and with its tests.",
     "new-flower-app": "Create a Flower project that trains RECIPE on many clients.",
@@ -124,7 +124,7 @@ def main() -> None:
     """Train ONNX models with onnxruntime. Losses, optimizers, backends and all other parts are plugins.
 
     The exit code is 0 on success, 1 after an error, 2 if the command line is invalid, and 130 after
-    Ctrl-C. Set the environment variable ORTFLEX_DEBUG=1 to see the traceback of an error.
+    Ctrl-C. Set the environment variable ORTFLEX_DEBUG to 1 to see the traceback of an error.
     """
 
 

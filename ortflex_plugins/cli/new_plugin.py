@@ -35,10 +35,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def new_plugin(kind: str, name: str, output: Path) -> None:
     """Create a package with a plugin of the given KIND and NAME, and with its tests.
 
-    KIND is loss, penalty, schedule, optimizer, edit, quantizer, adapter, transform, constraint,
-    average, precision, metric, data, callback, device, backend, process_group, gradient, decomposition,
-    or a kind that another package adds. The generated plugin works as it is; replace its formula with
-    your own.
+    KIND is `loss`, `penalty`, `schedule`, `optimizer`, `edit`, `quantizer`, `adapter`, `transform`,
+    `constraint`, `average`, `precision`, `metric`, `data`, `callback`, `device`, `backend`,
+    `process_group`, `gradient`, `decomposition`, or a kind that another package adds. The generated
+    plugin works as it is; replace its formula with your own.
     """
     from ortflex_core import make_folder, write_bytes
 

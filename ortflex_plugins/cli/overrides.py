@@ -16,7 +16,7 @@ trusting_code = click.option(
     "--trust-code",
     is_flag=True,
     help=(
-        "Import the Python code that a run folder, a checkpoint or a state file names. A recipe outside of "
+        "Import the Python code that a run folder, a checkpoint or a state file names. A recipe outside "
         "a run folder does not need this option."
     ),
 )

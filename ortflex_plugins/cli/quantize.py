@@ -35,7 +35,7 @@ _SATURATED = 0.02
 )
 @click.option(
     "--validation",
-    help="The data for the table, or the fraction of --data that is held out for it. By default, 0.2.",
+    help="The validation data for the table, or the fraction of --data to hold out. By default, 0.2.",
 )
 @click.option(
     "--weights",
@@ -122,7 +122,7 @@ _SATURATED = 0.02
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write. By default, the weight type is added to the name: model-int8.onnx.",
+    help="The file to write. By default, the weight type is added to the name of MODEL: model-int8.onnx.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def quantize(
