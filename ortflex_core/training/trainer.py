@@ -129,8 +129,8 @@ class Trainer(SharesModels):
             training runs in one process.
         sync_every: with ``distributed``, the number of steps that each process runs on its own
             before the processes average their weights, optimizer state and running statistics
-            (local SGD, which is a different algorithm); by default, the processes add their
-            gradients in every step.
+            (local SGD); the results differ from those of a single process. By default, the
+            processes add their gradients in every step.
         shard_state: with ``distributed``, each process keeps the optimizer state of only its part
             of the weights, updates this part and sends it to the others (ZeRO-1); the result is the
             same.
@@ -143,7 +143,7 @@ class Trainer(SharesModels):
         reduction: how the losses l of the rows, with sample weights w, are combined into the loss
             of a batch: ``mean`` is Σ w·l / Σ w, and ``sum`` is Σ w·l.
         metrics: one or more metrics to compute on the validation data and in ``Trainer.evaluate``;
-            if several outputs have a loss, ``{output: metrics}`` or tables with the key
+            if several outputs have a loss, use ``{output: metrics}`` or tables with the key
             ``predicted``.
         callbacks: one or more callbacks: names, or objects with hooks.
         classes: the class labels, in the order of the logits; by default, the labels in the file,
@@ -152,11 +152,11 @@ class Trainer(SharesModels):
             ``True`` for all, or names and globs.
         check_finite: raises an error if the data contains NaN or infinity; each array is checked
             only once.
-        cache: where to store the outputs of the prefix, the part of the model that precedes all
-            trained tensors, so that it runs only once for each row: in ``memory``, or on ``disk``
-            in a temporary file. ``auto`` stores the outputs if the prefix contains matrix products,
-            convolutions or operators without a gradient, and uses a file if they are large.
-            ``False`` runs the whole model in each step.
+        cache: where to store the outputs of the prefix, which is the part of the model that
+            precedes all trained tensors: in ``memory``, or in a temporary file on ``disk``. The
+            prefix then runs only once for each row. ``auto`` stores the outputs if the prefix
+            contains matrix products, convolutions or operators without a gradient, and uses a file
+            if they are large. ``False`` runs the whole model in each step.
         batch_norm: ``train`` normalizes with the batch statistics, and updates the running
             statistics if they are initializers; ``freeze`` normalizes with the running statistics;
             ``auto`` means ``freeze`` if scale and bias are both frozen, and ``train`` otherwise.

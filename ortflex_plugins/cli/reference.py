@@ -109,10 +109,14 @@ def _configuration() -> Iterator[str]:
     yield paragraph(
         "This page lists the keys of `train.toml`, the recipe that `ortflex init` writes and "
         "`ortflex train` reads. Most of them are also arguments of `ortflex_core.Trainer`, with "
-        "the same names. Relative paths are relative to the folder of the file, and the "
-        "extension of a path, or of the files in a folder, selects the [data source](data.md) "
-        "that reads it. To override a key on the command line, write `key=value`: `epochs=5`, "
+        "the same names. To override a key on the command line, write `key=value`: `epochs=5`, "
         "`optimizer.beta1=0.8`, `loss=huber`, `'params=[\"coef*\"]'`."
+    )
+    yield paragraph(
+        "Relative paths in the file are relative to its folder, and those on the command line are "
+        "relative to the current folder. The extension of a data file selects the "
+        "[data source](data.md) that reads the file. If you pass a folder, the extension of the "
+        "files in the folder selects the data source."
     )
     yield paragraph(
         'In the tables below, *a component* is a name (`optimizer = "adam"`), a table with the '
@@ -145,8 +149,8 @@ def _configuration() -> Iterator[str]:
     yield "## Penalties by parameter"
     yield paragraph(
         '`penalty = { by_parameter = { "coef*" = { l2 = 0.01 }, bias = "none" } }` sets a '
-        "penalty for each of several parameters or globs. A table without `name` is the elastic "
-        "penalty."
+        "different penalty for each parameter or glob. A table without `name` specifies the "
+        "elastic penalty."
     )
 
 
@@ -232,7 +236,10 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
     yield f"# {kind.replace('_', ' ').capitalize()}"
     yield _GENERATED
     yield _introduction(plugins, kind)
-    if kind in TABLES and "ortflex" in {entry.distribution for entry in entries}:
+    if kind not in TABLES:
+        noun = "data sources" if kind == "data" else kind.replace("_", " ")
+        yield f"This page describes the available {noun} and their parameters."
+    elif "ortflex" in {entry.distribution for entry in entries}:
         yield "Each section is a family. [Operators](operators.md) lists all operators in one place."
     for entry in entries:
         yield f"## {entry.name}"

@@ -16,20 +16,20 @@ _COCO = tuple(round(0.5 + 0.05 * k, 2) for k in range(10))
 
 @attrs.frozen(kw_only=True)
 class AveragePrecision(Metric):
-    """Mean average precision of predicted boxes (COCO's mAP) over the classes and IoU 0.5 to 0.95.
+    """Mean average precision of predicted boxes (COCO's mAP) over classes and IoU thresholds.
 
-    Predictions have the shape [N, D, 6]: x1, y1, x2, y2, score and class of each box after non-maximum
-    suppression. The detection losses decode the outputs of their models into this form. Labels have the
-    shape [N, M, 5]: x1, y1, x2, y2 and class, where rows with the class −1 are padding. For each class
-    and IoU threshold, the predicted boxes of all images are matched by descending score. A box is
-    correct if its IoU with a labeled box that is not matched yet reaches the threshold. The average
-    precision is the mean, over the recalls 0, 0.01, …, 1, of the highest precision at that recall or
-    above. The result is the mean over the thresholds and over the classes that have boxes in the
-    labels, or NaN if there are no such boxes.
+    By default, the IoU thresholds are 0.5, 0.55, …, 0.95. Predictions have the shape [N, D, 6]: x1, y1,
+    x2, y2, score and class of each box after non-maximum suppression. The detection losses decode the
+    outputs of their models into this form. Labels have the shape [N, M, 5]: x1, y1, x2, y2 and class,
+    where rows with the class −1 are padding. For each class and IoU threshold, the predicted boxes of
+    all images are matched by descending score. A box is correct if its IoU with a labeled box that has
+    not been matched yet reaches the threshold. The average precision is the mean, over the recalls 0,
+    0.01, …, 1, of the highest precision at that recall or above. The result is the mean over the
+    thresholds and over the classes that have boxes in the labels, or NaN if there are no such boxes.
 
-    ``iou=0.5`` computes mAP@50, and ``only=3`` the average precision of class 3; their columns in the
-    History are ``average_precision_50`` and ``average_precision_class_3``. Sample weights apply to
-    images.
+    ``iou=0.5`` computes mAP@50, and ``only=3`` computes the average precision of class 3. Their columns
+    in the History are ``average_precision_50`` and ``average_precision_class_3``. Each sample weight
+    applies to an image.
 
     Raises:
         ValueError: ``iou`` is not above 0 and at most 1, or ``max_detections`` is below 1.

@@ -23,8 +23,8 @@ class RocAuc(Metric):
     classes. With more columns, each class is compared with all others, and ``average`` combines the
     results. Labels are class indices [B, …], or 0 and 1 in the shape of the predictions, with any
     number of 1s per row. The result is in [0, 1], or NaN if a class has no rows or all rows. Scores and
-    labels are kept in memory until the end and need 9 bytes per row and column, plus 8 bytes with
-    sample weights.
+    labels are kept in memory until the end. They need 9 bytes per row and column, and sample weights
+    need another 8 bytes per row.
 
     Raises:
         ValueError: ``average`` has another value.

@@ -263,9 +263,9 @@ class Arguments:
     )
     sync_every: int | None = argument(
         "with ``distributed``, the number of steps that each process runs on its own before the "
-        "processes average their weights, optimizer state and running statistics (local SGD, "
-        "which is a different algorithm); by default, the processes add their gradients in every "
-        "step",
+        "processes average their weights, optimizer state and running statistics (local SGD); "
+        "the results differ from those of a single process. By default, the processes add their "
+        "gradients in every step",
         None,
         check=optional(check_count),
     )
@@ -301,7 +301,7 @@ class Arguments:
     )
     metrics: Any = argument(
         "one or more metrics to compute on the validation data and in ``Trainer.evaluate``; if "
-        "several outputs have a loss, ``{output: metrics}`` or tables with the key ``predicted``",
+        "several outputs have a loss, use ``{output: metrics}`` or tables with the key ``predicted``",
         (),
         kind=_COMPONENTS,
         keep=per_output,
@@ -333,9 +333,9 @@ class Arguments:
         check=check_flag,
     )
     cache: Literal["auto", "memory", "disk", False] = argument(
-        "where to store the outputs of the prefix, the part of the model that precedes all "
-        "trained tensors, so that it runs only once for each row: in ``memory``, or on ``disk`` "
-        "in a temporary file. ``auto`` stores the outputs if the prefix contains matrix "
+        "where to store the outputs of the prefix, which is the part of the model that precedes "
+        "all trained tensors: in ``memory``, or in a temporary file on ``disk``. The prefix then "
+        "runs only once for each row. ``auto`` stores the outputs if the prefix contains matrix "
         "products, convolutions or operators without a gradient, and uses a file if they are "
         "large. ``False`` runs the whole model in each step",
         "auto",

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from ortflex_core.training.views.history import History
 
 
-_SOURCE = "a path, whose ending is the name of its data source, or a table with the key name and parameters"
+_SOURCE = (
+    "a path whose extension selects a data source, or a table with the key name and parameters"
+)
 _ALL_KEYS = "`ortflex init` writes a file that has all keys"
 _TYPED = ("model", "stratify", "plugins", "output")
 """The keys that are no arguments and have a type; a check or the registry judges the others."""
