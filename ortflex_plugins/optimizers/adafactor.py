@@ -16,14 +16,14 @@ class Adafactor(Optimizer):
     """Adafactor stores only one value per row and column of a matrix; its default learning rate is 0.01.
 
     At step t, counted from 1, the current g² has the weight ``f = tᵇ`` in the moving averages, where b
-    is ``beta2_decay``. For weights of shape [.., m, n], ``row ← row + f·(mean over n of g² − row)`` has
-    the shape [.., m, 1], ``column ← column + f·(mean over m of g² − column)`` has the shape [.., 1, n],
+    is ``beta2_decay``. For weights of shape […, m, n], ``row ← row + f·(mean over n of g² − row)`` has
+    the shape […, m, 1], ``column ← column + f·(mean over m of g² − column)`` has the shape […, 1, n],
     and ``v = row·column / max(mean of row, eps1)``. For weights with fewer than two axes,
     ``variance ← variance + f·(g² − variance)`` has the shape of w, and ``v = variance``. Then
 
     ``d = g / max(√v, eps1)``, ``w ← (1 − rate·weight_decay)·w − α·d / max(1, rms(d)/clip)`` with
-    ``α = min(rate, 1/√t)·max(eps2, rms(w))``, where rms is the root mean square. The optimizer state,
-    the slots ``row``, ``column`` and ``variance``, starts at 0.
+    ``α = min(rate, 1/√t)·max(eps2, rms(w))``, where rms is the root mean square. The optimizer state
+    consists of the slots ``row``, ``column`` and ``variance``, which start at 0.
 
     Raises:
         ValueError: ``beta2_decay`` is positive, ``eps1``, ``eps2`` or ``clip`` is not positive, or

@@ -14,7 +14,7 @@ class Adagrad(Optimizer):
     """Adagrad, with a default learning rate of 0.01.
 
     ``s ← s + g²``, ``w ← w − rate / (1 + (t − 1)·rate_decay) · g / (√s + eps)``, where t is the step,
-    counted from 1. The optimizer state, the slot s, has the shape of w and starts at 0.
+    counted from 1. The optimizer state is the slot s, which has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``rate_decay`` is negative, or ``eps`` is not positive.
@@ -47,8 +47,8 @@ class Adagrad(Optimizer):
 class RmsProp(Optimizer):
     """RMSprop without centering or momentum, with a default learning rate of 0.01.
 
-    ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``. The optimizer state, the slot v,
-    has the shape of w and starts at 0.
+    ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``. The optimizer state is the
+    slot v, which has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``alpha`` is not in [0, 1), or ``eps`` is not positive.
@@ -83,7 +83,8 @@ class Adadelta(Optimizer):
     """Adadelta, with a default learning rate of 1.
 
     ``v ← rho·v + (1 − rho)·g²``, ``d = g·√(u + eps) / √(v + eps)``, ``u ← rho·u + (1 − rho)·d²``,
-    ``w ← w − rate·d``. The optimizer state, the slots u and v, has the shape of w and starts at 0.
+    ``w ← w − rate·d``. The optimizer state consists of the slots u and v, which have the shape of w and
+    start at 0.
 
     Raises:
         ValueError: ``rho`` is not in [0, 1), or ``eps`` is not positive.

@@ -51,7 +51,7 @@ class Adam(_Means):
 
     ``m ← beta1·m + (1 − beta1)·g``, ``v ← beta2·v + (1 − beta2)·g²``, ``w ← w − rate·m̂ / (√v̂ + eps)``
     with ``m̂ = m / (1 − beta1ᵗ)``, ``v̂ = v / (1 − beta2ᵗ)``, where t is the step, counted from 1. The
-    optimizer state, the slots m and v, has the shape of w and starts at 0.
+    optimizer state consists of the slots m and v, which have the shape of w and start at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` is not positive.
@@ -77,8 +77,8 @@ class Adam(_Means):
 class AdamW(_Means):
     """Adam with decoupled weight decay and a default learning rate of 0.001.
 
-    ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``, where m, v, m̂ and v̂ are those of Adam
-    and do not depend on the weight decay.
+    ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``, where m, v, m̂ and v̂ are defined as
+    in Adam and do not depend on the weight decay.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``eps`` is not positive, or ``weight_decay`` is negative.
@@ -112,8 +112,8 @@ class Adamax(_Means):
     """Adamax, the variant of Adam with the infinity norm; its default learning rate is 0.002.
 
     ``m ← beta1·m + (1 − beta1)·g``, ``u ← max(beta2·u, |g| + eps)``,
-    ``w ← w − rate / (1 − beta1ᵗ) · m / u``, where t is the step, counted from 1. The optimizer state,
-    the slots m and u, has the shape of w and starts at 0.
+    ``w ← w − rate / (1 − beta1ᵗ) · m / u``, where t is the step, counted from 1. The optimizer state
+    consists of the slots m and u, which have the shape of w and start at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` is not positive.
@@ -129,7 +129,9 @@ class Adamax(_Means):
     slots: ClassVar[tuple[str, ...]] = ("m", "u")
 
     beta2: float = hyper(
-        default=0.999, validator=number(ge=0, lt=1), help="the decay rate of the largest |g|"
+        default=0.999,
+        validator=number(ge=0, lt=1),
+        help="the decay rate of the running maximum of |g|",
     )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to |g|")
 
@@ -148,8 +150,8 @@ class NAdam(_Means):
 
     ``μₜ = beta1·(1 − ½·0.96^(t·decay))``, ``Pₜ = Πᵢ μᵢ``, and
     ``w ← w − rate·((1 − μₜ)·g / (1 − Pₜ) + μₜ₊₁·m / (1 − Pₜ₊₁)) / (√v̂ + eps)``, where t is the step,
-    counted from 1. m, v and v̂ are those of Adam. The additional slot ``q = 1 − Pₜ`` has the shape of
-    w.
+    counted from 1, and m, v and v̂ are defined as in Adam. The additional slot ``q = 1 − Pₜ`` has the
+    shape of w.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``decay`` is negative, or ``eps`` is not positive.
@@ -164,7 +166,7 @@ class NAdam(_Means):
     default_rate: ClassVar[float] = 2e-3
     slots: ClassVar[tuple[str, ...]] = ("m", "v", "q")
 
-    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to the root")
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v̂")
     decay: float = hyper(
         default=0.004, validator=number(ge=0), help="how fast the momentum increases"
     )
@@ -187,10 +189,10 @@ class NAdam(_Means):
 class RAdam(_Means):
     """Rectified Adam, with a default learning rate of 0.001.
 
-    With ``ρ∞ = 2 / (1 − beta2) − 1`` and ``ρ = ρ∞ − 2·t·beta2ᵗ / (1 − beta2ᵗ)``,
-    ``w ← w − rate·m̂·r·√(1 − beta2ᵗ) / (√v + eps)`` if ``ρ > 5``, else ``w ← w − rate·m̂``, where
-    ``r² = (ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)``. t is the step, counted from 1, and m, v and m̂ are
-    those of Adam.
+    If ``ρ > 5``, ``w ← w − rate·m̂·r·√(1 − beta2ᵗ) / (√v + eps)``; otherwise, ``w ← w − rate·m̂``. Here
+    ``ρ = ρ∞ − 2·t·beta2ᵗ / (1 − beta2ᵗ)``, ``ρ∞ = 2 / (1 − beta2) − 1`` and
+    ``r² = (ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)``, where t is the step, counted from 1, and m, v and m̂
+    are defined as in Adam.
 
     Raises:
         ValueError: ``beta1`` is not in [0, 1), ``beta2`` is not in [0.7, 1), or ``eps`` is not positive.
@@ -208,7 +210,7 @@ class RAdam(_Means):
         validator=number(ge=0.7, lt=1),
         help="the decay rate of the moving average of g²",
     )
-    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to the root")
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v")
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
@@ -232,7 +234,7 @@ class Lamb(_Means):
 
     ``d = m̂ / (√v̂ + eps) + weight_decay·w``, ``w ← w − rate·ratio·d`` with
     ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 if a norm is 0. The norms are Euclidean norms
-    of the whole tensor, and m, v, m̂ and v̂ are those of Adam.
+    of the whole tensor, and m, v, m̂ and v̂ are defined as in Adam.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``eps`` or ``ratio_max`` is not positive, or

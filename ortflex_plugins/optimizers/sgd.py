@@ -11,10 +11,10 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Sgd(Optimizer):
-    """Stochastic gradient descent: ``w ← w − rate·(g + weight_decay·w)``. The default rate is 0.001.
+    """Stochastic gradient descent, with a default learning rate of 0.001.
 
-    There is no optimizer state. Unlike a penalty, ``weight_decay`` is not part of the loss, and
-    gradient transforms such as clipping do not affect it.
+    ``w ← w − rate·(g + weight_decay·w)``. There is no optimizer state. Unlike a penalty,
+    ``weight_decay`` is not part of the loss, and gradient transforms such as clipping do not affect it.
 
     Raises:
         ValueError: ``weight_decay`` is negative.
@@ -31,7 +31,9 @@ class Sgd(Optimizer):
 
     # A constant of the graph, because a hyperparameter would cost a product per weight, even at 0.
     weight_decay: float = setting(
-        default=0.0, validator=number(ge=0), help="the factor of w that is added to the gradient"
+        default=0.0,
+        validator=number(ge=0),
+        help="the product weight_decay·w is added to the gradient",
     )
 
     def update(
@@ -45,9 +47,10 @@ class Sgd(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Momentum(Optimizer):
-    """Gradient descent with momentum: ``v ← beta·v + g``, ``w ← w − rate·v``. The default rate is 0.001.
+    """Gradient descent with momentum and a default learning rate of 0.001.
 
-    The optimizer state v, the slot ``velocity``, has the shape of w and starts at 0.
+    ``v ← beta·v + g``, ``w ← w − rate·v``. The optimizer state v has the shape of w and starts at 0. Its
+    slot is called ``velocity``.
 
     Raises:
         ValueError: ``beta`` is not in [0, 1).
@@ -77,9 +80,10 @@ class Momentum(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class Nesterov(Momentum):
-    """Nesterov momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``. The default rate is 0.001.
+    """Gradient descent with Nesterov momentum and a default learning rate of 0.001.
 
-    The optimizer state v, the slot ``velocity``, has the shape of w and starts at 0.
+    ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``. The optimizer state v has the shape of w and starts
+    at 0. Its slot is called ``velocity``.
 
     Raises:
         ValueError: ``beta`` is not in [0, 1).
@@ -103,12 +107,13 @@ class Nesterov(Momentum):
 
 @attrs.frozen(kw_only=True)
 class Lars(Optimizer):
-    """LARS: momentum with a learning rate scaled by the norm of each tensor; the default rate is 1.
+    """LARS scales the step of momentum to the norm of each tensor; its default learning rate is 1.
 
     ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
     ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. The norms are
-    Euclidean norms of the whole tensor. The optimizer state v, the slot ``velocity``, has the shape of
-    w and starts at 0. Biases and scales are usually trained with another optimizer (see ``groups``).
+    Euclidean norms of the whole tensor. The optimizer state v has the shape of w and starts at 0. Its
+    slot is called ``velocity``. Biases and scales are usually trained with another optimizer (see
+    ``groups``).
 
     Raises:
         ValueError: ``beta`` is not in [0, 1), ``trust`` is not positive, or ``weight_decay`` is negative.
@@ -155,11 +160,11 @@ def _norm(op: Ops, tensor: Tensor) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class Lion(Optimizer):
-    """Lion: each element moves by the sign of a momentum term; the default learning rate is 0.0001.
+    """Lion updates each element by the sign of a momentum term; its default learning rate is 0.0001.
 
     ``d = sign(beta1·m + (1 − beta1)·g)``, ``m ← beta2·m + (1 − beta2)·g``,
-    ``w ← (1 − rate·weight_decay)·w − rate·d``. The optimizer state, the slot m, has the shape of w and
-    starts at 0.
+    ``w ← (1 − rate·weight_decay)·w − rate·d``. The optimizer state is the slot m, which has the shape
+    of w and starts at 0.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``weight_decay`` is negative.
