@@ -70,6 +70,11 @@ KEY_GROUPS: Mapping[str, tuple[str, ...]] = {
 """The keys of a recipe by what they are for; a key that is not listed here is among the other keys."""
 _COMPONENT = "a name, the path of a class, or a table with the key name and parameters"
 _SKIPPED = ("Raises:", "Args:", "Attributes:")
+_NOTATION = (
+    "In the formulas, l is the loss, p is the prediction or a predicted probability, s are logits or "
+    "other raw scores, and y is the label. In the shapes, B is the number of rows in a batch, C is the "
+    "number of classes, and … stands for any number of further axes, such as the positions in an image."
+)
 
 
 def pages(
@@ -239,6 +244,8 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
     if kind not in TABLES:
         noun = "data sources" if kind == "data" else kind.replace("_", " ")
         yield f"This page describes the available {noun} and their parameters."
+        if kind == "losses":
+            yield paragraph(_NOTATION)
     elif "ortflex" in {entry.distribution for entry in entries}:
         yield "Each section is a family. [Operators](operators.md) lists all operators in one place."
     for entry in entries:

@@ -27,7 +27,7 @@ _EPS = 1e-12  # torch's, added to squared lengths
 
 @attrs.frozen(kw_only=True)
 class CosineEmbedding(Loss):
-    """Cosine distance of embeddings: ``1 − cos`` for similar pairs, else ``max(0, cos − margin)``.
+    """Cosine distance between embeddings, ``1 − cos``; ``max(0, cos − margin)`` for dissimilar pairs.
 
     For predictions [B, D], the labels [B, D] are the target embeddings, and ``l = 1 − cos(p, y)``.
     Predictions [B, 2, D] are pairs of embeddings, such as two outputs that the model stacks. Their
@@ -42,7 +42,7 @@ class CosineEmbedding(Loss):
     >>> CosineEmbedding(margin=0.5).describe()
     {'name': 'cosine_embedding', 'margin': 0.5}
 
-    Source: torch.nn.CosineEmbeddingLoss before its reduction.
+    Source: torch.nn.CosineEmbeddingLoss(reduction="none").
     """
 
     name: ClassVar[str] = "cosine_embedding"

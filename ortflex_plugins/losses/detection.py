@@ -135,7 +135,7 @@ class DetectionLoss(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]], abc.AB
     normalize: Literal["image", "batch"] = setting(
         default="image",
         validator=one_of("image", "batch"),
-        help="divides by the number of matches in each image, or in all images of the batch",
+        help="whether the loss is normalized in each image separately or over the whole batch",
     )
     score_thresh: float = setting(
         default=0.05,
@@ -284,8 +284,8 @@ class AnchorLoss(DetectionLoss, abc.ABC):
 
     image_size: tuple[int, int] | None = _image_size(
         default=None,
-        help="the height and width of the images; labels outside raise an error, and predicted "
-        "boxes are clipped",
+        help="the height and width of the images, used to reject labels outside the image and to "
+        "clip predicted boxes",
     )
     box_weights: tuple[float, ...] = setting(
         default=(1.0, 1.0, 1.0, 1.0),
@@ -379,10 +379,10 @@ class Ssd(AnchorLoss):
     """The loss of SSD: softmax cross-entropy with hard negative mining, and box regression.
 
     The loss reads ``logits`` [N, A, K], in which class 0 is the background, and ``boxes`` [N, A, 4]
-    relative to the ``anchors`` [A, 4]. The anchors are x1, y1, x2, y2 in pixels, a constant output or
-    another tensor of the model. An anchor is matched to the box with the highest IoU if this IoU is at
-    least ``fg_iou_thresh``, and the best anchor of every box is always matched to it. With n matched
-    anchors in an image,
+    relative to the ``anchors`` [A, 4]. The anchors are boxes x1, y1, x2, y2 in pixels, and can be a
+    constant output or another tensor of the model. An anchor is matched to the box with the highest IoU
+    if this IoU is at least ``fg_iou_thresh``, and the best anchor of every box is always matched to it.
+    With n matched anchors in an image,
 
     ``l = (Σ_matched [CE(logits, class) + |boxes − encode(box)|] + Σ_hard CE(logits, 0)) / max(n, 1)``
 
@@ -476,11 +476,12 @@ class RetinaNet(AnchorLoss):
     """The loss of RetinaNet: the focal loss of all anchors, and the box regression of the matched ones.
 
     The loss reads ``logits`` [N, A, K] with one logit per class, and ``boxes`` [N, A, 4] relative to
-    the ``anchors`` [A, 4]. The anchors are x1, y1, x2, y2 in pixels, a constant output or another
-    tensor of the model. An anchor is matched to the box with the highest IoU if this IoU is at least
-    ``fg_iou_thresh``, is background if it is below ``bg_iou_thresh``, and is ignored in between. The
-    best anchors of every box are always matched, each to its own best box, even if their IoU is lower.
-    With n matched anchors in an image,
+    the ``anchors`` [A, 4]. The anchors are boxes x1, y1, x2, y2 in pixels, and can be a constant output
+    or another tensor of the model. An anchor is matched to the box with the highest IoU if this IoU is
+    at least ``fg_iou_thresh``, is background if it is below ``bg_iou_thresh``, and is ignored in
+    between. The anchors with the highest IoU for a box are always matched, even if this IoU is below
+    the threshold. Each is matched to the box with which it has the highest IoU. With n matched anchors
+    in an image,
 
     ``l = (Σ_anchors focal(logits, one-hot class) + Σ_matched |boxes − encode(box)|) / max(n, 1)``
 
@@ -558,10 +559,11 @@ class RetinaNet(AnchorLoss):
 class TaskAligned(DetectionLoss):
     """Anchor-free detection with task-aligned assignment, CIoU loss and distribution focal loss.
 
-    The head has L locations: the cells of one grid for each of the ``strides``, in this order and row
-    by row. It computes ``logits`` [N, L, C] and ``boxes`` [N, L, 4·R]. For each of the sides left, top,
-    right and bottom, ``boxes`` contains R logits for the distances 0 … R−1 of this side from the center
-    of the cell, in strides. The predicted distance is the mean ``Σ j·softmax_j``.
+    For each of the ``strides``, the head predicts one box in each cell of a grid with this stride. The
+    cells of all grids, row by row and in the order of ``strides``, are the L locations. The head
+    computes ``logits`` [N, L, C] and ``boxes`` [N, L, 4·R]. For each of the sides left, top, right and
+    bottom, ``boxes`` contains R logits for the distances 0 … R−1 of this side from the center of the
+    cell, in strides. The predicted distance is the mean ``Σ j·softmax_j``.
 
     The assignment has no gradient. For a box of class c, each location whose center is in the box has
     ``t = σ(logit_c)^alpha · IoU^beta``, and the ``topk`` locations with the largest t are assigned to
@@ -573,7 +575,7 @@ class TaskAligned(DetectionLoss):
 
     where DFL is the cross-entropy between the distribution of each side and the two integers next to
     the distance, averaged over the sides. The loss values have the shape [N]. ``normalize="batch"``
-    divides by the targets of the whole batch, as some implementations do.
+    divides by the sum of the targets of the whole batch, as some implementations do.
 
     Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a class in 0 … C−1, or the class −1 for rows
     that pad an image with fewer than M boxes (``pad_boxes``).

@@ -46,7 +46,7 @@ class Dice(Loss):
     {'name': 'dice', 'over': 'regions', 'smooth': 1.0}
 
     Source: F. Milletari, N. Navab and S.-A. Ahmadi, "V-Net" (2016); MONAI's DiceLoss with
-    ``sigmoid=True`` or ``softmax=True``, before its mean.
+    ``sigmoid=True`` or ``softmax=True``, before averaging.
     """
 
     name: ClassVar[str] = "dice"
@@ -55,7 +55,8 @@ class Dice(Loss):
     over: Literal["regions", "classes"] = setting(
         default="regions",
         validator=one_of("regions", "classes"),
-        help="``regions`` may overlap; with ``classes``, each position has exactly one class",
+        help="what the labels describe: ``regions``, which may overlap, or ``classes``, one for each "
+        "position",
     )
     smooth: float = hyper(
         default=1e-5,

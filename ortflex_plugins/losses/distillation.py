@@ -65,7 +65,7 @@ class _Taught(Loss[Tensors, S], Generic[S]):
     teacher_inputs: Mapping[str, str] | None = setting(
         default=None,
         validator=attrs.validators.optional(_names),
-        help="the inputs of the student by the names of the teacher's inputs, if the names differ",
+        help="a mapping from the teacher's inputs to the student's inputs, if their names differ",
     )
 
     @property
@@ -87,14 +87,14 @@ class _Taught(Loss[Tensors, S], Generic[S]):
 class Distillation(_Taught[TensorSpec]):
     """Distillation: ``l = α·T²·KL(t ‖ s) + (1 − α)·cross-entropy``, from logits [B, C, …].
 
-    ``t = softmax(teacher / T)`` and ``s = softmax(student / T)`` along ``axis`` (1, or -1 for logits
-    [B, …, C]), ``KL(t ‖ s) = Σ_c t_c·(log t_c − log s_c)``. The cross-entropy is that of
-    ``softmax_cross_entropy`` with the labels, which are class indices [B, …] or class probabilities [B,
-    C, …]. With α = 1, no labels are needed. The loss values have the shape [B, …]. The factor T² keeps
-    the gradient of the first term at about the same magnitude for every T.
+    ``KL(t ‖ s) = Σ_c t_c·(log t_c − log s_c)`` compares ``t = softmax(teacher / T)`` with
+    ``s = softmax(student / T)``, along ``axis`` (1, or -1 for logits [B, …, C]). The cross-entropy is
+    that of ``softmax_cross_entropy`` with the labels, which are class indices [B, …] or class
+    probabilities [B, C, …]. With α = 1, no labels are needed. The loss values have the shape [B, …].
+    The factor T² keeps the gradient of the first term at about the same magnitude for every T.
 
-    The teacher is another .onnx file that receives the same rows. Its logits are computed before
-    training, once for each row.
+    The teacher is another .onnx file that receives the same rows. If the data are arrays or files, its
+    logits are normally computed before training, once for each row.
 
     Raises:
         ValueError: the temperature is not > 0, or alpha is not in [0, 1].
@@ -175,14 +175,14 @@ class Distillation(_Taught[TensorSpec]):
 class FeatureMatching(_Taught[Specs]):
     """Squared distance to a tensor of a teacher: ``l = mean((p − t)²)`` over all axes except the first.
 
-    ``p`` is the tensor of the model that ``predicted`` names, and ``t`` is the tensor
-    ``teacher_tensor`` of the teacher; both have the shape [B, …]. The loss values have the shape [B].
+    The option ``predicted`` selects the tensor p of the student, and ``teacher_tensor`` selects the
+    tensor t of the teacher. Both must have the same shape [B, …]. The loss values have the shape [B].
     No labels are needed.
 
-    The two tensors must have the same shape. With ``projection``, their sizes along ``axis`` may
-    differ: ``p`` is then multiplied by a trained matrix [size of p, size of t], which is a 1×1
-    convolution for images. Its initial values are uniform in ±1/√(size of p). Checkpoints contain the
-    matrix, but exports do not.
+    With ``projection``, the sizes of the two tensors along ``axis`` may differ: p is then multiplied by
+    a trained matrix [size of p, size of t], which is a 1×1 convolution for images. The initial values
+    of the matrix are drawn uniformly between ±1/√(size of p). Checkpoints contain the matrix, but
+    exports do not.
 
     Raises:
         DataError: the two tensors have other shapes, or a projection has nothing to multiply.
@@ -190,8 +190,8 @@ class FeatureMatching(_Taught[Specs]):
     >>> FeatureMatching(teacher="large.onnx", teacher_tensor="features").needs_labels
     False
 
-    Source: A. Romero et al., "FitNets: hints for thin deep nets", 2014, arXiv 1412.6550; the projection is
-    its regressor.
+    Source: A. Romero et al., "FitNets: hints for thin deep nets", 2014, arXiv 1412.6550; the projection
+    is its regressor.
     """
 
     name: ClassVar[str] = "feature_matching"

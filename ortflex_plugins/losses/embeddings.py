@@ -78,9 +78,11 @@ class Triplet(Loss[Tensors, Specs]):
 
     ``anchor`` a, ``positive`` p and ``negative`` n are embeddings [B, D], and
     ``d(x, y) = (Σ_j |x_j − y_j + 1e-6|^p)^(1/p)``. With ``swap``, d(a, n) is replaced by the smaller of
-    d(a, n) and d(p, n). The loss values have the shape [B], and there are no labels. A model with one
-    embedding computes all three, and the columns ``positive/x`` and ``negative/x`` contain its input x
-    for the other two.
+    d(a, n) and d(p, n). The loss values have the shape [B]. No labels are needed.
+
+    If the model has only one embedding, it is applied to the anchors, the positives and the negatives.
+    For an input ``x``, the column ``x`` then contains the anchors, and the columns ``positive/x`` and
+    ``negative/x`` contain the positives and the negatives.
 
     Raises:
         ValueError: ``p`` is below 1.
@@ -89,7 +91,7 @@ class Triplet(Loss[Tensors, Specs]):
     >>> Triplet(margin=0.3).describe()
     {'name': 'triplet', 'margin': 0.3, 'p': 2.0, 'swap': False}
 
-    Source: torch.nn.TripletMarginLoss before its reduction; V. Balntas et al., "Learning local feature
+    Source: torch.nn.TripletMarginLoss(reduction="none"); V. Balntas et al., "Learning local feature
     descriptors with triplets and shallow convolutional neural networks", BMVC 2016.
     """
 
@@ -153,10 +155,10 @@ class MinedTriplet(Loss):
     Predictions are embeddings e [B, D], labels are class indices y [B], and d is the Euclidean distance
     between two embeddings. With ``mining="hard"``, each row uses its farthest positive and its nearest
     negative: ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With
-    ``mining="semi_hard"``, the negative is the nearest one that is farther away than the positive,
-    otherwise the farthest of all, and l_i is the mean over the positives of row i. A row without a
-    positive or without a negative has a loss of 0 but still counts in the mean. With ``normalize``,
-    each embedding is first divided by its norm.
+    ``mining="semi_hard"``, the negative is the nearest one that is farther away than the positive; if
+    none is, it is the farthest negative. In this case, l_i is the mean over the positives of row i. A
+    row without a positive or without a negative has a loss of 0 but still counts in the mean. With
+    ``normalize``, each embedding is first divided by its norm.
 
     Raises:
         ValueError: ``mining`` is neither "hard" nor "semi_hard".
@@ -235,17 +237,20 @@ class Contrastive(Loss[Tensors, Specs]):
 
     ``anchor`` a and ``positive`` p are the embeddings [B, D] of the pairs. With
     ``s_ij = cos(a_i, p_j) / τ`` and the ``temperature`` τ, the loss is
-    ``l_i = −log softmax_j(s_ij)_i``. With ``symmetric``, it is the mean of this and
-    ``−log softmax_j(s_ji)_i``, as in CLIP. The loss values have the shape [B], and there are no labels.
-    With ``trained_temperature``, the scalar ``contrastive.logit_scale`` = log(1/τ), at most log 100, is
-    trained; checkpoints contain it, but exports do not. ``normalize=False`` uses dot products instead
-    of cosines.
+    ``l_i = −log softmax_j(s_ij)_i``. With ``symmetric``, the loss is the mean of this value and
+    ``−log softmax_j(s_ji)_i``, as in CLIP. The loss values have the shape [B]. No labels are needed.
+
+    With ``trained_temperature``, the scalar ``contrastive.logit_scale`` = log(1/τ) is trained and
+    limited to log 100. Checkpoints contain it, but exports do not. ``normalize=False`` uses dot
+    products instead of cosines.
 
     For a model with two towers, name both embeddings:
-    ``predicted={"anchor": "image", "positive": "text"}``. A model with one embedding computes both, and
-    the column ``positive/x`` contains its input x for the positives. The other rows of a batch are the
-    negatives, so large batches and shuffled rows help. If a positive occurs twice in a batch, its copy
-    counts as a negative.
+    ``predicted={"anchor": "image", "positive": "text"}``. If the model has only one embedding, it is
+    applied to both: for an input ``x``, the column ``x`` contains the anchors, and the column
+    ``positive/x`` contains the positives.
+
+    The other rows of a batch are the negatives, so large batches and shuffled rows help. If a positive
+    occurs twice in a batch, its copy counts as a negative.
 
     Raises:
         ValueError: ``temperature`` is not positive.
@@ -281,7 +286,9 @@ class Contrastive(Loss[Tensors, Specs]):
     symmetric: bool = setting(
         default=True, help="whether the loss averages both directions, as in CLIP"
     )
-    normalize: bool = setting(default=True, help="uses cosines; otherwise, dot products")
+    normalize: bool = setting(
+        default=True, help="whether the loss uses cosines instead of dot products"
+    )
 
     @property
     def needs_labels(self) -> bool:
@@ -323,9 +330,9 @@ class SupervisedContrastive(Loss):
 
     Predictions are embeddings e [B, D], labels are class indices y [B], and
     ``s_ij = cos(e_i, e_j) / τ``. The loss is
-    ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)``, where P_i are the other rows
-    of the batch that have the class of row i. A row without such rows has a loss of 0 but still counts
-    in the mean.
+    ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)``, where P_i is the set of the
+    other rows in the batch that have the class of row i. A row without such rows has a loss of 0 but
+    still counts in the mean.
 
     Raises:
         ValueError: ``temperature`` is not positive.
@@ -371,8 +378,9 @@ class MarginSoftmax(Loss[Tensors, Specs]):
     one direction per class. The matrix belongs to the loss and is trained; checkpoints contain it as
     ``margin_softmax.weight``, but exports contain only the embedding model. The logit of the label's
     class is ``scale·cos(θ_y + margin)`` for ``kind="arcface"`` and ``scale·(cos θ_y − margin)`` for
-    ``kind="cosface"``; the logits of the other classes are ``scale·cos θ_c``, and l is −log softmax.
-    Labels are class indices [B], and the loss values have the shape [B].
+    ``kind="cosface"``; the logits of the other classes are ``scale·cos θ_c``, and the loss is −log
+    softmax of these logits at the label. Labels are class indices [B], and the loss values have the
+    shape [B].
 
     Raises:
         ValueError: ``classes`` is below 2, ``kind`` unknown, or ``margin`` negative.
@@ -381,9 +389,9 @@ class MarginSoftmax(Loss[Tensors, Specs]):
     >>> MarginSoftmax(classes=10, kind="cosface", margin=0.35).kind
     'cosface'
 
-    Source: J. Deng et al., "ArcFace: additive angular margin loss for deep face recognition", CVPR 2019;
-    H. Wang et al., "CosFace: large margin cosine loss for deep face recognition", CVPR 2018; first
-    values, scale and margin as in insightface (recognition/arcface_torch).
+    Source: J. Deng et al., "ArcFace: additive angular margin loss for deep face recognition", CVPR
+    2019; H. Wang et al., "CosFace: large margin cosine loss for deep face recognition", CVPR 2018. The
+    initial values, scale and margin are those of insightface (recognition/arcface_torch).
     """
 
     name: ClassVar[str] = "margin_softmax"
@@ -397,7 +405,7 @@ class MarginSoftmax(Loss[Tensors, Specs]):
     margin: float = setting(
         default=0.5,
         validator=number(ge=0),
-        help="the margin: an angle for ``arcface``, a cosine for ``cosface``",
+        help="the margin: an angle in radians for ``arcface``, a cosine for ``cosface``",
     )
     scale: float = hyper(default=64.0, validator=number(gt=0), help="the factor of the cosines")
 

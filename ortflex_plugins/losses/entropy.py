@@ -15,9 +15,11 @@ class Entropy(Loss):
     """Entropy of the softmax of logits ``s`` of shape [B, C, …]: ``l = −Σ_c p_c · log p_c``.
 
     ``p = softmax(s)`` along ``axis`` (1, or -1 for logits [B, …, C]). The loss values have the shape
-    [B, …] and lie between 0 and log C. The loss needs no labels. It moves the decision boundaries away
-    from the rows, so for semi-supervised training, combine it with ``softmax_cross_entropy`` and give
-    it a small ``factor``. On its own, it has a trivial minimum: one class for all rows.
+    [B, …] and lie between 0 and log C. No labels are needed.
+
+    The loss moves the decision boundaries away from unlabeled data. For semi-supervised training,
+    combine it with ``softmax_cross_entropy`` and give it a small ``factor``. On its own, it has a
+    trivial minimum: one class for all rows.
 
     Raises:
         DataError: the scores have no axis of two or more classes.

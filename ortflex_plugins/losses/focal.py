@@ -13,11 +13,11 @@ from ortflex_plugins.losses.regression import ElementwiseLoss
 
 @attrs.frozen(kw_only=True)
 class Focal(ElementwiseLoss):
-    """Focal loss of logits ``s``: ``l = −a·(1 − p)^gamma·log p`` for a label with the probability ``p``.
+    """Focal loss of logits ``s``: ``l = −a·(1 − p)^gamma·log p``.
 
-    The probability is σ(s) for the label 1 and 1 − σ(s) for the label 0, and the weight ``a`` is
-    ``alpha`` for the label 1 and ``1 − alpha`` for the label 0. Labels and loss values have the shape
-    of the logits, [B, …].
+    Here, ``p`` is the predicted probability of the label: σ(s) for the label 1 and 1 − σ(s) for the
+    label 0. The weight ``a`` is ``alpha`` for the label 1 and ``1 − alpha`` for the label 0. Labels and
+    loss values have the shape of the logits, [B, …].
 
     Raises:
         ValueError: ``alpha`` is not in [0, 1], or ``gamma`` is below 1.

@@ -23,7 +23,7 @@ class Hinge(ElementwiseLoss):
     >>> Hinge().describe()
     {'name': 'hinge'}
 
-    Source: sklearn.metrics.hinge_loss before its mean.
+    Source: sklearn.metrics.hinge_loss before averaging.
     """
 
     name: ClassVar[str] = "hinge"

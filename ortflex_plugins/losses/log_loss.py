@@ -35,12 +35,12 @@ from ortflex_plugins.losses._classes import (
 class LogLoss(Loss):
     """Binary cross-entropy, numerically stable for all logits.
 
-    With ``on="scores"``, the prediction is logits ``s`` of shape [B], [B, 1] or [B, k] (k labels per
+    With ``on="scores"``, predictions are logits ``s`` of shape [B], [B, 1] or [B, k] (k labels per
     row). Labels ``y ∈ [0, 1]`` and loss values have the same shape, and
     ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
 
-    With ``on="probabilities"``, the prediction is two columns of probabilities ``p`` [B, 2], and labels
-    are class indices ``y ∈ {0, 1}``. The loss values have the shape [B], and
+    With ``on="probabilities"``, predictions are probabilities ``p`` [B, 2], one column per class, and
+    labels are class indices ``y ∈ {0, 1}``. The loss values have the shape [B], and
     ``l = −log(clip(p_y, eps, 1 − eps))``. The gradient of clipped probabilities is 0, so use the logits
     instead if the graph contains them.
 
@@ -48,8 +48,8 @@ class LogLoss(Loss):
     ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean, each label then
     has the weight ``w₁·y + w₀·(1 − y)``. This equals ``softmax_cross_entropy`` with the logits (0, s).
 
-    ``class_weight="balanced"`` is n / (2 · n_c), where n is the number of training labels and n_c the
-    number of those of class c.
+    ``class_weight="balanced"`` sets the weights ``w_c = n / (2·n_c)``, where n is the number of
+    training labels and n_c is the number of training labels of class c.
 
     Raises:
         ValueError: ``on`` has another value, ``eps`` is not in (0, ½), ``label_smoothing`` is not
@@ -59,8 +59,8 @@ class LogLoss(Loss):
     >>> LogLoss(on="probabilities").eps
     1e-07
 
-    Source: torch.nn.BCEWithLogitsLoss and sklearn.metrics.log_loss, before their reductions;
-    label_smoothing and class_weight as in torch.nn.CrossEntropyLoss.
+    Source: torch.nn.BCEWithLogitsLoss and sklearn.metrics.log_loss, before averaging; label_smoothing
+    and class_weight as in torch.nn.CrossEntropyLoss.
     """
 
     name: ClassVar[str] = "log_loss"

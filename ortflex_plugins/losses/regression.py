@@ -44,7 +44,7 @@ class SquaredError(ElementwiseLoss):
     >>> SquaredError().describe()
     {'name': 'squared_error'}
 
-    Source: torch.nn.MSELoss before its reduction; scikit-learn's is ½ (p − y)².
+    Source: torch.nn.MSELoss(reduction="none"); scikit-learn uses ½ (p − y)².
     """
 
     name: ClassVar[str] = "squared_error"
@@ -68,7 +68,7 @@ class AbsoluteError(ElementwiseLoss):
     >>> AbsoluteError().describe()
     {'name': 'absolute_error'}
 
-    Source: torch.nn.L1Loss before its reduction.
+    Source: torch.nn.L1Loss(reduction="none").
     """
 
     name: ClassVar[str] = "absolute_error"
@@ -108,9 +108,9 @@ class Elastic(ElementwiseLoss):
 
 @attrs.frozen(kw_only=True)
 class Huber(ElementwiseLoss):
-    """Huber loss: ``l = ½ e²`` where ``|e| ≤ delta``, else ``delta·(|e| − ½ delta)``; ``e = p − y``.
+    """Huber loss: ``l = ½ e²`` if ``|e| ≤ delta``, and ``delta·(|e| − ½ delta)`` otherwise.
 
-    Labels and loss values have the shape of the prediction, [B, …].
+    The error is ``e = p − y``. Labels and loss values have the shape of the prediction, [B, …].
 
     Raises:
         ValueError: ``delta`` is not positive.
@@ -156,7 +156,7 @@ class LogCosh(ElementwiseLoss):
     >>> LogCosh().describe()
     {'name': 'log_cosh'}
 
-    Source: keras.losses.LogCosh before its mean.
+    Source: keras.losses.LogCosh before averaging.
     """
 
     name: ClassVar[str] = "log_cosh"
@@ -180,7 +180,7 @@ class Quantile(ElementwiseLoss):
     >>> Quantile(quantile=0.9).describe()
     {'name': 'quantile', 'quantile': 0.9}
 
-    Source: sklearn.metrics.mean_pinball_loss before its mean.
+    Source: sklearn.metrics.mean_pinball_loss before averaging.
     """
 
     name: ClassVar[str] = "quantile"
@@ -209,7 +209,7 @@ class Poisson(ElementwiseLoss):
     >>> Poisson().describe()
     {'name': 'poisson'}
 
-    Source: torch.nn.PoissonNLLLoss(log_input=True) before its reduction.
+    Source: torch.nn.PoissonNLLLoss(log_input=True, reduction="none").
     """
 
     name: ClassVar[str] = "poisson"

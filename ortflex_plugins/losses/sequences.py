@@ -67,17 +67,19 @@ class Ctc(Loss[Tensors, Specs]):
     """Connectionist temporal classification: ``l = −log Σ_π Π_t p_t(π_t)`` over the alignments π of y.
 
     ``scores`` are logits or log probabilities [B, T, C], or [B, C, T] with ``axis=1``, and
-    ``p_t = softmax(scores_t)``. An alignment assigns a class or the ``blank`` to every time step;
-    without its repetitions and blanks, it is the row of labels y. Labels are class indices [B, S],
-    padded at the end with ``padding``. The loss values have the shape [B]; with ``per_label``, each is
-    divided by its number of labels (at least 1), as in torch's mean. If a row has no alignment, because
-    it has fewer time steps than labels and repetitions, its loss is infinite. With ``zero_infinity``,
-    its loss is 0 and it has no gradient.
+    ``p_t = softmax(scores_t)``. An alignment of the labels y assigns a class or the ``blank`` to every
+    time step. If you merge its repeated classes and then remove its blanks, you get y. Labels are class
+    indices [B, S], padded at the end with ``padding``. The loss values have the shape [B]; with
+    ``per_label``, each is divided by its number of labels (at least 1), as in torch's mean.
+
+    A row has no alignment if its time steps are fewer than its labels plus the blanks that must
+    separate equal neighbors. Its loss is then infinite; with ``zero_infinity``, its loss is 0, and it
+    has no gradient.
 
     ``predicted={"scores": "logits", "input_lengths": "n", "target_lengths": "m"}`` sets the number of
     time steps and the number of labels that count in each row. ``n`` and ``m`` are integer columns [B]
-    that are stored with the inputs, or tensors of the model. Without them, all time steps count, and
-    all labels before the padding.
+    that are stored with the inputs, or tensors of the model. If you do not set them, all time steps and
+    all labels except the padding count.
 
     Raises:
         ValueError: ``blank`` is negative, or ``axis`` is neither 1 nor −1.
@@ -87,7 +89,7 @@ class Ctc(Loss[Tensors, Specs]):
     >>> Ctc(zero_infinity=True).describe()["zero_infinity"]
     True
 
-    Source: torch.nn.CTCLoss before its reduction; A. Graves et al., "Connectionist temporal
+    Source: torch.nn.CTCLoss(reduction="none"); A. Graves et al., "Connectionist temporal
     classification", ICML 2006, eqs. 6-8.
     """
 
@@ -235,7 +237,7 @@ class CausalLm(Loss):
     """Cross-entropy of the next token: ``l_t = −log softmax(s_t)`` at the label of position t + 1.
 
     The logits s have the shape [B, T, V], and the labels are token ids [B, T]. The loss shifts the
-    labels, as Hugging Face's models do, so they can be the inputs themselves (``labels = input_ids``).
+    labels, as Hugging Face's models do, so you can pass the inputs as labels (``labels = input_ids``).
     The loss values have the shape [B, T − 1]. Positions whose label is ``ignore_index``, or ``padding``
     if it is set, have a loss of 0 and do not count in the mean. If your labels are already shifted, set
     ``shift=False``; the loss values then have the shape [B, T].

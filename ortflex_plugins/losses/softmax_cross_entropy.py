@@ -47,9 +47,9 @@ class SoftmaxCrossEntropy(Loss):
 
     With ``label_smoothing`` ε and ``class_weight`` w, the probabilities are
     ``w_c·((1 − ε)·q_c + ε/C)``, where q is 1 at the class index and 0 elsewhere. In the mean, a class
-    index then has the weight ``w_y``, as in torch, and class probabilities have the weight 1.
-    ``class_weight="balanced"`` is ``n / (C·n_c)``, as in scikit-learn, where n is the number of
-    training labels and n_c the number of those of class c.
+    index then has the weight ``w_y``, as in torch, and class probabilities have the weight 1. As in
+    scikit-learn, ``class_weight="balanced"`` sets the weights ``w_c = n / (C·n_c)``, where n is the
+    number of training labels and n_c is the number of training labels of class c.
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
@@ -60,7 +60,7 @@ class SoftmaxCrossEntropy(Loss):
     >>> SoftmaxCrossEntropy(class_weight=(1.0, 3.0)).class_weight
     (1.0, 3.0)
 
-    Source: torch.nn.CrossEntropyLoss before its reduction.
+    Source: torch.nn.CrossEntropyLoss(reduction="none").
     """
 
     name: ClassVar[str] = "softmax_cross_entropy"
