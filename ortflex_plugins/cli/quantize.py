@@ -86,7 +86,8 @@ _SATURATED = 0.02
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="The number of epochs during which activation scales follow the batches instead of being trained.",
+    help="If positive, activation scales are not trained, but computed from the batches of this number of "
+    "epochs, and then fixed.",
 )
 @click.option(
     "--skip",

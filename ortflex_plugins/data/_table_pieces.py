@@ -65,7 +65,7 @@ class Table(ListTableSource, abc.ABC):
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
         help="the feature columns: a list, {input = column or list}, or the types of columns, "
-        "such as {city = 'category'}; by default, all other columns",
+        "such as {city = 'category'}; by default, all columns except labels and weights",
     )
     buffer: int | None = setting(
         default=None,

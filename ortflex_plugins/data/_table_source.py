@@ -23,8 +23,8 @@ class TableSource(DataSource, abc.ABC):
     fill: float | str | Mapping[str, float | str] | None = setting(
         default=None,
         validator=check_fill,
-        help="the replacement for missing features: 'median', a number, or {column = …}; by "
-        "default, missing features raise an error",
+        help="the replacement for missing features: 'median', a number, or {column = …}; without "
+        "it, a missing feature is an error",
     )
     input: str = setting(
         default="X",
@@ -38,11 +38,12 @@ class ListTableSource(TableSource, abc.ABC):
 
     pad: float | None = setting(
         default=None,
-        help="the value that pads shorter lists at the end; by default, lists of different "
-        "lengths raise an error",
+        help="the value that is appended to shorter lists; without it, all lists of a column must "
+        "have the same length",
     )
     length: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="with pad, the length of the lists; by default, that of the longest list",
+        help="the length to which lists are padded if pad is set; by default, the length of the "
+        "longest list",
     )

@@ -17,7 +17,7 @@ class Arrow(Table):
     """Tables in the Arrow file format, also called Feather. The data can be larger than memory.
 
     Columns, labels and shuffling work as in ``parquet``, with record batches instead of row groups.
-    Files in the Arrow streaming format raise an error, because they do not allow random access.
+    The Arrow streaming format is not supported, because it does not allow random access.
 
     Raises:
         DataError: as for ``parquet``, or the file has the streaming format.

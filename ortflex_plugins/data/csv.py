@@ -68,24 +68,25 @@ class Csv(TableSource):
     The features become one float32 input of shape [rows, columns]. If ``target`` is a name, the labels
     have the shape [rows]; they are int64 if all of them are integers, float32 if all are numbers, and
     strings otherwise. If ``target`` is a list of names, the labels are float32 and have the shape
-    [rows, names]; use ``["y"]`` for a model whose output is [rows, 1]. If it is a mapping, there are
-    several labels by name, and ``{}`` means that there are no labels. Without a header, columns are
-    named ``0``, ``1``, and so on. Empty lines are skipped.
+    [rows, names]; use ``["y"]`` for a model whose output is [rows, 1]. If it is a mapping, each key is
+    the name of a label and each value is its column; ``{}`` means that there are no labels. Without a
+    header, columns are named ``0``, ``1``, and so on. Empty lines are skipped.
 
     Unless you set the dialect, it is detected from the first 100 lines. The delimiter is the tab,
     semicolon, vertical bar or comma that gives every line the same number of fields. The first line is
     a header if it contains a string above a column of numbers, contains no number, or is 0, 1, 2, and
-    so on. Numbers have a decimal comma if the delimiter is not a comma and no field has a decimal
-    point. The encoding is UTF-8, UTF-16 with a byte-order mark, or otherwise cp1252. A dialect that
-    differs from the default is logged, and ``ortflex init`` and run folders write it into the recipe.
+    so on. A comma within a number is read as the decimal mark if the delimiter is not a comma and no
+    field contains a decimal point. The encoding is UTF-8, UTF-16 with a byte-order mark, or otherwise
+    cp1252. If the dialect differs from the default, it is logged. The recipes that ``ortflex init`` and
+    ``ortflex train`` save contain it.
 
-    By default, features are numbers. For other types, set ``columns`` to a mapping: ``"category"`` (the
-    index in the sorted names of the training data, or in a given list), ``"boolean"`` (true, yes, 1 or
-    false, no, 0), ``"date"`` (days since 1970-01-01, from ISO 8601), ``"year"`` (years since
-    2000-01-01, a scale that suits neural networks) or ``"string"`` (a separate input with the name of
-    the column, for models that read strings). Columns that are not in the mapping are numbers, and
-    columns marked ``"unused"`` are left out. Empty fields, NA, NaN, null, None and ? are missing
-    values, which raise an error unless ``fill`` replaces them.
+    By default, features are numbers. For other types, set ``columns`` to a mapping from columns to
+    types. The types are ``"category"`` (the index in the sorted names of the training data, or in a
+    given list), ``"boolean"`` (true, yes, 1 or false, no, 0), ``"date"`` (days since 1970-01-01, from
+    ISO 8601), ``"year"`` (years since 2000-01-01, a scale that suits neural networks) and ``"string"``
+    (a separate input with the name of the column, for models that read strings). Columns that are not
+    in the mapping are numbers, and columns marked ``"unused"`` are left out. Empty fields, NA, NaN,
+    null, None and ? are missing values. To replace them, set ``fill``; otherwise, they are an error.
 
     Raises:
         DataError: the file or a column does not exist, there is no header, two columns have one name, a
@@ -133,7 +134,7 @@ class Csv(TableSource):
         default=None,
         validator=check_kinds,
         help="the feature columns in this order, or the types of columns, such as {city = "
-        "'category'}; by default, all other columns",
+        "'category'}; by default, all columns except labels and weights",
     )
 
     def load(self) -> Columns:

@@ -70,8 +70,8 @@ class ImageFolder(DataSource):
     255 − mean) / std. Labels are class indices, int64 [rows], in the order of the class names or of
     ``classes``. Subfolders of a class folder are also read. For predictions, or for training with a
     teacher, the path can be a folder of images without class folders, or a single image; there are then
-    no labels. If the data does not fit into the buffer, images are read one at a time during training,
-    so that all of them are shuffled.
+    no labels. If the data does not fit into the buffer, images are read one at a time during training.
+    Because each image can be read on its own, the whole data set is shuffled anyway.
 
     Raises:
         DataError: pillow is not installed; the folder does not exist; it, or a class, has
@@ -80,7 +80,8 @@ class ImageFolder(DataSource):
     >>> ImageFolder(path="photos", size=[64, 64]).channels
     3
 
-    Source: the layout of torchvision.datasets.ImageFolder; the resizing of its Resize and CenterCrop.
+    Source: torchvision.datasets.ImageFolder for the layout of the folders, and the Resize and
+    CenterCrop of torchvision.transforms for the resizing.
     """
 
     name: ClassVar[str] = "image_folder"

@@ -27,14 +27,14 @@ from ortflex_plugins.data._npy_pieces import NpyPieces
 
 @attrs.frozen(kw_only=True)
 class NpyFolder(DataSource):
-    """A folder with one .npy file per array: labels, sample weights, and inputs by file name.
+    """A folder with one .npy file for each input, for the labels, and for the sample weights.
 
     Arrays have the shape [rows, …]. ``X.npy`` is the input of a model with one input; for other models,
     the files have the names of the inputs. The files are memory-mapped, and rows are read in random
     order, which is slow for data larger than memory. With ``buffer``, the files are instead read in
-    pieces, which are shuffled in memory (:mod:`~ortflex_core.training.data.shuffle_buffer`). If the
-    folder contains folders that all have the same files, these are shards and are always read in
-    pieces.
+    pieces, which are shuffled in memory (:mod:`~ortflex_core.training.data.shuffle_buffer`). A folder
+    can also consist of shards: subfolders that contain the same arrays for different rows. Shards are
+    always read in pieces.
 
     Raises:
         DataError: the folder does not exist or has no .npy file, an array has Python objects, a name is
@@ -66,8 +66,7 @@ class NpyFolder(DataSource):
         default=None,
         validator=rows_or_none,
         help="the number of rows that are shuffled together if files are read in pieces; by "
-        "default, files are memory-mapped, and as many rows of shards as fit into 64 MiB "
-        "are shuffled together",
+        "default, shards use as many as fit into 64 MiB, and other files are memory-mapped",
     )
 
     def load(self) -> Columns | Pieces:

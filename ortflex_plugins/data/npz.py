@@ -20,10 +20,10 @@ _TIMES = 100
 
 @attrs.frozen(kw_only=True)
 class Npz(DataSource):
-    """Arrays in one .npz file: labels, sample weights, and the model's inputs by name.
+    """An .npz file with one array for each input, for the labels, and for the sample weights.
 
     Arrays have the shape [rows, …]. An array called ``X`` is the input of a model with one input; for
-    other models, the arrays have the names of the inputs. Nothing is unpickled.
+    other models, the arrays have the names of the inputs. Pickled objects are never loaded.
 
     Raises:
         DataError: the file does not exist or is not an .npz file, an array has Python objects, a name is

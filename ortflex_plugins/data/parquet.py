@@ -20,10 +20,11 @@ _ROWS, _VALUES = 2**14, 2**24
 class Parquet(Table):
     """Tables in Parquet files with the same schema. The data can be larger than memory.
 
-    Columns of numbers are combined into one input of shape [rows, columns]. A column of tensors, or of
-    lists of equal length, becomes a separate input with the name of the column, or ``input`` if it is
-    the only one. If ``target`` is a name, the labels have the shape [rows]. If it is a list of names,
-    they have the shape [rows, names]. If it is a mapping, there are several labels.
+    Columns of numbers are combined into one input of shape [rows, columns]. Each column of tensors, or
+    of lists of equal length, becomes a separate input with the name of the column. If it is the only
+    feature column, ``input`` is its name instead. If ``target`` is a name, the labels have the shape
+    [rows]. If it is a list of names, they have the shape [rows, names]. If it is a mapping, there are
+    several labels.
 
     Row groups are read in random order, and rows are shuffled within ``buffer``
     (:mod:`ortflex_core.training.data.shuffle_buffer`). Data that fits into the buffer is read only

@@ -49,14 +49,15 @@ def _inputs(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Tokenized(DataSource):
-    """Strings in a CSV, JSON Lines or Parquet file, which a tokenizer.json converts to token ids.
+    """Strings in a CSV, JSON Lines or Parquet file, which are converted to token ids.
 
-    ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]. Shorter strings
-    are padded, and longer strings are truncated. ``pair`` is the column of the second string of each
-    row. If ``target`` is a name, the labels have the shape [rows]; they are int64 if all of them are
-    integers, float32 if all are numbers, and strings otherwise. If it is a mapping, there are several
-    labels by name; None means that there are no labels. All rows are kept in memory and need 24 bytes
-    per token.
+    The tokenizer is read from a tokenizer.json file. The inputs ``input_ids``, ``attention_mask`` and
+    ``token_type_ids`` are int64 arrays of shape [rows, length]. Shorter strings are padded, and longer
+    strings are truncated. ``pair`` is the column of the second string of each row. If ``target`` is a
+    name, the labels have the shape [rows]; they are int64 if all of them are integers, float32 if all
+    are numbers, and strings otherwise. If it is a mapping, each key is the name of a label and each
+    value is its column. If it is None, there are no labels. All rows are kept in memory and need 24
+    bytes per token.
 
     Raises:
         DataError: tokenizers (or pyarrow) is not installed, the file or a column does not exist, or a row
@@ -72,7 +73,7 @@ class Tokenized(DataSource):
 
     path: str = setting(help="a .csv (with a header), .jsonl or .parquet file")
     tokenizer: str = setting(
-        help="the tokenizer.json; a relative path is relative to the folder of ``path``"
+        help="the tokenizer.json file; a relative path is relative to the folder of ``path``"
     )
     text: str = setting(default="text", help="the column of strings")
     pair: str | None = setting(default=None, help="the column of second strings")

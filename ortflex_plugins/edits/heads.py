@@ -40,8 +40,8 @@ def _labels(instance: Any, attribute: attrs.Attribute[Any], value: tuple[Any, ..
 
 
 _AT = (
-    "the head: the name of an output, a module, a node or a weight, or a glob; by default, the "
-    "only head"
+    "the name of an output, a module, a node or a weight, or a glob, that selects the head; by "
+    "default, the only head of the model"
 )
 
 
@@ -101,7 +101,7 @@ class NewHead(_Classes):
         >>> str(edited.outputs[0]), edited.new_head
         ('y: float32[N, 3]', ('w',))
 
-    Source: He et al., "Delving Deep into Rectifiers" (2015), with the a of torch.nn.Linear.
+    Source: He et al., "Delving Deep into Rectifiers" (2015), with a = √5 as in torch.nn.Linear.
     """
 
     name: ClassVar[str] = "new_head"
@@ -111,7 +111,9 @@ class NewHead(_Classes):
     )
 
     outputs: int | None = setting(
-        default=None, validator=_count, help="the number of classes; by default, that of `classes`"
+        default=None,
+        validator=_count,
+        help="the number of classes; by default, the length of `classes`",
     )
     classes: tuple[str | int, ...] = setting(
         default=(), validator=_labels, help="the labels of the classes, in the order of the logits"
@@ -216,7 +218,8 @@ class MoreClasses(_Classes):
     The weight M [features, old] becomes [features, old + new], and the bias b [old] becomes [old +
     new]. The new values are appended and are initialized as in ``new_head``. A head with a single score
     s for two classes, p = sigmoid(s), gets one score per class that yields the same probabilities.
-    Without ``classes``, integer labels continue after the largest label.
+    If the model has integer labels and ``classes`` is not set, the new labels are the integers after
+    the largest existing label.
 
     Raises:
         ValueError: neither ``add`` nor ``classes`` is given, or they do not fit each other.
@@ -234,7 +237,7 @@ class MoreClasses(_Classes):
         >>> edited.initializer("w")[:, :2].tolist(), edited.initializer("w").shape
         ([[1.0, 2.0], [3.0, 4.0]], (2, 4))
 
-    Source: the rows of torch.nn.Linear.
+    Source: the initialization of torch.nn.Linear, for the new values.
     """
 
     name: ClassVar[str] = "more_classes"
@@ -244,7 +247,7 @@ class MoreClasses(_Classes):
     add: int | None = setting(
         default=None,
         validator=_count,
-        help="the number of new classes; by default, that of `classes`",
+        help="the number of new classes; by default, the length of `classes`",
     )
     classes: tuple[str | int, ...] = setting(
         default=(), validator=_labels, help="the labels of the new classes"

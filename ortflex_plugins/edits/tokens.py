@@ -19,12 +19,12 @@ def _count(instance: Any, attribute: attrs.Attribute[int], value: Any) -> None:
 class MoreTokens(Edit):
     """Adds tokens: new rows of the token embedding, and new columns of a head that is tied to it.
 
-    The table [tokens, width] becomes [tokens + add, width], and the logits [N, …, tokens] of a tied
-    head become [N, …, tokens + add]. A new row is the mean of the old rows plus normal noise, whose
-    standard deviation is 10⁻⁴·⁵ times that of each column. The new tokens are therefore about as likely
-    as an average token at first, but differ from one another. The new bias elements of a tied head are
-    the mean of the old elements. A head is tied if it reads the same initializer, or if its matrix has
-    the same values.
+    The embedding table [tokens, width] becomes [tokens + add, width], and the logits [N, …, tokens] of
+    a tied head become [N, …, tokens + add]. A new row is the mean of the old rows plus normal noise,
+    whose standard deviation is 10⁻⁴·⁵ times that of each column. The new tokens are therefore about as
+    likely as an average token at first, but differ from one another. The new bias elements of a tied
+    head are the mean of the old elements. A head is tied if it reads the same initializer, or if its
+    matrix has the same values.
 
     Raises:
         ValueError: ``add`` is not an integer above 0.
@@ -51,7 +51,7 @@ class MoreTokens(Edit):
     add: int = setting(validator=_count, help="the number of new tokens")
     at: str = setting(
         default="",
-        help="the embedding: the name of its initializer or module; by default, the only "
+        help="the name of the initializer or module of the embedding; by default, the only "
         "embedding, or the one with the most rows",
     )
 

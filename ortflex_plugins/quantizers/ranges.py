@@ -38,7 +38,7 @@ class MinMax(Quantizer):
 
 @attrs.frozen(kw_only=True)
 class Percentile(Quantizer):
-    """Uses the range without outliers: from the ``100 - percentile`` to the ``percentile`` percentile.
+    """Uses the range between a lower and an upper percentile, which excludes outliers.
 
     >>> low, high = Percentile(percentile=99).limits(np.arange(101.0)[None], (0, 255), symmetric=True)
     >>> low.tolist(), high.tolist()
@@ -107,8 +107,9 @@ class Entropy(Quantizer):
     """Chooses the range that loses the least information: ``argmin Σ p·log(p / q)``.
 
     ``p`` is the histogram of the values, clipped to the range ``c·[min x, max x]``. ``q`` is the
-    histogram after quantization: each code has the same sum as in ``p``, spread evenly over the bins
-    that are not empty. All factors c from 0.2 to 1 in steps of 0.01 are tried.
+    histogram after quantization: for each code, the values within the range that are rounded to it are
+    counted, and the count is spread evenly over those of its bins that are not empty. All factors c
+    from 0.2 to 1 in steps of 0.01 are tried.
 
     >>> x = np.concatenate([np.linspace(-1, 1, 999), [3.0]])[None]
     >>> low, high = Entropy().limits(x, (0, 255), symmetric=True)

@@ -16,7 +16,7 @@ class Cosine(Schedule):
     """Cosine annealing: ``rate(t) = minimum + ½ (base − minimum)·(1 + cos(π t / period))``.
 
     ``t`` and ``period`` are in the unit ``by``. By default, the period is the length of the run. With a
-    shorter period, the rate rises again after ``period``, as in torch.
+    shorter period, the learning rate rises again after ``period``, as in torch.
 
     Raises:
         ValueError: ``minimum`` is negative, or ``period`` is not positive.
@@ -33,9 +33,13 @@ class Cosine(Schedule):
     aliases: ClassVar[tuple[str, ...]] = ("cosine_annealing", "cosine_annealing_lr", "cosine_decay")
 
     minimum: float = setting(
-        default=0.0, validator=number(ge=0), help="the rate at the end of the period"
+        default=0.0,
+        validator=number(ge=0),
+        help="the learning rate at the end of the period",
     )
-    period: float | None = length_field("the time from the base rate to the minimum")
+    period: float | None = length_field(
+        "the time in which the learning rate falls from its base value to the minimum"
+    )
 
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""
@@ -48,7 +52,7 @@ class Cosine(Schedule):
 class CosineRestarts(Schedule):
     """Cosine annealing with warm restarts: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
 
-    The length ``T`` of the first cosine is ``period``, and the next ones have the lengths
+    The length ``T`` of the first cycle is ``period``, and the next cycles have the lengths
     ``period·factor``, ``period·factor²``, and so on. ``s`` is the time since the last restart. All
     times are in the unit ``by``.
 
@@ -64,14 +68,14 @@ class CosineRestarts(Schedule):
 
     name: ClassVar[str] = "cosine_restarts"
 
-    period: int = setting(default=10, validator=number(ge=1), help="the length of the first cosine")
+    period: int = setting(default=10, validator=number(ge=1), help="the length of the first cycle")
     factor: int = setting(
         default=1,
         validator=number(ge=1),
-        help="the length of each cosine divided by that of the previous one",
+        help="the factor by which each cycle is longer than the previous one",
     )
     minimum: float = setting(
-        default=0.0, validator=number(ge=0), help="the rate just before a restart"
+        default=0.0, validator=number(ge=0), help="the learning rate just before a restart"
     )
 
     def rate(self, base: float, progress: Progress) -> float:
@@ -87,9 +91,9 @@ class CosineRestarts(Schedule):
 
 @attrs.frozen(kw_only=True)
 class OneCycle(Schedule):
-    """One cycle: a rise to the base rate, followed by a fall far below the initial rate.
+    """One cycle: a rise to the base learning rate, then a fall far below the initial learning rate.
 
-    The rate rises from ``base / start_divisor`` to ``base`` at ``t = up·length − 1``, falls to
+    The learning rate rises from ``base / start_divisor`` to ``base`` at ``t = up·length − 1``, falls to
     ``base / (start_divisor·end_divisor)`` at ``t = length − 1``, and stays there. Both the rise and the
     fall are half cosines. ``t`` and ``length`` are in the unit ``by``. By default, the length is that
     of the run.
@@ -112,13 +116,17 @@ class OneCycle(Schedule):
     up: float = setting(
         default=0.3,
         validator=number(gt=0, lt=1),
-        help="the fraction of the length during which the rate rises",
+        help="the fraction of the length during which the learning rate rises",
     )
     start_divisor: float = setting(
-        default=25.0, validator=number(gt=0), help="the base rate divided by the initial rate"
+        default=25.0,
+        validator=number(gt=0),
+        help="the base learning rate divided by the initial learning rate",
     )
     end_divisor: float = setting(
-        default=1e4, validator=number(gt=0), help="the initial rate divided by the final rate"
+        default=1e4,
+        validator=number(gt=0),
+        help="the initial learning rate divided by the final learning rate",
     )
 
     def rate(self, base: float, progress: Progress) -> float:

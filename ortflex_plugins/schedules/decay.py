@@ -37,7 +37,7 @@ class Constant(Schedule):
     by: Unit = setting(
         default="epoch",
         validator=one_of("step", "epoch", "rows"),
-        help="the unit of time: finished steps, epochs or rows",
+        help="the unit of time: completed steps, epochs or rows",
     )
 
     def rate(self, base: float, progress: Progress) -> float:
@@ -69,7 +69,7 @@ class Exponential(Schedule):
 
 @attrs.frozen(kw_only=True)
 class StepDecay(Schedule):
-    """Multiplies the rate by a factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
+    """Multiplies the learning rate by a factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
 
     ``t`` and ``size`` are in the unit ``by``.
 
@@ -96,7 +96,7 @@ class StepDecay(Schedule):
 
 @attrs.frozen(kw_only=True)
 class MultiStep(Schedule):
-    """Multiplies the rate by a factor at each milestone: ``rate(t) = base·gammaⁿ``.
+    """Multiplies the learning rate by a factor at each milestone: ``rate(t) = base·gammaⁿ``.
 
     n is the number of milestones up to and including time ``t``. ``t`` and the milestones are in the
     unit ``by``.
@@ -115,7 +115,7 @@ class MultiStep(Schedule):
     milestones: tuple[int, ...] = setting(
         converter=tuple,
         validator=attrs.validators.deep_iterable(number(ge=0)),
-        help="the times at which the rate is multiplied",
+        help="the times at which the learning rate is multiplied",
     )
     gamma: float = setting(default=0.1, validator=number(gt=0), help="the factor at each milestone")
 
@@ -143,7 +143,7 @@ class Polynomial(Schedule):
 
     name: ClassVar[str] = "polynomial"
 
-    length: float | None = length_field("the time until the rate reaches zero")
+    length: float | None = length_field("the time until the learning rate reaches zero")
     power: float = setting(
         default=1.0, validator=number(gt=0), help="the exponent; with 1, the decay is linear"
     )
@@ -157,12 +157,14 @@ class Polynomial(Schedule):
 
 @attrs.frozen(kw_only=True)
 class InverseScaling(Schedule):
-    """Inverse scaling, a decay by a power of the time: ``rate(t) = base / (scale·t + 1)^power``.
+    """Inverse scaling, a decay by a power of time: ``rate(t) = base / (scale·t + 1)^power``.
 
-    ``t`` is in the unit ``by``. For the rates of scikit-learn's SGDRegressor, use ``by="rows"`` and
-    ``power=0.25``, the default; for those of SGDClassifier and the perceptrons, use ``power=0.5``. The
-    perceptrons count rows but change the rate only after each epoch, so also set ``by="epoch"``, and
-    set ``scale`` to the number of training rows.
+    ``t`` is in the unit ``by``. To get the learning rates of scikit-learn, use the following arguments:
+
+    - SGDRegressor: ``by="rows"`` and ``power=0.25``, which is the default.
+    - SGDClassifier: ``by="rows"`` and ``power=0.5``.
+    - MLPClassifier and MLPRegressor: ``by="epoch"``, ``power=0.5``, and the number of training rows as
+      ``scale``. They count rows, but change the learning rate only after each epoch.
 
     Raises:
         ValueError: ``power`` is negative, or ``scale`` is not positive.
@@ -176,8 +178,10 @@ class InverseScaling(Schedule):
 
     name: ClassVar[str] = "invscaling"
 
-    power: float = setting(default=0.25, validator=number(ge=0), help="the exponent of the time")
-    scale: float = setting(default=1, validator=number(gt=0), help="the factor of the time t")
+    power: float = setting(default=0.25, validator=number(ge=0), help="the exponent")
+    scale: float = setting(
+        default=1, validator=number(gt=0), help="the factor by which t is multiplied"
+    )
 
     def rate(self, base: float, progress: Progress) -> float:
         """``base / (scale·t + 1)^power``."""
@@ -188,10 +192,12 @@ class InverseScaling(Schedule):
 class Optimal(Schedule):
     """Bottou's learning rate for strongly convex problems: ``rate(t) = 1 / (alpha·(t0 + t))``.
 
-    The base rate is not used. ``t`` is in the unit ``by``; for the rates of scikit-learn's SGDRegressor
-    and SGDClassifier, use ``by="rows"``. By default, ``t0`` is computed at the start of the run so that
-    the first step is as large as a typical weight, ``τ = alpha^(−¼)``:
-    ``t0 = 1 / (alpha·τ / max(1, slope(−τ, 1)))``, where ``slope(s, y)`` is the derivative of the loss
+    The base learning rate is not used. ``t`` is in the unit ``by``. To get the learning rates of
+    scikit-learn's SGDRegressor and SGDClassifier, use ``by="rows"``.
+
+    By default, ``t0`` is computed at the start of the run so that the first step is as large as a
+    typical weight. The size of a typical weight is ``τ = alpha^(−¼)``, which gives
+    ``t0 = 1 / (alpha·τ / max(1, slope(−τ, 1)))``. Here, ``slope(s, y)`` is the derivative of the loss
     with respect to the score.
 
     Raises:
@@ -213,7 +219,7 @@ class Optimal(Schedule):
     t0: float | None = setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        help="the offset of the time; by default, it is computed from the loss",
+        help="the offset that is added to t; by default, it is computed from the loss",
     )
 
     def bind(self, context: ScheduleContext) -> Schedule:

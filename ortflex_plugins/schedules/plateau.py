@@ -24,16 +24,16 @@ _EPS = 1e-8  # smaller changes of the rate are ignored, as in torch
 
 @attrs.frozen(kw_only=True)
 class Plateau(Schedule):
-    """Reduces the rate when a value stops improving: ``rate ← max(rate·factor, minimum)``.
+    """Reduces the learning rate when a value stops improving: ``rate ← max(rate·factor, minimum)``.
 
-    The rate is reduced after more than ``patience`` consecutive epochs without an improvement of more
-    than ``threshold``, which is a fraction of the best value or an absolute number. The ``cooldown``
-    epochs after a reduction do not count. ``monitor`` is a column of the History; ``"auto"`` is the
-    validation loss, or the training loss plus the penalty if there is no validation data.
-    ``mode="auto"`` means ``"max"`` for metrics for which higher is better, and ``"min"`` for all other
-    columns.
+    The learning rate is reduced after more than ``patience`` consecutive epochs without an improvement
+    of more than ``threshold``, which is a fraction of the best value or an absolute number. The
+    ``cooldown`` epochs after a reduction do not count. ``monitor`` is a column of the History;
+    ``"auto"`` is the validation loss, or the training loss plus the penalty if there is no validation
+    data. ``mode="auto"`` means ``"max"`` for metrics for which higher is better, and ``"min"`` for all
+    other columns.
 
-    The rate is computed from the complete History, so a resumed run has no state to restore.
+    The learning rate is computed from the complete History, so a resumed run has no state to restore.
 
     Raises:
         ValueError: ``factor`` is not in (0, 1), another number is negative, or ``mode`` or
@@ -60,10 +60,14 @@ class Plateau(Schedule):
         help="whether lower or higher values are better",
     )
     factor: float = setting(
-        default=0.1, validator=number(gt=0, lt=1), help="the factor by which the rate is reduced"
+        default=0.1,
+        validator=number(gt=0, lt=1),
+        help="the factor by which the learning rate is multiplied",
     )
     patience: int = setting(
-        default=10, validator=number(ge=0), help="the number of epochs without an improvement"
+        default=10,
+        validator=number(ge=0),
+        help="the number of epochs without an improvement that are tolerated before a reduction",
     )
     threshold: float = setting(
         default=1e-4,
@@ -80,7 +84,7 @@ class Plateau(Schedule):
         validator=number(ge=0),
         help="the number of epochs after a reduction that do not count",
     )
-    minimum: float = setting(default=0.0, validator=number(ge=0), help="the lowest rate")
+    minimum: float = setting(default=0.0, validator=number(ge=0), help="the lowest learning rate")
 
     def bind(self, context: ScheduleContext) -> Schedule:
         """The schedule with its mode, which depends on the metric."""

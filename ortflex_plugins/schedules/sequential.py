@@ -19,7 +19,7 @@ def schedules_field() -> Any:
     return setting(
         converter=tuple,
         validator=_check,
-        help="the schedules: names, or tables with the key name and parameters",
+        help="the schedules; each is a name, or a table with ``name`` and the parameters",
     )
 
 
@@ -72,7 +72,7 @@ def since(by: Unit, progress: Progress, start: int, end: int | None, total: int 
 
 @attrs.frozen(kw_only=True)
 class Warmup(Schedule):
-    """Linear warmup to the initial rate of another schedule, which follows it.
+    """Linear warmup to the initial learning rate of another schedule, which follows it.
 
     ``rate(t) = (start + (1 − start)·t / length)·inner(0)`` for ``t < length``, then
     ``inner(t − length)``. An inner schedule without a length of its own lasts for the rest of the run.
@@ -97,7 +97,7 @@ class Warmup(Schedule):
     start: float = setting(
         default=1 / 3,
         validator=number(ge=0, le=1),
-        help="the fraction of the initial rate from which the warmup starts",
+        help="the learning rate at the start of the warmup, as a fraction of that at its end",
     )
 
     @schedule.default
@@ -190,10 +190,10 @@ class Sequential(_Composition):
 
 @attrs.frozen(kw_only=True)
 class Chained(_Composition):
-    """Applies several schedules at once: the rate of each schedule is the base rate of the next one.
+    """Applies several schedules at once, each to the learning rate that the previous one computes.
 
-    If all schedules multiply the base rate by a factor, the result is the product of the factors. All
-    schedules must use the same unit of time.
+    If all schedules multiply the learning rate by a factor, the result is the base learning rate
+    times the product of the factors. All schedules must use the same unit of time.
 
     Raises:
         ValueError: ``schedules`` is empty.
@@ -205,8 +205,8 @@ class Chained(_Composition):
     >>> [chain.rate(1.0, Progress(step=t)) for t in range(4)]
     [1.0, 0.5, 0.125, 0.0625]
 
-    Source: torch.optim.lr_scheduler.ChainedScheduler, which yields the same rates for schedules that
-    multiply the rate by a factor.
+    Source: torch.optim.lr_scheduler.ChainedScheduler, which yields the same learning rates for
+    schedules that multiply them by a factor.
     """
 
     name: ClassVar[str] = "chained"

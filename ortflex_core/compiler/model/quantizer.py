@@ -108,13 +108,13 @@ class Quantizer(Component, abc.ABC):
     per_channel: bool = setting(
         default=True,
         validator=attrs.validators.instance_of(bool),
-        help="uses one scale for each output channel of a weight, instead of one for the whole "
-        "weight",
+        help="whether each output channel of a weight tensor has its own scale; if false, the tensor "
+        "has a single scale",
     )
     block_size: int = setting(
         default=0,
         validator=_count_or_zero,
-        help="the number of elements along the input axis of a weight that share one scale; 0 "
+        help="the number of elements along the input axis of a weight tensor that share one scale; 0 "
         "means all elements",
     )
     layout: str = setting(
@@ -131,13 +131,13 @@ class Quantizer(Component, abc.ABC):
     symmetric_activations: bool = setting(
         default=False,
         validator=attrs.validators.instance_of(bool),
-        help="whether the zero point of activations is in the middle of the codes",
+        help="whether the zero point of activations is in the middle of the integer range",
     )
     reduce_range: bool = setting(
         default=False,
         validator=attrs.validators.instance_of(bool),
-        help="uses only 7 bits for int8 weights, for CPUs without VNNI, on which sums of "
-        "products saturate",
+        help="whether int8 weights use only 7 bits; on CPUs without VNNI, this prevents sums of "
+        "products from saturating",
     )
     operators: tuple[str, ...] = setting(
         default=FUSED, converter=_listed, validator=_names, help="the operators to quantize"
@@ -146,7 +146,7 @@ class Quantizer(Component, abc.ABC):
         default=(),
         converter=_listed,
         validator=_names,
-        help="the nodes, weights, tensors or modules that stay in float: names and globs",
+        help="the names or glob patterns of nodes, weights, tensors or modules that stay in float",
     )
     train_scales: bool = setting(
         default=True,
@@ -156,8 +156,8 @@ class Quantizer(Component, abc.ABC):
     observe: int = setting(
         default=0,
         validator=_whole,
-        help="the number of epochs during which the activation scales follow the batches instead "
-        "of being trained",
+        help="if positive, the activation scales are not trained, but computed from the batches of "
+        "this number of epochs, and then fixed",
     )
     rows: int = setting(
         default=512, validator=_rows, help="the number of rows that are used for calibration"
