@@ -156,8 +156,8 @@ class MinedTriplet(Loss):
     between two embeddings. With ``mining="hard"``, each row uses its farthest positive and its nearest
     negative: ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With
     ``mining="semi_hard"``, the negative is the nearest one that is farther away than the positive; if
-    none is, it is the farthest negative. In this case, l_i is the mean over the positives of row i. A
-    row without a positive or without a negative has a loss of 0 but still counts in the mean. With
+    none is, it is the farthest negative. With ``semi_hard``, l_i is the mean over the positives of row
+    i. A row without a positive or without a negative has a loss of 0 but still counts in the mean. With
     ``normalize``, each embedding is first divided by its norm.
 
     Raises:
