@@ -48,9 +48,9 @@ def _check_arguments(instance: Any, attribute: attrs.Attribute[Any], value: Any)
 class SklearnMetric(Metric):
     """Any score of sklearn.metrics: ``{name = "sklearn.f1_score", average = "macro"}``.
 
-    This is the short form of ``{name = "sklearn", score = "f1_score", arguments = {average =
-    "macro"}}``. You can use any function of labels and predictions that returns one number. Regression
-    scores receive the predictions unchanged. Classification scores receive the predicted classes, which
+    This is the short form of
+    ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``. You can use any
+    function of labels and predictions that returns one number. Regression scores receive the predictions unchanged. Classification scores receive the predicted classes, which
     are determined as in ``accuracy``. Ranking scores and losses of probabilities receive the scores of
     all classes, or those of class 1 if there are two classes. Sample weights are passed to functions
     that accept them. The labels and predictions of all rows are kept in memory.
