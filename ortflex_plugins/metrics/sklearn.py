@@ -50,10 +50,11 @@ class SklearnMetric(Metric):
 
     This is the short form of
     ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``. You can use any
-    function of labels and predictions that returns one number. Regression scores receive the predictions unchanged. Classification scores receive the predicted classes, which
-    are determined as in ``accuracy``. Ranking scores and losses of probabilities receive the scores of
-    all classes, or those of class 1 if there are two classes. Sample weights are passed to functions
-    that accept them. The labels and predictions of all rows are kept in memory.
+    function of labels and predictions that returns one number. Regression scores receive the
+    predictions unchanged. Classification scores receive the predicted classes, which are determined
+    as in ``accuracy``. Ranking scores and losses of probabilities receive the scores of all classes, or
+    those of class 1 if there are two classes. Sample weights are passed to functions that accept them.
+    The labels and predictions of all rows are kept in memory.
 
     Raises:
         ConfigError: there is no such function, or scikit-learn is not installed.
