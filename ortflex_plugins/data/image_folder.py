@@ -67,11 +67,12 @@ class ImageFolder(DataSource):
     """Images in one folder per class: ``path/cat/1.jpg``, ``path/dog/2.png``.
 
     The images become one float32 input of shape [rows, channels, height, width] with the values (v /
-    255 − mean) / std. Labels are class indices, int64 [rows], in the order of the class names or of
-    ``classes``. Subfolders of a class folder are also read. For predictions, or for training with a
-    teacher, the path can be a folder of images without class folders, or a single image; there are then
-    no labels. If the data does not fit into the buffer, images are read one at a time during training.
-    Because each image can be read on its own, the whole data set is shuffled anyway.
+    255 − mean) / std. Labels are int64 class indices of shape [rows]. The classes are sorted by name,
+    unless ``classes`` sets another order. Subfolders of a class folder are also read. For predictions,
+    or for training with a teacher, the path can be a folder of images without class folders, or a
+    single image. In these cases, there are no labels. If the data does not fit into the buffer, images
+    are read one at a time during training. Because each image can be read on its own, the whole data
+    set is shuffled anyway.
 
     Raises:
         DataError: pillow is not installed; the folder does not exist; it, or a class, has

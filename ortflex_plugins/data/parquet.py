@@ -23,8 +23,8 @@ class Parquet(Table):
     Columns of numbers are combined into one input of shape [rows, columns]. Each column of tensors, or
     of lists of equal length, becomes a separate input with the name of the column. If it is the only
     feature column, ``input`` is its name instead. If ``target`` is a name, the labels have the shape
-    [rows]. If it is a list of names, they have the shape [rows, names]. If it is a mapping, there are
-    several labels.
+    [rows]. If it is a list of names, they have the shape [rows, names]. If it is a mapping, each key is
+    the name of a label and each value is its column.
 
     Row groups are read in random order, and rows are shuffled within ``buffer``
     (:mod:`ortflex_core.training.data.shuffle_buffer`). Data that fits into the buffer is read only

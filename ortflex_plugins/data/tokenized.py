@@ -56,8 +56,8 @@ class Tokenized(DataSource):
     strings are truncated. ``pair`` is the column of the second string of each row. If ``target`` is a
     name, the labels have the shape [rows]; they are int64 if all of them are integers, float32 if all
     are numbers, and strings otherwise. If it is a mapping, each key is the name of a label and each
-    value is its column. If it is None, there are no labels. All rows are kept in memory and need 24
-    bytes per token.
+    value is its column. If it is None, there are no labels. All rows are kept in memory. Each token
+    needs 8 bytes per input.
 
     Raises:
         DataError: tokenizers (or pyarrow) is not installed, the file or a column does not exist, or a row

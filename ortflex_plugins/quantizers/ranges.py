@@ -108,8 +108,8 @@ class Entropy(Quantizer):
 
     ``p`` is the histogram of the values, clipped to the range ``c·[min x, max x]``. ``q`` is the
     histogram after quantization: for each code, the values within the range that are rounded to it are
-    counted, and the count is spread evenly over those of its bins that are not empty. All factors c
-    from 0.2 to 1 in steps of 0.01 are tried.
+    counted, and the count is spread evenly over the nonempty bins of the code. All factors c from 0.2
+    to 1 in steps of 0.01 are tried.
 
     >>> x = np.concatenate([np.linspace(-1, 1, 999), [3.0]])[None]
     >>> low, high = Entropy().limits(x, (0, 255), symmetric=True)
