@@ -180,8 +180,8 @@ def _out_of_range(
 def expected(annotation: Any) -> str:
     """The name of a type in messages and in the reference.
 
-    >>> expected(float | None), expected(Literal["mean", "sum"])
-    ('a number', "'mean' or 'sum'")
+    >>> expected(float | None), expected(Literal["mean", "sum"]), expected(bool | int)
+    ('a number', "'mean' or 'sum'", 'true, false or an integer')
     """
     names = {
         float: "a number",
@@ -193,10 +193,10 @@ def expected(annotation: Any) -> str:
     if annotation in names:
         return names[annotation]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return " or ".join(map(repr, arguments))
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(expected(a) for a in arguments if a is not type(None))
+    if origin in (Literal, types.UnionType, typing.Union):
+        text = repr if origin is Literal else expected
+        *first, last = " or ".join(text(a) for a in arguments if a is not type(None)).split(" or ")
+        return f"{', '.join(first)} or {last}" if first else last
     if origin in _SEQUENCES:
         return f"a list of {_plural(arguments[0]) if arguments else 'values'}"
     if origin is not None and issubclass(origin, Mapping):

@@ -75,21 +75,23 @@ def _wanted(instance: object, attribute: attrs.Attribute[Any], value: Any) -> No
 
 @attrs.frozen(kw_only=True)
 class FusedBackend(Backend):
-    """Trains on any onnxruntime, including inference builds, with one graph for the whole step.
+    """Trains with one graph for the whole step, on any build of onnxruntime, even one for inference.
 
     All losses, penalties and optimizers are supported. Every operator between a parameter and a loss
     needs a gradient rule (``ortflex.gradients``). Results are bit-identical for all values of
-    ``steps_per_run``. ``"auto"`` chooses a value by the size of a step, never by measured times.
+    ``steps_per_run``. ``"auto"`` chooses a value that depends on the amount of computation in a step,
+    never on measured times.
 
     Parameters with at least 2¹⁸ elements are updated in place, outside the graph, if the optimizer is
     elementwise and needs more operations than SGD, as momentum, Adam and its variants do. If a C
     compiler is available, the update is compiled and reads and writes memory only once; otherwise,
     numpy computes it, with bit-identical results.
 
-    Kernel launches dominate the time of short steps on a GPU. With ``cuda_graph="auto"``, a run is
-    captured as a CUDA graph and replayed if the device supports this. A step that cannot be captured,
-    because it contains control flow or a node that runs on the CPU, runs without a CUDA graph, and the
-    reason is logged; with ``True``, it raises an error instead.
+    On a GPU, a short step spends most of its time on kernel launches. With ``cuda_graph="auto"``, the
+    backend captures the graph of its steps as a CUDA graph and replays it, if the device supports this.
+    A step that contains control flow or a node that runs on the CPU cannot be captured. The backend
+    then trains without a CUDA graph and logs the reason. With ``cuda_graph=True``, it raises an error
+    instead.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``cuda_graph`` is not a
@@ -109,13 +111,13 @@ class FusedBackend(Backend):
     steps_per_run: int | Literal["auto"] = setting(
         default="auto",
         validator=check_steps,
-        help="the number of steps in one graph; `auto` chooses it according to the size of a step",
+        help="the number of steps in one graph; `auto` chooses it according to the amount of "
+        "computation in a step",
     )
     cuda_graph: bool | Literal["auto"] = setting(
         default=False,
         validator=_wanted,
-        help="captures a run as a CUDA graph: `auto` does so if it is possible, and True "
-        "requires it",
+        help="whether to use a CUDA graph: `auto` uses one if possible, and `True` requires one",
     )
 
     @classmethod

@@ -26,16 +26,17 @@ def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class Checkpoint(Callback):
     """Writes checkpoints, ``<folder>/step-<number>``, from which ``Trainer.resume`` continues training.
 
-    ``epochs``, ``steps`` and ``minutes`` set how often a checkpoint is written. By default, this is
-    after every epoch. If the graph runs several steps at once, the checkpoint is written after the last
-    of them. Another checkpoint is written at the end of ``fit``. The callback keeps the last ``keep``
-    checkpoints. It also keeps the checkpoint of the best epoch, according to the column ``monitor`` of
-    the History, in ``<folder>/best``.
+    ``epochs``, ``steps`` and ``minutes`` set how often a checkpoint is written. By default, one is
+    written after every epoch. If the graph runs several steps at once, the checkpoint is written after
+    the last of them. Another checkpoint is written at the end of ``fit``. The callback keeps the last
+    ``keep`` checkpoints. It also keeps the checkpoint of the best epoch in ``<folder>/best``;
+    ``monitor`` sets the column of the History that decides which epoch is best.
 
     Every checkpoint contains the identifier of its run, which a resumed run keeps. Only checkpoints of
     the same run are removed or replaced. If the folder contains ``step-<number>`` or ``best`` of
-    another run, or if another process writes to it, the run does not start. If a run is resumed from a
-    checkpoint that is not its newest one, the newer ones are moved to ``<folder>/superseded-<n>``.
+    another run, or if another process is writing to it, the run does not start. If a run is resumed
+    from a checkpoint that is not its newest one, the newer ones are moved to
+    ``<folder>/superseded-<n>``.
 
     Raises:
         ValueError: a number is not positive.
@@ -46,7 +47,7 @@ class Checkpoint(Callback):
     >>> Checkpoint(minutes=10, keep=2).folder
     'checkpoints'
 
-    Source: ``ortflex_core.training.checkpoints.checkpoint`` describes the files.
+    Source: the format is described in ``ortflex_core.training.checkpoints.checkpoint``.
     """
 
     folder: str = setting(

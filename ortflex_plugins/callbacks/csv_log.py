@@ -19,9 +19,10 @@ _log = logging.getLogger("ortflex")
 class CsvLog(Callback):
     """Writes the complete History as a CSV file after every epoch.
 
-    The file of a resumed run also contains the rows of the earlier epochs. If the file cannot be
-    written during training, for example because the disk is full, the callback logs a warning, and
-    training continues. All rows are then written after the next epoch.
+    The columns of the file are those of the History. The file of a resumed run also contains the rows
+    of the earlier epochs. If the file cannot be written during training, for example because the disk
+    is full, the callback logs a warning, and training continues. All rows are then written after the
+    next epoch.
 
     Raises:
         OutputError: when the run starts, if the folder cannot be made or written to.
@@ -29,7 +30,7 @@ class CsvLog(Callback):
     >>> CsvLog(path="log.csv").path
     'log.csv'
 
-    Source: ``ortflex_core.History``, whose columns are those of the file.
+    Source: ``ortflex_core.History``.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ("csv_logger",)

@@ -41,7 +41,9 @@ class EarlyStopping(Callback):
 
     monitor: str = setting(default=AUTO, help="a column of the History")
     patience: int = setting(
-        default=10, validator=number(ge=1), help="the number of epochs without an improvement"
+        default=10,
+        validator=number(ge=1),
+        help="the number of epochs without an improvement after which the run ends",
     )
     min_delta: float = setting(
         default=0.0,

@@ -15,7 +15,7 @@ from ortflex_core import Callback, epoch_summary, hook
 class EpochLine(Callback):
     """Prints a line per epoch to stdout, even if the Trainer shows a progress bar.
 
-    The Trainer then does not print lines of its own.
+    With this callback, the Trainer does not print its own line per epoch.
 
     >>> EpochLine().epoch_end(record={"epoch": 1, "loss": 0.25, "seconds": 0.5})
     epoch 1: loss 0.25 (0.50 s)

@@ -27,10 +27,11 @@ _LONGEST = 500  # the longest parameter of older stores
 class Mlflow(Tracker):
     """Tracks training as an MLflow run: the parameters, the History and the trained model.
 
-    The columns of the History become metrics by step. If training succeeds, the model is stored as an
-    artifact of the run, together with its signature, in the format of ``mlflow.onnx``. Resumed training
-    continues the same run. If the tracking store cannot be reached during training, the entries are
-    lost, but training continues.
+    The columns of the History are logged as metrics, with the number of finished steps as the step. If
+    training succeeds, the model is stored as an artifact of the run, together with its signature, in
+    the format of ``mlflow.onnx``. Resumed training continues the same run. If the tracking store cannot
+    be reached during training, the entries are lost, but training continues. The callback does not
+    change the global state of MLflow.
 
     Raises:
         ConfigError: mlflow is not installed (extra ``mlflow``), or the store cannot be opened.
@@ -38,7 +39,7 @@ class Mlflow(Tracker):
     >>> Mlflow(experiment="digits").experiment  # doctest: +SKIP
     'digits'
 
-    Source: mlflow.tracking.MlflowClient; the global state of MLflow is not changed.
+    Source: mlflow.tracking.MlflowClient.
     """
 
     experiment: str = setting(default="ortflex", help="the name of the experiment")
@@ -47,8 +48,8 @@ class Mlflow(Tracker):
     )
     uri: str | None = setting(
         default=None,
-        help="the URI of the tracking store; by default, MLFLOW_TRACKING_URI, or mlflow.db in "
-        "the run folder",
+        help="the URI of the tracking store; if it is not set, the callback uses the environment "
+        "variable MLFLOW_TRACKING_URI or, without it, the file mlflow.db in the run folder",
     )
     model: bool = setting(default=True, help="whether to also store the trained model")
 

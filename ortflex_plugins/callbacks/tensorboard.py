@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 class Tensorboard(Callback):
     """Writes event files for TensorBoard: the History, histograms of the weights and the model's graph.
 
-    ``epoch/<column>`` shows the History, and ``weights/<parameter>`` shows the weights, both by step.
-    With ``steps``, ``step/loss``, ``step/penalty`` and ``step/rate`` are written for every ``steps``-th
-    step. A resumed run continues in the same folder, and TensorBoard hides the earlier entries of
-    repeated steps.
+    ``epoch/<column>`` shows the History, and ``weights/<parameter>`` shows the weights. The horizontal
+    axis of both is the number of finished steps. With ``steps``, ``step/loss``, ``step/penalty`` and
+    ``step/rate`` are written for every ``steps``-th step. A resumed run continues in the same folder,
+    and TensorBoard hides the earlier entries of repeated steps. ``tensorboard --logdir`` displays the
+    files.
 
     Raises:
         ConfigError: tensorboardX is not installed (extra ``tensorboard``).
@@ -32,7 +33,7 @@ class Tensorboard(Callback):
     >>> Tensorboard(folder="logs", steps=100).folder  # doctest: +SKIP
     'logs'
 
-    Source: tensorboardX.SummaryWriter; ``tensorboard --logdir`` shows its files.
+    Source: tensorboardX.SummaryWriter.
     """
 
     folder: str = setting(
@@ -41,8 +42,8 @@ class Tensorboard(Callback):
     steps: int = setting(
         default=0,
         validator=number(ge=0),
-        help="the number of steps between two entries of the loss, the penalty and the rate; 0 "
-        "means never",
+        help="the number of steps between two entries of the loss, the penalty and the learning rate; "
+        "0 means never",
     )
     histograms: int = setting(
         default=1,

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class Trackio(Tracker):
     """Tracks training locally as a trackio run: the parameters and the History.
 
-    The columns of the History become metrics by step. Resumed training continues the same run. If
-    entries cannot be written during training, the callback logs a warning, and training continues.
-    ``trackio show`` opens the dashboard, and the environment variable TRACKIO_DIR sets the folder of
-    the files.
+    The columns of the History are logged as metrics, with the number of finished steps as the step.
+    Resumed training continues the same run. If entries cannot be written during training, the callback
+    logs a warning, and training continues. ``trackio show`` opens the dashboard, and the environment
+    variable TRACKIO_DIR sets the folder of the files.
 
     Raises:
         ConfigError: trackio is not installed (extra ``trackio``), or no run can be opened.

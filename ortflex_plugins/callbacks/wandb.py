@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class Wandb(Tracker):
     """Tracks training as a Weights & Biases run: the parameters, the History and the trained model.
 
-    The columns of the History become metrics by step. Resumed training continues the same run; in
-    offline mode, it writes to another folder of that run. If entries cannot be written during training,
-    the callback logs a warning, and training continues. ``wandb sync`` uploads runs that were recorded
-    offline.
+    The columns of the History are logged as metrics, with the number of finished steps as the step.
+    Resumed training continues the same run. In offline mode, it creates a second folder with the
+    identifier of that run. If entries cannot be written during training, the callback logs a warning,
+    and training continues. ``wandb sync`` uploads runs that were recorded offline. The callback does
+    not set the global ``wandb.run``.
 
     Raises:
         ConfigError: wandb is not installed (extra ``wandb``), or no run can be opened.
@@ -30,7 +31,7 @@ class Wandb(Tracker):
     >>> Wandb(project="digits").project  # doctest: +SKIP
     'digits'
 
-    Source: wandb.init with ``reinit="create_new"``; the global ``wandb.run`` is not set.
+    Source: wandb.init with ``reinit="create_new"``.
     """
 
     project: str = setting(default="ortflex", help="the name of the project")
@@ -39,7 +40,9 @@ class Wandb(Tracker):
     )
     entity: str | None = setting(default=None, help="the user or team")
     mode: Literal["online", "offline", "disabled"] | None = setting(
-        default=None, help="the mode; by default, that of WANDB_MODE, or online"
+        default=None,
+        help="the mode; if it is not set, the callback uses the environment variable WANDB_MODE or, "
+        "without it, the mode `online`",
     )
     model: bool = setting(default=True, help="whether to also store the trained model")
 

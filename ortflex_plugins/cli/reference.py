@@ -176,7 +176,7 @@ def _introduction(plugins: Plugins, kind: str, short: bool = False) -> str:
     elif short:
         use = f"Set {'one or more' if several else 'it'} with `{keys[0]}`."
     elif several:
-        use = f"To choose one or more, set `{keys[0]}` to a list, in the Trainer or in a recipe."
+        use = f"To choose one or more, list them in `{keys[0]}`, in the Trainer or in a recipe."
     else:
         use = f"To choose one, set `{keys[0]}` in the Trainer or in a recipe."
     return paragraph(f"{what} {use}")

@@ -14,7 +14,7 @@ from ortflex_plugins.operators.calls import NotTranslatable
 
 @attrs.frozen(kw_only=True)
 class CBackend(Backend):
-    """Trains with generated C code, which the C compiler of the system compiles.
+    """Trains with generated C code, which is compiled by the system's C compiler.
 
     The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
     and optimizers are the same as on the other backends. One call runs many steps and also gathers the

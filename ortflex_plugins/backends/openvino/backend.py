@@ -51,9 +51,9 @@ class OpenVinoBackend(Backend):
     """Trains with OpenVINO on the CPU and keeps the training state inside the compiled model.
 
     The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
-    and optimizers are the same as on the other backends. Weights, optimizer state and running
-    statistics stay inside the compiled model. Predictions and evaluations run on onnxruntime. So do
-    random draws, such as Dropout masks, because OpenVINO has only 32-bit integers.
+    and optimizers are the same as on the other backends. The training state consists of the weights,
+    the optimizer state and the running statistics. Predictions and evaluations run on onnxruntime. So
+    do random draws, such as Dropout masks, because OpenVINO has only 32-bit integers.
 
     ``inference_precision="bf16"`` and ``"f16"`` need a CPU that supports arithmetic in these types. On
     a CPU with AMX, the default of OpenVINO itself is bfloat16.
@@ -74,13 +74,14 @@ class OpenVinoBackend(Backend):
     steps_per_run: int | str = setting(
         default="auto",
         validator=check_steps,
-        help="the number of steps in one graph; `auto` chooses it according to the size of a step",
+        help="the number of steps in one graph; `auto` chooses it according to the amount of "
+        "computation in a step",
     )
     inference_precision: str = setting(
         default="f32",
         validator=_precision,
-        help="the precision hint for OpenVINO: `f32`, or `bf16` or `f16` to let OpenVINO compute "
-        "some operators in bfloat16 or float16",
+        help="the precision hint for OpenVINO: `f32`, `bf16` or `f16`; with the last two, OpenVINO may "
+        "compute some operators in bfloat16 or float16",
     )
     cache_folder: str | None = setting(
         default=None,

@@ -40,8 +40,8 @@ class XlaBackend(Backend):
     differentiate it. The training data stays in JAX's memory, where the rows of each step are gathered.
     Predictions and evaluations run on onnxruntime.
 
-    Only ``platform="cpu"`` is tested. XLA uses one thread per CPU of the process; ``threads`` has
-    no effect.
+    Only ``platform="cpu"`` is tested. XLA uses one thread for each CPU that is available to the process,
+    so the argument ``threads`` has no effect.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``platform`` is not a
