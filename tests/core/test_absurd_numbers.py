@@ -150,7 +150,8 @@ def test_numbers_of_data_sources(place: numbers.Place, tmp_path: Path) -> None:
             continue  # bytes
         if place[2] == "pad" or (place[2] == "fill" and is_number(value)):
             continue  # takes the place of a missing value
-        expected = "(expected (an integer|a list of|a number( or|,))|must be (1 |'median'|height and width))"
+        types = "(an integer|a list of|a number( or|,))"
+        expected = f"(expected {types}|must be (1 |'median'|height and width))"
         with pytest.raises(OrtflexError, match=f"{place[2]}: {expected}"):
             numbers.source(place, value, tmp_path, X, Y)
     if place[1] in ("image_folder", "tokenized"):
