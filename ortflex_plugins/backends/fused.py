@@ -87,7 +87,7 @@ class FusedBackend(Backend):
     compiler is available, the update is compiled and reads and writes memory only once; otherwise,
     numpy computes it, with bit-identical results.
 
-    On a GPU, a short step spends most of its time on kernel launches. With ``cuda_graph="auto"``, the
+    On a GPU, kernel launches dominate the duration of a short step. With ``cuda_graph="auto"``, the
     backend captures the graph of its steps as a CUDA graph and replays it, if the device supports this.
     A step that contains control flow or a node that runs on the CPU cannot be captured. The backend
     then trains without a CUDA graph and logs the reason. With ``cuda_graph=True``, it raises an error
