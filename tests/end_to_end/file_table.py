@@ -47,11 +47,13 @@ def _lines(rows: Rows) -> Iterator[str]:
     )
     yield ""
     yield (
-        "The files are small networks with random weights that torch has exported. Most of the files were "
-        "then processed with one of the usual tools: `onnxruntime.transformers.optimizer`, onnxruntime's "
-        "own optimizer at level 2 (ORT_ENABLE_EXTENDED) or level 3 (ORT_ENABLE_ALL), conversion to "
-        "float16, dynamic quantization to int8 (with or without the transformers optimizer before it), or "
-        "quantization of matrix products to 4 bits."
+        "The files are small networks with random weights, exported from torch. Most of the files "
+        "were then optimized with `onnxruntime.transformers.optimizer` (the transformers optimizer), "
+        "optimized by onnxruntime itself at level 2 (ORT_ENABLE_EXTENDED) or level 3 "
+        "(ORT_ENABLE_ALL), converted to float16, or quantized. There are two types of quantization: "
+        "dynamic quantization to int8, with or without the transformers optimizer before it, and "
+        "quantization of matrix products to 4 bits. Each of these variants of a network is called a "
+        "*form* on this page."
     )
     yield ""
     yield (
@@ -62,18 +64,18 @@ def _lines(rows: Rows) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"Of {len(made)} files, {counts['trained']} ({100 * trained:.0f} %) are trained correctly, "
-        f"{counts['refused']} raise an error that states the reason, {counts['wrong']} give wrong results, "
-        f"and {counts['crashed']} crash."
+        f"Of {len(made)} files, {counts['trained']} ({100 * trained:.0f} %) are trained correctly. For "
+        f"{counts['refused']} files, ortflex raises an error that states the reason. {counts['wrong']} "
+        f"files give wrong results, and {counts['crashed']} cause a crash."
     )
     yield ""
     yield "## Gradient errors"
     yield ""
     yield (
-        "In the following tables, each column stands for one of torch's two exporters or for a tool; "
-        '"optimizer" is the transformers optimizer. Each number is the largest relative error, '
-        "‖gradient − torch's gradient‖ / ‖torch's gradient‖, of the parameters that are compared. The word "
-        '"error" means that training the file raises an error.'
+        "In the following tables, each column stands for a form. TorchScript and dynamo are torch's two "
+        'exporters, and "optimizer" is the transformers optimizer. Each number is the largest relative '
+        "error, ‖gradient − torch's gradient‖ / ‖torch's gradient‖, of the parameters that are compared. "
+        'The word "error" means that ortflex cannot train the file and raises an error.'
     )
     yield ""
     # Three tables: one of ten columns would leave the screen.
@@ -95,6 +97,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield "## Non-standard operators in these files"
     yield ""
+    yield "The next table lists the operators in these files that are not part of the ONNX standard:"
+    yield ""
     yield "| form | operators |"
     yield "|---|---|"
     for form in FORMS:
@@ -104,7 +108,7 @@ def _lines(rows: Rows) -> Iterator[str]:
     others = {key: o for key, o in rows.items() if o.status != "trained"}
     if others:
         yield ""
-        yield "## Files that raise an error"
+        yield "## Files that cannot be trained"
         yield ""
         yield "Each item names the form and the families of the files, and quotes the error message:"
         yield ""
