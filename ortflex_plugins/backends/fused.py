@@ -75,7 +75,7 @@ def _wanted(instance: object, attribute: attrs.Attribute[Any], value: Any) -> No
 
 @attrs.frozen(kw_only=True)
 class FusedBackend(Backend):
-    """Trains with one graph for the whole step, on any build of onnxruntime, even one for inference.
+    """Trains on any build of onnxruntime, including inference builds, with one graph for the whole step.
 
     All losses, penalties and optimizers are supported. Every operator between a parameter and a loss
     needs a gradient rule (``ortflex.gradients``). Results are bit-identical for all values of
