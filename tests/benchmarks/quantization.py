@@ -144,6 +144,7 @@ def table(lines: list[Line]) -> str:
         cells = [text for own in found for text in (_accuracy(own, 0, 1, 3), _size(own, 2))]
         out.append(_row(name, *cells))
     out += ["", "### 8-bit weights and activations (W8A8), without training", ""]
+    out += ["The table shows the loss of each file:", ""]
     out += _head("network", "seeds", "float", "calibrated", "`quantize_static`")
     names = [n for n in NETWORKS if lines_of(lines, n, "W8A8", 0)]
     for name in names:
@@ -175,7 +176,9 @@ def table(lines: list[Line]) -> str:
 
 def _trained(lines: list[Line], bits: str) -> list[str]:
     """The table of the losses of one number of bits."""
-    out = [*_head("network", "float", "calibrated", "trained", "recovered")]
+    words = "The table shows the loss of each file, and the fraction of the increase that training recovers"
+    out = [f"{words}:", ""]
+    out += _head("network", "float", "calibrated", "trained", "recovered")
     for name in NETWORKS:
         if own := lines_of(lines, name, bits, 60):
             losses = losses_of(own)
