@@ -36,12 +36,12 @@ def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
 
 @attrs.frozen(kw_only=True)
 class Lora(Adapter):
-    """Adds the product of two thin matrices to a weight: ``y = x·M + s·drop(x)·A·B``, s = alpha / rank.
+    """Adds the product of two thin matrices to a weight: ``y = x·M + (alpha/rank)·drop(x)·A·B``.
 
-    A has the shape [inputs, rank], and its initial values are uniform in ±1/√inputs (Kaiming
-    initialization with a = √5). B has the shape [rank, outputs] and is initially 0, so the adapter does
-    not change the model until the first update. ``drop`` is dropout. With ``rslora``, s is alpha /
-    √rank.
+    A has the shape [inputs, rank], and its initial values are drawn uniformly from the interval
+    [−1/√inputs, 1/√inputs], as in Kaiming initialization with a = √5. B has the shape [rank, outputs]
+    and is initially 0, so the adapter does not change the model until the first update. ``drop`` is
+    dropout. With ``rslora``, the scale alpha/rank is replaced with alpha/√rank.
 
     Raises:
         ValueError: ``rank`` is not an integer above 0, ``dropout`` is not in [0, 1), ``alpha`` is 0.
@@ -60,22 +60,25 @@ class Lora(Adapter):
         default=8, validator=_rank, help="the rank: the number of columns of A and of rows of B"
     )
     alpha: float = setting(
-        default=16.0, validator=number(gt=0), help="the numerator of the scale s = alpha / rank"
+        default=16.0, validator=number(gt=0), help="the numerator of the scale alpha/rank"
     )
     dropout: float = setting(
         default=0.0,
         validator=number(ge=0, lt=1),
-        help="the ratio of the dropout before A",
+        help="the probability of dropout before A",
     )
     rslora: bool = setting(default=False, help="whether alpha is divided by √rank instead of rank")
 
-    source: str = setting(default="", help="a folder of Hugging Face PEFT with the initial values")
+    source: str = setting(
+        default="", help="the folder of a Hugging Face PEFT adapter with the initial values"
+    )
     prefix: str = setting(
-        default="", help="a prefix of the module paths that PEFT's names lack, such as `model.`"
+        default="",
+        help="the start of the module paths that is missing from PEFT's names, such as `model.`",
     )
     modules: tuple[str, ...] = setting(
         converter=tuple,
-        help="PEFT's names of the modules in `source`; an export uses the same names",
+        help="PEFT's names of the modules in `source`, which are also used in exports",
     )
 
     @modules.default

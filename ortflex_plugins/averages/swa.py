@@ -29,11 +29,11 @@ class Swa(Average):
 
     name: ClassVar[str] = "swa"
 
-    start: float = hyper(default=1, validator=number(ge=1), help="the first step that is averaged")
+    start: float = hyper(default=1, validator=number(ge=1), help="the first of the selected steps")
     every: float = hyper(
         default=1,
         validator=number(ge=1),
-        help="the number of steps from one averaged step to the next",
+        help="the number of steps from one selected step to the next",
     )
 
     def share(self, op: Ops, step: Host) -> Host:

@@ -76,6 +76,14 @@ _NOTATION = (
     "number of classes, and … stands for any number of further axes, such as the positions in an image."
 )
 
+_FAMILY_PAGES = {
+    "gradients": "This page lists the operators of each family, with and without a gradient. "
+    "[Operators](operators.md) lists all operators of the main ONNX domain, with notes and test results.",
+    "decompositions": "This page lists the operators of each family and what they compute. "
+    "[Operators](operators.md#operators-that-are-decomposed) lists the operators of all families in a "
+    "single table.",
+}
+
 
 def pages(
     plugins: Plugins | None = None,
@@ -188,10 +196,10 @@ def _components(
     yield "# Components"
     yield _GENERATED
     yield paragraph(
-        f"This page lists the components of {distribution} by kind. To use a component, set the argument "
-        "of the Trainer, or the key of a recipe, that the section names. Each heading links to a page that "
-        "describes the components of this kind with their parameters. `ortflex plugins` lists all "
-        "installed plugins, including those of other distributions."
+        f"This page lists the components of {distribution} by kind. Each section names the argument of "
+        "the Trainer, or the key of a recipe, that selects the components of its kind. Each heading "
+        "links to a page that describes these components with their parameters. `ortflex plugins` "
+        "lists all installed plugins, including those of other distributions."
     )
     for kind, entries in ours.items():
         yield f"## [{kind.replace('_', ' ').capitalize()}]({kind}.md)"
@@ -247,7 +255,7 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
         if kind == "losses":
             yield paragraph(_NOTATION)
     elif "ortflex" in {entry.distribution for entry in entries}:
-        yield "Each section is a family. [Operators](operators.md) lists all operators in one place."
+        yield paragraph(_FAMILY_PAGES[kind])
     for entry in entries:
         yield f"## {entry.name}"
         yield from _component(plugins, kind, entry)

@@ -14,9 +14,10 @@ class MaxNorm(Constraint):
     """Bounds the norm of every slice: ``w ← w · min(1, bound / (‖w‖ + 1e-7))``.
 
     Each index along ``axis`` selects one slice, whose norm is computed over all other axes. With axis
-    −1, a slice has the weights of one unit of a matrix product [inputs, units]. With axis 0, it has
-    those of one unit of torch's Linear [units, inputs], or of one channel of a convolution [channels,
-    …]. In tensors with a single axis, each element is bounded separately.
+    −1, a slice contains the weights of one unit in a matrix [inputs, units]. With axis 0, a slice
+    contains the weights of one unit in a matrix [units, inputs], such as the weight of torch's Linear,
+    or of one channel in a convolution kernel [channels, …]. In tensors with a single axis, each element
+    is bounded separately.
 
     Raises:
         ValueError: ``bound`` is not positive.

@@ -36,16 +36,16 @@ class Sparsity(Pruning):
     The method ``magnitude`` prunes the ``round(share · n)`` elements with the smallest ``|w|`` in each
     tensor or, with ``scope="global"``, in all tensors together.
 
-    The method ``channels`` prunes the output channels with the smallest ``‖w‖₂`` in each product or
-    convolution. The biases of these channels, and their scales and offsets in normalizations that
+    The method ``channels`` prunes the output channels with the smallest ``‖w‖₂`` in each matrix product
+    or convolution. The biases of these channels, and their scales and offsets in normalizations that
     follow, also become zero.
 
-    A method ``N:M``, such as ``2:4``, keeps the N elements with the largest ``|w|`` among every M
-    neighbors along the first axis that is summed over (inputs or input channels). The share is then 1 −
-    N/M.
+    A method ``N:M``, such as ``2:4``, keeps the N elements with the largest ``|w|`` in every group of M
+    consecutive elements along the first axis that is summed over (inputs or input channels). The share
+    is then 1 − N/M.
 
     Ties are broken by position, and at least one element or channel of each tensor is kept. The share
-    grows from ``begin`` to ``end`` as proposed by Zhu and Gupta, and weights that are zero stay zero.
+    grows from ``begin`` to ``end`` as proposed by Zhu and Gupta. A weight that is zero stays zero.
 
     Raises:
         ValueError: a share outside of [0, 1), another method, or ``end`` before ``begin``.
@@ -67,7 +67,7 @@ class Sparsity(Pruning):
     method: str = setting(
         default="magnitude",
         validator=_method,
-        help="``magnitude``, ``channels``, or ``N:M`` such as ``2:4``",
+        help="the pruning method: ``magnitude``, ``channels``, or ``N:M``, for example ``2:4``",
     )
     share: float | None = setting(
         default=None,
@@ -77,7 +77,7 @@ class Sparsity(Pruning):
     scope: str = setting(
         default="tensor",
         validator=one_of("tensor", "global"),
-        help="for ``magnitude``: whether each tensor has this share (``tensor``), or all tensors "
+        help="for ``magnitude``: whether the share applies to each tensor (``tensor``) or to all tensors "
         "together (``global``)",
     )
 

@@ -139,7 +139,7 @@ def _hidden(node: Call, weights: Tensor) -> list[int]:
 
 @DECOMPOSITIONS.operator("Attention")
 def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Attention after one product for queries, keys and values. Past keys and values are optional."""
+    """Attention with one projection for queries, keys and values. Past keys and values are optional."""
     x, weights, bias = node.required(0), node.required(1), node.input(2)
     node.setting("rotary_embedding_dim", 0)
     made = op.MatMul(x, weights)
@@ -150,7 +150,7 @@ def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("QAttention")
 def quantized_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Attention after a quantized product, whose weights are trained as float master weights."""
+    """Attention with a quantized projection, whose weights are trained as float master weights."""
     weights = node.required(1)
     data = real(op, node, (0, 3, 6))
     made = op.MatMul(data, real(op, node, (1, 4, 7), axis=1)) + node.required(2)
@@ -203,7 +203,7 @@ def _with_past(
 
 @DECOMPOSITIONS.operator("MultiHeadAttention")
 def multi_head_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Attention of queries, keys and values that are separate or packed by heads."""
+    """Attention of queries, keys and values, which are separate or packed by heads."""
     q, k, v = _operands(op, node, node.setting("num_heads"))
     past_k, past_v = node.input(6), node.input(7)
     k = k if past_k is None else op.Concat(past_k, k, axis=2)
@@ -318,7 +318,7 @@ def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
 
 @DECOMPOSITIONS.operator("RotaryEmbedding")
 def rotary_embedding(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Rotation of pairs of features of [B, S, N·h] or [B, N, S, h] by the angles of their positions."""
+    """Rotary position embedding: rotates pairs of features in a tensor [B, S, N·h] or [B, N, S, h]."""
     x, positions = node.required(0), node.required(1)
     cosines, sines = node.required(2), node.required(3)
     if node.setting("is_packed_batching", 0):

@@ -244,7 +244,7 @@ def _extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Clip")
 def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient flows to x inside the bounds and at them, and to the bound outside of them."""
+    """The gradient flows to x if x is within or at the bounds. Otherwise, it flows to the bound."""
     x, y, low, high = node.inputs[0], node.outputs[0], node.input(1), node.input(2)
     if not x.is_float:  # integers that stand for real numbers: there is no kernel for all types
         x, y = (op.Cast(t, to=TensorProto.INT32) for t in (x, y))

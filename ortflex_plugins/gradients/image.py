@@ -309,7 +309,7 @@ def _space_to_depth(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("CenterCropPad")
 def _center_crop_pad(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient is cropped and padded to the size of the input. Cropped elements get zeros."""
+    """The gradient is cropped and padded to the size of the input. It is 0 for cropped elements."""
     x = node.inputs[0]
     target = dims(op, x)
     if node.axes is not None:

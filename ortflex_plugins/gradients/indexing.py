@@ -139,7 +139,7 @@ def _scatter_extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("OneHot")
 def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The on-value gets the sum of the gradients at its positions, the off-value that of all others."""
+    """The on-value and the off-value get the sums of the gradients at their positions."""
     index, depth = node.inputs[:2]
     whole = full(op, g, node.outputs[0])
 
@@ -154,7 +154,7 @@ def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Range", attributes=("stash_type",))
 def _range(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Element k is start + k·delta. The limit determines only their number, and has no gradient."""
+    """Element k is start + k·delta. The limit only sets the number of elements and has no gradient."""
     whole = full(op, g, node.outputs[0])
 
     def to_delta() -> Tensor:
@@ -193,7 +193,7 @@ def _unique(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Seq
 
 @RULES.rule("TensorScatter")
 def _tensor_scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Gradients at positions that were written flow to the update, all others flow to the cache."""
+    """Gradients at positions that were written flow to the update. All others flow to the cache."""
     cache, update, starts = node.inputs[0], node.inputs[1], node.input(2)
     whole = full(op, g, node.outputs[0])
     rank = update.rank

@@ -129,7 +129,7 @@ def _cofactors(op: Ops, x: Tensor) -> Tensor:
 
 @RULES.rule("Det")
 def _det(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The derivative of a determinant is the matrix of cofactors.
+    """The derivative of the determinant of a matrix is its cofactor matrix.
 
     Cofactors are the signed determinants of the minors. The standard has no operator for the inverse,
     and singular matrices have cofactors, too.

@@ -205,7 +205,7 @@ def _instance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("GroupNormalization", since=21, attributes=("stash_type",))
 def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Supported from opset 21 on. The standard withdrew the earlier form, which has one scale per group."""
+    """Supported from opset 21 on. The earlier form, with one scale per group, is deprecated."""
     x, scale = node.inputs[:2]
     rank = _rank(x)
     whole = full(op, g, x)

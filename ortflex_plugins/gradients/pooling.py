@@ -56,7 +56,7 @@ def _tiles(at: Windows, x: Tensor) -> FixedWindows | None:
 
 @RULES.rule("MaxPool", since=8, attributes=("ceil_mode", "pads", "storage_order"))
 def _max_pool(op: Ops, node: NodeView, g: Tensor, _: Tensor | None = None) -> Sequence[Gradient]:
-    """The gradient of a window flows to its first maximum, as in Indices and in torch."""
+    """The gradient of a window flows to its first maximum, as in torch. Indices contains its position."""
     x, at = node.inputs[0], _windows(node)
     whole = full(op, g, node.outputs[0])
     tiles = _tiles(at, x)

@@ -41,7 +41,7 @@ _Cell = Callable[[Ops, NodeView, Direction, list[Activation]], _Adjoints]
 
 def _rule(cell: _Cell, gates: int, default: Sequence[str]) -> Callable[..., Sequence[Gradient]]:
     def rule(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-        """The shapes of the weights must be known. layout=1 is computed with additional transpositions."""
+        """The shapes of the weights must be known. With layout=1, Transpose nodes are added."""
         sides = directions(op, node, gates, gs)
         functions = activations(node, default, len(sides))
         adjoints = [cell(op, node, s, functions[k * len(default) :]) for k, s in enumerate(sides)]

@@ -157,7 +157,7 @@ def _cumsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("CumProd")
 def _cumprod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient of x_i is Σ_j g_j y_j / x_i over the products y_j that contain x_i, also if x_i is 0."""
+    """The gradient of x_i is Σ_j g_j y_j / x_i over the products y_j that contain x_i, even if x_i is 0."""
     x, axis = node.inputs
     whole = full(op, g, node.outputs[0])
     forward = {"exclusive": node.exclusive, "reverse": node.reverse}

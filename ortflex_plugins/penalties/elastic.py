@@ -27,7 +27,7 @@ class NoPenalty(Penalty):
 
 @attrs.frozen(kw_only=True)
 class L1(Penalty):
-    """The sum of absolute values, ``l1·Σ|w|``. The gradient at ``w = 0`` is 0.
+    """The sum of the absolute values of the weights, ``l1·Σ|w|``. The gradient at ``w = 0`` is 0.
 
     Raises:
         ValueError: ``l1`` is negative.
@@ -53,7 +53,7 @@ class L1(Penalty):
 
 @attrs.frozen(kw_only=True)
 class L2(Penalty):
-    """The sum of squares, ``l2·Σw²``, without the factor ½. Its gradient is ``2·l2·w``.
+    """The sum of the squared weights, ``l2·Σw²``, without the factor ½. Its gradient is ``2·l2·w``.
 
     The ``weight_decay`` of torch's SGD corresponds to ``2·l2``.
 
@@ -81,7 +81,7 @@ class L2(Penalty):
 
 @attrs.frozen(kw_only=True)
 class ElasticPenalty(Penalty):
-    """Elastic net: the sum of absolute values and squares, ``l1·Σ|w| + l2·Σw²``, without the factor ½.
+    """Elastic net: the sum of the penalties L1 and L2, ``l1·Σ|w| + l2·Σw²``, without the factor ½.
 
     Raises:
         ValueError: a factor is negative.

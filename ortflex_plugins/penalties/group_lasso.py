@@ -20,9 +20,10 @@ class GroupLasso(Penalty):
     """Group lasso: the sum of the norms of groups g with n elements each, ``factor·Σ √n·‖w_g‖``.
 
     This penalty drives whole groups to 0. The groups of a weight are its slices along ``axis``. With
-    axis 0, the groups are the inputs of a matrix [inputs, outputs] in a MatMul, the outputs of a matrix
-    [outputs, inputs], or the output channels of a convolution kernel. In a vector, each element is a
-    group. With ``axis=None``, each weight is one group. The gradient of a group of zeros is 0.
+    axis 0, a group contains the weights of one input in a MatMul matrix [inputs, outputs], of one
+    output in a matrix [outputs, inputs], or of one output channel in a convolution kernel. In a vector,
+    each element is a group. With ``axis=None``, each weight is one group. The gradient of a group of
+    zeros is 0.
 
     Raises:
         ValueError: ``factor`` is negative.

@@ -14,12 +14,12 @@ from ortflex_core import Precision
 class Bf16Mixed(Precision):
     """Computes matrix products and convolutions in bfloat16, with float32 master weights.
 
-    A product is ``h = cast(x)·cast(W)``, where ``cast`` rounds to bfloat16, whose significand has 8
-    bits. Elementwise operators between products stay in bfloat16. Softmax, normalizations, reductions,
-    losses and updates are computed in float32. bfloat16 has the range of float32, so no loss scale is
-    needed.
+    A matrix product is computed as ``h = cast(x)·cast(W)``, where ``cast`` rounds to bfloat16, whose
+    significand has 8 bits. Elementwise operators between products stay in bfloat16. Softmax,
+    normalizations, reductions, losses and updates are computed in float32. bfloat16 has the range of
+    float32, so no loss scale is needed.
 
-    onnxruntime has no bfloat16 arithmetic on CPUs. Backends without bfloat16 raise an error.
+    onnxruntime has no bfloat16 arithmetic on CPUs. Backends that do not support bfloat16 raise an error.
 
     >>> Bf16Mixed().describe()
     {'name': 'bf16_mixed'}

@@ -13,8 +13,8 @@ from ortflex_core import Precision
 class Float32(Precision):
     """Computes in the types of the file: float32, and float64 where the file has float64 tensors.
 
-    A product is ``h = x·W``, without casts. Files in float16 or bfloat16 are first converted to
-    float32.
+    A matrix product is computed as ``h = x·W``, without casts. Files in float16 or bfloat16 are first
+    converted to float32.
 
     >>> Float32().describe()
     {'name': 'float32'}

@@ -24,15 +24,15 @@ def _check_flag(instance: object, attribute: attrs.Attribute[Any], value: Any) -
 class Fp16Mixed(Precision):
     """Computes matrix products and convolutions in float16, with float32 master weights and loss scaling.
 
-    A product is ``h = cast(x)·cast(W)``, where ``cast`` rounds to float16, and its gradient is
-    ``∂L/∂W = cast(∂(s·L)/∂W) / s``. Elementwise operators between products stay in float16. Softmax,
-    normalizations, reductions, losses and updates are computed in float32. In float16, gradients below
-    6e-8 would be zero, so the losses are multiplied by the loss scale s.
+    A matrix product is computed as ``h = cast(x)·cast(W)``, where ``cast`` rounds to float16, and its
+    gradient as ``∂L/∂W = cast(∂(s·L)/∂W) / s``. Elementwise operators between products stay in float16.
+    Softmax, normalizations, reductions, losses and updates are computed in float32. In float16,
+    gradients below 6e-8 would be rounded to zero, so the losses are multiplied by the loss scale s.
 
     If ``dynamic`` is True, the loss scale s starts at ``loss_scale``. It is doubled after
     ``growth_steps`` consecutive updates with finite gradients, and halved if a gradient is not finite.
     In that case, the update is skipped: weights, optimizer state and statistics do not change. The
-    skipped step counts for schedules, but not for bias corrections, averages and noise. The loss scale
+    skipped step counts toward schedules, but not toward bias corrections, averages or noise. The loss scale
     and its counters are part of the optimizer state and of checkpoints.
 
     If ``dynamic`` is False, the loss scale is constant, and a gradient that is not finite stops the run

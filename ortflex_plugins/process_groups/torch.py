@@ -51,7 +51,7 @@ class Torch(ProcessGroup):
     timeout: float = setting(
         default=1800.0,
         validator=number(gt=0),
-        help="the number of seconds to wait for the other processes, at the start and at every message",
+        help="the number of seconds to wait for the other processes, at the start and for every message",
     )
 
     @classmethod

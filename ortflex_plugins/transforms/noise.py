@@ -35,7 +35,7 @@ class Noise(Transform):
         default=0.01, validator=number(ge=0), help="the variance of the noise at the first step"
     )
     gamma: float = hyper(
-        default=0.55, validator=number(ge=0), help="the exponent with which the variance decreases"
+        default=0.55, validator=number(ge=0), help="the exponent of the decay of the variance"
     )
 
     def apply(

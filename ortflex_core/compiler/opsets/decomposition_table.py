@@ -131,7 +131,7 @@ Decomposition = Callable[[Ops, Call], Sequence[Tensor | None]]
 
 @attrs.frozen
 class Decompositions:
-    """A family of decompositions replaces operators outside the ONNX standard with standard operators.
+    """A family of decompositions replaces nonstandard and quantized operators with standard ones.
 
     >>> family = Decompositions()
     >>> @family.operator("QuickGelu")

@@ -82,17 +82,18 @@ class Pruning(Constraint, abc.ABC):
     begin: float = setting(
         default=0.0,
         validator=_moment,
-        help="when pruning begins: an integer is a number of steps, a float is a fraction of the run",
+        help="when pruning begins: after a number of steps (an integer) or a fraction of the run (a float)",
     )
     end: float = setting(
         default=0.5,
         validator=_moment,
-        help="when the share reaches its final value: a number of steps or a fraction of the run",
+        help="when the share reaches its final value: after a number of steps or a fraction of the run",
     )
     every: int = setting(
         default=0,
         validator=_count_or_zero,
-        help="the number of steps between two changes; with 0, twenty changes from ``begin`` to ``end``",
+        help="the number of steps between two changes of the share; with 0, the share changes twenty times "
+        "from ``begin`` to ``end``",
     )
 
     @property

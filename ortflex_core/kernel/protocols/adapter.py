@@ -89,7 +89,7 @@ def match_products(
 
 @attrs.frozen(kw_only=True)
 class Adapter(Component, abc.ABC):
-    """An adapter adds small tensors to a matrix product ``y = x·M``, which are trained instead of M.
+    """An adapter adds small tensors to a matrix product ``y = x·M`` and trains them instead of M.
 
     ``initial`` returns the initial values of the tensors by name, ``apply`` is the formula of the new y,
     and ``merge`` returns the matrix that gives the same y without an adapter. Adapters whose tensors can be

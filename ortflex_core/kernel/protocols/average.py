@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Average(Component, abc.ABC):
-    """An average is a mean of the weights over many training steps, which predictions and exports use.
+    """An average is a mean of the weights over many steps, for use in predictions and exports.
 
     A running mean overrides ``share``, anything else ``update``.
     """
