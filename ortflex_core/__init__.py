@@ -124,7 +124,7 @@ PUBLIC = {
         "rounds_short_types run_arrays run_once session_options use_library"
     ),
     "compiler.runtime.workspace": "Workspace",
-    "training.checkpoints.array_file": "ArrayFile",
+    "training.checkpoints.array_file": "ArrayFile dump_arrays",
     "training.checkpoints.checkpoint": "list_checkpoints Saved",
     "training.config.arguments": "Arguments device_spec kinds_of_plugins plain_help takes_several",
     "training.config.components": "Parts read_head to_plain",

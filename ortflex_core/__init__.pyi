@@ -331,7 +331,10 @@ from ortflex_core.compiler.runtime.session import (
     use_library as use_library,
 )
 from ortflex_core.compiler.runtime.workspace import Workspace as Workspace
-from ortflex_core.training.checkpoints.array_file import ArrayFile as ArrayFile
+from ortflex_core.training.checkpoints.array_file import (
+    ArrayFile as ArrayFile,
+    dump_arrays as dump_arrays,
+)
 from ortflex_core.training.checkpoints.checkpoint import (
     list_checkpoints as list_checkpoints,
     Saved as Saved,

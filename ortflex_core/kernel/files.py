@@ -8,8 +8,9 @@ import itertools
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ortflex_core.kernel.errors import OrtflexError, suggest
 from ortflex_core.kernel.locks import FolderLock
@@ -38,8 +39,7 @@ class OutputError(OrtflexError, OSError):
         return out
 
 
-_LOOKED_AT = 10_000
-"""The number of files in a folder that are compared with a name that is not there."""
+_LOOKED_AT = 10_000  # files in a folder that are compared with a name that is not there
 
 
 def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
@@ -66,7 +66,7 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
     return text
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
     """Write a file atomically: a reader sees the old content or the new one, never a mixture.
 
     Raises:
@@ -92,14 +92,14 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
-def write_flushed(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk.
+def write_flushed(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
+    """Write bytes, or what a function writes, and wait until they are on the disk.
 
     Raises:
         OSError: it cannot be written.
     """
     with open(path, "wb") as out:
-        out.write(content)
+        content(out) if callable(content) else out.write(content)
         out.flush()
         os.fsync(out.fileno())
 

@@ -19,6 +19,7 @@ from ortflex_core import (
     ConfigError,
     ModelError,
     Product,
+    dump_arrays,
     is_count,
     is_number,
     make_folder,
@@ -317,8 +318,6 @@ def write_peft(folder: Path, lora: Lora, tensors: Mapping[Product, Mapping[str, 
         ConfigError: the prefix of modules does not fit.
         OutputError: the folder cannot be written to.
     """
-    from safetensors.numpy import save
-
     out: dict[str, Array] = {}
     ranks: dict[str, int] = {}
     for product, pair in tensors.items():
@@ -326,7 +325,7 @@ def write_peft(folder: Path, lora: Lora, tensors: Mapping[Product, Mapping[str, 
         for letter in "AB":
             matrix = np.asarray(pair[f"lora_{letter}"], np.float32).T
             shape = (*matrix.shape, *[1] * product.axes)
-            out[f"{_ROOT}{module}.lora_{letter}.weight"] = matrix.reshape(shape).copy()
+            out[f"{_ROOT}{module}.lora_{letter}.weight"] = matrix.reshape(shape)
         ranks[module] = pair["lora_A"].shape[1]
     config = {
         "peft_type": "LORA",
@@ -346,7 +345,6 @@ def write_peft(folder: Path, lora: Lora, tensors: Mapping[Product, Mapping[str, 
         "rank_pattern": {m: r for m, r in sorted(ranks.items()) if r != lora.rank},
         "alpha_pattern": {},
     }
-    content = save(out, metadata={"format": "pt"})
     make_folder(folder)
-    write_bytes(folder / TENSORS, content)
+    write_bytes(folder / TENSORS, lambda file: dump_arrays(file, out, {"format": "pt"}))
     write_bytes(folder / CONFIG, json.dumps(config, indent=2).encode())

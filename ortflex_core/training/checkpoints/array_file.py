@@ -1,7 +1,8 @@
 """Files of arrays by name: safetensors.
 
-They are read here, not by the library: it opens a path itself, so it would wait for a pipe, and it
-maps the file, so a file that is truncated meanwhile would end the process.
+They are read here, not by the library of this name: it opens a path itself, so it would wait for a
+pipe, and it maps the file, so a file that is truncated meanwhile would end the process. They are
+written here because the library first copies all arrays.
 
 Source: https://github.com/huggingface/safetensors#format.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 import numpy as np
@@ -35,23 +37,63 @@ _TYPES: Mapping[str, str] = {
     "BOOL": "?",
     "C64": "<c8",
 }
+_WRITTEN = {np.dtype(stored).name: name for name, stored in _TYPES.items() if name != "BF16"}
+_WRITTEN["bfloat16"] = "BF16"
 
 
 def write_arrays(
-    path: Path, arrays: Mapping[str, Array], metadata: dict[str, str] | None = None
+    path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write arrays, and strings into the header.
+    """Write arrays, and strings into the header (see :func:`dump_arrays`).
+
+    Raises:
+        OSError: the file cannot be written, or has no name for the type of an array.
+    """
+    try:
+        with open(path, "wb") as out:
+            dump_arrays(out, arrays, metadata)
+    except ValueError as error:
+        raise OSError(str(error)) from error
+
+
+def dump_arrays(
+    out: BinaryIO, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write arrays, and strings into the header, to an open file.
+
+    An array is copied only if its elements are not contiguous, one at a time.
 
     Raises:
         OSError: the file cannot be written.
-    """
-    import safetensors
-    from safetensors.numpy import save_file
+        ValueError: the format has no name for the type of an array.
 
-    try:
-        save_file({n: np.asarray(a, order="C") for n, a in arrays.items()}, path, metadata)
-    except safetensors.SafetensorError as error:  # also on a full disk
-        raise OSError(str(error)) from error
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> dump_arrays(file, {"w": np.eye(2, dtype=np.float32)}, {"format": "pt"})
+        >>> len(file.getvalue()) % 8
+        0
+    """
+    # Wide types come first, so that each array starts at a multiple of its element's size.
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        array = arrays[name]
+        kind = _WRITTEN.get(array.dtype.name)
+        if kind is None:
+            raise ValueError(
+                f"the array {name!r} has the type {array.dtype}, which safetensors lacks"
+            )
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        array = np.ascontiguousarray(arrays[name])
+        little = array if array.dtype.isnative == (sys.byteorder == "little") else array.byteswap()
+        out.write(little.reshape(-1).view(np.uint8).data)
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
