@@ -179,17 +179,22 @@ def main(arguments: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-recompute", action="store_true")
+    parser.add_argument("--write", help=argparse.SUPPRESS)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.write:
+        write(Path(options.write), **{name: getattr(options, name) for name in SIZES})
+        return
     if options.measure:
         measure(options.measure, options.words, not options.no_recompute, options.threads)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "decoder.onnx")
-        write(path, **{name: getattr(options, name) for name in SIZES})
         given = sys.argv[2:] if arguments is None else arguments
         command = [sys.executable, "-m", "tests.benchmarks", "decoder", *given]
-        subprocess.run([*command, "--measure", str(path)], check=True)
+        # In two processes, as a new process begins with the peak memory of the one that starts it.
+        for stage in ("--write", "--measure"):
+            subprocess.run([*command, stage, str(path)], check=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from ortflex_core import dump_arrays
 from ortflex_core.training.checkpoints.array_file import read_arrays, write_arrays
@@ -53,7 +53,6 @@ def test_the_library_reads_what_is_written(
     (tmp_path / "file").write_bytes(written)
     with safe_open(tmp_path / "file", "numpy") as file:
         assert file.metadata() == metadata
-    assert len(written) == len(save(content, metadata))
 
 
 VIEWS: dict[str, Any] = {

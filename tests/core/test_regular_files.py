@@ -72,6 +72,7 @@ ALLOWED = {
     "ortflex_core.kernel.files.write_flushed": ("open", OUT),
     "ortflex_core.kernel.files.flush_folder": ("open", FOLDER),
     "ortflex_core.training.checkpoints.folders.flush": ("open", "files and folders just written"),
+    "ortflex_core.training.checkpoints.array_file.write_arrays": ("open", OUT),
     "ortflex_core.training.checkpoints.folders._open": ("open", FOLDER),
     "ortflex_core.compiler.onnx_files.export._write_pair": ("open", OUT),
     "ortflex_core.training.portable.export._write_graphs": ("open", OUT),
