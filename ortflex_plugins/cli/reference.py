@@ -248,14 +248,16 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
     """The page of a kind: a section for each plugin, which the site's navigation lists."""
     yield f"# {kind.replace('_', ' ').capitalize()}"
     yield _GENERATED
-    yield _introduction(plugins, kind)
     if kind not in TABLES:
         noun = "data sources" if kind == "data" else kind.replace("_", " ")
-        yield f"This page describes the available {noun} and their parameters."
+        purpose = f"This page describes the available {noun} and their parameters."
+        yield paragraph(f"{purpose} {_introduction(plugins, kind)}")
         if kind == "losses":
             yield paragraph(_NOTATION)
-    elif "ortflex" in {entry.distribution for entry in entries}:
-        yield paragraph(_FAMILY_PAGES[kind])
+    else:
+        yield _introduction(plugins, kind)
+        if "ortflex" in {entry.distribution for entry in entries}:
+            yield paragraph(_FAMILY_PAGES[kind])
     for entry in entries:
         yield f"## {entry.name}"
         yield from _component(plugins, kind, entry)

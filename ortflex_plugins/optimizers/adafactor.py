@@ -13,7 +13,7 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Adafactor(Optimizer):
-    """Adafactor stores only one value per row and column of a matrix; its default learning rate is 0.01.
+    """Adafactor stores one value per row and one per column of a matrix; its default learning rate is 0.01.
 
     At step t, counted from 1, the current g² has the weight ``f = tᵇ`` in the moving averages, where b
     is ``beta2_decay``. For weights of shape […, m, n], ``row ← row + f·(mean over n of g² − row)`` has
@@ -48,7 +48,11 @@ class Adafactor(Optimizer):
         validator=number(le=0),
         help="the exponent b: at step t, the current g² has the weight tᵇ",
     )
-    eps1: float = hyper(default=2.0**-23, validator=number(gt=0), help="the lower bound of √v")
+    eps1: float = hyper(
+        default=2.0**-23,
+        validator=number(gt=0),
+        help="the lower bound of √v and of the mean of row",
+    )
     eps2: float = hyper(
         default=1e-3, validator=number(gt=0), help="the lower bound of the rms of w"
     )

@@ -244,7 +244,7 @@ class Lamb(_Means):
     10.0
 
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes"
-    (2020), algorithm 2; onnxruntime's LambOptimizer, which has the same attributes.
+    (2020), algorithm 2; onnxruntime's LambOptimizer, which has corresponding attributes.
     """
 
     name: ClassVar[str] = "lamb"

@@ -12,7 +12,7 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 
 @attrs.frozen(kw_only=True)
 class Prodigy(Optimizer):
-    """Prodigy: Adam with an estimated step size d; the default learning rate is 1.
+    """Prodigy is Adam with an estimated step size d; its default learning rate is 1.
 
     All weights share the scalars d and r. Let w₀ be the weight before the first step, let β₃ = √beta2,
     and let each sum run over all elements of all weights. Then ``d ← max(d0, d, r / Σ|s|)``,
@@ -22,7 +22,7 @@ class Prodigy(Optimizer):
     ``start`` (w₀) have the shape of w.
 
     Because d replaces the search for a learning rate, leave the learning rate at 1, or use a schedule
-    that starts at 1. If there are groups of parameters, each group has its own d.
+    that starts at 1. With parameter groups, each group has its own d.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` or ``d0`` is not positive.

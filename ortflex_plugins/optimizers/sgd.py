@@ -107,13 +107,13 @@ class Nesterov(Momentum):
 
 @attrs.frozen(kw_only=True)
 class Lars(Optimizer):
-    """LARS scales the step of momentum to the norm of each tensor; its default learning rate is 1.
+    """LARS scales the momentum step to the norm of each weight tensor; its default learning rate is 1.
 
     ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
     ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. The norms are
     Euclidean norms of the whole tensor. The optimizer state v has the shape of w and starts at 0. Its
-    slot is called ``velocity``. Biases and scales are usually trained with another optimizer (see
-    ``groups``).
+    slot is called ``velocity``. Biases and scales are usually trained with another optimizer, which
+    you can set with the ``groups`` argument of the Trainer.
 
     Raises:
         ValueError: ``beta`` is not in [0, 1), ``trust`` is not positive, or ``weight_decay`` is negative.
