@@ -22,16 +22,17 @@ from ortflex_plugins.cli.overrides import trusting_code
 @click.option(
     "--strict/--no-strict",
     default=True,
-    help="Whether to require the graph of the exported model, or only tensors that fit.",
+    help="Whether MODEL must have the same graph as the exported model. With --no-strict, it is enough if "
+    "the tensors have the same names, types and shapes.",
 )
 @trusting_code
 def apply_state(model: Path, state: Path, output: Path, strict: bool, trust_code: bool) -> None:
     """Write a copy of MODEL with the trained weights from STATE.
 
     MODEL is the .onnx file whose training step `ortflex export-step` exported. STATE is the
-    state.safetensors file of the trained step, or the folder that contains it. The result is the file
-    that `Trainer.export` would write: MODEL with the trained weights (or their averages, if the recipe
-    sets `averaging`) and the new running statistics.
+    state.safetensors file with the trained weights, or the folder that contains this file. The result
+    is the file that `Trainer.export` would write: MODEL with the trained weights (or their averages, if
+    the recipe sets `averaging`) and the new running statistics.
     """
     from ortflex_core import apply_state as apply
     from ortflex_plugins.cli.overrides import refuse_recipe

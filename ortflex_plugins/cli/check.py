@@ -92,7 +92,7 @@ def check(
     a training step and lists its parts.
 
     The exit code is 1 if no backend in this environment can train the model, or if MODEL cannot be
-    checked. If it cannot be checked, the output of --json has the reason in the key "error".
+    checked. In the second case, the output of --json contains the reason under the key "error".
     """
     try:
         refuse_recipe(model, "check")

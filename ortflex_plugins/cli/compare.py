@@ -41,14 +41,15 @@ def compare(
     """Run the same steps on every available backend and show where the results differ.
 
     RECIPE and KEY=VALUE are the same as for `ortflex train`. In each step, all backends start from the
-    same weights and use the same batch. The command writes no files. The exit code is 1 if the results
-    of a backend differ from the reference by more than float32 rounding can explain, or if there is
-    nothing to compare.
+    same weights and use the same batch. The command writes no files. The results are compared with a
+    float64 reference or, if it is not available, with those of the first backend that works. The exit
+    code is 1 if the results of a backend differ from the reference by more than float32 rounding can
+    explain, or if there is nothing to compare.
 
-    With --time, the command measures the time per step instead, as `backend = "fastest"` does. It runs
-    several steps at once and prints the milliseconds per step, the seconds until the graphs are
-    compiled, and the seconds until the first step has finished. The exit code is 1 if no backend can
-    train the model.
+    With --time, the command measures the time per step instead, as `backend = "fastest"` does. It
+    prints the milliseconds per step, the seconds until the graphs are compiled, and the seconds until
+    the first step has finished. If a backend runs several steps in one call, the time of the call is
+    divided by their number. The exit code is 1 if no backend can train the model.
     """
     from ortflex_core import Parts, Plugins, Recipe, Trainer, time_backends
     from ortflex_core import compare as run

@@ -28,10 +28,14 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
     )
     yield paragraph(
         "This page translates names from torch, Lightning, Keras, scikit-learn, PEFT, XGBoost and the "
-        "Hugging Face Trainer to the names that ortflex uses. If you use a name of another library, the "
+        "Hugging Face Trainer to the names that ortflex uses. If you use a name from another library, the "
         "error message suggests the name in the first column."
     )
     yield "## Arguments of Trainer and keys of train.toml"
+    yield paragraph(
+        "This table lists arguments of `Trainer` and keys of a recipe. If not only the name is different, "
+        "the last column explains how to use the argument or key."
+    )
     rows: dict[tuple[str, str], list[str]] = {}
     for name, (meaning, hint) in names_elsewhere().items():
         if (meaning, hint) not in rows:
@@ -47,9 +51,9 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
     )
     yield "## Components"
     yield paragraph(
-        "Error messages also recognize other spellings of these names. Case, underscores and a kind at the "
-        "end of the name do not matter, so `CrossEntropyLoss`, `cross_entropy` and `crossentropy` are the "
-        "same name."
+        "This table lists the components that have other names in other libraries. The suggestions in "
+        "error messages ignore case, underscores and a kind at the end of the name, such as `Loss`. For "
+        "example, `CrossEntropyLoss`, `cross_entropy` and `crossentropy` lead to the same suggestion."
     )
     found = []
     for kind, listed in entries.items():

@@ -20,7 +20,11 @@ from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
     show_default=True,
     help="The folder to write.",
 )
-@click.option("--rows", type=int, help="The number of rows in every batch. By default, any number.")
+@click.option(
+    "--rows",
+    type=int,
+    help="The number of rows in every batch. By default, batches can have any number of rows.",
+)
 @click.option(
     "--steps-per-run",
     type=int,
@@ -59,12 +63,12 @@ def export_step(
     as_c: bool,
     trust_code: bool,
 ) -> None:
-    """Export the training step of a recipe for use with any onnxruntime, or as C code.
+    """Export the training step of a recipe for use with any onnxruntime build, or as C code.
 
     RECIPE and KEY=VALUE are the same as for `ortflex train`. The command writes step.onnx,
     predict.onnx, state.safetensors and manifest.json to a folder. A loop in Python, JavaScript, C# or
     C++ can then train without ortflex, and `ortflex apply-state` writes the trained weights back into
-    the model. The types of labels and sample weights are those of the data of the recipe.
+    the model. Labels and sample weights have the same data types as in the data of the recipe.
 
     With --c, the command writes step.c, predict.c, step.h, state.h, main.c and a Makefile instead. This
     C99 code trains and predicts without a runtime, on microcontrollers and from any language that can

@@ -50,9 +50,9 @@ def find_rate(
     """Suggest a learning rate for a recipe.
 
     The command runs a short training in which the learning rate rises exponentially. It prints the
-    losses and suggests the rate at which the loss has fallen by a quarter of its total decrease. The
-    recipe, the model and earlier runs are not changed. RECIPE and KEY=VALUE are the same as for
-    `ortflex train`.
+    losses and suggests the learning rate at which the loss has fallen by a quarter of its total
+    decrease. The recipe, the model and earlier runs are not changed. RECIPE and KEY=VALUE are the same
+    as for `ortflex train`.
     """
     from ortflex_core import ConfigError, OutputError, Parts, Plugins, Recipe, Trainer
 

@@ -17,7 +17,7 @@ from ortflex_plugins.cli.overrides import HEAD, classes_of, trusting_code
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write: .svg, .html (with boxes that expand on a click) or .png. By default, an "
+    help="The file to write: .svg, .html (with boxes that expand when clicked) or .png. By default, an "
     ".svg file next to MODEL, or graph.svg in the run folder.",
 )
 @click.option(
@@ -59,7 +59,7 @@ def graph(
     MODEL is an .onnx file, a recipe or a run folder. The colors show which operators can be trained,
     which are frozen, and which have no gradient. With --training, and for saved graphs of training
     steps, they show the forward pass, the loss, the backward pass and the update instead. The graph of
-    a recipe or a run includes the new head and all other edits, which are marked.
+    a recipe or a run includes all edits, such as a new head, and marks them.
     """
     from ortflex_core import Plugins, Recipe, Trainer, printable
     from ortflex_plugins.pictures import draw, draw_step

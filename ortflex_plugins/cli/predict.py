@@ -29,7 +29,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("predictions.npz"),
     show_default=True,
-    help="The file: .npz for all outputs by name, .csv for all as columns, or .npy for one output.",
+    help="The file to write: .npz (all outputs by name), .csv (all as columns) or .npy (one output).",
 )
 @click.option(
     "--tensor",

@@ -86,8 +86,8 @@ _SATURATED = 0.02
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="If positive, activation scales are not trained, but computed from the batches of this number of "
-    "epochs, and then fixed.",
+    help="If positive, compute the activation scales from the batches of this number of epochs and then "
+    "keep them fixed, instead of training them.",
 )
 @click.option(
     "--skip",
@@ -102,12 +102,13 @@ _SATURATED = 0.02
 @click.option(
     "--teacher",
     type=click.FloatRange(0, 1),
-    help="The share of the float model in the loss. By default, 1 without labels and 0.5 with labels.",
+    help="The weight, from 0 to 1, of the loss on the predictions of the float model. The rest is the "
+    "weight of the loss on the labels. By default, 1 without labels and 0.5 with labels.",
 )
 @click.option(
     "--epochs",
     type=int,
-    help="The number of epochs. By default, 20; with few rows, up to 60, to reach 3,000 steps.",
+    help="The number of epochs. By default, 20 or, if these are fewer than 3,000 steps, up to 60.",
 )
 @click.option(
     "--learning-rate",
@@ -155,9 +156,9 @@ def quantize(
     data. With these ranges, weights and activations are rounded to integers. The rounded model is then
     trained on the predictions of the float model and, if the data have labels, on the labels.
 
-    A table compares the float model, the calibrated model and the trained model: loss, metrics, size
-    and time per prediction. The run folder has the same files as one of `ortflex train`, so `ortflex
-    report` can create a report from it.
+    The command prints a table that compares the loss, the metrics, the size and the time per prediction
+    of the float model, the calibrated model and the trained model. It also writes a run folder with the
+    same files as `ortflex train`, from which `ortflex report` can create a report.
 
     int4 and int2 weights are stored in the smallest type that the installed onnxruntime supports.
     """

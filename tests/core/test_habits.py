@@ -138,7 +138,9 @@ def test_masked_values_are_not_used_and_other_arrays_of_numpy_are() -> None:
 
 
 def test_options_of_a_loss_given_to_fit_say_where_they_belong() -> None:
-    with pytest.raises(ArgumentError, match=r"Trainer\(…, loss=…\); some losses have this option"):
+    with pytest.raises(
+        ArgumentError, match=r"Trainer\(…, loss=…\); pass it as an option of the loss"
+    ):
         made().fit(X, Y, class_weight={0: 1.0})  # type: ignore[call-arg]
 
 
