@@ -64,9 +64,9 @@ def _lines(rows: Rows) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"Of {len(made)} files, {counts['trained']} ({100 * trained:.0f} %) are trained correctly. For "
-        f"{counts['refused']} files, ortflex raises an error that states the reason. {counts['wrong']} "
-        f"files give wrong results, and {counts['crashed']} cause a crash."
+        f"ortflex trains {counts['trained']} of the {len(made)} files ({100 * trained:.0f} %) correctly. "
+        f"For {counts['refused']} files, it raises an error that states the reason; for {counts['wrong']} "
+        f"files, it computes wrong gradients; and for {counts['crashed']} files, it crashes."
     )
     yield ""
     yield "## Gradient errors"
@@ -91,8 +91,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield (
         f"A file passes if its error is at most {limits}, or 0.002 for the other forms. The limits for "
         "float16 and quantized files are larger because rounding the weights of a network changes its "
-        "gradients. In files whose integer weights are frozen, only biases, normalizations and embeddings "
-        "are compared."
+        "gradients. In files whose integer weights are frozen, only the gradients of biases, normalization "
+        "layers and embeddings are compared."
     )
     yield ""
     yield "## Non-standard operators in these files"
