@@ -77,9 +77,10 @@ class Trainer(SharesModels):
         loss: the loss to minimize: one loss, ``{tensor: loss}``, or a list of tables with the
             optional keys ``predicted``, ``expected``, ``weight`` and ``factor``; by default, the
             prediction is the only float output of the model.
-        head: replaces the last layer with a new one for other classes: the number of classes, their
-            labels, or a table with ``outputs``, ``classes``, ``at`` (the layer to replace, if there
-            are several) and ``on`` (the feature tensor to which a layer is added).
+        head: replaces the last layer with a new one for other classes. The value is the number of
+            classes, their labels, or a table with ``outputs``, ``classes``, ``at`` (the layer to
+            replace, if there are several) and ``on`` (the feature tensor to which a layer is
+            added).
         edits: one or more changes to the model, which are made before training and kept in the
             exported file; ``head`` is applied after them.
         quantize: trains with weights and activations rounded to integers, and exports an integer
@@ -150,7 +151,7 @@ class Trainer(SharesModels):
             if it has any.
         reinitialize: the parameters that are initialized with new random values before training:
             ``True`` for all, or names and globs.
-        check_finite: raises an error if the data contains NaN or infinity; each array is checked
+        check_finite: raises an error if the data contain NaN or infinity; each array is checked
             only once.
         cache: where to store the outputs of the prefix, which is the part of the model that
             precedes all trained tensors: in ``memory``, or in a temporary file on ``disk``. The
@@ -174,11 +175,11 @@ class Trainer(SharesModels):
         free_batch: trains a model with a fixed batch dimension on batches of any size, provided
             that its graph treats all rows independently; by default, the export keeps the fixed
             size.
-        receipt: adds a receipt to the metadata of an exported file: the recipe, the package
-            versions, and the digests of the model, the data and the result, with which ``ortflex
-            verify`` repeats the run.
-        progress: shows a progress bar; by default, terminals and notebooks show a bar, and other
-            outputs one line per epoch; ``False`` shows nothing.
+        receipt: adds a receipt to the metadata of an exported file, so that ``ortflex verify`` can
+            check the file or repeat the run. The receipt contains the recipe, the package versions,
+            and the digests of the model, the data and the result.
+        progress: shows a progress bar. By default, a bar is shown in terminals and notebooks, and
+            one line per epoch is printed elsewhere. ``False`` shows nothing.
         plugins: the plugins from which components are chosen; by default all installed plugins.
 
     Raises:

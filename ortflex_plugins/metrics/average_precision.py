@@ -23,13 +23,15 @@ class AveragePrecision(Metric):
     outputs of their models into this form. Labels have the shape [N, M, 5]: x1, y1, x2, y2 and class,
     where rows with the class −1 are padding. For each class and IoU threshold, the predicted boxes of
     all images are matched by descending score. A box is correct if its IoU with a labeled box that has
-    not been matched yet reaches the threshold. The average precision is the mean, over the recalls 0,
-    0.01, …, 1, of the highest precision at that recall or above. The result is the mean over the
-    thresholds and over the classes that have boxes in the labels, or NaN if there are no such boxes.
+    not been matched yet reaches the threshold. For each of the recall levels 0, 0.01, …, 1, the metric
+    finds the highest precision at this or a higher recall. The average precision is the mean of these
+    values. The result is the mean over the thresholds and over the classes that have boxes in the
+    labels, or NaN if there are no such boxes.
 
-    ``iou=0.5`` computes mAP@50, and ``only=3`` computes the average precision of class 3. Their columns
-    in the History are ``average_precision_50`` and ``average_precision_class_3``. Each sample weight
-    applies to an image.
+    ``iou=0.5`` computes mAP@50, and ``only=3`` computes the average precision of class 3.
+    ``Trainer.evaluate`` returns the results as ``average_precision_50`` and
+    ``average_precision_class_3``. In the History, these names have the prefix ``validation_``. Each
+    sample weight applies to an image.
 
     Raises:
         ValueError: ``iou`` is not above 0 and at most 1, or ``max_detections`` is below 1.
@@ -53,8 +55,8 @@ class AveragePrecision(Metric):
     iou: float | None = setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0, le=1)),
-        help="the IoU at which a box is correct; by default, the mean over 0.5, 0.55, …, 0.95 is "
-        "computed",
+        help="the minimum IoU of a correct box; by default, the mean over the thresholds 0.5, 0.55, …, "
+        "0.95 is computed",
     )
     only: int | None = setting(
         default=None,

@@ -47,7 +47,7 @@ class F1(Metric):
         validator=one_of("binary", "macro", "micro", "weighted"),
         help="how the scores of the classes are averaged",
     )
-    positive: int = setting(default=1, help="the positive class, if there are two")
+    positive: int = setting(default=1, help='the class that `average="binary"` treats as positive')
     threshold: float = setting(
         default=0.5,
         validator=number(),

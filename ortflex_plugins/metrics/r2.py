@@ -28,9 +28,9 @@ class R2(Metric):
     >>> state.result()
     0.875
 
-    Source: sklearn.metrics.r2_score(multioutput="uniform_average"); the variance is merged as in T.
-    Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances" (1979).
+    Source: sklearn.metrics.r2_score(multioutput="uniform_average"); the variances of the batches are
+    merged as in T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for
+    computing sample variances" (1979).
     """
 
     name: ClassVar[str] = "r2"

@@ -46,15 +46,15 @@ def _check_arguments(instance: Any, attribute: attrs.Attribute[Any], value: Any)
 
 @attrs.frozen(kw_only=True)
 class SklearnMetric(Metric):
-    """Any score of sklearn.metrics: ``{name = "sklearn.f1_score", average = "macro"}``.
+    """Any metric of sklearn.metrics, such as ``{name = "sklearn.f1_score", average = "macro"}``.
 
-    This is the short form of
+    This example is the short form of
     ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``. You can use any
     function of labels and predictions that returns one number. Regression scores receive the
     predictions unchanged. Classification scores receive the predicted classes, which are determined
-    as in ``accuracy``. Ranking scores and losses of probabilities receive the scores of all classes, or
-    those of class 1 if there are two classes. Sample weights are passed to functions that accept them.
-    The labels and predictions of all rows are kept in memory.
+    as in ``accuracy``. Ranking metrics, and losses that are computed from probabilities, receive the
+    scores of all classes, or those of class 1 if there are two classes. Sample weights are passed to
+    functions that accept them. The labels and predictions of all rows are kept in memory.
 
     Raises:
         ConfigError: there is no such function, or scikit-learn is not installed.

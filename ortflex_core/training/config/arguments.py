@@ -104,9 +104,9 @@ class Arguments:
         of="losses",
     )
     head: Any = argument(
-        "replaces the last layer with a new one for other classes: the number of classes, their "
-        "labels, or a table with ``outputs``, ``classes``, ``at`` (the layer to replace, if "
-        "there are several) and ``on`` (the feature tensor to which a layer is added)",
+        "replaces the last layer with a new one for other classes. The value is the number of "
+        "classes, their labels, or a table with ``outputs``, ``classes``, ``at`` (the layer to "
+        "replace, if there are several) and ``on`` (the feature tensor to which a layer is added)",
         None,
         kind="a number, a list of labels, or a table",
         short_for="edits",
@@ -129,7 +129,7 @@ class Arguments:
         "and other parameters of a quantizer (``mse`` by default). The activation ranges come "
         "from a sample of the rows that ``fit`` or ``Trainer.calibrate`` receives",
         None,
-        kind=COMPONENT + ", whose name may be left out",
+        kind=COMPONENT + ", in which `name` is optional",
         of="quantizers",
         plugin="mse",
     )
@@ -328,7 +328,7 @@ class Arguments:
         check=check_flag_or_names,
     )
     check_finite: bool = argument(
-        "raises an error if the data contains NaN or infinity; each array is checked only once",
+        "raises an error if the data contain NaN or infinity; each array is checked only once",
         True,
         check=check_flag,
     )
@@ -387,15 +387,15 @@ class Arguments:
         check=check_flag,
     )
     receipt: bool = argument(
-        "adds a receipt to the metadata of an exported file: the recipe, the package versions, "
-        "and the digests of the model, the data and the result, with which ``ortflex verify`` "
-        "repeats the run",
+        "adds a receipt to the metadata of an exported file, so that ``ortflex verify`` can check "
+        "the file or repeat the run. The receipt contains the recipe, the package versions, and "
+        "the digests of the model, the data and the result",
         True,
         check=check_flag,
     )
     progress: bool | None = argument(
-        "shows a progress bar; by default, terminals and notebooks show a bar, and other outputs "
-        "one line per epoch; ``False`` shows nothing",
+        "shows a progress bar. By default, a bar is shown in terminals and notebooks, and one "
+        "line per epoch is printed elsewhere. ``False`` shows nothing",
         None,
         check=optional(check_flag),
     )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _SOURCE = (
-    "a path whose extension selects a data source, or a table with the key name and parameters"
+    "a path whose extension selects a data source, or a table with the key `name` and parameters"
 )
 _ALL_KEYS = "`ortflex init` writes a file that has all keys"
 _TYPED = ("model", "stratify", "plugins", "output")
