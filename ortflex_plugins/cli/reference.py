@@ -73,7 +73,8 @@ _SKIPPED = ("Raises:", "Args:", "Attributes:")
 _NOTATION = (
     "In the formulas, l is the loss, p is the prediction or a predicted probability, s are logits or "
     "other raw scores, and y is the label. In the shapes, B is the number of rows in a batch, C is the "
-    "number of classes, and … stands for any number of further axes, such as the positions in an image."
+    "number of classes, D is the size of an embedding, T is the length of a sequence, and … stands for "
+    "any number of further axes, such as the positions in an image."
 )
 
 _FAMILY_PAGES = {

@@ -24,9 +24,9 @@ class Consistency(Loss[Tensors, Specs]):
     [B, …, C]), and the loss values have the shape [B, …]. During evaluation, nothing is augmented, so
     the loss is 0.
 
-    For semi-supervised training, combine it with ``softmax_cross_entropy``, and give rows without
-    labels the sample weight 0 in that loss. On its own, this loss has a trivial minimum: equal logits
-    for all rows.
+    For semi-supervised training, combine this loss with ``softmax_cross_entropy``, and give unlabeled
+    rows a sample weight of 0 in that loss. On its own, ``consistency`` has a trivial minimum: equal
+    logits for all rows.
 
     Raises:
         DataError: the scores have no axis of two or more classes.
@@ -48,7 +48,8 @@ class Consistency(Loss[Tensors, Specs]):
 
     axis: int = setting(default=1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1")
     target: bool = setting(
-        default=False, help="treats the second prediction as a constant target, without a gradient"
+        default=False,
+        help="whether the second prediction is treated as a constant target, without a gradient",
     )
 
     @property

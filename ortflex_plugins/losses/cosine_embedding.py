@@ -27,7 +27,7 @@ _EPS = 1e-12  # torch's, added to squared lengths
 
 @attrs.frozen(kw_only=True)
 class CosineEmbedding(Loss):
-    """Cosine distance between embeddings, ``1 − cos``; ``max(0, cos − margin)`` for dissimilar pairs.
+    """Cosine embedding loss: ``1 − cos`` for similar pairs, ``max(0, cos − margin)`` for dissimilar ones.
 
     For predictions [B, D], the labels [B, D] are the target embeddings, and ``l = 1 − cos(p, y)``.
     Predictions [B, 2, D] are pairs of embeddings, such as two outputs that the model stacks. Their

@@ -135,7 +135,7 @@ class DetectionLoss(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]], abc.AB
     normalize: Literal["image", "batch"] = setting(
         default="image",
         validator=one_of("image", "batch"),
-        help="whether the loss is normalized in each image separately or over the whole batch",
+        help="whether the loss is normalized for each image separately or over the whole batch",
     )
     score_thresh: float = setting(
         default=0.05,
@@ -378,18 +378,20 @@ class AnchorLoss(DetectionLoss, abc.ABC):
 class Ssd(AnchorLoss):
     """The loss of SSD: softmax cross-entropy with hard negative mining, and box regression.
 
-    The loss reads ``logits`` [N, A, K], in which class 0 is the background, and ``boxes`` [N, A, 4]
-    relative to the ``anchors`` [A, 4]. The anchors are boxes x1, y1, x2, y2 in pixels, and can be a
-    constant output or another tensor of the model. An anchor is matched to the box with the highest IoU
-    if this IoU is at least ``fg_iou_thresh``, and the best anchor of every box is always matched to it.
-    With n matched anchors in an image,
+    For N images, A anchors and K classes, the loss reads ``logits`` [N, A, K], in which class 0 is the
+    background, and ``boxes`` [N, A, 4] relative to the ``anchors`` [A, 4]. The anchors are boxes x1, y1,
+    x2, y2 in pixels, and can be a constant output or another tensor of the model. An anchor is matched
+    to the box with the highest IoU if this IoU is at least ``fg_iou_thresh``, and the best anchor of
+    every box is always matched to it. With n matched anchors in an image,
 
     ``l = (Σ_matched [CE(logits, class) + |boxes − encode(box)|] + Σ_hard CE(logits, 0)) / max(n, 1)``
 
-    where |·| is ``box_loss``, the hard anchors are the ``neg_to_pos_ratio``·n unmatched anchors with
-    the highest loss, and ``encode`` is ``w·(Δx/wₐ, Δy/hₐ, log(w/wₐ), log(h/hₐ))`` with the factors
-    ``box_weights``. The loss values have the shape [N]. ``normalize="batch"`` divides by the number of
-    matches in the whole batch, as torchvision does.
+    where |·| is ``box_loss``, and the hard anchors are the ``neg_to_pos_ratio``·n unmatched anchors with
+    the highest loss. ``encode`` is ``(Δx/wₐ, Δy/hₐ, log(w/wₐ), log(h/hₐ))``, multiplied by the factors
+    ``box_weights``. Here, Δx and Δy are the offsets of the box's center from the anchor's center, w and
+    h are the width and height of the box, and wₐ and hₐ are those of the anchor. The loss values have
+    the shape [N]. ``normalize="batch"`` divides by the number of matches in the whole batch, as
+    torchvision does.
 
     Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a class in 1 … K−1, or the class −1 for rows
     that pad an image with fewer than M boxes (``pad_boxes``). An image without boxes has a loss of 0.
@@ -473,21 +475,23 @@ class Ssd(AnchorLoss):
 
 @attrs.frozen(kw_only=True)
 class RetinaNet(AnchorLoss):
-    """The loss of RetinaNet: the focal loss of all anchors, and the box regression of the matched ones.
+    """The loss of RetinaNet: the focal loss of the anchors, and the box regression of the matched ones.
 
-    The loss reads ``logits`` [N, A, K] with one logit per class, and ``boxes`` [N, A, 4] relative to
-    the ``anchors`` [A, 4]. The anchors are boxes x1, y1, x2, y2 in pixels, and can be a constant output
-    or another tensor of the model. An anchor is matched to the box with the highest IoU if this IoU is
-    at least ``fg_iou_thresh``, is background if it is below ``bg_iou_thresh``, and is ignored in
-    between. The anchors with the highest IoU for a box are always matched, even if this IoU is below
-    the threshold. Each is matched to the box with which it has the highest IoU. With n matched anchors
-    in an image,
+    For N images, A anchors and K classes, the loss reads ``logits`` [N, A, K] and ``boxes`` [N, A, 4]
+    relative to the ``anchors`` [A, 4]. The anchors are boxes x1, y1, x2, y2 in pixels, and can be a
+    constant output or another tensor of the model. For each anchor, the loss finds the box with the
+    highest IoU. If this IoU is at least ``fg_iou_thresh``, the anchor is matched to this box. If it is
+    below ``bg_iou_thresh``, the anchor is background. Between the two thresholds, the anchor is ignored.
+    The best anchors of each box are always matched, even if their IoU is below the thresholds. Such an
+    anchor, too, is matched to the box with which its own IoU is highest. With n matched anchors in an
+    image,
 
     ``l = (Σ_anchors focal(logits, one-hot class) + Σ_matched |boxes − encode(box)|) / max(n, 1)``
 
-    The loss values have the shape [N]. Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a class in 0
-    … K−1, or the class −1 for rows that pad an image with fewer than M boxes (``pad_boxes``). For an
-    image without boxes, all anchors are background.
+    where the first sum omits the ignored anchors, |·| is ``box_loss``, and ``encode`` is the same as for
+    ``ssd``. The loss values have the shape [N]. Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a
+    class in 0 … K−1, or the class −1 for rows that pad an image with fewer than M boxes
+    (``pad_boxes``). For an image without boxes, all anchors are background.
 
     Raises:
         DataError: tensors with different numbers of anchors; labels of another shape, empty boxes,
@@ -560,10 +564,10 @@ class TaskAligned(DetectionLoss):
     """Anchor-free detection with task-aligned assignment, CIoU loss and distribution focal loss.
 
     For each of the ``strides``, the head predicts one box in each cell of a grid with this stride. The
-    cells of all grids, row by row and in the order of ``strides``, are the L locations. The head
-    computes ``logits`` [N, L, C] and ``boxes`` [N, L, 4·R]. For each of the sides left, top, right and
-    bottom, ``boxes`` contains R logits for the distances 0 … R−1 of this side from the center of the
-    cell, in strides. The predicted distance is the mean ``Σ j·softmax_j``.
+    cells of all grids, row by row and in the order of ``strides``, are the L locations. For N images,
+    the head computes ``logits`` [N, L, C] and ``boxes`` [N, L, 4·R]. For each of the sides left, top,
+    right and bottom, ``boxes`` contains R logits for the distances 0 … R−1 of this side from the center
+    of the cell, in strides. The predicted distance is the mean ``Σ j·softmax_j``.
 
     The assignment has no gradient. For a box of class c, each location whose center is in the box has
     ``t = σ(logit_c)^alpha · IoU^beta``, and the ``topk`` locations with the largest t are assigned to

@@ -61,8 +61,8 @@ class Dice(Loss):
     smooth: float = hyper(
         default=1e-5,
         validator=number(gt=0),
-        help="added to the numerator and the denominator, so that an empty prediction of an "
-        "empty region has a loss of 0",
+        help="the number added to the numerator and the denominator, so that an empty prediction of "
+        "an empty region has a loss of 0",
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:

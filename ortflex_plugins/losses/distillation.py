@@ -60,7 +60,7 @@ class _Taught(Loss[Tensors, S], Generic[S]):
     teacher_tensor: str | None = setting(
         default=None,
         validator=attrs.validators.optional(_text),
-        help="the tensor of the teacher; by default, its only float output",
+        help="the tensor of the teacher that the loss reads; by default, its only float output",
     )
     teacher_inputs: Mapping[str, str] | None = setting(
         default=None,
@@ -93,8 +93,8 @@ class Distillation(_Taught[TensorSpec]):
     probabilities [B, C, …]. With α = 1, no labels are needed. The loss values have the shape [B, …].
     The factor T² keeps the gradient of the first term at about the same magnitude for every T.
 
-    The teacher is another .onnx file that receives the same rows. If the data are arrays or files, its
-    logits are normally computed before training, once for each row.
+    The teacher is a model in another .onnx file. It receives the same rows as the student. If the data
+    are arrays or files, its logits are normally computed before training, once for each row.
 
     Raises:
         ValueError: the temperature is not > 0, or alpha is not in [0, 1].
@@ -190,8 +190,8 @@ class FeatureMatching(_Taught[Specs]):
     >>> FeatureMatching(teacher="large.onnx", teacher_tensor="features").needs_labels
     False
 
-    Source: A. Romero et al., "FitNets: hints for thin deep nets", 2014, arXiv 1412.6550; the projection
-    is its regressor.
+    Source: A. Romero et al., "FitNets: hints for thin deep nets", 2014, arXiv 1412.6550, which calls
+    the projection a regressor.
     """
 
     name: ClassVar[str] = "feature_matching"
@@ -200,8 +200,8 @@ class FeatureMatching(_Taught[Specs]):
 
     projection: bool = setting(
         default=False,
-        help="multiplies the student's tensor by a trained matrix, for tensors whose sizes along "
-        "the axis differ",
+        help="whether the student's tensor is multiplied by a trained matrix, for tensors whose sizes "
+        "along the axis differ",
     )
     axis: int = setting(
         default=1, validator=one_of(1, -1), help="the axis of the projection: 1 or -1"

@@ -80,9 +80,9 @@ class Triplet(Loss[Tensors, Specs]):
     ``d(x, y) = (Σ_j |x_j − y_j + 1e-6|^p)^(1/p)``. With ``swap``, d(a, n) is replaced by the smaller of
     d(a, n) and d(p, n). The loss values have the shape [B]. No labels are needed.
 
-    If the model has only one embedding, it is applied to the anchors, the positives and the negatives.
-    For an input ``x``, the column ``x`` then contains the anchors, and the columns ``positive/x`` and
-    ``negative/x`` contain the positives and the negatives.
+    If the model computes only one embedding, the model is applied to the anchors, the positives and the
+    negatives. For an input ``x``, the column ``x`` then contains the anchors, and the columns
+    ``positive/x`` and ``negative/x`` contain the positives and the negatives.
 
     Raises:
         ValueError: ``p`` is below 1.
@@ -111,7 +111,7 @@ class Triplet(Loss[Tensors, Specs]):
         help="the degree p of the norm that defines the distance",
     )
     swap: bool = setting(
-        default=False, help="whether the harder of the two negative distances counts"
+        default=False, help="whether d(a, n) is replaced by d(p, n) if the latter is smaller"
     )
 
     @property
@@ -155,10 +155,10 @@ class MinedTriplet(Loss):
     Predictions are embeddings e [B, D], labels are class indices y [B], and d is the Euclidean distance
     between two embeddings. With ``mining="hard"``, each row uses its farthest positive and its nearest
     negative: ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With
-    ``mining="semi_hard"``, the negative is the nearest one that is farther away than the positive; if
-    none is, it is the farthest negative. With ``semi_hard``, l_i is the mean over the positives of row
-    i. A row without a positive or without a negative has a loss of 0 but still counts in the mean. With
-    ``normalize``, each embedding is first divided by its norm.
+    ``mining="semi_hard"``, l_i is the mean over all positives of row i. Each positive is combined with
+    the nearest negative that is farther away than this positive, or with the farthest negative if
+    no negative is. A row without a positive or without a negative has a loss of 0 but still counts in
+    the mean. With ``normalize``, each embedding is first divided by its norm.
 
     Raises:
         ValueError: ``mining`` is neither "hard" nor "semi_hard".
@@ -233,7 +233,7 @@ def _class_numbers(loss: str, predicted: TensorSpec, given: TensorSpec | None) -
 
 @attrs.frozen(kw_only=True)
 class Contrastive(Loss[Tensors, Specs]):
-    """InfoNCE over the pairs of a batch: each pair is contrasted with the pairs of all other rows.
+    """InfoNCE over the pairs of a batch: each anchor is contrasted with the positives of all other rows.
 
     ``anchor`` a and ``positive`` p are the embeddings [B, D] of the pairs. With
     ``s_ij = cos(a_i, p_j) / τ`` and the ``temperature`` τ, the loss is
@@ -245,9 +245,9 @@ class Contrastive(Loss[Tensors, Specs]):
     products instead of cosines.
 
     For a model with two towers, name both embeddings:
-    ``predicted={"anchor": "image", "positive": "text"}``. If the model has only one embedding, it is
-    applied to both: for an input ``x``, the column ``x`` contains the anchors, and the column
-    ``positive/x`` contains the positives.
+    ``predicted={"anchor": "image", "positive": "text"}``. If the model computes only one embedding, the
+    model is applied to the anchors and to the positives: for an input ``x``, the column ``x`` contains
+    the anchors, and the column ``positive/x`` contains the positives.
 
     The other rows of a batch are the negatives, so large batches and shuffled rows help. If a positive
     occurs twice in a batch, its copy counts as a negative.
@@ -331,7 +331,7 @@ class SupervisedContrastive(Loss):
     Predictions are embeddings e [B, D], labels are class indices y [B], and
     ``s_ij = cos(e_i, e_j) / τ``. The loss is
     ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)``, where P_i is the set of the
-    other rows in the batch that have the class of row i. A row without such rows has a loss of 0 but
+    other rows in the batch that have the class of row i. If P_i is empty, row i has a loss of 0 but
     still counts in the mean.
 
     Raises:
@@ -372,15 +372,15 @@ class SupervisedContrastive(Loss):
 
 @attrs.frozen(kw_only=True)
 class MarginSoftmax(Loss[Tensors, Specs]):
-    """Softmax over the angles between an embedding and each class, with a margin: ArcFace and CosFace.
+    """Softmax cross-entropy of scaled cosines with a margin, as in ArcFace and CosFace.
 
-    ``cos θ_c = e·w_c / (‖e‖·‖w_c‖)`` for the ``embedding`` e [B, D] and a matrix w [classes, D] with
-    one direction per class. The matrix belongs to the loss and is trained; checkpoints contain it as
-    ``margin_softmax.weight``, but exports contain only the embedding model. The logit of the label's
-    class is ``scale·cos(θ_y + margin)`` for ``kind="arcface"`` and ``scale·(cos θ_y − margin)`` for
-    ``kind="cosface"``; the logits of the other classes are ``scale·cos θ_c``, and the loss is −log
-    softmax of these logits at the label. Labels are class indices [B], and the loss values have the
-    shape [B].
+    ``cos θ_c = e·w_c / (‖e‖·‖w_c‖)`` is the cosine between the ``embedding`` e [B, D] and row c of a
+    matrix w [classes, D], which has one direction per class. The matrix belongs to the loss and is
+    trained; checkpoints contain it as ``margin_softmax.weight``, but exports contain only the embedding
+    model. The logit of the label's class is ``scale·cos(θ_y + margin)`` for ``kind="arcface"`` and
+    ``scale·(cos θ_y − margin)`` for ``kind="cosface"``; the logits of the other classes are
+    ``scale·cos θ_c``, and the loss is −log softmax of these logits at the label. Labels are class
+    indices [B], and the loss values have the shape [B].
 
     Raises:
         ValueError: ``classes`` is below 2, ``kind`` unknown, or ``margin`` negative.

@@ -44,9 +44,10 @@ class LogLoss(Loss):
     ``l = −log(clip(p_y, eps, 1 − eps))``. The gradient of clipped probabilities is 0, so use the logits
     instead if the graph contains them.
 
-    With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁), ``l = −q₁·log p₁ − q₀·log p₀`` with
-    ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean, each label then
-    has the weight ``w₁·y + w₀·(1 − y)``. This equals ``softmax_cross_entropy`` with the logits (0, s).
+    With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁), ``l = −q₁·log p₁ − q₀·log p₀``, where
+    ``q₁ = w₁·((1 − ε)·y + ½ε)``, ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``, and p₁ and p₀ are the predicted
+    probabilities of the classes 1 and 0. In the mean, each label then has the weight
+    ``w₁·y + w₀·(1 − y)``. This loss equals ``softmax_cross_entropy`` with the logits (0, s).
 
     ``class_weight="balanced"`` sets the weights ``w_c = n / (2·n_c)``, where n is the number of
     training labels and n_c is the number of training labels of class c.
@@ -80,7 +81,7 @@ class LogLoss(Loss):
     eps: float = setting(
         default=1e-7,
         validator=number(gt=0, lt=0.5),
-        help="probabilities are clipped to [eps, 1 − eps]",
+        help="the smallest probability after clipping; the largest is 1 − eps",
     )
     label_smoothing: float = setting(
         default=0.0,

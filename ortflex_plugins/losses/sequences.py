@@ -69,12 +69,13 @@ class Ctc(Loss[Tensors, Specs]):
     ``scores`` are logits or log probabilities [B, T, C], or [B, C, T] with ``axis=1``, and
     ``p_t = softmax(scores_t)``. An alignment of the labels y assigns a class or the ``blank`` to every
     time step. If you merge its repeated classes and then remove its blanks, you get y. Labels are class
-    indices [B, S], padded at the end with ``padding``. The loss values have the shape [B]; with
-    ``per_label``, each is divided by its number of labels (at least 1), as in torch's mean.
+    indices [B, S], where S is the largest number of labels in a row; shorter rows are padded at the end
+    with ``padding``. The loss values have the shape [B]. With ``per_label``, the loss of each row is
+    divided by the number of labels in the row, as in torch's mean, or by 1 if the row has no labels.
 
-    A row has no alignment if its time steps are fewer than its labels plus the blanks that must
-    separate equal neighbors. Its loss is then infinite; with ``zero_infinity``, its loss is 0, and it
-    has no gradient.
+    Identical adjacent labels must be separated by a blank. A row has no alignment if it has fewer time
+    steps than labels and required blanks together. Its loss is then infinite; with ``zero_infinity``, its
+    loss is 0, and it has no gradient.
 
     ``predicted={"scores": "logits", "input_lengths": "n", "target_lengths": "m"}`` sets the number of
     time steps and the number of labels that count in each row. ``n`` and ``m`` are integer columns [B]
@@ -236,11 +237,11 @@ def _range(op: Ops, size: Tensor) -> Tensor:
 class CausalLm(Loss):
     """Cross-entropy of the next token: ``l_t = −log softmax(s_t)`` at the label of position t + 1.
 
-    The logits s have the shape [B, T, V], and the labels are token ids [B, T]. The loss shifts the
-    labels, as Hugging Face's models do, so you can pass the inputs as labels (``labels = input_ids``).
-    The loss values have the shape [B, T − 1]. Positions whose label is ``ignore_index``, or ``padding``
-    if it is set, have a loss of 0 and do not count in the mean. If your labels are already shifted, set
-    ``shift=False``; the loss values then have the shape [B, T].
+    The logits s have the shape [B, T, V], where V is the size of the vocabulary, and the labels are
+    token ids [B, T]. The loss shifts the labels, as Hugging Face's models do, so you can pass the inputs
+    as labels (``labels = input_ids``). The loss values have the shape [B, T − 1]. Positions whose label
+    is ``ignore_index``, or ``padding`` if it is set, have a loss of 0 and do not count in the mean. If
+    your labels are already shifted, set ``shift=False``; the loss values then have the shape [B, T].
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
@@ -264,7 +265,7 @@ class CausalLm(Loss):
     padding: int | None = setting(
         default=None,
         validator=attrs.validators.optional(attrs.validators.instance_of(int)),
-        help="the padding token, which is also ignored",
+        help="the id of the padding token, which is also ignored",
     )
     shift: bool = setting(
         default=True, help="whether position t predicts the label of position t + 1"
