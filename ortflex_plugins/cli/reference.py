@@ -85,6 +85,11 @@ _FAMILY_PAGES = {
     "single table.",
 }
 
+_SCHEDULE_NOTATION = (
+    "In the formulas, base is the base learning rate, which is set with `learning_rate`, and t is the "
+    "time since the start of the run."
+)
+
 
 def pages(
     plugins: Plugins | None = None,
@@ -255,6 +260,8 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
         yield paragraph(f"{purpose} {_introduction(plugins, kind)}")
         if kind == "losses":
             yield paragraph(_NOTATION)
+        if kind == "schedules":
+            yield paragraph(_SCHEDULE_NOTATION)
     else:
         yield _introduction(plugins, kind)
         if "ortflex" in {entry.distribution for entry in entries}:

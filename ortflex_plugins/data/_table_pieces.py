@@ -64,8 +64,9 @@ class Table(ListTableSource, abc.ABC):
     path: str = setting(help="the file, or a folder of files")
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
-        help="the feature columns: a list, {input = column or list}, or the types of columns, "
-        "such as {city = 'category'}; by default, all columns except labels and weights",
+        help="a list of the feature columns, a table {input = column or list} with the columns of "
+        "each input, or the types of columns, such as {city = 'category'}; by default, all columns "
+        "except labels and weights are features",
     )
     buffer: int | None = setting(
         default=None,

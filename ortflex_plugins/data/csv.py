@@ -72,13 +72,14 @@ class Csv(TableSource):
     the name of a label and each value is its column; ``{}`` means that there are no labels. Without a
     header, columns are named ``0``, ``1``, and so on. Empty lines are skipped.
 
-    Unless you set the dialect, it is detected from the first 100 lines. The delimiter is the tab,
-    semicolon, vertical bar or comma that gives every line the same number of fields. The first line is
-    a header if it contains a string above a column of numbers, contains no number, or is 0, 1, 2, and
-    so on. A comma within a number is read as the decimal mark if the delimiter is not a comma and no
-    field contains a decimal point. The encoding is UTF-8, UTF-16 with a byte-order mark, or otherwise
-    cp1252. If the dialect differs from the default, it is logged. The recipes that ``ortflex init`` and
-    ``ortflex train`` save contain it.
+    If you do not set ``delimiter``, ``decimal``, ``header`` or ``encoding``, it is detected from the
+    beginning of the file. The delimiter is the tab, semicolon, vertical bar or comma that gives every
+    line the same number of fields. The first line is a header if it contains a string above a column of
+    numbers, contains no number, or is 0, 1, 2, and so on. A comma within a number is read as the
+    decimal mark if the delimiter is not a comma and no field contains a decimal point. The encoding is
+    UTF-8, UTF-16 with a byte-order mark, or otherwise cp1252. If the file is not a UTF-8 file with
+    commas, decimal points and a header, the detected settings are logged. They are also saved in the
+    recipes that ``ortflex init`` and ``ortflex train`` write.
 
     By default, features are numbers. For other types, set ``columns`` to a mapping from columns to
     types. The types are ``"category"`` (the index in the sorted names of the training data, or in a
@@ -86,7 +87,8 @@ class Csv(TableSource):
     ISO 8601), ``"year"`` (years since 2000-01-01, a scale that suits neural networks) and ``"string"``
     (a separate input with the name of the column, for models that read strings). Columns that are not
     in the mapping are numbers, and columns marked ``"unused"`` are left out. Empty fields, NA, NaN,
-    null, None and ? are missing values. To replace them, set ``fill``; otherwise, they are an error.
+    null, None and ? are missing values. To replace them, set ``fill``. Without ``fill``, a missing
+    value in a column of strings becomes an empty string, and any other missing feature is an error.
 
     Raises:
         DataError: the file or a column does not exist, there is no header, two columns have one name, a
@@ -133,8 +135,8 @@ class Csv(TableSource):
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
         validator=check_kinds,
-        help="the feature columns in this order, or the types of columns, such as {city = "
-        "'category'}; by default, all columns except labels and weights",
+        help="a list of the feature columns in the order of the input, or the types of columns, "
+        "such as {city = 'category'}; by default, all columns except labels and weights are features",
     )
 
     def load(self) -> Columns:

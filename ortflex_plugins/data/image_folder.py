@@ -66,13 +66,13 @@ def _numbers(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
 class ImageFolder(DataSource):
     """Images in one folder per class: ``path/cat/1.jpg``, ``path/dog/2.png``.
 
-    The images become one float32 input of shape [rows, channels, height, width] with the values (v /
-    255 − mean) / std. Labels are int64 class indices of shape [rows]. The classes are sorted by name,
-    unless ``classes`` sets another order. Subfolders of a class folder are also read. For predictions,
-    or for training with a teacher, the path can be a folder of images without class folders, or a
-    single image. In these cases, there are no labels. If the data does not fit into the buffer, images
-    are read one at a time during training. Because each image can be read on its own, the whole data
-    set is shuffled anyway.
+    The images become one float32 input of shape [rows, channels, height, width]. A pixel value v from 0
+    to 255 becomes (v / 255 − mean) / std. Labels are int64 class indices of shape [rows]. The classes
+    are sorted by name, unless ``classes`` sets another order. Subfolders of a class folder are also
+    read. For predictions, or for training with a teacher, the path can be a folder of images without
+    class folders, or a single image. In these cases, there are no labels. If the data does not fit into
+    the buffer, images are read one at a time during training. The whole data set is still shuffled,
+    because each image is a separate file.
 
     Raises:
         DataError: pillow is not installed; the folder does not exist; it, or a class, has
@@ -81,8 +81,8 @@ class ImageFolder(DataSource):
     >>> ImageFolder(path="photos", size=[64, 64]).channels
     3
 
-    Source: torchvision.datasets.ImageFolder for the layout of the folders, and the Resize and
-    CenterCrop of torchvision.transforms for the resizing.
+    Source: torchvision.datasets.ImageFolder for the layout of the folders, and
+    torchvision.transforms.Resize and CenterCrop for the resizing.
     """
 
     name: ClassVar[str] = "image_folder"
@@ -101,7 +101,7 @@ class ImageFolder(DataSource):
         "exact size",
     )
     channels: int = setting(
-        default=3, validator=_channels, help="3 for red, green and blue, or 1 for gray"
+        default=3, validator=_channels, help="the number of channels: 3 for RGB, or 1 for grayscale"
     )
     mean: Sequence[float] = setting(
         default=(0.0,),

@@ -32,9 +32,8 @@ class NpyFolder(DataSource):
     Arrays have the shape [rows, …]. ``X.npy`` is the input of a model with one input; for other models,
     the files have the names of the inputs. The files are memory-mapped, and rows are read in random
     order, which is slow for data larger than memory. With ``buffer``, the files are instead read in
-    pieces, which are shuffled in memory (:mod:`~ortflex_core.training.data.shuffle_buffer`). A folder
-    can also consist of shards: subfolders that contain the same arrays for different rows. Shards are
-    always read in pieces.
+    pieces, whose rows are shuffled in memory. A folder can also consist of shards: subfolders that
+    contain the same arrays for different rows. Shards are always read in pieces.
 
     Raises:
         DataError: the folder does not exist or has no .npy file, an array has Python objects, a name is

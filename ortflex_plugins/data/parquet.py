@@ -21,14 +21,13 @@ class Parquet(Table):
     """Tables in Parquet files with the same schema. The data can be larger than memory.
 
     Columns of numbers are combined into one input of shape [rows, columns]. Each column of tensors, or
-    of lists of equal length, becomes a separate input with the name of the column. If it is the only
-    feature column, ``input`` is its name instead. If ``target`` is a name, the labels have the shape
-    [rows]. If it is a list of names, they have the shape [rows, names]. If it is a mapping, each key is
-    the name of a label and each value is its column.
+    of lists of equal length, becomes a separate input with the name of the column. If there is only one
+    feature column, its input has the name ``input`` instead. If ``target`` is a name, the labels have
+    the shape [rows]. If it is a list of names, they have the shape [rows, names]. If it is a mapping,
+    each key is the name of a label and each value is its column.
 
-    Row groups are read in random order, and rows are shuffled within ``buffer``
-    (:mod:`ortflex_core.training.data.shuffle_buffer`). Data that fits into the buffer is read only
-    once.
+    Row groups are read in random order, and their rows are shuffled in a buffer of ``buffer`` rows.
+    Data that fits into the buffer is read only once.
 
     Raises:
         DataError: the file or a column does not exist, the columns of files differ, a value is missing,

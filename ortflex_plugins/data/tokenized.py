@@ -55,9 +55,9 @@ class Tokenized(DataSource):
     ``token_type_ids`` are int64 arrays of shape [rows, length]. Shorter strings are padded, and longer
     strings are truncated. ``pair`` is the column of the second string of each row. If ``target`` is a
     name, the labels have the shape [rows]; they are int64 if all of them are integers, float32 if all
-    are numbers, and strings otherwise. If it is a mapping, each key is the name of a label and each
-    value is its column. If it is None, there are no labels. All rows are kept in memory. Each token
-    needs 8 bytes per input.
+    are numbers, and strings otherwise. If ``target`` is a mapping, each key is the name of a label and
+    each value is its column. If ``target`` is None, there are no labels. All rows are kept in memory,
+    where each token takes 8 bytes per input.
 
     Raises:
         DataError: tokenizers (or pyarrow) is not installed, the file or a column does not exist, or a row
@@ -85,7 +85,9 @@ class Tokenized(DataSource):
         default=tuple(_MADE), validator=_inputs, help="the inputs to create"
     )
     pad: str | None = setting(
-        default=None, help="the padding token; by default, that of the tokenizer or a common one"
+        default=None,
+        help="the padding token; by default, the one in the tokenizer.json file or, if there is "
+        "none, a common one such as [PAD]",
     )
 
     def load(self) -> Columns:

@@ -40,8 +40,8 @@ def _labels(instance: Any, attribute: attrs.Attribute[Any], value: tuple[Any, ..
 
 
 _AT = (
-    "the name of an output, a module, a node or a weight, or a glob, that selects the head; by "
-    "default, the only head of the model"
+    "the name or glob of an output, a module, a node or a weight of the head; by default, the only "
+    "head of the model"
 )
 
 
@@ -216,10 +216,10 @@ class MoreClasses(_Classes):
     """Adds classes to an existing head and keeps the weights of its old classes.
 
     The weight M [features, old] becomes [features, old + new], and the bias b [old] becomes [old +
-    new]. The new values are appended and are initialized as in ``new_head``. A head with a single score
-    s for two classes, p = sigmoid(s), gets one score per class that yields the same probabilities.
-    If the model has integer labels and ``classes`` is not set, the new labels are the integers after
-    the largest existing label.
+    new]. The new values are appended and are initialized as in ``new_head``. If a head has a single
+    score s for two classes, p = sigmoid(s), it is first converted to an equivalent head with one score
+    per class. If the model has integer labels and ``classes`` is not set, the new labels are the
+    integers after the largest existing label.
 
     Raises:
         ValueError: neither ``add`` nor ``classes`` is given, or they do not fit each other.

@@ -13,12 +13,13 @@ from ortflex_core import Edit, Editor
 class Shrink(Edit):
     """Removes channels of matrix products, convolutions and normalizations that the outputs do not need.
 
-    A channel is removed if it is 0 for all inputs, because its row of the weight and its bias are 0 or
-    because a BatchNormalization multiplies it by 0. It is also removed if every product that reads it
-    multiplies it by a column of zeros. Channels with another constant value, such as relu(b) after a
-    row of zeros, are merged into one. Channels that are tied together by an addition, a concatenation
-    or the groups of a convolution are removed together. The outputs stay the same up to rounding. A
-    model without such channels is not changed.
+    A channel is removed if it is 0 for all inputs, because its bias and the weights that compute it are
+    0, or because a BatchNormalization multiplies it by 0. It is also removed if every product that
+    reads it multiplies it only by 0. A channel with another constant value, such as relu(b) if the
+    weights that compute it are 0, is folded into the biases of the products that read it. Where this is
+    not possible, such channels are merged into one. Channels that are tied together by an addition, a
+    concatenation or the groups of a convolution can only be removed together. The outputs stay the same
+    up to rounding. A model without such channels is not changed.
 
     Weights have fewer rows or columns, but the shapes of inputs and outputs stay the same.
 

@@ -20,11 +20,11 @@ class MoreTokens(Edit):
     """Adds tokens: new rows of the token embedding, and new columns of a head that is tied to it.
 
     The embedding table [tokens, width] becomes [tokens + add, width], and the logits [N, …, tokens] of
-    a tied head become [N, …, tokens + add]. A new row is the mean of the old rows plus normal noise,
-    whose standard deviation is 10⁻⁴·⁵ times that of each column. The new tokens are therefore about as
-    likely as an average token at first, but differ from one another. The new bias elements of a tied
-    head are the mean of the old elements. A head is tied if it reads the same initializer, or if its
-    matrix has the same values.
+    a tied head become [N, …, tokens + add]. A new row is the mean of the old rows plus normally
+    distributed noise. In each column, the standard deviation of the noise is 10⁻⁴·⁵ times the standard
+    deviation of the old values. The new tokens are therefore about as likely as an average token at
+    first, but differ from one another. The new bias elements of a tied head are the mean of the old
+    elements. A head is tied if it reads the same initializer, or if its matrix has the same values.
 
     Raises:
         ValueError: ``add`` is not an integer above 0.
@@ -51,8 +51,8 @@ class MoreTokens(Edit):
     add: int = setting(validator=_count, help="the number of new tokens")
     at: str = setting(
         default="",
-        help="the name of the initializer or module of the embedding; by default, the only "
-        "embedding, or the one with the most rows",
+        help="the name of the initializer or module of the embedding; by default, the embedding "
+        "with the most rows",
     )
 
     def apply(self, editor: Editor) -> None:

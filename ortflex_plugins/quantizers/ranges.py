@@ -67,8 +67,8 @@ class Percentile(Quantizer):
 class Mse(Quantizer):
     """Chooses the range with the smallest squared error: ``argmin Σ (x̂ - x)²``.
 
-    ``x̂`` are the values after rounding to the codes of the range ``c·[min x, max x]``. All factors c
-    from 0.2 to 1 in steps of 0.01 are tried.
+    ``x̂`` denotes the values after rounding to the codes of the range ``c·[min x, max x]``. All
+    factors c from 0.2 to 1 in steps of 0.01 are tried.
 
     >>> x = np.concatenate([np.linspace(-1, 1, 999), [3.0]])[None]
     >>> low, high = Mse().limits(x, (-8, 7), symmetric=True)

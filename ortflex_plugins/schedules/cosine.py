@@ -72,7 +72,7 @@ class CosineRestarts(Schedule):
     factor: int = setting(
         default=1,
         validator=number(ge=1),
-        help="the factor by which each cycle is longer than the previous one",
+        help="the length of each cycle divided by the length of the previous one",
     )
     minimum: float = setting(
         default=0.0, validator=number(ge=0), help="the learning rate just before a restart"

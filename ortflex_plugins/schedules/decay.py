@@ -86,7 +86,9 @@ class StepDecay(Schedule):
 
     size: float = setting(default=10, validator=number(gt=0), help="the length of an interval")
     gamma: float = setting(
-        default=0.1, validator=number(gt=0), help="the factor from one interval to the next"
+        default=0.1,
+        validator=number(gt=0),
+        help="the factor by which the learning rate is multiplied",
     )
 
     def rate(self, base: float, progress: Progress) -> float:
@@ -157,7 +159,7 @@ class Polynomial(Schedule):
 
 @attrs.frozen(kw_only=True)
 class InverseScaling(Schedule):
-    """Inverse scaling, a decay by a power of time: ``rate(t) = base / (scale·t + 1)^power``.
+    """Inverse scaling, a power-law decay: ``rate(t) = base / (scale·t + 1)^power``.
 
     ``t`` is in the unit ``by``. To get the learning rates of scikit-learn, use the following arguments:
 

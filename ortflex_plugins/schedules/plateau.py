@@ -12,7 +12,6 @@ from ortflex_core import (
     Progress,
     Schedule,
     ScheduleContext,
-    Unit,
     number,
     one_of,
     setting,
@@ -26,12 +25,14 @@ _EPS = 1e-8  # smaller changes of the rate are ignored, as in torch
 class Plateau(Schedule):
     """Reduces the learning rate when a value stops improving: ``rate ← max(rate·factor, minimum)``.
 
-    The learning rate is reduced after more than ``patience`` consecutive epochs without an improvement
-    of more than ``threshold``, which is a fraction of the best value or an absolute number. The
-    ``cooldown`` epochs after a reduction do not count. ``monitor`` is a column of the History;
-    ``"auto"`` is the validation loss, or the training loss plus the penalty if there is no validation
-    data. ``mode="auto"`` means ``"max"`` for metrics for which higher is better, and ``"min"`` for all
-    other columns.
+    The learning rate is reduced after more than ``patience`` consecutive epochs without an improvement.
+    A change counts as an improvement if it is larger than ``threshold``, which is a fraction of the
+    best value or an absolute number. The first ``cooldown`` epochs after a reduction do not count
+    toward ``patience``.
+
+    ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or the training loss plus
+    the penalty if there is no validation data. ``mode="auto"`` means ``"max"`` for metrics for which
+    higher is better, and ``"min"`` for all other columns.
 
     The learning rate is computed from the complete History, so a resumed run has no state to restore.
 
@@ -50,7 +51,7 @@ class Plateau(Schedule):
     name: ClassVar[str] = "plateau"
     aliases: ClassVar[tuple[str, ...]] = ("reduce_on_plateau", "reducelronplateau")
 
-    by: Unit = setting(
+    by: Literal["epoch"] = setting(
         default="epoch", validator=one_of("epoch"), help="the unit of time: completed epochs"
     )
     monitor: str = setting(default="auto", help="a column of the History")
@@ -72,7 +73,7 @@ class Plateau(Schedule):
     threshold: float = setting(
         default=1e-4,
         validator=number(ge=0),
-        help="the smallest change that counts as an improvement",
+        help="the change that an improvement has to exceed",
     )
     threshold_mode: Literal["relative", "absolute"] = setting(
         default="relative",
@@ -82,7 +83,7 @@ class Plateau(Schedule):
     cooldown: int = setting(
         default=0,
         validator=number(ge=0),
-        help="the number of epochs after a reduction that do not count",
+        help="the number of epochs after a reduction that do not count toward the patience",
     )
     minimum: float = setting(default=0.0, validator=number(ge=0), help="the lowest learning rate")
 

@@ -74,9 +74,10 @@ def since(by: Unit, progress: Progress, start: int, end: int | None, total: int 
 class Warmup(Schedule):
     """Linear warmup to the initial learning rate of another schedule, which follows it.
 
-    ``rate(t) = (start + (1 − start)·t / length)·inner(0)`` for ``t < length``, then
-    ``inner(t − length)``. An inner schedule without a length of its own lasts for the rest of the run.
-    Both schedules and ``length`` must use the same unit of time.
+    ``rate(t) = (start + (1 − start)·t / length)·next(0)`` for ``t < length``, then
+    ``next(t − length)``. Here, ``next`` is the learning rate of ``schedule``, the schedule that follows
+    the warmup. If it has no length of its own, it lasts for the rest of the run. Both schedules and
+    ``length`` must use the same unit of time.
 
     Raises:
         ValueError: ``length`` is not a whole number above 0, or ``start`` is not in [0, 1].
@@ -97,7 +98,7 @@ class Warmup(Schedule):
     start: float = setting(
         default=1 / 3,
         validator=number(ge=0, le=1),
-        help="the learning rate at the start of the warmup, as a fraction of that at its end",
+        help="the learning rate at the start of the warmup divided by the one at the end of it",
     )
 
     @schedule.default

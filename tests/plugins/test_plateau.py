@@ -93,7 +93,7 @@ def test_the_plateau_watches_the_training_loss_where_nothing_is_held_out() -> No
         ConfigError, match=r"plateau.monitor: the history has no column 'validation_"
     ):
         make(models.mlp(), schedule=options, epochs=4, backend="fused").fit(x, y)
-    with pytest.raises(ConfigError, match=r"by: must be one of 'epoch', got 'step'"):
+    with pytest.raises(ConfigError, match=r"by: expected 'epoch', got 'step'"):
         make(models.mlp(), schedule={"name": "plateau", "by": "step"})
 
 

@@ -120,8 +120,8 @@ class Quantizer(Component, abc.ABC):
     layout: str = setting(
         default="QDQ",
         validator=one_of("QDQ", "MatMulNBits"),
-        help="how blockwise weights are stored in the file: with DequantizeLinear (QDQ), or as "
-        "MatMulNBits",
+        help="how weights that are quantized in blocks are stored in the file: with DequantizeLinear "
+        "(QDQ), or as MatMulNBits",
     )
     symmetric: bool = setting(
         default=True,
@@ -151,13 +151,13 @@ class Quantizer(Component, abc.ABC):
     train_scales: bool = setting(
         default=True,
         validator=attrs.validators.instance_of(bool),
-        help="whether the scales are also trained (LSQ)",
+        help="whether the scales are also trained (learned step size quantization, LSQ)",
     )
     observe: int = setting(
         default=0,
         validator=_whole,
-        help="if positive, the activation scales are not trained, but computed from the batches of "
-        "this number of epochs, and then fixed",
+        help="if not 0, the number of epochs during which activation scales are computed from the "
+        "batches; these scales are not trained, and stay fixed after these epochs",
     )
     rows: int = setting(
         default=512, validator=_rows, help="the number of rows that are used for calibration"
@@ -166,8 +166,8 @@ class Quantizer(Component, abc.ABC):
         factory=dict,
         converter=_pairs,
         validator=_ranges,
-        help="the range [lowest, highest] of activations by tensor; calibration computes those "
-        "that are missing",
+        help="the range [lowest, highest] of each activation, with the name of the tensor as the key; "
+        "calibration computes the missing ranges",
     )
 
     @abc.abstractmethod
