@@ -157,8 +157,8 @@ class MinedTriplet(Loss):
     negative: ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With
     ``mining="semi_hard"``, l_i is the mean over all positives of row i. Each positive is combined with
     the nearest negative that is farther away than this positive, or with the farthest negative if
-    no negative is. A row without a positive or without a negative has a loss of 0 but still counts in
-    the mean. With ``normalize``, each embedding is first divided by its norm.
+    no negative is farther away. A row without a positive or without a negative has a loss of 0 but
+    still counts in the mean. With ``normalize``, each embedding is first divided by its norm.
 
     Raises:
         ValueError: ``mining`` is neither "hard" nor "semi_hard".
