@@ -78,11 +78,11 @@ _NOTATION = (
 )
 
 _FAMILY_PAGES = {
-    "gradients": "This page lists the operators of each family, with and without a gradient. "
+    "gradients": "This page lists the operators of each family of gradient rules. "
     "[Operators](operators.md) lists all operators of the main ONNX domain, with notes and test results.",
-    "decompositions": "This page lists the operators of each family and what they compute. "
-    "[Operators](operators.md#operators-that-are-decomposed) lists the operators of all families in a "
-    "single table.",
+    "decompositions": "This page lists the operators of each family of decompositions, and what they "
+    "compute. [Operators](operators.md#operators-that-are-decomposed) lists the operators of all families "
+    "in a single table.",
 }
 
 _SCHEDULE_NOTATION = (
@@ -263,9 +263,9 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
         if kind == "schedules":
             yield paragraph(_SCHEDULE_NOTATION)
     else:
-        yield _introduction(plugins, kind)
         if "ortflex" in {entry.distribution for entry in entries}:
             yield paragraph(_FAMILY_PAGES[kind])
+        yield _introduction(plugins, kind)
     for entry in entries:
         yield f"## {entry.name}"
         yield from _component(plugins, kind, entry)

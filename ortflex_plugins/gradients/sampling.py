@@ -111,7 +111,7 @@ def _placed(op: Ops, node: NodeView, tap: Tap, size: Tensor) -> Tap:
 
 @RULES.rule("AffineGrid")
 def _affine_grid(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The grid is base · θᵀ, where each row of base contains the coordinates of a point, and a one."""
+    """The grid is base · θᵀ, where each row of base contains the coordinates of a point and a 1."""
     theta, size = node.inputs
     y = node.outputs[0]
     length = y.rank if size.shape is None else size.shape[0]

@@ -85,7 +85,7 @@ class _Taught(Loss[Tensors, S], Generic[S]):
 
 @attrs.frozen(kw_only=True)
 class Distillation(_Taught[TensorSpec]):
-    """Distillation: ``l = α·T²·KL(t ‖ s) + (1 − α)·cross-entropy``, from logits [B, C, …].
+    """Distillation: ``l = α·T²·KL(t ‖ s) + (1 − α)·cross-entropy``, computed from logits [B, C, …].
 
     ``KL(t ‖ s) = Σ_c t_c·(log t_c − log s_c)`` compares ``t = softmax(teacher / T)`` with
     ``s = softmax(student / T)``, along ``axis`` (1, or -1 for logits [B, …, C]). The cross-entropy is

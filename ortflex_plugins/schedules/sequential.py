@@ -191,7 +191,7 @@ class Sequential(_Composition):
 
 @attrs.frozen(kw_only=True)
 class Chained(_Composition):
-    """Applies several schedules at once, each to the learning rate that the previous one computes.
+    """Combines schedules, each of which is applied to the learning rate that the previous one computes.
 
     If all schedules multiply the learning rate by a factor, the result is the base learning rate
     times the product of the factors. All schedules must use the same unit of time.
