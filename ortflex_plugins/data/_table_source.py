@@ -24,7 +24,7 @@ class TableSource(DataSource, abc.ABC):
         default=None,
         validator=check_fill,
         help="the replacement for missing features: 'median', a number, or {column = …}; without "
-        "it, a missing feature is an error",
+        "it, a missing feature is an error, except in columns of strings",
     )
     input: str = setting(
         default="X",

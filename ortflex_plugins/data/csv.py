@@ -68,9 +68,9 @@ class Csv(TableSource):
     The features become one float32 input of shape [rows, columns]. If ``target`` is a name, the labels
     have the shape [rows]; they are int64 if all of them are integers, float32 if all are numbers, and
     strings otherwise. If ``target`` is a list of names, the labels are float32 and have the shape
-    [rows, names]; use ``["y"]`` for a model whose output is [rows, 1]. If it is a mapping, each key is
-    the name of a label and each value is its column; ``{}`` means that there are no labels. Without a
-    header, columns are named ``0``, ``1``, and so on. Empty lines are skipped.
+    [rows, names]; use ``["y"]`` for a model whose output has the shape [rows, 1]. If ``target`` is a
+    mapping, each key is the name of a label and each value is its column; ``{}`` means that there are
+    no labels. Without a header, columns are named ``0``, ``1``, and so on. Empty lines are skipped.
 
     If you do not set ``delimiter``, ``decimal``, ``header`` or ``encoding``, it is detected from the
     beginning of the file. The delimiter is the tab, semicolon, vertical bar or comma that gives every
@@ -83,12 +83,13 @@ class Csv(TableSource):
 
     By default, features are numbers. For other types, set ``columns`` to a mapping from columns to
     types. The types are ``"category"`` (the index in the sorted names of the training data, or in a
-    given list), ``"boolean"`` (true, yes, 1 or false, no, 0), ``"date"`` (days since 1970-01-01, from
-    ISO 8601), ``"year"`` (years since 2000-01-01, a scale that suits neural networks) and ``"string"``
-    (a separate input with the name of the column, for models that read strings). Columns that are not
-    in the mapping are numbers, and columns marked ``"unused"`` are left out. Empty fields, NA, NaN,
-    null, None and ? are missing values. To replace them, set ``fill``. Without ``fill``, a missing
-    value in a column of strings becomes an empty string, and any other missing feature is an error.
+    given list), ``"boolean"`` (1 for true, yes and 1, and 0 for false, no and 0), ``"date"`` (days
+    since 1970-01-01, from ISO 8601), ``"year"`` (years since 2000-01-01, a scale that suits neural
+    networks) and ``"string"`` (a separate input with the name of the column, for models that read
+    strings). Columns that are not in the mapping are numbers, and columns marked ``"unused"`` are left
+    out. Empty fields, NA, NaN, null, None and ? are missing values. To replace them, set ``fill``.
+    Without ``fill``, a missing value in a column of strings becomes an empty string, and any other
+    missing feature is an error.
 
     Raises:
         DataError: the file or a column does not exist, there is no header, two columns have one name, a
