@@ -23,7 +23,7 @@ class MetricState(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Metric(Component, abc.ABC):
-    """A metric measures the quality of predictions and is computed batch by batch."""
+    """A metric measures the quality of predictions and is updated batch by batch."""
 
     better: ClassVar[Literal["higher", "lower"]]
 
