@@ -162,7 +162,7 @@ _OUTCOMES = {
     "right": "The gradient is correct.",
     "wrong": "The gradient is wrong.",
     "runtime differs": "The output of onnxruntime differs from the standard even without a gradient.",
-    "refused": "No gradient is computed, and an error states the reason.",
+    "refused": "No gradient is computed, and the error message states the reason.",
     "crashed": "The computation crashes or does not terminate.",
 }
 _SHOWN = tuple(_OUTCOMES)

@@ -64,8 +64,8 @@ def train(
 
     Ctrl-C ends the run and keeps the results so far. If the recipe has the callback `checkpoint`, you
     can continue from the newest checkpoint with --resume. The result is then bit-identical to that of
-    an uninterrupted run. If the recipe does not match the checkpoint, an error names the keys that
-    differ.
+    an uninterrupted run. If the recipe does not match the checkpoint, the error message names the keys
+    that differ.
     """
     from ortflex_core import ConfigError, Plugins, Recipe, Trainer, internals_of, no_file
     from ortflex_plugins.cli import run_folder

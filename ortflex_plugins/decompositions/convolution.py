@@ -28,7 +28,7 @@ _SETTINGS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"
 
 @DECOMPOSITIONS.operator("FusedConv")
 def fused_conv(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Conv, followed by the addition of input 3, if it is given, and by an activation."""
+    """Conv, followed by the addition of the optional input Z and by an activation."""
     settings = {name: node.setting(name) for name in _SETTINGS}
     x, weight = node.input(0), node.input(1)  # whose ranks may be unknown
     if x is None or weight is None:

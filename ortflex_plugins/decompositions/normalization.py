@@ -67,7 +67,7 @@ def _refuse_moments(node: Call) -> None:
 
 @DECOMPOSITIONS.operator("SkipLayerNormalization")
 def skip_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """LayerNormalization of ``input + skip + bias``. Output 3 is this sum."""
+    """LayerNormalization of ``input + skip + bias``. The output input_skip_bias_sum is this sum."""
     _refuse_moments(node)
     x = _summed(node, 4)
     y = _layer(op, x, node.required(2), node.input(3), node.setting("epsilon", 1e-12))
@@ -76,7 +76,7 @@ def skip_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """Normalization of ``input + skip + bias`` by the root mean square. Output 3 is this sum."""
+    """RMS normalization of ``input + skip + bias``. The output input_skip_bias_sum is this sum."""
     _refuse_moments(node)
     x = _summed(node, 3)
     y = x * _root_mean_square(op, x, [-1], node.setting("epsilon", 1e-12))
