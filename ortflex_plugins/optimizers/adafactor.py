@@ -16,14 +16,18 @@ class Adafactor(Optimizer):
     """Adafactor stores one value per row and one per column of a matrix; its default learning rate is 0.01.
 
     At step t, counted from 1, the current g² has the weight ``f = tᵇ`` in the moving averages, where b
-    is ``beta2_decay``. For weights of shape […, m, n], ``row ← row + f·(mean over n of g² − row)`` has
-    the shape […, m, 1], ``column ← column + f·(mean over m of g² − column)`` has the shape […, 1, n],
-    and ``v = row·column / max(mean of row, eps1)``. For weights with fewer than two axes,
-    ``variance ← variance + f·(g² − variance)`` has the shape of w, and ``v = variance``. Then
+    is ``beta2_decay``. The optimizer state depends on the shape of w, and all slots start at 0:
 
-    ``d = g / max(√v, eps1)``, ``w ← (1 − rate·weight_decay)·w − α·d / max(1, rms(d)/clip)`` with
-    ``α = min(rate, 1/√t)·max(eps2, rms(w))``, where rms is the root mean square. The optimizer state
-    consists of the slots ``row``, ``column`` and ``variance``, which start at 0.
+    - If w has the shape […, m, n], the slots are ``row`` of shape […, m, 1] and ``column`` of shape
+      […, 1, n], with ``row ← row + f·(mean over n of g² − row)``,
+      ``column ← column + f·(mean over m of g² − column)`` and
+      ``v = row·column / max(mean of row, eps1)``.
+    - If w has fewer than two axes, the only slot is ``variance``, which has the shape of w, with
+      ``variance ← variance + f·(g² − variance)`` and ``v = variance``.
+
+    In both cases, ``d = g / max(√v, eps1)`` and
+    ``w ← (1 − rate·weight_decay)·w − α·d / max(1, rms(d)/clip)`` with
+    ``α = min(rate, 1/√t)·max(eps2, rms(w))``, where rms is the root mean square.
 
     Raises:
         ValueError: ``beta2_decay`` is positive, ``eps1``, ``eps2`` or ``clip`` is not positive, or
@@ -35,7 +39,8 @@ class Adafactor(Optimizer):
     {'variance': (512,)}
 
     Source: N. Shazeer and M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost"
-    (2018), algorithms 4 to 6; torch.optim.Adafactor, where ``eps`` is (eps1, eps2) and ``d`` is clip.
+    (2018), algorithms 4 to 6; torch.optim.Adafactor, whose argument ``eps`` is the pair
+    ``(eps1, eps2)`` and whose argument ``d`` is called ``clip`` here.
     """
 
     name: ClassVar[str] = "adafactor"

@@ -109,7 +109,7 @@ class AdamW(_Means):
 
 @attrs.frozen(kw_only=True)
 class Adamax(_Means):
-    """Adamax, the variant of Adam with the infinity norm; its default learning rate is 0.002.
+    """Adamax is a variant of Adam based on the infinity norm; its default learning rate is 0.002.
 
     ``m ← beta1·m + (1 − beta1)·g``, ``u ← max(beta2·u, |g| + eps)``,
     ``w ← w − rate / (1 − beta1ᵗ) · m / u``, where t is the step, counted from 1. The optimizer state

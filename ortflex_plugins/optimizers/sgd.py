@@ -49,8 +49,8 @@ class Sgd(Optimizer):
 class Momentum(Optimizer):
     """Gradient descent with momentum and a default learning rate of 0.001.
 
-    ``v ← beta·v + g``, ``w ← w − rate·v``. The optimizer state v has the shape of w and starts at 0. Its
-    slot is called ``velocity``.
+    ``v ← beta·v + g``, ``w ← w − rate·v``. The optimizer state is the slot ``velocity`` (v in the
+    formulas), which has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``beta`` is not in [0, 1).
@@ -82,8 +82,8 @@ class Momentum(Optimizer):
 class Nesterov(Momentum):
     """Gradient descent with Nesterov momentum and a default learning rate of 0.001.
 
-    ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``. The optimizer state v has the shape of w and starts
-    at 0. Its slot is called ``velocity``.
+    ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``. The optimizer state is the slot
+    ``velocity`` (v in the formulas), which has the shape of w and starts at 0.
 
     Raises:
         ValueError: ``beta`` is not in [0, 1).
@@ -111,9 +111,9 @@ class Lars(Optimizer):
 
     ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
     ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. The norms are
-    Euclidean norms of the whole tensor. The optimizer state v has the shape of w and starts at 0. Its
-    slot is called ``velocity``. Biases and scales are usually trained with another optimizer, which
-    you can set with the ``groups`` argument of the Trainer.
+    Euclidean norms of the whole tensor. The optimizer state is the slot ``velocity`` (v in the
+    formulas), which has the shape of w and starts at 0. Biases and normalization scales are usually
+    trained with another optimizer, which you can set with the ``groups`` argument of the Trainer.
 
     Raises:
         ValueError: ``beta`` is not in [0, 1), ``trust`` is not positive, or ``weight_decay`` is negative.
