@@ -376,13 +376,14 @@ class AnchorLoss(DetectionLoss, abc.ABC):
 
 @attrs.frozen(kw_only=True)
 class Ssd(AnchorLoss):
-    """The loss of SSD: softmax cross-entropy with hard negative mining, and box regression.
+    """The loss of SSD: softmax cross-entropy with hard negative mining plus a box regression loss.
 
     For N images, A anchors and K classes, the loss reads ``logits`` [N, A, K], in which class 0 is the
     background, and ``boxes`` [N, A, 4] relative to the ``anchors`` [A, 4]. The anchors are boxes x1, y1,
     x2, y2 in pixels, and can be a constant output or another tensor of the model. An anchor is matched
-    to the box with the highest IoU if this IoU is at least ``fg_iou_thresh``, and the best anchor of
-    every box is always matched to it. With n matched anchors in an image,
+    to the box with the highest IoU if this IoU is at least ``fg_iou_thresh``. In addition, the best
+    anchor of each box is matched to that box, even if their IoU is below this threshold. If several
+    boxes have the same best anchor, it is matched to the last of them. With n matched anchors in an image,
 
     ``l = (Σ_matched [CE(logits, class) + |boxes − encode(box)|] + Σ_hard CE(logits, 0)) / max(n, 1)``
 
@@ -412,7 +413,7 @@ class Ssd(AnchorLoss):
     fg_iou_thresh: float = setting(
         default=0.5,
         validator=number(gt=0, le=1),
-        help="the IoU at which an anchor is matched to a box",
+        help="the minimum IoU at which an anchor is matched to a box",
     )
     neg_to_pos_ratio: float = hyper(
         default=3.0,
@@ -475,16 +476,16 @@ class Ssd(AnchorLoss):
 
 @attrs.frozen(kw_only=True)
 class RetinaNet(AnchorLoss):
-    """The loss of RetinaNet: the focal loss of the anchors, and the box regression of the matched ones.
+    """The loss of RetinaNet: focal loss of the anchors plus a regression loss of the matched boxes.
 
     For N images, A anchors and K classes, the loss reads ``logits`` [N, A, K] and ``boxes`` [N, A, 4]
     relative to the ``anchors`` [A, 4]. The anchors are boxes x1, y1, x2, y2 in pixels, and can be a
     constant output or another tensor of the model. For each anchor, the loss finds the box with the
     highest IoU. If this IoU is at least ``fg_iou_thresh``, the anchor is matched to this box. If it is
     below ``bg_iou_thresh``, the anchor is background. Between the two thresholds, the anchor is ignored.
-    The best anchors of each box are always matched, even if their IoU is below the thresholds. Such an
-    anchor, too, is matched to the box with which its own IoU is highest. With n matched anchors in an
-    image,
+    There is one exception: the best anchors of each box are matched even if their IoU is below the
+    thresholds. As with other anchors, each is matched to the box with which it has the highest IoU,
+    which may be a different box. With n matched anchors in an image,
 
     ``l = (Σ_anchors focal(logits, one-hot class) + Σ_matched |boxes − encode(box)|) / max(n, 1)``
 
@@ -508,7 +509,7 @@ class RetinaNet(AnchorLoss):
     fg_iou_thresh: float = setting(
         default=0.5,
         validator=number(gt=0, le=1),
-        help="the IoU at which an anchor is matched to a box",
+        help="the minimum IoU at which an anchor is matched to a box",
     )
     bg_iou_thresh: float = setting(
         default=0.4,
@@ -567,11 +568,11 @@ class TaskAligned(DetectionLoss):
     cells of all grids, row by row and in the order of ``strides``, are the L locations. For N images,
     the head computes ``logits`` [N, L, C] and ``boxes`` [N, L, 4·R]. For each of the sides left, top,
     right and bottom, ``boxes`` contains R logits for the distances 0 … R−1 of this side from the center
-    of the cell, in strides. The predicted distance is the mean ``Σ j·softmax_j``.
+    of the cell, in units of the stride. The predicted distance is the mean ``Σ j·softmax_j``.
 
     The assignment has no gradient. For a box of class c, each location whose center is in the box has
-    ``t = σ(logit_c)^alpha · IoU^beta``, and the ``topk`` locations with the largest t are assigned to
-    the box. A location that is assigned to several boxes belongs to the one with the highest IoU. The
+    the score ``t = σ(logit_c)^alpha · IoU^beta``. The ``topk`` locations with the largest t are assigned
+    to the box. A location that is assigned to several boxes belongs to the one with the highest IoU. The
     target of class c at an assigned location is ``q = t · max IoU / max t``, with maxima over the
     locations of the box; all other targets are 0. Then
 
@@ -604,7 +605,7 @@ class TaskAligned(DetectionLoss):
         default=(8, 16, 32),
         converter=_numbers,
         validator=_positive(None, whole=True),
-        help="the number of pixels between the locations of each grid, in the order of the head",
+        help="the stride of each grid in pixels, in the order in which the head returns the grids",
     )
     topk: int = setting(
         default=10, validator=number(ge=1), help="the maximum number of locations assigned to a box"

@@ -179,9 +179,9 @@ class FeatureMatching(_Taught[Specs]):
     tensor t of the teacher. Both must have the same shape [B, …]. The loss values have the shape [B].
     No labels are needed.
 
-    With ``projection``, the sizes of the two tensors along ``axis`` may differ: p is then multiplied by
-    a trained matrix [size of p, size of t], which is a 1×1 convolution for images. The initial values
-    of the matrix are drawn uniformly between ±1/√(size of p). Checkpoints contain the matrix, but
+    With ``projection``, the two tensors may have different sizes m and n along ``axis``. p is then
+    multiplied along this axis by a trained matrix [m, n]. For images, this is a 1×1 convolution. The
+    initial values of the matrix are drawn uniformly between ±1/√m. Checkpoints contain the matrix, but
     exports do not.
 
     Raises:
@@ -200,8 +200,8 @@ class FeatureMatching(_Taught[Specs]):
 
     projection: bool = setting(
         default=False,
-        help="whether the student's tensor is multiplied by a trained matrix, for tensors whose sizes "
-        "along the axis differ",
+        help="whether a trained matrix maps the student's tensor to the size of the teacher's tensor "
+        "along ``axis``",
     )
     axis: int = setting(
         default=1, validator=one_of(1, -1), help="the axis of the projection: 1 or -1"

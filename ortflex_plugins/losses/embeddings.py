@@ -155,10 +155,11 @@ class MinedTriplet(Loss):
     Predictions are embeddings e [B, D], labels are class indices y [B], and d is the Euclidean distance
     between two embeddings. With ``mining="hard"``, each row uses its farthest positive and its nearest
     negative: ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With
-    ``mining="semi_hard"``, l_i is the mean over all positives of row i. Each positive is combined with
-    the nearest negative that is farther away than this positive, or with the farthest negative if
-    no negative is farther away. A row without a positive or without a negative has a loss of 0 but
-    still counts in the mean. With ``normalize``, each embedding is first divided by its norm.
+    ``mining="semi_hard"``, each positive of row i forms a triplet with the nearest negative that is
+    farther away than this positive, or with the farthest negative if no negative is farther away. l_i
+    is then the mean of the losses of these triplets. A row without a positive or without a negative has
+    a loss of 0 but still counts in the mean. With ``normalize``, each embedding is first divided by its
+    norm.
 
     Raises:
         ValueError: ``mining`` is neither "hard" nor "semi_hard".
@@ -181,7 +182,9 @@ class MinedTriplet(Loss):
         help="how much farther away the negatives must be than the positives",
     )
     mining: str = setting(
-        default="hard", validator=one_of("hard", "semi_hard"), help="``hard`` or ``semi_hard``"
+        default="hard",
+        validator=one_of("hard", "semi_hard"),
+        help="how positives and negatives are chosen: ``hard`` or ``semi_hard``",
     )
     normalize: bool = setting(
         default=True, help="whether embeddings are first normalized to length 1"
@@ -280,9 +283,7 @@ class Contrastive(Loss[Tensors, Specs]):
         validator=number(gt=0),
         help="the divisor of the cosines; the initial value if the temperature is trained",
     )
-    trained_temperature: bool = setting(
-        default=False, help="whether the temperature is trained (as logit_scale)"
-    )
+    trained_temperature: bool = setting(default=False, help="whether the temperature is trained")
     symmetric: bool = setting(
         default=True, help="whether the loss averages both directions, as in CLIP"
     )
@@ -331,7 +332,7 @@ class SupervisedContrastive(Loss):
     Predictions are embeddings e [B, D], labels are class indices y [B], and
     ``s_ij = cos(e_i, e_j) / τ``. The loss is
     ``l_i = −(1/|P_i|)·Σ_{j ∈ P_i} log (exp s_ij / Σ_{k ≠ i} exp s_ik)``, where P_i is the set of the
-    other rows in the batch that have the class of row i. If P_i is empty, row i has a loss of 0 but
+    other rows in the batch that have the same class as row i. If P_i is empty, row i has a loss of 0 but
     still counts in the mean.
 
     Raises:
@@ -375,12 +376,14 @@ class MarginSoftmax(Loss[Tensors, Specs]):
     """Softmax cross-entropy of scaled cosines with a margin, as in ArcFace and CosFace.
 
     ``cos θ_c = e·w_c / (‖e‖·‖w_c‖)`` is the cosine between the ``embedding`` e [B, D] and row c of a
-    matrix w [classes, D], which has one direction per class. The matrix belongs to the loss and is
-    trained; checkpoints contain it as ``margin_softmax.weight``, but exports contain only the embedding
-    model. The logit of the label's class is ``scale·cos(θ_y + margin)`` for ``kind="arcface"`` and
-    ``scale·(cos θ_y − margin)`` for ``kind="cosface"``; the logits of the other classes are
-    ``scale·cos θ_c``, and the loss is −log softmax of these logits at the label. Labels are class
-    indices [B], and the loss values have the shape [B].
+    matrix w [classes, D], which has one direction per class. The matrix is a trained parameter of the
+    loss. Checkpoints contain it as ``margin_softmax.weight``, but exports contain only the embedding
+    model.
+
+    The logit of the label's class is ``scale·cos(θ_y + margin)`` for ``kind="arcface"`` and
+    ``scale·(cos θ_y − margin)`` for ``kind="cosface"``. The logits of the other classes are
+    ``scale·cos θ_c``. The loss is the softmax cross-entropy of these logits. Labels are class indices
+    [B], and the loss values have the shape [B].
 
     Raises:
         ValueError: ``classes`` is below 2, ``kind`` unknown, or ``margin`` negative.
@@ -400,7 +403,9 @@ class MarginSoftmax(Loss[Tensors, Specs]):
 
     classes: int = setting(validator=number(ge=2), help="the number of classes")
     kind: str = setting(
-        default="arcface", validator=one_of("arcface", "cosface"), help="``arcface`` or ``cosface``"
+        default="arcface",
+        validator=one_of("arcface", "cosface"),
+        help="how the margin is applied: ``arcface`` or ``cosface``",
     )
     margin: float = setting(
         default=0.5,

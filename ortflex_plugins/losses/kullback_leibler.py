@@ -42,7 +42,7 @@ class KullbackLeibler(Loss):
     {'name': 'kullback_leibler', 'on': 'scores'}
 
     Source: S. Kullback and R. Leibler, "On information and sufficiency" (1951);
-    torch.nn.KLDivLoss(reduction="batchmean") on ``log_probabilities``.
+    torch.nn.KLDivLoss(reduction="batchmean"), for ``on="log_probabilities"``.
     """
 
     name: ClassVar[str] = "kullback_leibler"

@@ -71,7 +71,8 @@ class Ctc(Loss[Tensors, Specs]):
     time step. If you merge its repeated classes and then remove its blanks, you get y. Labels are class
     indices [B, S], where S is the largest number of labels in a row; shorter rows are padded at the end
     with ``padding``. The loss values have the shape [B]. With ``per_label``, the loss of each row is
-    divided by the number of labels in the row, as in torch's mean, or by 1 if the row has no labels.
+    divided by the number of labels in the row, as in torch with ``reduction="mean"``, or by 1 if the row
+    has no labels.
 
     Identical adjacent labels must be separated by a blank. A row has no alignment if it has fewer time
     steps than labels and required blanks together. Its loss is then infinite; with ``zero_infinity``, its

@@ -46,10 +46,11 @@ class SoftmaxCrossEntropy(Loss):
     do not count in the mean; with None, every class index counts.
 
     With ``label_smoothing`` ε and ``class_weight`` w, the probabilities are
-    ``w_c·((1 − ε)·q_c + ε/C)``, where q is 1 at the class index and 0 elsewhere. In the mean, a class
-    index then has the weight ``w_y``, as in torch, and class probabilities have the weight 1. As in
-    scikit-learn, ``class_weight="balanced"`` sets the weights ``w_c = n / (C·n_c)``, where n is the
-    number of training labels and n_c is the number of training labels of class c.
+    ``w_c·((1 − ε)·q_c + ε/C)``, where q is 1 at the class index and 0 elsewhere. In the mean, a label
+    that is a class index then has the weight ``w_y``, as in torch, and a label that consists of class
+    probabilities has the weight 1. As in scikit-learn, ``class_weight="balanced"`` sets the weights
+    ``w_c = n / (C·n_c)``, where n is the number of training labels and n_c is the number of training
+    labels of class c.
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
