@@ -81,12 +81,13 @@ class Ctc(Loss[Tensors, Specs]):
     ``predicted={"scores": "logits", "input_lengths": "n", "target_lengths": "m"}`` sets the number of
     time steps and the number of labels that count in each row. ``n`` and ``m`` are integer columns [B]
     that are stored with the inputs, or tensors of the model. If you do not set them, all time steps and
-    all labels except the padding count.
+    all labels except the padding count. A row with m > S has an infinite loss, also with
+    ``zero_infinity``.
 
     Raises:
         ValueError: ``blank`` is negative, or ``axis`` is neither 1 nor −1.
         DataError: scores or labels have another shape; a label is the blank or no class; padding between
-            labels; more labels than time steps, or lengths longer than the scores or the labels.
+            labels; more labels than time steps, or ``input_lengths`` longer than the scores.
 
     >>> Ctc(zero_infinity=True).describe()["zero_infinity"]
     True
@@ -225,8 +226,13 @@ class Ctc(Loss[Tensors, Specs]):
         value = -op.Squeeze(op.Log(sums) + largest, axes=[1])
         if self.per_label:
             value = value / op.Cast(op.Max(op.Squeeze(lengths, axes=[1]), 1), to=dtype)
-        other = np.zeros((), like) if self.zero_infinity else np.full((), np.inf, like)
-        return op.Where(op.Less(value, _IMPOSSIBLE / 1e6), value, op.constant(other))
+        infinite = op.constant(np.full((), np.inf, like))
+        other = op.constant(np.zeros((), like)) if self.zero_infinity else infinite
+        value = op.Where(op.Less(value, _IMPOSSIBLE / 1e6), value, other)
+        if "target_lengths" in predicted:
+            labels_given = op.Shape(expected, start=1, end=2)
+            value = op.Where(op.Greater(predicted["target_lengths"], labels_given), infinite, value)
+        return value
 
 
 def _range(op: Ops, size: Tensor) -> Tensor:

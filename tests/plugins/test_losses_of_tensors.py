@@ -206,6 +206,19 @@ def test_ctc_with_lengths_another_blank_and_rows_that_do_not_fit() -> None:
     check(loss, {"scores": scores}, rows, reference, columns=columns)
 
 
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_ctc_with_more_labels_than_there_are_has_an_infinite_loss(zero_infinity: bool) -> None:
+    scores = RNG.normal(size=(5, 9, 4))
+    names = {"scores": "scores", "target_lengths": "m"}
+    loss = {"name": "ctc", "zero_infinity": zero_infinity, "predicted": names}
+    trainer = make(moved({"scores": scores}), loss=loss, params=["w/scores"], backend="fused")
+    rows, columns = np.abs(ROWS), {"in/scores": scores.astype(np.float32)}
+    right = trainer.per_sample_losses(columns | {"m": TARGETS}, rows)
+    assert np.isfinite(right).all()
+    wrong = trainer.per_sample_losses(columns | {"m": [5, 2, 0, 1, 4]}, rows)
+    np.testing.assert_array_equal(wrong, np.where(np.arange(5) == 0, np.inf, right))
+
+
 def test_causal_lm() -> None:
     scores = RNG.normal(size=(4, 6, 7))
     tokens = RNG.integers(0, 7, (4, 6))
