@@ -84,8 +84,8 @@ class FusedBackend(Backend):
 
     Parameters with at least 2¹⁸ elements are updated in place, outside the graph, if the optimizer is
     elementwise and needs more operations than SGD, as momentum, Adam and its variants do. If a C
-    compiler is available, the update is compiled and reads and writes memory only once; otherwise,
-    numpy computes it, with bit-identical results.
+    compiler is available, the update is compiled, so that it makes only one pass over memory;
+    otherwise, numpy computes it, with bit-identical results.
 
     On a GPU, kernel launches dominate the duration of a short step. With ``cuda_graph="auto"``, the
     backend captures the graph of its steps as a CUDA graph and replays it, if the device supports this.

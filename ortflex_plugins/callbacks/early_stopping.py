@@ -48,7 +48,7 @@ class EarlyStopping(Callback):
     min_delta: float = setting(
         default=0.0,
         validator=number(ge=0),
-        help="the smallest change that counts as an improvement",
+        help="the amount that an improvement must exceed to count",
     )
     restore_best: bool = setting(
         default=True, help="whether to restore the weights of the best epoch at the end"

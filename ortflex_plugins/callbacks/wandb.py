@@ -41,8 +41,9 @@ class Wandb(Tracker):
     entity: str | None = setting(default=None, help="the user or team")
     mode: Literal["online", "offline", "disabled"] | None = setting(
         default=None,
-        help="the mode; if it is not set, the callback uses the environment variable WANDB_MODE or, "
-        "without it, the mode `online`",
+        help="whether the run is logged to the server (`online`), to local files (`offline`) or not at "
+        "all (`disabled`); if it is not set, the callback uses the environment variable WANDB_MODE or, "
+        "without it, `online`",
     )
     model: bool = setting(default=True, help="whether to also store the trained model")
 

@@ -19,7 +19,7 @@ class CBackend(Backend):
     The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
     and optimizers are the same as on the other backends. One call runs many steps and also gathers the
     rows of each step, so short steps take only microseconds. The compiled file is stored in the user's
-    cache folder. Each batch size is compiled separately, including that of a shorter last batch.
+    cache folder. The step is compiled once for each batch size, including that of a shorter last batch.
     Predictions and evaluations run on onnxruntime.
 
     Results are bit-identical for all compilers and compiler options, but they depend on whether the CPU
@@ -40,8 +40,8 @@ class CBackend(Backend):
     steps_per_run: int | str = setting(
         default="auto",
         validator=check_steps,
-        help="the number of steps per call; `auto` means one epoch, or fewer steps if they take "
-        "long",
+        help="the number of steps per call; `auto` means one epoch, or fewer steps if the epoch is long "
+        "or the steps are expensive",
     )
 
     @classmethod

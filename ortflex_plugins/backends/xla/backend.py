@@ -60,8 +60,8 @@ class XlaBackend(Backend):
     steps_per_run: int | str = setting(
         default="auto",
         validator=check_steps,
-        help="the number of steps per call; `auto` means one epoch, or fewer steps if they take "
-        "long",
+        help="the number of steps per call; `auto` means one epoch, or fewer steps if the epoch is long "
+        "or the steps are expensive",
     )
     platform: str = setting(
         default="cpu", validator=_platform, help="the JAX platform: `cpu`, `cuda` or `tpu`"
