@@ -121,7 +121,7 @@ def table(lines: list[Line]) -> str:
     names = [n for n in NETWORKS if lines_of(lines, n, "W4A8", 60)]
     out = _trained(lines, "W4A8")
     columns = ("network", "seeds", "recovered, 20 epochs", "accuracy, %", "size / float")
-    files = "the float, the calibrated and the trained file, in this order"
+    files = "the float, the calibrated and the trained file, in that order"
     out += [
         "",
         "The next table shows the recovered fraction after 20 epochs instead of 60, the accuracies, and "
@@ -137,7 +137,10 @@ def table(lines: list[Line]) -> str:
         title = f"### {words} weights, float activations ({bits})"
         out += ["", title, "", *_trained(lines, bits)]
     out += ["", "### Accuracies and sizes with float activations", ""]
-    out += [f"The accuracies are those of {files}:", ""]
+    words = (
+        "The next table shows the accuracies and file sizes for both bit widths. The accuracies are"
+    )
+    out += [f"{words} those of {files}:", ""]
     out += _head("network", "W4A16, %", "size / float", "W2A16, %", "size / float")
     for name in NETWORKS:
         found = [lines_of(lines, name, bits, 60) for bits in ("W4A16", "W2A16")]
@@ -151,7 +154,7 @@ def table(lines: list[Line]) -> str:
         own = lines_of(lines, name, "W8A8", 0)
         found = tuple(_mean(losses_of(own)[:, k]) for k in (0, 1, 2))
         out.append(_row(name, len(own), *found))
-    files = "the float file, the calibrated file and the file from `quantize_static`, in this order"
+    files = "the float file, the calibrated file and the file from `quantize_static`, in that order"
     words = "The next table shows the accuracies and sizes of the same files. The accuracies are those of"
     out += ["", f"{words} {files}:", ""]
     out += _head("network", "accuracy, %", "size / float", "`quantize_static`: size / float")
@@ -159,7 +162,10 @@ def table(lines: list[Line]) -> str:
         own = lines_of(lines, name, "W8A8", 0)
         out.append(_row(name, _accuracy(own, 0, 1, 2), _size(own, 2), _size(own, 1)))
     out += ["", "### W4A8, trained by ortflex and by torchao", ""]
-    out += ["The accuracies are those of ortflex and of torchao, in this order:", ""]
+    words = (
+        "The table shows the losses and the accuracies. The accuracies are those of ortflex and of"
+    )
+    out += [f"{words} torchao, in that order:", ""]
     out += _head("network", "seeds", "ortflex", "torchao", "accuracy, %")
     for name in (n for n in NETWORKS if lines_of(lines, n, PEER, 60)):
         theirs = lines_of(lines, name, PEER, 60)

@@ -57,7 +57,7 @@ def _lines(rows: Rows) -> Iterator[str]:
     )
     yield ""
     yield (
-        "Each test trains a file for one step of plain gradient descent and compares the change of each "
+        "Each test trains a file for one step of plain gradient descent and compares the change in each "
         "parameter with torch's gradient in the float32 network. Parameters are matched by their values. "
         "Fused parameters, such as query, key and value weights that were merged into one matrix, have no "
         "counterpart in torch and are not compared."
@@ -65,8 +65,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield (
         f"ortflex trains {counts['trained']} of the {len(made)} files ({100 * trained:.0f} %) correctly. "
-        f"For {counts['refused']} files, it raises an error that states the reason; for {counts['wrong']} "
-        f"files, it computes wrong gradients; and for {counts['crashed']} files, it crashes."
+        f"For {_count(counts['refused'])}, it raises an error that states the reason. It computes wrong "
+        f"gradients for {_count(counts['wrong'])} and crashes for {_count(counts['crashed'])}."
     )
     yield ""
     yield "## Gradient errors"
@@ -74,7 +74,7 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield (
         "In the following tables, each column stands for a form. TorchScript and dynamo are torch's two "
         'exporters, and "optimizer" is the transformers optimizer. Each number is the largest relative '
-        "error, ‖gradient − torch's gradient‖ / ‖torch's gradient‖, of the parameters that are compared. "
+        "error, ‖gradient − torch's gradient‖ / ‖torch's gradient‖, among the compared parameters. "
         'The word "error" means that ortflex cannot train the file and raises an error.'
     )
     yield ""
@@ -97,14 +97,18 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield "## Non-standard operators in these files"
     yield ""
-    yield "The next table lists the operators in these files that are not part of the ONNX standard:"
+    yield (
+        "The next table lists the operators in these files that are not part of the ONNX standard. Some of "
+        "them, such as Conv at level 3, have the name of a standard operator but belong to a domain of "
+        "onnxruntime:"
+    )
     yield ""
     yield "| form | operators |"
     yield "|---|---|"
     for form in FORMS:
         names = {o for (_, f), found in rows.items() if f == form for o in found.operators}
         if names:
-            yield f"| {form} | {', '.join(sorted(names))} |"
+            yield f"| {form.removeprefix('transformers.')} | {', '.join(sorted(names))} |"
     others = {key: o for key, o in rows.items() if o.status != "trained"}
     if others:
         yield ""
@@ -117,13 +121,17 @@ def _lines(rows: Rows) -> Iterator[str]:
             reasons.setdefault((form, found.status, _plain(found.why)), []).append(name)
         for (form, status, why), names in reasons.items():
             note = "" if status == "refused" else f" ({_shown(status)})"
-            yield f"- **{form}**, {', '.join(names)}{note}: {why}"
+            yield f"- **{form.removeprefix('transformers.')}**, {', '.join(names)}{note}: {why}"
 
 
 def _cell(found: Outcome | None) -> str:
     if found is None:
         return ""
     return f"{found.error:.0e}" if found.status == "trained" else _shown(found.status)
+
+
+def _count(files: int) -> str:
+    return {0: "no file", 1: "1 file"}.get(files, f"{files} files")
 
 
 def _shown(status: str) -> str:
