@@ -86,8 +86,9 @@ class Trainer(SharesModels):
         quantize: trains with weights and activations rounded to integers, and exports an integer
             model. The value is the type of the weights (``int8``, ``int4``, ``int2``), the name of
             a quantizer, or a table with ``weights``, ``activations`` (``uint8``, ``int8``,
-            ``none``) and other parameters of a quantizer (``mse`` by default). The activation
-            ranges come from a sample of the rows that ``fit`` or ``Trainer.calibrate`` receives.
+            ``none``) and other parameters of the quantizer. The default quantizer is ``mse``. The
+            activation ranges come from a sample of the rows that ``fit`` or ``Trainer.calibrate``
+            receives.
         params: the parameters to train: names, module paths and globs, where ``!glob`` excludes
             parameters; by default, all trainable parameters of the model.
         freeze: the parameters that are not trained: names, module paths and globs; ``backbone``
@@ -126,7 +127,7 @@ class Trainer(SharesModels):
             supports the model and the settings, and ``fastest`` times all supported backends and
             uses the fastest one.
         distributed: the process group for data-parallel training, in which each process computes
-            the gradients of different batches; ``auto`` uses the group of the launcher; by default,
+            the gradients of different batches. ``auto`` uses the group of the launcher. By default,
             training runs in one process.
         sync_every: with ``distributed``, the number of steps that each process runs on its own
             before the processes average their weights, optimizer state and running statistics

@@ -158,7 +158,7 @@ def _configuration() -> Iterator[str]:
         if rows:
             yield f"## {title}"
             yield table(["key", "value", "default", "meaning"], rows)
-    yield "## Losses with more than one tensor"
+    yield "## Losses of several tensors"
     yield paragraph(
         '`loss = { mean = "huber", share = "log_loss" }` sets a loss for each of two tensors. '
         "For more control, use a list of tables with the keys `predicted` (the tensor), "

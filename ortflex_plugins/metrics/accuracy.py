@@ -17,11 +17,11 @@ class Accuracy(Metric):
     """Fraction of correct predictions: ``Σ w·[y = c] / Σ w`` with the predicted class ``c``.
 
     The type and shape of a prediction determine how it is interpreted. Integers, booleans and strings
-    are classes. Floats [B, C, …] with labels [B, …] are logits or probabilities, and the predicted
-    class is the one with the largest value along axis 1. Floats in the shape of the labels, [B] or [B,
-    1], predict class 1 if they are above ``threshold``. The default threshold of 0.5 is for
-    probabilities; use 0 for logits. One-hot labels [B, C] are converted to classes. The result is in
-    [0, 1], or NaN if there are no rows.
+    are classes. Floats of shape [B, C, …], with labels of shape [B, …], are logits or probabilities, and
+    the predicted class is the one with the largest value along axis 1. Floats that have the same shape
+    as the labels, [B] or [B, 1], predict class 1 if they are above ``threshold``. The default threshold
+    of 0.5 is for probabilities; use 0 for logits. One-hot labels of shape [B, C] are converted to
+    classes. The result is in [0, 1], or NaN if there are no rows.
 
     Raises:
         ValueError: ``threshold`` is not a number.

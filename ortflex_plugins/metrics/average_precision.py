@@ -22,16 +22,16 @@ class AveragePrecision(Metric):
     x2, y2, score and class of each box after non-maximum suppression. The detection losses decode the
     outputs of their models into this form. Labels have the shape [N, M, 5]: x1, y1, x2, y2 and class,
     where rows with the class −1 are padding. For each class and IoU threshold, the predicted boxes of
-    all images are matched by descending score. A box is correct if its IoU with a labeled box that has
-    not been matched yet reaches the threshold. For each of the recall levels 0, 0.01, …, 1, the metric
-    finds the highest precision at this or a higher recall. The average precision is the mean of these
-    values. The result is the mean over the thresholds and over the classes that have boxes in the
-    labels, or NaN if there are no such boxes.
+    all images are matched by descending score. A predicted box is correct if its IoU
+    with a labeled box reaches the threshold and no other predicted box has been matched to this labeled
+    box. For each of the recall levels 0, 0.01, …, 1, the metric finds the highest precision at this or
+    a higher recall. The average precision is the mean of these values. The result is the mean over the
+    thresholds and over the classes that have boxes in the labels, or NaN if there are no such boxes.
 
     ``iou=0.5`` computes mAP@50, and ``only=3`` computes the average precision of class 3.
     ``Trainer.evaluate`` returns the results as ``average_precision_50`` and
-    ``average_precision_class_3``. In the History, these names have the prefix ``validation_``. Each
-    sample weight applies to an image.
+    ``average_precision_class_3``. In the History, these names have the prefix ``validation_``. Sample
+    weights are given per image.
 
     Raises:
         ValueError: ``iou`` is not above 0 and at most 1, or ``max_detections`` is below 1.

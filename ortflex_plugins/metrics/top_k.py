@@ -16,9 +16,9 @@ from ortflex_plugins.metrics._classes import has_columns, numbers
 class TopK(Metric):
     """Fraction of rows whose class is among the ``k`` with the largest scores: ``Σ w·[y ∈ top k] / Σ w``.
 
-    Predictions are floats [B, C, …], and labels are class indices [B, …] or one-hot. Among classes with
-    equal scores, the larger class index comes first. The result is in [0, 1], or NaN if there are no
-    rows.
+    Predictions are floats of shape [B, C, …], and labels are class indices of shape [B, …] or one-hot
+    vectors. Among classes with equal scores, the larger class index comes first. The result is in
+    [0, 1], or NaN if there are no rows.
 
     Raises:
         ValueError: ``k`` is less than 1.
@@ -37,7 +37,7 @@ class TopK(Metric):
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     k: int = setting(
-        default=5, validator=number(ge=1), help="the number of classes with the largest scores"
+        default=5, validator=number(ge=1), help="the number of highest-scoring classes to consider"
     )
 
     def start(self) -> Finite:

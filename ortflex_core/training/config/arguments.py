@@ -126,8 +126,8 @@ class Arguments:
         "trains with weights and activations rounded to integers, and exports an integer model. "
         "The value is the type of the weights (``int8``, ``int4``, ``int2``), the name of a "
         "quantizer, or a table with ``weights``, ``activations`` (``uint8``, ``int8``, ``none``) "
-        "and other parameters of a quantizer (``mse`` by default). The activation ranges come "
-        "from a sample of the rows that ``fit`` or ``Trainer.calibrate`` receives",
+        "and other parameters of the quantizer. The default quantizer is ``mse``. The activation "
+        "ranges come from a sample of the rows that ``fit`` or ``Trainer.calibrate`` receives",
         None,
         kind=COMPONENT + ", in which `name` is optional",
         of="quantizers",
@@ -158,7 +158,7 @@ class Arguments:
     penalty: Any = argument(
         "the regularization term: one penalty for all parameters, or ``{parameter glob: penalty}``",
         None,
-        kind=COMPONENT + ", or {glob of parameters = penalty}",
+        kind=COMPONENT + ", or {parameter glob = penalty}",
         of="penalties",
     )
     optimizer: Any = argument(
@@ -214,7 +214,7 @@ class Arguments:
         "the constraint on the weights after each step: one for all parameters, or ``{parameter glob: "
         "constraint}``",
         None,
-        kind=COMPONENT + ", or {glob of parameters = constraint}",
+        kind=COMPONENT + ", or {parameter glob = constraint}",
         of="constraints",
     )
     averaging: Any = argument(
@@ -255,7 +255,7 @@ class Arguments:
     )
     distributed: Any = argument(
         "the process group for data-parallel training, in which each process computes the "
-        "gradients of different batches; ``auto`` uses the group of the launcher; by default, "
+        "gradients of different batches. ``auto`` uses the group of the launcher. By default, "
         "training runs in one process",
         None,
         kind=COMPONENT,
