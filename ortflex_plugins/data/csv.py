@@ -75,19 +75,26 @@ class Csv(TableSource):
     If you do not set ``delimiter``, ``decimal``, ``header`` or ``encoding``, it is detected from the
     beginning of the file. The delimiter is the tab, semicolon, vertical bar or comma that gives every
     line the same number of fields. The first line is a header if it contains a string above a column of
-    numbers, contains no number, or is 0, 1, 2, and so on. A comma within a number is read as the
-    decimal mark if the delimiter is not a comma and no field contains a decimal point. The encoding is
-    UTF-8, UTF-16 with a byte-order mark, or otherwise cp1252. If the file is not a UTF-8 file with
-    commas, decimal points and a header, the detected settings are logged. They are also saved in the
-    recipes that ``ortflex init`` and ``ortflex train`` write.
+    numbers, contains no number, or consists of the column indices 0, 1, 2, and so on. A comma within a
+    number is read as the decimal mark if the delimiter is not a comma and no field contains a decimal
+    point. The encoding is UTF-16 if the file starts with a UTF-16 byte-order mark, UTF-8 if the bytes
+    are valid UTF-8, and cp1252 otherwise. If the file is not a UTF-8 file with commas, decimal points
+    and a header, the detected settings are logged. They are also saved in the recipes that
+    ``ortflex init`` and ``ortflex train`` write.
 
     By default, features are numbers. For other types, set ``columns`` to a mapping from columns to
-    types. The types are ``"category"`` (the index in the sorted names of the training data, or in a
-    given list), ``"boolean"`` (1 for true, yes and 1, and 0 for false, no and 0), ``"date"`` (days
-    since 1970-01-01, from ISO 8601), ``"year"`` (years since 2000-01-01, a scale that suits neural
-    networks) and ``"string"`` (a separate input with the name of the column, for models that read
-    strings). Columns that are not in the mapping are numbers, and columns marked ``"unused"`` are left
-    out. Empty fields, NA, NaN, null, None and ? are missing values. To replace them, set ``fill``.
+    types. Columns that are not in the mapping are numbers. You can use the following types:
+
+    - ``"category"`` converts each name to its index among the sorted names in the training data. To
+      set the order yourself, use a list of the names instead of ``"category"``.
+    - ``"boolean"`` converts true, yes and 1 to the number 1, and false, no and 0 to the number 0.
+    - ``"date"`` converts ISO 8601 dates to days since 1970-01-01.
+    - ``"year"`` converts ISO 8601 dates to years since 2000-01-01, a scale that suits neural networks.
+    - ``"string"`` makes the column a separate input with the name of the column, for models that read
+      strings.
+    - ``"unused"`` leaves the column out.
+
+    Empty fields, NA, N/A, NaN, null, None and ? are missing values. To replace them, set ``fill``.
     Without ``fill``, a missing value in a column of strings becomes an empty string, and any other
     missing feature is an error.
 

@@ -106,12 +106,14 @@ class ImageFolder(DataSource):
     mean: Sequence[float] = setting(
         default=(0.0,),
         validator=_numbers,
-        help="the mean, which is subtracted from the pixel values in [0, 1]",
+        help="the value that is subtracted from the pixel values, which are in [0, 1]; one number, or one "
+        "per channel",
     )
     std: Sequence[float] = setting(
         default=(1.0,),
         validator=_numbers,
-        help="the divisor of the pixel values; one number, or one per channel",
+        help="the value by which the pixel values are divided after the subtraction; one number, or one "
+        "per channel",
     )
     classes: Sequence[str] | None = setting(
         default=None, help="the names of the class folders in the order of the labels"

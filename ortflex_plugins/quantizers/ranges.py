@@ -67,8 +67,8 @@ class Percentile(Quantizer):
 class Mse(Quantizer):
     """Chooses the range with the smallest squared error: ``argmin Σ (x̂ - x)²``.
 
-    ``x̂`` denotes the values after rounding to the codes of the range ``c·[min x, max x]``. All
-    factors c from 0.2 to 1 in steps of 0.01 are tried.
+    ``x̂`` denotes the values after quantization to the range ``c·[min x, max x]`` and dequantization.
+    All factors c from 0.2 to 1 in steps of 0.01 are tried.
 
     >>> x = np.concatenate([np.linspace(-1, 1, 999), [3.0]])[None]
     >>> low, high = Mse().limits(x, (-8, 7), symmetric=True)
@@ -107,9 +107,9 @@ class Entropy(Quantizer):
     """Chooses the range that loses the least information: ``argmin Σ p·log(p / q)``.
 
     ``p`` is the histogram of the values, clipped to the range ``c·[min x, max x]``. ``q`` is the
-    histogram after quantization: for each code, the values within the range that are rounded to it are
-    counted, and the count is spread evenly over the nonempty bins of the code. All factors c from 0.2
-    to 1 in steps of 0.01 are tried.
+    histogram after quantization. To compute it, the bins of ``p`` are grouped by the integer to which
+    their values are quantized. The number of unclipped values in each group is then spread evenly over
+    the nonempty bins of the group. All factors c from 0.2 to 1 in steps of 0.01 are tried.
 
     >>> x = np.concatenate([np.linspace(-1, 1, 999), [3.0]])[None]
     >>> low, high = Entropy().limits(x, (0, 255), symmetric=True)

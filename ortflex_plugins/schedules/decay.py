@@ -163,7 +163,7 @@ class InverseScaling(Schedule):
 
     ``t`` is in the unit ``by``. To get the learning rates of scikit-learn, use the following arguments:
 
-    - SGDRegressor: ``by="rows"`` and ``power=0.25``, which is the default.
+    - SGDRegressor: ``by="rows"`` and the default ``power=0.25``.
     - SGDClassifier: ``by="rows"`` and ``power=0.5``.
     - MLPClassifier and MLPRegressor: ``by="epoch"``, ``power=0.5``, and the number of training rows as
       ``scale``. They count rows, but change the learning rate only after each epoch.

@@ -34,7 +34,8 @@ class Plateau(Schedule):
     the penalty if there is no validation data. ``mode="auto"`` means ``"max"`` for metrics for which
     higher is better, and ``"min"`` for all other columns.
 
-    The learning rate is computed from the complete History, so a resumed run has no state to restore.
+    The learning rate is computed from the complete History, so the schedule has no state of its own
+    that a resumed run would have to restore.
 
     Raises:
         ValueError: ``factor`` is not in (0, 1), another number is negative, or ``mode`` or

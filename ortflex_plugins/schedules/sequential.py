@@ -98,7 +98,7 @@ class Warmup(Schedule):
     start: float = setting(
         default=1 / 3,
         validator=number(ge=0, le=1),
-        help="the learning rate at the start of the warmup divided by the one at the end of it",
+        help="the initial learning rate of the warmup divided by its final learning rate",
     )
 
     @schedule.default
@@ -206,8 +206,8 @@ class Chained(_Composition):
     >>> [chain.rate(1.0, Progress(step=t)) for t in range(4)]
     [1.0, 0.5, 0.125, 0.0625]
 
-    Source: torch.optim.lr_scheduler.ChainedScheduler, which yields the same learning rates for
-    schedules that multiply them by a factor.
+    Source: torch.optim.lr_scheduler.ChainedScheduler, which yields the same learning rates if
+    each schedule multiplies the learning rate by a factor.
     """
 
     name: ClassVar[str] = "chained"
