@@ -216,10 +216,10 @@ class MoreClasses(_Classes):
     """Adds classes to an existing head and keeps the weights of its old classes.
 
     The weight M [features, old] becomes [features, old + new], and the bias b [old] becomes [old +
-    new]. The new values are appended and are initialized as in ``new_head``. If a head has a single
-    score s for two classes, p = sigmoid(s), it is first converted to an equivalent head with one score
-    per class. If the model has integer labels and ``classes`` is not set, the new labels are the
-    integers after the largest existing label.
+    new]. The new values are appended and are initialized as in ``new_head``. If a head computes a single
+    score for two classes and applies a sigmoid to it, the head is first converted to an equivalent head
+    with one score per class. If the model has integer labels and ``classes`` is not set, the new labels
+    are the integers after the largest existing label.
 
     Raises:
         ValueError: neither ``add`` nor ``classes`` is given, or they do not fit each other.

@@ -18,10 +18,11 @@ class Shrink(Edit):
     reads it multiplies it only by 0. A channel with another constant value, such as relu(b) if the
     weights that compute it are 0, is folded into the biases of the products that read it. Where this is
     not possible, such channels are merged into one. Channels that are tied together by an addition, a
-    concatenation or the groups of a convolution can only be removed together. The outputs stay the same
-    up to rounding. A model without such channels is not changed.
+    concatenation or the groups of a convolution can only be removed together. A model without
+    removable channels is not changed.
 
-    Weights have fewer rows or columns, but the shapes of inputs and outputs stay the same.
+    The edit removes rows or columns from weights, but the shapes of the inputs and outputs stay the
+    same. The values of the outputs also stay the same, up to rounding.
 
     Example:
         >>> from onnx import parser
