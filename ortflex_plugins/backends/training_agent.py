@@ -66,8 +66,9 @@ _LOSS, _PENALTY = Port("loss"), Port("penalty")
 class TrainingAgentBackend(LayerBackend):
     """Trains with the TrainingAgent of onnxruntime-training 1.16 and 1.19.
 
-    All losses, penalties and optimizers are supported. The operators of the model must be among those
-    that onnxruntime's gradient builder differentiates correctly, which is checked before training.
+    All losses, penalties and optimizers are supported, except losses that train tensors of their own,
+    such as the projection of ``feature_matching``. The operators of the model must be among those that
+    onnxruntime's gradient builder differentiates correctly, which is checked before training.
 
     Example:
         >>> trainer = Trainer("model.onnx", backend="training_agent")  # doctest: +SKIP
