@@ -7,7 +7,7 @@ memory that the caller binds, inputs and constants exist anyway, so these are no
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 import attrs
 from onnx import NodeProto
@@ -42,6 +42,41 @@ _EITHER = frozenset({"Add", "Div", "Mul", "Sub"})
 """Of these, the operators that may overwrite the second input, too."""
 
 
+@attrs.frozen(eq=False)
+class Step:
+    """A node in Python values, which take a fraction of the time of the fields of a message.
+
+    Attributes:
+        proto: the node, or the one that this is a copy of.
+        read: the tensors that it and its subgraphs read.
+    """
+
+    proto: NodeProto
+    op_type: str
+    domain: str
+    name: str
+    input: Sequence[str]
+    output: Sequence[str]
+    read: Set[str]
+
+    @classmethod
+    def of(cls, node: NodeProto) -> Step:
+        """The values of a node."""
+        names = node.name, list(node.input), list(node.output)
+        return cls(node, node.op_type, node.domain, *names, reads(node))
+
+    def to_proto(self) -> NodeProto:
+        """A new node with these names."""
+        out = NodeProto()
+        out.CopyFrom(self.proto)
+        out.name = self.name
+        out.input[:], out.output[:] = self.input, self.output
+        return out
+
+
+Node = NodeProto | Step
+
+
 @attrs.frozen
 class Peak:
     """The largest sum of the sizes of tensors alive at one time, and these tensors.
@@ -57,8 +92,10 @@ class Peak:
     live: Mapping[str, int]
 
 
-def reads(node: NodeProto) -> set[str]:
+def reads(node: Node) -> Set[str]:
     """The tensors that a node and its subgraphs read."""
+    if isinstance(node, Step):
+        return node.read
     if not any(a.HasField("g") or a.graphs for a in node.attribute):
         return {name for name in node.input if name}
     return {name for inner in all_nodes([node]) for name in inner.input if name}
@@ -69,7 +106,7 @@ def bytes_of(spec: TensorSpec) -> int:
     return math.prod(d for d in spec.shape or () if isinstance(d, int)) * spec.numpy.itemsize
 
 
-def is_view(node: NodeProto) -> bool:
+def is_view(node: Node) -> bool:
     """Whether the output of a node is the memory of its first input."""
     return node.op_type in VIEWS and not node.domain
 
@@ -81,7 +118,7 @@ def overwritable(node: NodeProto) -> list[str]:
     return list(node.input[: 2 if node.op_type in _EITHER else 1])
 
 
-def peak(nodes: Sequence[NodeProto], sizes: Mapping[str, int], bound: Collection[str]) -> Peak:
+def peak(nodes: Sequence[Node], sizes: Mapping[str, int], bound: Collection[str]) -> Peak:
     """The peak of some nodes in their order.
 
     Args:
@@ -91,6 +128,24 @@ def peak(nodes: Sequence[NodeProto], sizes: Mapping[str, int], bound: Collection
     """
     owners = storage(nodes, bound)
     last = last_readers(nodes, owners)
+    size, place = _measure(nodes, sizes, bound, owners, last)
+    return Peak(size, place, _find_alive(nodes, sizes, bound, owners, last, place))
+
+
+def peak_size(nodes: Sequence[Node], sizes: Mapping[str, int], bound: Collection[str]) -> int:
+    """The bytes of :func:`peak` alone."""
+    owners = storage(nodes, bound)
+    return _measure(nodes, sizes, bound, owners, last_readers(nodes, owners))[0]
+
+
+def _measure(
+    nodes: Sequence[Node],
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+    owners: Mapping[str, str],
+    last: Mapping[str, int],
+) -> tuple[int, int]:
+    """The largest sum of sizes, and the position of the node that runs then."""
     ends: dict[int, list[str]] = {}
     for name, k in last.items():
         ends.setdefault(k, []).append(name)
@@ -109,11 +164,11 @@ def peak(nodes: Sequence[NodeProto], sizes: Mapping[str, int], bound: Collection
             most, place = now - spare, k
         for name in (*ends.get(k, ()), *(n for n in made if n not in last)):
             now -= held.pop(name, 0)
-    return Peak(most, place, _find_alive(nodes, sizes, bound, owners, last, place))
+    return most, place
 
 
 def _find_alive(
-    nodes: Sequence[NodeProto],
+    nodes: Sequence[Node],
     sizes: Mapping[str, int],
     bound: Collection[str],
     owners: Mapping[str, str],
@@ -133,7 +188,7 @@ def _find_alive(
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def last_readers(nodes: Iterable[NodeProto], owners: Mapping[str, str]) -> dict[str, int]:
+def last_readers(nodes: Iterable[Node], owners: Mapping[str, str]) -> dict[str, int]:
     """The position of the last node that reads the memory of each owner."""
     last: dict[str, int] = {}
     for k, node in enumerate(nodes):
@@ -141,7 +196,7 @@ def last_readers(nodes: Iterable[NodeProto], owners: Mapping[str, str]) -> dict[
     return last
 
 
-def storage(nodes: Iterable[NodeProto], bound: Collection[str]) -> dict[str, str]:
+def storage(nodes: Iterable[Node], bound: Collection[str]) -> dict[str, str]:
     """The tensor whose memory the output of each node uses: the output itself, or the input of a view."""
     owners: dict[str, str] = {}
     for node in nodes:
@@ -152,10 +207,10 @@ def storage(nodes: Iterable[NodeProto], bound: Collection[str]) -> dict[str, str
     return owners
 
 
-def completed(nodes: Sequence[NodeProto], sizes: Mapping[str, int]) -> dict[str, int]:
+def completed(nodes: Sequence[Node], sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes, completed by those of tensors that onnxruntime's optimizer has added."""
     out = dict(sizes)
-    readers: dict[str, NodeProto] = {}
+    readers: dict[str, Node] = {}
     for node in nodes:
         for name in node.input:
             readers.setdefault(name, node)

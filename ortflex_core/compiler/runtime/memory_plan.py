@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import attrs
+import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
@@ -160,17 +161,18 @@ def _overwritten(
 
 def _pack(chunks: Sequence[_Chunk]) -> int:
     """Set the offsets of chunks, the largest first; returns the size of the block."""
-    placed: list[_Chunk] = []
+    placed = sorted(chunks, key=lambda c: (-c.size, c.start))
+    starts, ends = (np.array([getattr(c, a) for c in placed], np.int64) for a in ("start", "end"))
     top = 0
-    for chunk in sorted(chunks, key=lambda c: (-c.size, c.start)):
-        others = [c for c in placed if c.start <= chunk.end and chunk.start <= c.end]
+    for k, chunk in enumerate(placed):
+        alive = (starts[:k] <= chunk.end) & (chunk.start <= ends[:k])
+        others = [placed[at] for at in np.flatnonzero(alive)]
         offset = 0
         for other in sorted(others, key=lambda c: c.offset):
             if offset + chunk.size <= other.offset:
                 break
             offset = max(offset, _aligned(other.offset + other.size))
         chunk.offset = offset
-        placed.append(chunk)
         top = max(top, offset + chunk.size)
     return top
 

@@ -28,6 +28,7 @@ from ortflex_core.compiler.graph.ops import RANDOM
 from ortflex_core.compiler.graph.program import Program, Recompute
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.runtime import liveness
+from ortflex_core.compiler.runtime.liveness import Node, Step
 from ortflex_core.kernel.errors import GraphError, suggest
 from ortflex_core.kernel.types import TensorSpec
 
@@ -56,8 +57,8 @@ class Forward:
         fixed: tensors that are kept in any case.
     """
 
-    nodes: Sequence[NodeProto]
-    others: Sequence[NodeProto]
+    nodes: Sequence[Step]
+    others: Sequence[Step]
     place: Mapping[str, int]
     sizes: Mapping[str, int]
     owners: Mapping[str, str]
@@ -97,7 +98,7 @@ class Forward:
         return names | set(self.fixed)
 
 
-def is_copy(node: NodeProto) -> bool:
+def is_copy(node: Node) -> bool:
     """Whether a node computes tensors of the forward pass a second time."""
     return node.name.endswith(AGAIN)
 
@@ -149,7 +150,8 @@ def apply(
     """
     graph = model.graph
     bound = {o.name for o in graph.output}
-    nodes = _defer(graph.node, {t.name for t in graph.initializer}.union(frozen))
+    given = {t.name for t in graph.initializer}.union(frozen)
+    nodes = _defer(map(Step.of, graph.node), given)
     sizes = liveness.completed(nodes, sizes)
     forward = _split_forward(nodes, losses, sizes, bound)
     plans = _list_plans(forward, recompute)
@@ -158,25 +160,26 @@ def apply(
         plans += _list_plans(attrs.evolve(forward, others=later), recompute)
     best, least = plans[0], math.inf
     for nodes in plans:  # a later plan, which often has more copies, must save memory
-        size = liveness.peak(nodes, with_copies(sizes, nodes), bound).size
+        size = liveness.peak_size(nodes, with_copies(sizes, nodes), bound)
         if size < _GAIN * least:
             best, least = nodes, size
+    made = [node.to_proto() for node in best]
     del graph.node[:]
-    graph.node.extend(best)
+    graph.node.extend(made)
     return model
 
 
-def _defer(nodes: Iterable[NodeProto], early: Collection[str]) -> list[NodeProto]:
+def _defer(nodes: Iterable[Step], early: Collection[str]) -> list[Step]:
     """The nodes, with those that depend on these tensors alone right before their first readers.
 
     onnxruntime puts those that read frozen tensors first: the matrices of all quantized weights would be in
     memory together.
     """
     early = set(early)
-    waiting: dict[str, NodeProto] = {}
-    out: list[NodeProto] = []
+    waiting: dict[str, Step] = {}
+    out: list[Step] = []
 
-    def add(node: NodeProto) -> None:
+    def add(node: Step) -> None:
         pending = [node]
         while pending:
             needed = [waiting[n] for n in sorted(liveness.reads(pending[-1])) if n in waiting]
@@ -250,7 +253,7 @@ def _has_same_bits(node: NodeProto, turned: str, specs: Mapping[str, TensorSpec]
     )
 
 
-def _later(forward: Forward) -> list[NodeProto]:
+def _later(forward: Forward) -> list[Step]:
     """The other nodes, with those that do not depend on the gradient right before their first readers.
 
     onnxruntime may put them first, for example the transposed inputs of all products, for which all
@@ -269,14 +272,14 @@ def _later(forward: Forward) -> list[NodeProto]:
     return _defer(forward.others, given)
 
 
-def with_copies(sizes: Mapping[str, int], nodes: Sequence[NodeProto]) -> dict[str, int]:
+def with_copies(sizes: Mapping[str, int], nodes: Sequence[Node]) -> dict[str, int]:
     """The sizes of tensors and of their copies."""
     names = (o for node in nodes for o in node.output if o.endswith(AGAIN))
     return dict(sizes) | {n: sizes.get(n.removesuffix(AGAIN), 0) for n in names}
 
 
 def _split_forward(
-    nodes: Sequence[NodeProto],
+    nodes: Sequence[Step],
     losses: Collection[str],
     sizes: Mapping[str, int],
     bound: Collection[str],
@@ -303,13 +306,13 @@ def _split_forward(
     return Forward(own, others, place, sizes, liveness.storage(own, bound), fixed & place.keys())
 
 
-def _must_run_once(node: NodeProto) -> bool:
+def _must_run_once(node: Step) -> bool:
     """Whether a node must not be computed a second time."""
     known = node.domain in ("", "ai.onnx") or node.domain.startswith("com.microsoft")
-    return node.op_type in RANDOM or not known or bool(subgraphs_of(node))
+    return node.op_type in RANDOM or not known or bool(subgraphs_of(node.proto))
 
 
-def _list_plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
+def _list_plans(forward: Forward, recompute: Recompute) -> list[list[Step]]:
     """The candidate orders of nodes."""
     if isinstance(recompute, tuple):
         missing = [name for name in recompute if name not in forward.place]
@@ -351,7 +354,7 @@ def _choose_cuts(forward: Forward, count: int) -> list[int]:
     return cuts
 
 
-def _insert_copies(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
+def _insert_copies(forward: Forward, kept: Collection[str]) -> list[Step]:
     """The nodes of forward pass and others, with copies right before their first readers."""
     out = list(forward.nodes)
     copied: set[int] = set()
@@ -359,13 +362,14 @@ def _insert_copies(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
     def again(name: str) -> bool:
         return name in forward.place and name not in kept
 
-    def copy(node: NodeProto) -> NodeProto:
-        twin = NodeProto()
-        twin.CopyFrom(node)
-        for k, name in enumerate(twin.input):
-            if again(name):
-                twin.input[k] = name + AGAIN
-        return twin
+    def rename(names: Iterable[str]) -> list[str]:
+        return [name + AGAIN if again(name) else name for name in names]
+
+    def reading(node: Step) -> Step:
+        """The node, which reads copies."""
+        if not any(map(again, node.read)):
+            return node
+        return attrs.evolve(node, input=rename(node.input), read=set(rename(node.read)))
 
     for node in forward.others:
         pending = [forward.place[n] for n in node.input if again(n)]
@@ -378,12 +382,10 @@ def _insert_copies(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
                 pending.pop()
                 if k not in copied:
                     copied.add(k)
-                    twin = copy(source)
-                    twin.name += AGAIN
-                    for at, name in enumerate(twin.output):
-                        twin.output[at] = name + AGAIN if name else ""
+                    names = [name and name + AGAIN for name in source.output]
+                    twin = attrs.evolve(reading(source), name=source.name + AGAIN, output=names)
                     out.append(twin)
                 continue
             pending += missing
-        out.append(copy(node))
+        out.append(reading(node))
     return out
