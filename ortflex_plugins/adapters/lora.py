@@ -78,7 +78,7 @@ class Lora(Adapter):
     )
     modules: tuple[str, ...] = setting(
         converter=tuple,
-        help="PEFT's names of the modules in `source`, which are also used in exports",
+        help="PEFT's names for the modules in `source`, which are also used in exports",
     )
 
     @modules.default

@@ -46,7 +46,7 @@ _COLORS = {
     "--all",
     "everything",
     is_flag=True,
-    help="Also list every node, every trained tensor and every target of adapters.",
+    help="Also list every node, every trained tensor and every adapter target.",
 )
 @click.option("--memory", is_flag=True, help="Also estimate the memory of a training step.")
 @click.option(
@@ -68,7 +68,7 @@ _COLORS = {
     "sizes",
     multiple=True,
     metavar="NAME=SIZE",
-    help="With --memory: the size of an axis that the file leaves open; may be repeated.",
+    help="With --memory: the size of a dynamic axis of the model; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def check(

@@ -33,8 +33,8 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
     )
     yield "## Arguments of Trainer and keys of train.toml"
     yield paragraph(
-        "This table lists arguments of `Trainer` and keys of a recipe. If not only the name is different, "
-        "the last column explains how to use the argument or key."
+        "This table lists arguments of `Trainer` and keys of a recipe. If more than the name differs, the "
+        "last column explains how to use the argument or key."
     )
     rows: dict[tuple[str, str], list[str]] = {}
     for name, (meaning, hint) in names_elsewhere().items():
@@ -51,9 +51,10 @@ def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> It
     )
     yield "## Components"
     yield paragraph(
-        "This table lists the components that have other names in other libraries. The suggestions in "
-        "error messages ignore case, underscores and a kind at the end of the name, such as `Loss`. For "
-        "example, `CrossEntropyLoss`, `cross_entropy` and `crossentropy` lead to the same suggestion."
+        "This table lists the components that have other names in other libraries. To find a "
+        "suggestion for an error message, ortflex ignores case, underscores and a kind at the end of the "
+        "name, such as `Loss`. For example, `CrossEntropyLoss`, `cross_entropy` and `crossentropy` lead "
+        "to the same suggestion."
     )
     found = []
     for kind, listed in entries.items():

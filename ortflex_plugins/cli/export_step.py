@@ -71,8 +71,8 @@ def export_step(
     the model. Labels and sample weights have the same data types as in the data of the recipe.
 
     With --c, the command writes step.c, predict.c, step.h, state.h, main.c and a Makefile instead. This
-    C99 code trains and predicts without a runtime, on microcontrollers and from any language that can
-    call C.
+    C99 code trains and predicts without a runtime. It runs on microcontrollers, for example, and any
+    language that can call C can use it.
     """
     from ortflex_core import Parts, Plugins, Recipe, Trainer, open_step, printable
     from ortflex_plugins.c.export import export_c

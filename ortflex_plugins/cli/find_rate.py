@@ -32,7 +32,7 @@ _PICTURES = (".svg", ".png", ".pdf")
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A file for the results of all steps: a .csv table, or a .svg, .png or .pdf plot, which needs "
+    help="A file for the results of all steps: a .csv table, or an .svg, .png or .pdf plot, which needs "
     "matplotlib.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")

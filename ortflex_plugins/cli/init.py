@@ -47,8 +47,8 @@ _ENOUGH = 50
 )
 @click.option(
     "--classes",
-    help="The classes of your data: their number, or their names separated by commas. The model gets a "
-    "new last layer for them.",
+    help="The number of classes in your data, or their names, separated by commas. The model gets a new "
+    "last layer for them.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(

@@ -67,8 +67,9 @@ def operator_blocks(plugins: Plugins, figures: Mapping[str, Any] | None) -> Iter
     yield paragraph(
         "This page lists the ONNX operators that ortflex can differentiate, the operators that it "
         "rewrites before differentiation, and the operators that have no gradient. To see what this "
-        "means for a model, run `ortflex check model.onnx`. For other operators, you can [write a "
-        "gradient rule](../howto/write-a-gradient-rule.md), which usually takes about ten lines."
+        "means for a model, run `ortflex check model.onnx`. For an operator that this page does not "
+        "list, you can [write a gradient rule](../howto/write-a-gradient-rule.md), which usually takes "
+        "about ten lines."
     )
     yield paragraph(
         f"At opset {NEWEST}, the standard has {len(kinds)} operators. Of these, {len(with_rule)} have a "
@@ -81,12 +82,12 @@ def operator_blocks(plugins: Plugins, figures: Mapping[str, Any] | None) -> Iter
     yield "## Operators with a gradient rule"
     yield paragraph(
         f"The rules apply to opsets {OLDEST} to {NEWEST}. If an operator was added to the standard "
-        "later, the second column shows its first opset. All backends use the rules except "
-        "`training_agent` and `training_session`, which use onnxruntime's own gradients. The column "
-        "`training_*` shows which operators these two backends support. They support many of these "
-        "operators only in some forms. If the column of test cases is empty, the standard has no test "
-        "case of the operator whose gradient can be compared. In the notes, g or dY is the gradient "
-        "of the loss with respect to the output, and dx is the gradient with respect to the input x."
+        "later, the second column shows its first opset. All backends except `training_agent` and "
+        "`training_session` use these rules; those two use onnxruntime's own gradients. The column "
+        "`training_*` shows which operators they support, many of them only in some forms. The column "
+        "of test cases is empty if the standard has no test case in which the gradient of the operator "
+        "can be compared. In the notes, g or dY is the gradient of the loss with respect to the output, "
+        "and dx is the gradient with respect to the input x."
     )
     yield table(
         ["operator", "since opset", "family", "`training_*`", "test cases", "notes"],
@@ -161,7 +162,7 @@ def _decompositions(plugins: Plugins) -> list[tuple[str, str, str, str]]:
 _OUTCOMES = {
     "right": "The gradient is correct.",
     "wrong": "The gradient is wrong.",
-    "runtime differs": "The output of onnxruntime differs from the standard even without a gradient.",
+    "runtime differs": "In onnxruntime, the output of the operator itself differs from the standard.",
     "refused": "No gradient is computed, and the error message states the reason.",
     "crashed": "The computation crashes or does not terminate.",
 }

@@ -16,14 +16,17 @@ trusting_code = click.option(
     "--trust-code",
     is_flag=True,
     help=(
-        "Import the Python code that a run folder, a checkpoint or a state file names. A recipe outside "
-        "a run folder does not need this option."
+        "Import the Python code that a run folder, a checkpoint or a state file refers to. A recipe "
+        "outside a run folder does not need this option."
     ),
 )
 """The decorator of commands that read such files."""
 
 
-HEAD = "Replace the last layer with a new one: the number of classes, or their labels, separated by commas."
+HEAD = (
+    "The number of classes, or their labels, separated by commas. The last layer is replaced with a new "
+    "one for these classes."
+)
 """The help of the option --head."""
 
 

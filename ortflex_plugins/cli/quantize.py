@@ -49,7 +49,7 @@ _SATURATED = 0.02
     type=click.Choice(["uint8", "int8", "none"]),
     default="uint8",
     show_default=True,
-    help="The type of the activations; with none, they stay in float.",
+    help="The type of the activations. With `none`, the activations stay in float.",
 )
 @click.option(
     "--method",
@@ -86,8 +86,8 @@ _SATURATED = 0.02
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="If positive, compute the activation scales from the batches of this number of epochs and then "
-    "keep them fixed, instead of training them.",
+    help="The number of epochs whose batches determine the activation scales, which then stay fixed. "
+    "With 0, the scales are trained.",
 )
 @click.option(
     "--skip",
@@ -108,7 +108,8 @@ _SATURATED = 0.02
 @click.option(
     "--epochs",
     type=int,
-    help="The number of epochs. By default, 20 or, if these are fewer than 3,000 steps, up to 60.",
+    help="The number of epochs. By default, 20. If 20 epochs have fewer than 3,000 steps, the default is "
+    "higher, up to 60.",
 )
 @click.option(
     "--learning-rate",

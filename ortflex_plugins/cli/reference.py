@@ -179,7 +179,10 @@ def _introduction(plugins: Plugins, kind: str, short: bool = False) -> str:
     keys = [name for name, of in kinds_of_plugins().items() if of == kind]
     several = any(map(takes_several, keys))
     if kind == "gradients":
-        use = "Families that you list in the argument `gradients` take precedence over all others."
+        use = (
+            "Families that you list in `gradients`, in the Trainer or in a recipe, take precedence over "
+            "all others."
+        )
     elif kind == "decompositions":
         use = "Installed families are used automatically."
     elif kind == "data":

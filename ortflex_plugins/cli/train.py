@@ -36,7 +36,8 @@ _NO_CHECKPOINT = (
 @click.option(
     "--strict/--no-strict",
     default=True,
-    help="With --resume: whether to stop or only warn if the arguments or data differ from the checkpoint.",
+    help="With --resume: whether to stop or only warn if the arguments or data differ from those of the "
+    "checkpoint.",
 )
 @click.option(
     "--force",

@@ -45,7 +45,8 @@ def verify(
     tensors, graph and receipt with the digests in the receipt. With --model and --data, or with
     --recipe, it repeats the training and compares every tensor bit by bit.
 
-    A receipt never names files or code. A recipe that you pass with --recipe may name both.
+    A receipt refers only to installed components, never to files or other code. A recipe that you pass
+    with --recipe may refer to both, so use only recipes that you trust.
 
     The exit code is 0 if the model is intact or identical to the result of the repeated training, 1 if
     it is different or damaged, and 3 if it has no receipt or its training cannot be repeated here.

@@ -45,7 +45,8 @@ class Sparsity(Pruning):
     is then 1 − N/M.
 
     Ties are broken by position, and at least one element or channel of each tensor is kept. The share
-    grows from ``begin`` to ``end`` as proposed by Zhu and Gupta. A weight that is zero stays zero.
+    grows from ``begin`` to ``end`` as proposed by Zhu and Gupta. An element that is zero, whether
+    pruned or zero from the start, stays zero.
 
     Raises:
         ValueError: a share outside of [0, 1), another method, or ``end`` before ``begin``.

@@ -29,7 +29,7 @@ def _turned(op: Ops, x: Tensor, matrix: bool, batch: bool) -> Tensor:
 
 @DECOMPOSITIONS.operator("FusedMatMul", "TransposeMatMul")
 def fused_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
-    """``alpha·A·B``, where each operand may be transposed, and its first axis moved before the last."""
+    """``alpha·A·B``. Operands may be transposed and may have their first axis moved before the last one."""
     a, b = (
         _turned(
             op,

@@ -117,7 +117,7 @@ def embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
 @DECOMPOSITIONS.operator("QEmbedLayerNormalization")
 def quantized_embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
-    """EmbedLayerNormalization whose quantized tables, scale and bias train as float master weights."""
+    """EmbedLayerNormalization with quantized tables, scale and bias, trained as float master weights."""
     floats: list[Tensor | None] = []
     for k in range(2, 7):  # the scale of input k is input k + 6, its zero point is input k + 11
         places = (k, k + 6, k + 11)

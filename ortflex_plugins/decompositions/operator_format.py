@@ -132,7 +132,7 @@ def qlinear_leaky_relu(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearSoftmax")
 def qlinear_softmax(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Softmax of a quantized tensor along an axis, which must be the last one before opset 13."""
+    """Softmax of a quantized tensor along an axis. Before opset 13, only the last axis is supported."""
     x, axis, opset = real(op, node, (0, 1, 2)), node.setting("axis", -1), node.setting("opset", 13)
     if opset < 13 and (x.rank is None or axis % x.rank != x.rank - 1):
         raise NotDecomposed(f"with axis={axis} at opset {opset}, which is not the last axis")

@@ -39,14 +39,14 @@ def _check_opset(node: Call, codes: Tensor | None) -> None:
 
 @DECOMPOSITIONS.operator("DequantizeLinear")
 def dequantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The standard DequantizeLinear, also for the integer types that older opsets do not define."""
+    """The standard DequantizeLinear, extended to integer types that older opsets do not define."""
     _check_opset(node, node.required(0))
     return [real(op, node, (0, 1, 2), axis=node.setting("axis", 1))]
 
 
 @DECOMPOSITIONS.operator("QuantizeLinear")
 def quantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The standard QuantizeLinear, also for the integer types that older opsets do not define."""
+    """The standard QuantizeLinear, extended to integer types that older opsets do not define."""
     _check_opset(node, node.input(2))
     axis = node.setting("axis", 1)
     scale = node.required(1)

@@ -81,7 +81,7 @@ def _nll(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _cross_entropy(
     op: Ops, node: NodeView, g: Tensor | None, to_log: Tensor | None = None
 ) -> Sequence[Gradient]:
-    """The loss is the negative log-likelihood of a log-softmax over axis 1, which is the second output."""
+    """The loss is the negative log-likelihood of the second output, a log-softmax over axis 1."""
     log_probability = node.more_outputs(2)[1]
     picked = _Picked(op, node, log_probability)
     parts = [] if g is None else [picked.to_scores(g)]

@@ -81,7 +81,7 @@ class L2(Penalty):
 
 @attrs.frozen(kw_only=True)
 class ElasticPenalty(Penalty):
-    """Elastic net: the sum of the penalties L1 and L2, ``l1·Σ|w| + l2·Σw²``, without the factor ½.
+    """Elastic net: the sum of the L1 and L2 penalties, ``l1·Σ|w| + l2·Σw²``, without the factor ½.
 
     Raises:
         ValueError: a factor is negative.

@@ -17,13 +17,13 @@ def _integer_or_none(_: object, __: object, value: object) -> None:
 
 @attrs.frozen(kw_only=True)
 class GroupLasso(Penalty):
-    """Group lasso: the sum of the norms of groups g with n elements each, ``factor·Σ √n·‖w_g‖``.
+    """Group lasso: the weighted sum of norms ``factor·Σ √n·‖w_g‖`` over groups g, where n is the size of g.
 
-    This penalty drives whole groups to 0. The groups of a weight are its slices along ``axis``. With
-    axis 0, a group contains the weights of one input in a MatMul matrix [inputs, outputs], of one
-    output in a matrix [outputs, inputs], or of one output channel in a convolution kernel. In a vector,
-    each element is a group. With ``axis=None``, each weight is one group. The gradient of a group of
-    zeros is 0.
+    This penalty drives whole groups to 0. The groups of a weight tensor are its slices along
+    ``axis``. With axis 0, a group contains the weights of one input in a MatMul matrix [inputs,
+    outputs], of one output in a matrix [outputs, inputs], or of one output channel in a convolution
+    kernel. In a vector, each element is a group. With ``axis=None``, each weight tensor is one group.
+    The gradient of a group of zeros is 0.
 
     Raises:
         ValueError: ``factor`` is negative.
@@ -44,7 +44,7 @@ class GroupLasso(Penalty):
     axis: int | None = setting(
         default=0,
         validator=_integer_or_none,
-        help="the axis whose indices select the groups; with None, each weight is one group",
+        help="the axis whose indices select the groups; with None, each weight tensor is one group",
     )
     by_size: bool = setting(
         default=True,

@@ -24,10 +24,12 @@ def _check_flag(instance: object, attribute: attrs.Attribute[Any], value: Any) -
 class Fp16Mixed(Precision):
     """Computes matrix products and convolutions in float16, with float32 master weights and loss scaling.
 
-    A matrix product is computed as ``h = cast(x)·cast(W)``, where ``cast`` rounds to float16, and its
-    gradient as ``∂L/∂W = cast(∂(s·L)/∂W) / s``. Elementwise operators between products stay in float16.
-    Softmax, normalizations, reductions, losses and updates are computed in float32. In float16,
-    gradients below 3e-8 would be rounded to zero, so the losses are multiplied by the loss scale s.
+    A matrix product is computed as ``h = cast(x)·cast(W)``, where ``cast`` rounds to float16.
+    Elementwise operators between products stay in float16. Softmax, normalizations, reductions, losses
+    and updates are computed in float32.
+
+    In float16, gradients below 3e-8 would be rounded to zero. To avoid this, the losses are multiplied
+    by the loss scale s, and the gradients are divided by it: ``∂L/∂W = cast(∂(s·L)/∂W) / s``.
 
     If ``dynamic`` is True, the loss scale s starts at ``loss_scale``. It is doubled after
     ``growth_steps`` consecutive updates with finite gradients, and halved if a gradient is not finite.

@@ -72,7 +72,7 @@ def since(by: Unit, progress: Progress, start: int, end: int | None, total: int 
 
 @attrs.frozen(kw_only=True)
 class Warmup(Schedule):
-    """Linear warmup to the initial learning rate of another schedule, which follows it.
+    """Linear warmup to the initial learning rate of another schedule, which then takes over.
 
     ``rate(t) = (start + (1 − start)·t / length)·next(0)`` for ``t < length``, then
     ``next(t − length)``. Here, ``next`` is the learning rate of ``schedule``, the schedule that follows

@@ -12,7 +12,7 @@ from ortflex_core import Ops, Tensor, Transform, TransformContext
 
 @attrs.frozen(kw_only=True)
 class Centralize(Transform):
-    """Subtracts from each gradient its mean over the weights of each output: ``g ← g − mean(g)``.
+    """Centers each gradient by subtracting its mean, separately for each output: ``g ← g − mean(g)``.
 
     The mean is taken over all axes except the output axis, which depends on the operator: it is the
     last axis of the matrix [inputs, outputs] of a MatMul, and the first axis of the kernel [outputs,

@@ -104,7 +104,7 @@ class Adapter(Component, abc.ABC):
         help="globs that select matrix products by module path, node name or weight name; a leading ``!`` "
         "excludes products; by default, all products are selected",
     )
-    label: str = setting(default="", help="a name to distinguish several adapters in a model")
+    label: str = setting(default="", help="a name that distinguishes this adapter from others")
     frozen: bool = setting(default=False, help="whether the adapter is applied but not trained")
 
     @property

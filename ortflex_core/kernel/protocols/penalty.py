@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Penalty(Component, abc.ABC):
-    """A penalty regularizes the weights. It is added to the loss once per step, for any ``reduction``."""
+    """A penalty regularizes the weights. It is added to the reduced loss once per step."""
 
     unnamed: ClassVar[Mapping[str, float] | None] = None
     """The default parameters if a recipe table without ``name`` means this penalty; otherwise None."""

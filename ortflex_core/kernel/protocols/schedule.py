@@ -25,7 +25,7 @@ class ScheduleContext:
 
 @attrs.frozen(kw_only=True)
 class Schedule(Component, abc.ABC):
-    """A schedule sets the learning rate as a function of the training progress."""
+    """A schedule sets the learning rate as a function of training progress."""
 
     by: Unit = setting(
         default="step",
