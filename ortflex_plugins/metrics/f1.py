@@ -17,7 +17,7 @@ from ortflex_plugins.metrics._classes import classes
 class F1(Metric):
     """Harmonic mean of precision and recall: ``2·tp / (2·tp + fp + fn)``, or 0 if the denominator is 0.
 
-    ``tp``, ``fp`` and ``fn`` are the weighted numbers of true positives, false positives and false
+    ``tp``, ``fp`` and ``fn`` are the weighted counts of true positives, false positives and false
     negatives of a class. ``average="binary"`` is the score of the class ``positive``, ``"macro"`` is
     the mean over all classes in the labels or predictions, ``"weighted"`` is the mean weighted by the
     number of labels of each class, and ``"micro"`` is computed from the counts of all classes together.

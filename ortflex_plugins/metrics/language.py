@@ -75,9 +75,9 @@ class _OfTokens(Metric):
 class TokenAccuracy(_OfTokens):
     """Fraction of next tokens that have the largest score: ``Σ w·[y_(t+1) = argmax s_t] / Σ w``.
 
-    Scores have the shape [B, T, V], and labels have the shape [B, T]. Labels are shifted, and
-    positions are ignored, as in the loss ``causal_lm``. The result is in [0, 1], or NaN if all
-    positions are ignored.
+    Scores have the shape [B, T, V], and labels have the shape [B, T]. The metric
+    shifts the labels and ignores the same positions as the loss ``causal_lm``. The result is in [0, 1],
+    or NaN if all positions are ignored.
 
     Raises:
         DataError: scores and labels do not fit.
@@ -103,9 +103,9 @@ class TokenAccuracy(_OfTokens):
 class Perplexity(_OfTokens):
     """Exponential of the mean next-token cross-entropy: ``exp(−Σ w·log softmax(s_t)_(y_(t+1)) / Σ w)``.
 
-    Logits have the shape [B, T, V], and labels have the shape [B, T]. Labels are shifted, and
-    positions are ignored, as in the loss ``causal_lm``. The result is at least 1, or NaN if all
-    positions are ignored.
+    Logits have the shape [B, T, V], and labels have the shape [B, T]. The metric
+    shifts the labels and ignores the same positions as the loss ``causal_lm``. The result is at least
+    1, or NaN if all positions are ignored.
 
     Raises:
         DataError: scores and labels do not fit.
