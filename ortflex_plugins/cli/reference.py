@@ -86,8 +86,8 @@ _FAMILY_PAGES = {
 }
 
 _SCHEDULE_NOTATION = (
-    "In the formulas, base is the base learning rate, which is set with `learning_rate`, and t is the "
-    "time since the start of the run."
+    "In the formulas, rate(t) is the learning rate at time t since the start of the run, and base is the "
+    "base learning rate, which is set with `learning_rate`."
 )
 
 

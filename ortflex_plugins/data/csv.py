@@ -72,8 +72,8 @@ class Csv(TableSource):
     mapping, each key is the name of a label and each value is its column; ``{}`` means that there are
     no labels. Without a header, columns are named ``0``, ``1``, and so on. Empty lines are skipped.
 
-    If you do not set ``delimiter``, ``decimal``, ``header`` or ``encoding``, it is detected from the
-    beginning of the file. The delimiter is the tab, semicolon, vertical bar or comma that gives every
+    ``delimiter``, ``decimal``, ``header`` and ``encoding`` are detected from the beginning of the file
+    unless you set them. The delimiter is the tab, semicolon, vertical bar or comma that gives every
     line the same number of fields. The first line is a header if it contains a string above a column of
     numbers, contains no number, or consists of the column indices 0, 1, 2, and so on. A comma within a
     number is read as the decimal mark if the delimiter is not a comma and no field contains a decimal
@@ -132,7 +132,7 @@ class Csv(TableSource):
     encoding: str | None = setting(
         default=None,
         validator=_encoding,
-        help="the character encoding; by default, UTF-8, UTF-16 or cp1252",
+        help="the character encoding; by default, it is detected from the file",
     )
     header: bool | None = setting(
         default=None,

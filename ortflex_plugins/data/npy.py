@@ -27,7 +27,7 @@ from ortflex_plugins.data._npy_pieces import NpyPieces
 
 @attrs.frozen(kw_only=True)
 class NpyFolder(DataSource):
-    """A folder with one .npy file for each input, for the labels, and for the sample weights.
+    """A folder with one .npy file for each input, one for the labels, and one for the sample weights.
 
     Arrays have the shape [rows, …]. ``X.npy`` is the input of a model with one input; for other models,
     the files have the names of the inputs. The files are memory-mapped, and rows are read in random

@@ -20,7 +20,7 @@ _TIMES = 100
 
 @attrs.frozen(kw_only=True)
 class Npz(DataSource):
-    """An .npz file with one array for each input, for the labels, and for the sample weights.
+    """An .npz file with one array for each input, one for the labels, and one for the sample weights.
 
     Arrays have the shape [rows, …]. An array called ``X`` is the input of a model with one input; for
     other models, the arrays have the names of the inputs. Pickled objects are never loaded.

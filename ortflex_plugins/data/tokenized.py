@@ -66,7 +66,7 @@ class Tokenized(DataSource):
     >>> Tokenized(path="reviews.csv", tokenizer="tokenizer.json").length
     128
 
-    Source: the ``tokenizers`` package and its file format; the ids are those of its ``encode_batch``.
+    Source: the ``tokenizers`` package and its file format; the ids are the results of ``encode_batch``.
     """
 
     name: ClassVar[str] = "tokenized"

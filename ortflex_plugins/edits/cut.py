@@ -13,8 +13,8 @@ from ortflex_core import Edit, Editor, setting
 class Cut(Edit):
     """Ends the model at one or more tensors, which become its outputs.
 
-    Nodes, initializers and inputs that these tensors do not need are removed. The tensors keep their
-    names, shapes and element types.
+    Nodes, initializers and inputs on which these tensors do not depend are removed. The tensors keep
+    their names, shapes and element types.
 
     Raises:
         ModelError: when a model is edited: it computes no tensor of that name, or none of the tensors

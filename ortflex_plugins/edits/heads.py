@@ -40,8 +40,8 @@ def _labels(instance: Any, attribute: attrs.Attribute[Any], value: tuple[Any, ..
 
 
 _AT = (
-    "the name or glob of an output, a module, a node or a weight of the head; by default, the only "
-    "head of the model"
+    "the name of an output, a module, a node or a weight of the head, or a glob pattern for it; by "
+    "default, the only head of the model"
 )
 
 

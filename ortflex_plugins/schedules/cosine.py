@@ -52,8 +52,8 @@ class Cosine(Schedule):
 class CosineRestarts(Schedule):
     """Cosine annealing with warm restarts: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
 
-    The length ``T`` of the first cycle is ``period``, and the next cycles have the lengths
-    ``period·factor``, ``period·factor²``, and so on. ``s`` is the time since the last restart. All
+    ``T`` is the length of the current cycle: ``period`` for the first cycle, ``period·factor`` for the
+    second, ``period·factor²`` for the third, and so on. ``s`` is the time since the last restart. All
     times are in the unit ``by``.
 
     Raises:

@@ -117,7 +117,7 @@ class MultiStep(Schedule):
     milestones: tuple[int, ...] = setting(
         converter=tuple,
         validator=attrs.validators.deep_iterable(number(ge=0)),
-        help="the times at which the learning rate is multiplied",
+        help="the times at which the learning rate is multiplied by gamma",
     )
     gamma: float = setting(default=0.1, validator=number(gt=0), help="the factor at each milestone")
 
@@ -174,7 +174,7 @@ class InverseScaling(Schedule):
     >>> InverseScaling(power=0.5).rate(0.1, Progress(step=3))
     0.05
 
-    Source: sklearn.linear_model.SGDRegressor and sklearn.neural_network.MLPRegressor,
+    Source: sklearn.linear_model.SGDRegressor and sklearn.neural_network.MLPRegressor with
     ``learning_rate="invscaling"``.
     """
 

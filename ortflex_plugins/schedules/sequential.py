@@ -76,7 +76,7 @@ class Warmup(Schedule):
 
     ``rate(t) = (start + (1 − start)·t / length)·next(0)`` for ``t < length``, then
     ``next(t − length)``. Here, ``next`` is the learning rate of ``schedule``, the schedule that follows
-    the warmup. If it has no length of its own, it lasts for the rest of the run. Both schedules and
+    the warmup. A schedule without a length of its own lasts for the rest of the run. Both schedules and
     ``length`` must use the same unit of time.
 
     Raises:
