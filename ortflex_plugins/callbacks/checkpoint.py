@@ -24,7 +24,7 @@ def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.define(kw_only=True)
 class Checkpoint(Callback):
-    """Writes checkpoints, ``<folder>/step-<number>``, from which ``Trainer.resume`` continues training.
+    """Writes checkpoints to ``<folder>/step-<number>``, from which ``Trainer.resume`` continues training.
 
     ``epochs``, ``steps`` and ``minutes`` set how often a checkpoint is written. By default, one is
     written after every epoch. If the graph runs several steps at once, the checkpoint is written after
@@ -33,10 +33,9 @@ class Checkpoint(Callback):
     ``monitor`` sets the column of the History that decides which epoch is best.
 
     Every checkpoint contains the identifier of its run, which a resumed run keeps. Only checkpoints of
-    the same run are removed or replaced. If the folder contains ``step-<number>`` or ``best`` of
-    another run, or if another process is writing to it, the run does not start. If a run is resumed
-    from a checkpoint that is not its newest one, the newer ones are moved to
-    ``<folder>/superseded-<n>``.
+    the same run are removed or replaced. If the folder contains checkpoints from another run, or if
+    another process is writing to it, the run does not start. If a run is resumed from a checkpoint that
+    is not its newest one, the newer ones are moved to ``<folder>/superseded-<n>``.
 
     Raises:
         ValueError: a number is not positive.

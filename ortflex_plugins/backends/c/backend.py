@@ -17,10 +17,10 @@ class CBackend(Backend):
     """Trains with generated C code, which is compiled by the system's C compiler.
 
     The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
-    and optimizers are the same as on the other backends. One call runs many steps and also gathers the
-    rows of each step, so short steps take only microseconds. The compiled file is stored in the user's
-    cache folder. The step is compiled once for each batch size, including that of a shorter last batch.
-    Predictions and evaluations run on onnxruntime.
+    and optimizers are the same as with the backend ``fused``. One call runs many steps and also gathers
+    the rows of each step, so short steps take only microseconds. The compiled file is stored in the
+    user's cache folder. The step is compiled once for each batch size, including that of a shorter last
+    batch. Predictions and evaluations run on onnxruntime.
 
     Results are bit-identical for all compilers and compiler options, but they depend on whether the CPU
     supports fused multiply-add. The step uses one thread.

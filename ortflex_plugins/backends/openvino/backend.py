@@ -51,12 +51,12 @@ class OpenVinoBackend(Backend):
     """Trains with OpenVINO on the CPU and keeps the training state inside the compiled model.
 
     The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
-    and optimizers are the same as on the other backends. The training state consists of the weights,
-    the optimizer state and the running statistics. Predictions and evaluations run on onnxruntime. So
-    do random draws, such as Dropout masks, because OpenVINO has only 32-bit integers.
+    and optimizers are the same as with the backend ``fused``. The training state consists of the
+    weights, the optimizer state and the running statistics. Predictions and evaluations run on
+    onnxruntime. So do random draws, such as Dropout masks, because OpenVINO has only 32-bit integers.
 
     ``inference_precision="bf16"`` and ``"f16"`` need a CPU that supports arithmetic in these types. On
-    a CPU with AMX, the default of OpenVINO itself is bfloat16.
+    a CPU with AMX, OpenVINO's own default is bfloat16.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer,

@@ -36,7 +36,7 @@ class XlaBackend(Backend):
     """Trains with JAX: the step becomes a JAX function, and one ``lax.scan`` runs many steps.
 
     The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
-    and optimizers are the same as on the other backends. JAX compiles the step but does not
+    and optimizers are the same as with the backend ``fused``. JAX compiles the step but does not
     differentiate it. The training data stays in JAX's memory, where the rows of each step are gathered.
     Predictions and evaluations run on onnxruntime.
 
