@@ -233,8 +233,8 @@ class Lamb(_Means):
     """LAMB scales Adam's step to the norm of each weight tensor; its default learning rate is 0.001.
 
     ``d = m̂ / (√v̂ + eps) + weight_decay·w``, ``w ← w − rate·ratio·d`` with
-    ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 if a norm is 0. The norms are Euclidean norms
-    of the whole tensor, and m, v, m̂ and v̂ are defined as in Adam.
+    ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 if either norm is 0. The norms are Euclidean
+    norms of the whole tensor, and m, v, m̂ and v̂ are defined as in Adam.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``eps`` or ``ratio_max`` is not positive, or
@@ -244,7 +244,7 @@ class Lamb(_Means):
     10.0
 
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes"
-    (2020), algorithm 2; onnxruntime's LambOptimizer, which has corresponding attributes.
+    (2020), algorithm 2; onnxruntime's operator LambOptimizer.
     """
 
     name: ClassVar[str] = "lamb"

@@ -22,7 +22,7 @@ Updated: TypeAlias = "tuple[Tensor, Slots]"
 
 @attrs.frozen(kw_only=True)
 class Optimizer(Component, abc.ABC):
-    """An optimizer updates each weight w from its gradient g and the learning rate (``rate`` in formulas).
+    """An optimizer updates each weight w from its gradient g and the learning rate (``rate``).
 
     ``slots`` is the state of each weight: tensors of the weight's shape, unless :meth:`slot_shapes`
     defines others. ``shared`` is the state that all weights share (with groups of parameters, all weights
