@@ -51,9 +51,9 @@ def _lines(rows: Rows) -> Iterator[str]:
         "were then optimized with `onnxruntime.transformers.optimizer` (the transformers optimizer), "
         "optimized by onnxruntime itself at level 2 (ORT_ENABLE_EXTENDED) or level 3 "
         "(ORT_ENABLE_ALL), converted to float16, or quantized. There are two types of quantization: "
-        "dynamic quantization to int8, with or without the transformers optimizer before it, and "
-        "quantization of matrix products to 4 bits. Each of these variants of a network is called a "
-        "*form* on this page."
+        "dynamic quantization to int8, either of the exported file or of the output of the "
+        "transformers optimizer, and quantization of matrix products to 4 bits. Each of these "
+        "variants of a network is called a *form* on this page."
     )
     yield ""
     yield (
@@ -65,8 +65,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield (
         f"ortflex trains {counts['trained']} of the {len(made)} files ({100 * trained:.0f} %) correctly. "
-        f"For {_count(counts['refused'])}, it raises an error that states the reason. It computes wrong "
-        f"gradients for {_count(counts['wrong'])} and crashes for {_count(counts['crashed'])}."
+        f"For {_count(counts['refused'])}, it raises an error that states the reason. "
+        f"{_failures(counts['wrong'], counts['crashed'])}"
     )
     yield ""
     yield "## Gradient errors"
@@ -100,7 +100,7 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield (
         "The next table lists the operators in these files that are not part of the ONNX standard. Some of "
         "them, such as Conv at level 3, have the name of a standard operator but belong to a domain of "
-        "onnxruntime:"
+        "onnxruntime."
     )
     yield ""
     yield "| form | operators |"
@@ -132,6 +132,12 @@ def _cell(found: Outcome | None) -> str:
 
 def _count(files: int) -> str:
     return {0: "no file", 1: "1 file"}.get(files, f"{files} files")
+
+
+def _failures(wrong: int, crashed: int) -> str:
+    if not wrong and not crashed:
+        return "No file leads to wrong gradients or a crash."
+    return f"It computes wrong gradients for {_count(wrong)} and crashes for {_count(crashed)}."
 
 
 def _shown(status: str) -> str:
