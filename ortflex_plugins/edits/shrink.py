@@ -17,9 +17,9 @@ class Shrink(Edit):
     0, or because a BatchNormalization multiplies it by 0. It is also removed if every product that
     reads it multiplies it only by 0. A channel with another constant value, such as relu(b) if the
     weights that compute it are 0, is folded into the biases of the products that read it. Where this is
-    not possible, such channels are merged into one. Channels that are tied together by an addition, a
-    concatenation or the groups of a convolution can only be removed together. A model without
-    removable channels is not changed.
+    not possible, such channels are merged into one. Channels that are tied together by an addition, by
+    a concatenation along another axis or by the groups of a convolution can only be removed together. A
+    model without removable channels is not changed.
 
     The edit removes rows or columns from weights, but the shapes of the inputs and outputs stay the
     same. The values of the outputs also stay the same, up to rounding.
