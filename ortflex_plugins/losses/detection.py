@@ -483,9 +483,9 @@ class RetinaNet(AnchorLoss):
     constant output or another tensor of the model. For each anchor, the loss finds the box with the
     highest IoU. If this IoU is at least ``fg_iou_thresh``, the anchor is matched to this box. If it is
     below ``bg_iou_thresh``, the anchor is background. Between the two thresholds, the anchor is ignored.
-    There is one exception: the best anchors of each box are matched even if their IoU is below the
-    thresholds. As with other anchors, each is matched to the box with which it has the highest IoU,
-    which may be a different box. With n matched anchors in an image,
+    There is one exception: for each box, the anchors that have the highest IoU with it are matched even
+    if this IoU is below the thresholds. If such an anchor has a higher IoU with another box, it is
+    matched to that box. With n matched anchors in an image,
 
     ``l = (Σ_anchors focal(logits, one-hot class) + Σ_matched |boxes − encode(box)|) / max(n, 1)``
 
@@ -573,14 +573,15 @@ class TaskAligned(DetectionLoss):
     The assignment has no gradient. For a box of class c, each location whose center is in the box has
     the score ``t = σ(logit_c)^alpha · IoU^beta``. The ``topk`` locations with the largest t are assigned
     to the box. A location that is assigned to several boxes belongs to the one with the highest IoU. The
-    target of class c at an assigned location is ``q = t · max IoU / max t``, with maxima over the
-    locations of the box; all other targets are 0. Then
+    target of class c at an assigned location is ``q = t · max IoU / max t``, where the maxima are
+    taken over the locations that belong to the box. All other targets are 0. Then
 
     ``l = (cls·Σ BCE(logits, q) + Σ_assigned q·[box·(1 − CIoU) + dfl·DFL]) / max(Σ q, 1)``
 
-    where DFL is the cross-entropy between the distribution of each side and the two integers next to
-    the distance, averaged over the sides. The loss values have the shape [N]. ``normalize="batch"``
-    divides by the sum of the targets of the whole batch, as some implementations do.
+    where DFL is the cross-entropy of the predicted distribution of a side, averaged over the four sides.
+    The target distribution is zero except at the two integers next to the true distance, and its mean is
+    this distance. The loss values have the shape [N]. ``normalize="batch"`` divides by the sum of the
+    targets of the whole batch, as some implementations do.
 
     Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a class in 0 … C−1, or the class −1 for rows
     that pad an image with fewer than M boxes (``pad_boxes``).

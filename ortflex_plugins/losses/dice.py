@@ -29,8 +29,8 @@ class Dice(Loss):
     """Soft Dice loss: ``1 − (2·Σ p·y + smooth) / (Σ p + Σ y + smooth)``, with sums over the positions.
 
     Logits ``s`` have the shape [B, C, …]: one channel per region, followed by the positions. The loss
-    values then have the shape [B, C]. Logits [B, N] are the N positions of a single region, and the
-    loss values have the shape [B].
+    values then have the shape [B, C]. Logits [B, N] describe a single region with N positions, and
+    the loss values have the shape [B].
 
     With ``over="regions"``, each region is predicted separately by ``p = sigmoid(s)``, and the labels
     are in [0, 1] and have the shape of the logits. With ``over="classes"``, every position belongs to

@@ -179,10 +179,10 @@ class FeatureMatching(_Taught[Specs]):
     tensor t of the teacher. Both must have the same shape [B, …]. The loss values have the shape [B].
     No labels are needed.
 
-    With ``projection``, the two tensors may have different sizes m and n along ``axis``. p is then
-    multiplied along this axis by a trained matrix [m, n]. For images, this is a 1×1 convolution. The
-    initial values of the matrix are drawn uniformly between ±1/√m. Checkpoints contain the matrix, but
-    exports do not.
+    With ``projection``, the two tensors may have different sizes m and n along ``axis``. The student's
+    tensor is then multiplied along this axis by a trained matrix [m, n]. For images, this is a 1×1
+    convolution. The initial values of the matrix are drawn uniformly between −1/√m and 1/√m. Checkpoints
+    contain the matrix, but exports do not.
 
     Raises:
         DataError: the two tensors have other shapes, or a projection has nothing to multiply.

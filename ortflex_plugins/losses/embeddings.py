@@ -156,10 +156,10 @@ class MinedTriplet(Loss):
     between two embeddings. With ``mining="hard"``, each row uses its farthest positive and its nearest
     negative: ``l_i = max(0, max_{y_j = y_i} d_ij − min_{y_j ≠ y_i} d_ij + margin)``. With
     ``mining="semi_hard"``, each positive of row i forms a triplet with the nearest negative that is
-    farther away than this positive, or with the farthest negative if no negative is farther away. l_i
-    is then the mean of the losses of these triplets. A row without a positive or without a negative has
-    a loss of 0 but still counts in the mean. With ``normalize``, each embedding is first divided by its
-    norm.
+    farther away than this positive, or with the farthest negative if no negative is farther away. The
+    loss of row i is the mean of the losses of these triplets. A row without a positive or without a
+    negative has a loss of 0 but still counts in the mean. With ``normalize``, each embedding is first
+    divided by its norm.
 
     Raises:
         ValueError: ``mining`` is neither "hard" nor "semi_hard".

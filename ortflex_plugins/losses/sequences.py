@@ -76,12 +76,13 @@ class Ctc(Loss[Tensors, Specs]):
 
     Identical adjacent labels must be separated by a blank. A row has no alignment if it has fewer time
     steps than labels and required blanks together. Its loss is then infinite; with ``zero_infinity``, its
-    loss is 0, and it has no gradient.
+    loss is 0, and it has no gradient. If T is fixed and you set none of ``zero_infinity``,
+    ``input_lengths`` and ``target_lengths``, ortflex raises an error that names such a row.
 
     ``predicted={"scores": "logits", "input_lengths": "n", "target_lengths": "m"}`` sets the number of
     time steps and the number of labels that count in each row. ``n`` and ``m`` are integer columns [B]
     that are stored with the inputs, or tensors of the model. If you do not set them, all time steps and
-    all labels except the padding count. A row with m > S has an infinite loss, also with
+    all labels except the padding count. A row with m > S has an infinite loss, even with
     ``zero_infinity``.
 
     Raises:
@@ -242,7 +243,7 @@ def _range(op: Ops, size: Tensor) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class CausalLm(Loss):
-    """Cross-entropy of the next token: ``l_t = −log softmax(s_t)`` at the label of position t + 1.
+    """Cross-entropy of the next token: ``l_t = −log softmax(s_t)_y`` with the label y of position t + 1.
 
     The logits s have the shape [B, T, V], where V is the size of the vocabulary, and the labels are
     token ids [B, T]. The loss shifts the labels, as Hugging Face's models do, so you can pass the inputs

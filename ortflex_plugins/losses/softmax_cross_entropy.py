@@ -43,7 +43,7 @@ class SoftmaxCrossEntropy(Loss):
     Labels are class indices ``y`` [B, …] in 0 … C−1, with ``l = −log softmax(s)_y``, or class
     probabilities ``q`` [B, C, …] (one-hot or soft), with ``l = −Σ_c q_c · log softmax(s)_c``. The loss
     values have the shape [B, …]. Positions whose class index is ``ignore_index`` have a loss of 0 and
-    do not count in the mean; with None, every class index counts.
+    do not count in the mean; with ``ignore_index=None``, every class index counts.
 
     With ``label_smoothing`` ε and ``class_weight`` w, the probabilities are
     ``w_c·((1 − ε)·q_c + ε/C)``, where q is 1 at the class index and 0 elsewhere. In the mean, a label

@@ -26,7 +26,7 @@ else:
 
 @attrs.frozen(kw_only=True)
 class Loss(Component, abc.ABC, Generic[P, S]):
-    """A loss measures the error of the model's predictions for one sample.
+    """A loss measures the error of the model's predictions.
 
     ``per_sample`` returns values l of shape [B, …]: the loss itself reduces the class axes, but not
     the batch and position axes, and it takes no mean. With ``reduction="mean"``, the core computes
