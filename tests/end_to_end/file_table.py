@@ -47,11 +47,12 @@ def _lines(rows: Rows) -> Iterator[str]:
     )
     yield ""
     yield (
-        "The files are small networks with random weights, exported from torch. Most of the files "
+        f"The files are small networks with random weights from {len(FAMILIES)} families, such as BERT "
+        "and ResNet, exported from torch. Most of the files "
         "were then optimized with `onnxruntime.transformers.optimizer` (the transformers optimizer), "
         "optimized by onnxruntime itself at level 2 (ORT_ENABLE_EXTENDED) or level 3 "
         "(ORT_ENABLE_ALL), converted to float16, or quantized. There are two types of quantization: "
-        "dynamic quantization to int8, either of the exported file or of the output of the "
+        "dynamic quantization to 8-bit integers, either of the exported file or of the output of the "
         "transformers optimizer, and quantization of matrix products to 4 bits. Each of these "
         "variants of a network is called a *form* on this page."
     )
@@ -99,8 +100,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield (
         "The next table lists the operators in these files that are not part of the ONNX standard. Some of "
-        "them, such as Conv at level 3, have the name of a standard operator but belong to a domain of "
-        "onnxruntime."
+        "them, such as Conv at level 3, have the same name as a standard operator but belong to one of "
+        "onnxruntime's own domains."
     )
     yield ""
     yield "| form | operators |"
