@@ -116,8 +116,8 @@ class Trainer(SharesModels):
             ``{parameter glob: constraint}``.
         averaging: an average of the weights over the steps of training, used for prediction,
             evaluation and export.
-        precision: the data types of the forward and backward pass; weights, losses and updates keep
-            the types of the file, but use float32 in place of float16 and bfloat16.
+        precision: the data types of the forward and backward passes; weights, losses and updates
+            keep the types of the file, but use float32 in place of float16 and bfloat16.
         recompute: saves memory by recomputing activations in the backward pass instead of storing
             them (gradient checkpointing): ``True``, the number of segments, or the names of the
             tensors to keep.
@@ -174,8 +174,8 @@ class Trainer(SharesModels):
         prefer: the distributions to prefer, in this order, if several have a plugin with the same
             name; ``my-package/adam`` selects a single plugin.
         free_batch: trains a model with a fixed batch dimension on batches of any size, provided
-            that its graph treats all rows independently; by default, the export keeps the fixed
-            size.
+            that its graph treats all rows independently; the exported file keeps the fixed size
+            unless you pass ``free_batch=True`` to ``Trainer.export``.
         receipt: adds a receipt to the metadata of an exported file, so that ``ortflex verify`` can
             check the file or repeat the run. The receipt contains the recipe, the package versions,
             and the digests of the model, the data and the result.

@@ -31,6 +31,7 @@ def command_blocks() -> Iterator[str]:
         )
         # The first paragraph of `ortflex --help` introduces the package, which readers of the page know.
         yield from list(_paragraphs(main))[1:]
+        yield "This table lists the commands:"
         rows = [[f"[`{name}`](#ortflex-{name})", _code(what)] for name, what in COMMANDS.items()]
         yield table(["command", "what it does"], rows)
         for name in COMMANDS:

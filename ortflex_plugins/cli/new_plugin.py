@@ -38,7 +38,7 @@ def new_plugin(kind: str, name: str, output: Path) -> None:
     KIND is `loss`, `penalty`, `schedule`, `optimizer`, `edit`, `quantizer`, `adapter`, `transform`,
     `constraint`, `average`, `precision`, `metric`, `data`, `callback`, `device`, `backend`,
     `process_group`, `gradient`, `decomposition`, or a kind that another package adds. The generated
-    plugin works as it is; replace its formula with your own.
+    plugin works as is; replace its formula with your own.
     """
     from ortflex_core import make_folder, write_bytes
 

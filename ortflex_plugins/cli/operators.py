@@ -99,7 +99,8 @@ def operator_blocks(plugins: Plugins, figures: Mapping[str, Any] | None) -> Iter
         "operators that only onnxruntime has, or that compute with integers. During training, these "
         "operators are replaced with standard operators on floating-point numbers, so every backend can "
         "train them. The exported file contains the original operators. If an operator is used in a form "
-        "that ortflex cannot replace, the error message names the form."
+        "that ortflex cannot replace, the error message names the form. This table lists the operators and "
+        "what they compute:"
     )
     yield table(["operator", "domain", "family", "what it computes"], _decompositions(plugins))
     yield "## Operators that are not differentiable"
@@ -188,7 +189,10 @@ def _totals(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{total['random']} are random, and {total['left out']} are not smooth at any of their inputs or "
         "cannot be run by the reference implementation."
     )
-    yield "The tables on this page count the test cases of each operator by outcome:"
+    yield paragraph(
+        "The tables on this page count the test cases of each operator by outcome. This table explains the "
+        "outcomes and counts the test cases of all operators together:"
+    )
     rows = [[outcome, meaning, f"{total[outcome]:,}"] for outcome, meaning in _OUTCOMES.items()]
     yield table(["outcome", "meaning", "test cases"], rows)
 

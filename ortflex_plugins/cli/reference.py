@@ -128,8 +128,8 @@ def _configuration() -> Iterator[str]:
     yield paragraph(
         "This page lists the keys of `train.toml`, the recipe that `ortflex init` writes and "
         "`ortflex train` reads. Most of them are also arguments of `ortflex_core.Trainer`, with "
-        "the same names. To override a key on the command line, write `key=value`: `epochs=5`, "
-        "`optimizer.beta1=0.8`, `loss=huber`, `'params=[\"coef*\"]'`."
+        "the same names. To override a key on the command line, write `key=value`, for example "
+        "`epochs=5`, `optimizer.beta1=0.8`, `loss=huber` or `'params=[\"coef*\"]'`."
     )
     yield paragraph(
         "Relative paths in the file are relative to its folder, and those on the command line are "
@@ -151,9 +151,10 @@ def _configuration() -> Iterator[str]:
         rows = []
         for field in (fields[key] for key in keys):
             kind = field.metadata["kind"] or expected(annotations[field.name])
-            kind = kind.replace(_COMPONENT, "a component")
+            kind = kind.replace(_COMPONENT, "a component").replace("or False", "or false")
             default = "required" if field.default is attrs.NOTHING else _default(field.default)
             what = field.metadata["help"].replace("``", "`")
+            what = what.replace("`True`", "`true`").replace("`False`", "`false`")  # as in TOML
             rows.append([f"`{field.name}`", kind, default, what])
         if rows:
             yield f"## {title}"
@@ -219,7 +220,7 @@ def _components(
             what = next(_docstring(loaded)) if kind not in TABLES else _families(loaded.table)
             # The site's links to sections are in lower case.
             rows.append([f"[`{entry.name}`]({kind}.md#{entry.name.lower()})", what])
-        yield table(["name", "operators" if kind in TABLES else "what it is"], rows)
+        yield table(["name", "operators" if kind in TABLES else "description"], rows)
 
 
 def _packages(packages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -261,6 +262,7 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
         noun = "data sources" if kind == "data" else kind.replace("_", " ")
         purpose = f"This page describes the available {noun} and their parameters."
         yield paragraph(f"{purpose} {_introduction(plugins, kind)}")
+        yield paragraph(_sections([plugins[kind].load(entry.name) for entry in entries]))
         if kind == "losses":
             yield paragraph(_NOTATION)
         if kind == "schedules":
@@ -272,6 +274,17 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
     for entry in entries:
         yield f"## {entry.name}"
         yield from _component(plugins, kind, entry)
+
+
+def _sections(loaded: Sequence[type]) -> str:
+    """What the sections of a kind contain."""
+    content = (
+        "Each section names the class, describes it, shows an example in Python, and lists the parameters, "
+        "if any, in a table."
+    )
+    if any("Source:" in (cls.__doc__ or "") for cls in loaded):
+        content += ' The line "Source" names the publication or the API that the class is based on.'
+    return content
 
 
 def _families(operators: Mapping[Any, Any]) -> str:

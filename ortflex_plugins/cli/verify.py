@@ -49,7 +49,8 @@ def verify(
     with --recipe may refer to both, so use only recipes that you trust.
 
     The exit code is 0 if the model is intact or identical to the result of the repeated training, 1 if
-    it is different or damaged, and 3 if it has no receipt or its training cannot be repeated here.
+    it is different or damaged, and 3 if it has no receipt or its training cannot be repeated in this
+    environment.
     """
     from ortflex_core import ConfigError, printable, verify
 

@@ -11,7 +11,7 @@ from ortflex_core import Constraint, GraphError, Ops, Tensor, hyper, number, set
 
 @attrs.frozen(kw_only=True)
 class MaxNorm(Constraint):
-    """Bounds the norm of every slice: ``w ← w · min(1, bound / (‖w‖ + 1e-7))``.
+    """Bounds the norm of every slice of a weight: ``w ← w · min(1, bound / (‖w‖ + 1e-7))``.
 
     Each index along ``axis`` selects one slice, whose norm is computed over all other axes. With axis
     −1, a slice contains the weights of one unit in a matrix [inputs, units]. With axis 0, a slice

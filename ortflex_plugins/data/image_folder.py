@@ -70,7 +70,7 @@ class ImageFolder(DataSource):
     to 255 becomes (v / 255 − mean) / std. Labels are int64 class indices of shape [rows]. The classes
     are sorted by name, unless ``classes`` sets another order. Subfolders of a class folder are also
     read. For predictions, or for training with a teacher, the path can be a folder of images without
-    class folders, or a single image. In these cases, there are no labels. If the data does not fit into
+    class folders, or a single image. In these cases, there are no labels. If the data do not fit into
     the buffer, images are read one at a time during training. The whole data set is still shuffled,
     because each image is a separate file.
 

@@ -76,7 +76,7 @@ class Tokenized(DataSource):
         help="the tokenizer.json file; a relative path is relative to the folder of ``path``"
     )
     text: str = setting(default="text", help="the column of strings")
-    pair: str | None = setting(default=None, help="the column of second strings")
+    pair: str | None = setting(default=None, help="the column of the second strings")
     target: str | Mapping[str, str] | None = setting(
         default="label", help="the label column, or {label = column}; None means no labels"
     )

@@ -19,10 +19,10 @@ class Consistency(Loss[Tensors, Specs]):
     """Squared difference between two predictions: ``l = 1/C · Σ_c (softmax(a)_c − softmax(b)_c)²``.
 
     ``a`` and ``b`` are the logits [B, C, …] of one model for two random augmentations of the same rows.
-    The callback hook ``batch_drawn`` is called twice with different random numbers, and the Dropout
-    masks differ, too. No labels are needed. The softmax is taken along ``axis`` (1, or -1 for logits
-    [B, …, C]), and the loss values have the shape [B, …]. During evaluation, nothing is augmented, so
-    the loss is 0.
+    The rows are augmented by callbacks with the hook ``batch_drawn``, which is called twice for each
+    batch, with different random numbers. The Dropout masks of the two predictions also differ. No labels
+    are needed. The softmax is taken along ``axis`` (1, or -1 for logits [B, …, C]), and the loss values
+    have the shape [B, …]. During evaluation, nothing is augmented, so the loss is 0.
 
     For semi-supervised training, combine this loss with ``softmax_cross_entropy``, and give unlabeled
     rows a sample weight of 0 in that loss. On its own, ``consistency`` has a trivial minimum: equal

@@ -562,7 +562,7 @@ class RetinaNet(AnchorLoss):
 
 @attrs.frozen(kw_only=True)
 class TaskAligned(DetectionLoss):
-    """Anchor-free detection with task-aligned assignment, CIoU loss and distribution focal loss.
+    """Anchor-free detection loss with task-aligned assignment, CIoU and distribution focal loss.
 
     For each of the ``strides``, the head predicts one box in each cell of a grid with this stride. The
     cells of all grids, row by row and in the order of ``strides``, are the L locations. For N images,
@@ -581,7 +581,7 @@ class TaskAligned(DetectionLoss):
     where DFL is the cross-entropy of the predicted distribution of a side, averaged over the four sides.
     The target distribution is zero except at the two integers next to the true distance, and its mean is
     this distance. The loss values have the shape [N]. ``normalize="batch"`` divides by the sum of the
-    targets of the whole batch, as some implementations do.
+    targets of the whole batch.
 
     Labels have the shape [N, M, 5]: x1, y1, x2, y2 and a class in 0 … C−1, or the class −1 for rows
     that pad an image with fewer than M boxes (``pad_boxes``).

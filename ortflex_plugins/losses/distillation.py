@@ -175,7 +175,7 @@ class Distillation(_Taught[TensorSpec]):
 class FeatureMatching(_Taught[Specs]):
     """Squared distance to a tensor of a teacher: ``l = mean((p − t)²)`` over all axes except the first.
 
-    The option ``predicted`` selects the tensor p of the student, and ``teacher_tensor`` selects the
+    The key ``predicted`` selects the tensor p of the student, and ``teacher_tensor`` selects the
     tensor t of the teacher. Both must have the same shape [B, …]. The loss values have the shape [B].
     No labels are needed.
 

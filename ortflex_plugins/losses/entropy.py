@@ -14,7 +14,7 @@ from ortflex_plugins.losses._classes import class_labels
 class Entropy(Loss):
     """Entropy of the softmax of logits ``s`` of shape [B, C, …]: ``l = −Σ_c p_c · log p_c``.
 
-    ``p = softmax(s)`` along ``axis`` (1, or -1 for logits [B, …, C]). The loss values have the shape
+    The softmax p is taken along ``axis`` (1, or -1 for logits [B, …, C]). The loss values have the shape
     [B, …] and lie between 0 and log C. No labels are needed.
 
     The loss moves the decision boundaries away from unlabeled data. For semi-supervised training,

@@ -74,10 +74,11 @@ class Ctc(Loss[Tensors, Specs]):
     divided by the number of labels in the row, as in torch with ``reduction="mean"``, or by 1 if the row
     has no labels.
 
-    Identical adjacent labels must be separated by a blank. A row has no alignment if it has fewer time
-    steps than labels and required blanks together. Its loss is then infinite; with ``zero_infinity``, its
-    loss is 0, and it has no gradient. If T is fixed and you set none of ``zero_infinity``,
-    ``input_lengths`` and ``target_lengths``, ortflex raises an error that names such a row.
+    Identical adjacent labels must be separated by a blank. A row needs one time step for each label and
+    for each of these blanks; if it has fewer, it has no alignment. Its loss is then infinite; with
+    ``zero_infinity``, its loss is 0, and it has no gradient. If T is fixed and you set none of
+    ``zero_infinity``, ``input_lengths`` and ``target_lengths``, ortflex raises an error that names such
+    a row.
 
     ``predicted={"scores": "logits", "input_lengths": "n", "target_lengths": "m"}`` sets the number of
     time steps and the number of labels that count in each row. ``n`` and ``m`` are integer columns [B]

@@ -19,8 +19,8 @@ class AveragePrecision(Metric):
     """Mean average precision of predicted boxes (COCO's mAP) over classes and IoU thresholds.
 
     By default, the IoU thresholds are 0.5, 0.55, …, 0.95. Predictions have the shape [N, D, 6]: x1, y1,
-    x2, y2, score and class of each box after non-maximum suppression. The detection losses decode the
-    outputs of their models into this form. Labels have the shape [N, M, 5]: x1, y1, x2, y2 and class,
+    x2, y2, score and class of each box after non-maximum suppression. The detection losses convert the
+    outputs of the model to this form. Labels have the shape [N, M, 5]: x1, y1, x2, y2 and class,
     where rows with the class −1 are padding. For each class and IoU threshold, the predicted boxes of
     all images are matched by descending score. A predicted box is correct if its IoU
     with a labeled box reaches the threshold and no other predicted box has been matched to this labeled

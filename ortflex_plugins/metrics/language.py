@@ -40,7 +40,9 @@ class _OfTokens(Metric):
     """Shift and mask, as in the loss ``causal_lm``."""
 
     ignore_index: int = setting(default=-100, help="the label that marks ignored positions")
-    padding: int | None = setting(default=None, help="the padding token, which is also ignored")
+    padding: int | None = setting(
+        default=None, help="the id of the padding token, which is also ignored"
+    )
     shift: bool = setting(
         default=True, help="whether position t predicts the label of position t + 1"
     )

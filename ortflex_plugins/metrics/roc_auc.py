@@ -17,15 +17,15 @@ from ortflex_plugins.metrics._classes import has_columns, numbers, rows_of_colum
 class RocAuc(Metric):
     """Area under the ROC curve: ``P(s > r) + ½·P(s = r)``.
 
-    s is the score of a random row of the positive class, and r is the score of a random row of another
-    class.
+    Here, s is the score of a random row of the positive class, and r is the score of a random row of
+    another class.
 
     Predictions of shape [B] or [B, 1] are the scores of class 1, and predictions of shape [B, 2] are
     the scores of both classes. With more columns, each class is compared with all others, and
     ``average`` combines the results. Labels are class indices of shape [B, …], or arrays of 0s and 1s
     that have the same shape as the predictions, with any number of 1s per row. The result is in [0, 1],
     or NaN if a class contains none or all of the rows. Scores and labels are kept in memory until the
-    end. They need 9 bytes per row and column, and sample weights need another 8 bytes per row.
+    evaluation ends. They need 9 bytes per row and column, and sample weights need another 8 bytes per row.
 
     Raises:
         ValueError: ``average`` has another value.

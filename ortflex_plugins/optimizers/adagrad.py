@@ -32,7 +32,7 @@ class Adagrad(Optimizer):
     rate_decay: float = hyper(
         default=0.0, validator=number(ge=0), help="the decay of the learning rate per step"
     )
-    eps: float = hyper(default=1e-10, validator=number(gt=0), help="added to √s")
+    eps: float = hyper(default=1e-10, validator=number(gt=0), help="the number added to √s")
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
@@ -68,7 +68,7 @@ class RmsProp(Optimizer):
         validator=number(ge=0, lt=1),
         help="the decay rate of the moving average of g²",
     )
-    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v")
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="the number added to √v")
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
@@ -103,7 +103,9 @@ class Adadelta(Optimizer):
         default=0.9, validator=number(ge=0, lt=1), help="the decay rate of both moving averages"
     )
     eps: float = hyper(
-        default=1e-6, validator=number(gt=0), help="added to u and v under the square roots"
+        default=1e-6,
+        validator=number(gt=0),
+        help="the number added to u and v under the square roots",
     )
 
     def update(

@@ -27,7 +27,7 @@ class _Means(Optimizer):
         validator=number(ge=0, lt=1),
         help="the decay rate of the moving average of g²",
     )
-    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v̂")
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="the number added to √v̂")
 
     def mean(self, gradient: Tensor, slots: Slots) -> Tensor:
         """The new m."""
@@ -133,7 +133,7 @@ class Adamax(_Means):
         validator=number(ge=0, lt=1),
         help="the decay rate of the running maximum of |g|",
     )
-    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to |g|")
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="the number added to |g|")
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
@@ -166,7 +166,7 @@ class NAdam(_Means):
     default_rate: ClassVar[float] = 2e-3
     slots: ClassVar[tuple[str, ...]] = ("m", "v", "q")
 
-    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v̂")
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="the number added to √v̂")
     decay: float = hyper(
         default=0.004, validator=number(ge=0), help="how fast the momentum increases"
     )
@@ -210,7 +210,7 @@ class RAdam(_Means):
         validator=number(ge=0.7, lt=1),
         help="the decay rate of the moving average of g²",
     )
-    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v")
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="the number added to √v")
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
@@ -250,7 +250,7 @@ class Lamb(_Means):
     name: ClassVar[str] = "lamb"
     elementwise: ClassVar[bool] = False
 
-    eps: float = hyper(default=1e-6, validator=number(gt=0), help="added to √v̂")
+    eps: float = hyper(default=1e-6, validator=number(gt=0), help="the number added to √v̂")
     weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="the factor of w in d")
     ratio_min: float = hyper(default=0.0, validator=number(ge=0), help="the lower bound of ‖w‖/‖d‖")
     ratio_max: float = hyper(

@@ -225,7 +225,7 @@ class Arguments:
         of="averages",
     )
     precision: Any = argument(
-        "the data types of the forward and backward pass; weights, losses and updates keep the "
+        "the data types of the forward and backward passes; weights, losses and updates keep the "
         "types of the file, but use float32 in place of float16 and bfloat16",
         "float32",
         kind=COMPONENT,
@@ -382,7 +382,8 @@ class Arguments:
     )
     free_batch: bool = argument(
         "trains a model with a fixed batch dimension on batches of any size, provided that its "
-        "graph treats all rows independently; by default, the export keeps the fixed size",
+        "graph treats all rows independently; the exported file keeps the fixed size unless you pass "
+        "``free_batch=True`` to ``Trainer.export``",
         False,
         check=check_flag,
     )
