@@ -56,8 +56,8 @@ class Tokenized(DataSource):
     strings are truncated. ``pair`` is the column of the second string of each row. If ``target`` is a
     name, the labels have the shape [rows]; they are int64 if all of them are integers, float32 if all
     are numbers, and strings otherwise. If ``target`` is a mapping, each key is the name of a label and
-    each value is its column. If ``target`` is None, there are no labels. All rows are kept in memory,
-    where each token takes 8 bytes per input.
+    each value is its column; ``{}`` means that there are no labels. All rows are kept in memory, where
+    each token takes 8 bytes per input.
 
     Raises:
         DataError: tokenizers (or pyarrow) is not installed, the file or a column does not exist, or a row
@@ -78,7 +78,7 @@ class Tokenized(DataSource):
     text: str = setting(default="text", help="the column of strings")
     pair: str | None = setting(default=None, help="the column of the second strings")
     target: str | Mapping[str, str] | None = setting(
-        default="label", help="the label column, or {label = column}; None means no labels"
+        default="label", help="the label column, or {label = column}; {} means no labels"
     )
     length: int = setting(default=128, validator=_length, help="the number of tokens per row")
     inputs: Sequence[str] = setting(

@@ -18,9 +18,10 @@ class F1(Metric):
     """Harmonic mean of precision and recall: ``2·tp / (2·tp + fp + fn)``, or 0 if the denominator is 0.
 
     ``tp``, ``fp`` and ``fn`` are the weighted counts of true positives, false positives and false
-    negatives of a class. ``average="binary"`` is the score of the class ``positive``, ``"macro"`` is
-    the mean over all classes in the labels or predictions, ``"weighted"`` is the mean weighted by the
-    number of labels of each class, and ``"micro"`` is computed from the counts of all classes together.
+    negatives of a class. With ``average="binary"``, the result is the score of the class ``positive``.
+    With ``"macro"``, it is the mean over all classes in the labels or predictions; with ``"weighted"``,
+    this mean is weighted by the number of labels of each class. With ``"micro"``, it is the score that
+    follows from the counts of all classes together.
     Labels and predictions have the forms that ``accuracy`` accepts. The result is in [0, 1], or NaN if
     there are no rows.
 
