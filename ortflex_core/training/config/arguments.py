@@ -8,6 +8,7 @@ no code of the core refers to that name.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -437,24 +438,35 @@ def check_attribute(name: str, value: Any) -> None:
         ...
     ortflex_core.kernel.errors.ConfigError: a Trainer has no attribute 'lr'; did you mean 'learning_rate'?
     """
-    known = {f.name for f in attrs.fields(Arguments)}
     if name in SETTABLE:
         given = name == "learning_rate" and value is None
         problems = check_positive(name, value) if given else wrong({name: value}).get(name, [])
         if lines := [*problems]:
             raise ConfigError(lines)
-    elif name in known | _PARTS:
+    elif name in _PARTS or name in _known():
         if name in _PARTS and not isinstance(value, str | Mapping):
             return  # the Trainer's own objects
         raise ConfigError(
             f"{name}: an existing Trainer cannot change it; create a new one: Trainer(…, {name}=…). "
             f"Its attributes {', '.join(SETTABLE)} can be changed"
         )
-    else:
-        meant = translate_key(name)
-        near = [meant] if meant in known else difflib.get_close_matches(name, known, 1, _NEAR)
-        if near:
-            raise ConfigError(f"a Trainer has no attribute {name!r}; did you mean {near[0]!r}?")
+    elif near := _nearest(name):
+        raise ConfigError(f"a Trainer has no attribute {name!r}; did you mean {near!r}?")
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    """The names of all arguments."""
+    return frozenset(f.name for f in attrs.fields(Arguments))
+
+
+@functools.lru_cache(256)  # each fit sets the same attributes
+def _nearest(name: str) -> str | None:
+    """The argument that a name looks like."""
+    meant = translate_key(name)
+    if meant in _known():
+        return meant
+    return next(iter(difflib.get_close_matches(name, _known(), 1, _NEAR)), None)
 
 
 _NEAR = 0.8

@@ -70,15 +70,16 @@ class Seen:
         """
         begun = bool(self._recent)
         self._recent.append((number, group))
-        if begun and not self.numbered:  # the rows have one shape
+        if begun and not self.numbered:
             return
         for k, batch in self._own(number, group):
             shapes = _uncertain(self.problem, batch)
-            if not shapes or shapes in self.fitting:
-                continue
-            if (why := self._reason(batch)) is not None:
-                raise self._named(k, why) from why
-            self.fitting.add(shapes)
+            if shapes and shapes not in self.fitting:
+                if (why := self._reason(batch)) is not None:
+                    raise self._named(k, why) from why
+                self.fitting.add(shapes)
+            if not self.numbered:
+                return  # all rows have one shape
 
     def explained(self, error: GraphError) -> Exception:
         """The failure in terms of the model and the data; ``error`` if there is no explanation."""
@@ -90,8 +91,8 @@ class Seen:
                     return self._named(k, why)
         return error
 
-    def _own(self, number: int, group: Sequence[Batch]) -> Sequence[tuple[int, Batch]]:
-        return [(number + k, group[k]) for k in range(len(group))[self.own]]
+    def _own(self, number: int, group: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
+        return ((number + k, group[k]) for k in range(len(group))[self.own])
 
     def _reason(self, batch: Batch) -> DataError | None:
         """Why the model or a loss cannot read a batch; None if they can."""
