@@ -79,10 +79,11 @@ _NOTATION = (
 
 _FAMILY_PAGES = {
     "gradients": "This page lists the operators of each family of gradient rules. "
-    "[Operators](operators.md) lists all operators of the main ONNX domain, with notes and test results.",
+    "[Supported operators](operators.md) lists all operators of the main ONNX domain, with notes and "
+    "test results.",
     "decompositions": "This page lists the operators of each family of decompositions, and what they "
-    "compute. [Operators](operators.md#operators-that-are-decomposed) lists the operators of all families "
-    "in a single table.",
+    "compute. [Supported operators](operators.md#operators-that-are-decomposed) lists the operators of "
+    "all families in a single table.",
 }
 
 _SCHEDULE_NOTATION = (
