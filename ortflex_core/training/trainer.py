@@ -75,8 +75,8 @@ class Trainer(SharesModels):
     Args:
         model: a path, the file's bytes, or a ModelProto; training starts from its weights.
         loss: the loss to minimize: one loss, ``{tensor: loss}``, or a list of tables with the
-            optional keys ``predicted``, ``expected``, ``weight`` and ``factor``; by default, the
-            prediction is the only float output of the model.
+            optional keys ``predicted``, ``expected``, ``weight`` and ``factor``; if no tensor is
+            named, the loss uses the only float output of the model as the prediction.
         head: replaces the last layer with a new one for other classes. The value is the number of
             classes, their labels, or a table with ``outputs``, ``classes``, ``at`` (the layer to
             replace, if there are several) and ``on`` (the feature tensor to which a layer is
@@ -93,8 +93,8 @@ class Trainer(SharesModels):
             parameters; by default, all trainable parameters of the model.
         freeze: the parameters that are not trained: names, module paths and globs; ``backbone``
             means all parameters except those of the head.
-        adapters: one or more adapters, small trained tensors that are added to the weights; the
-            weights themselves are frozen, except those in ``params``.
+        adapters: one or more adapters, which add small trained tensors to matrix products; all
+            weights of the model are frozen, except those in ``params``.
         penalty: the regularization term: one penalty for all parameters, or ``{parameter glob:
             penalty}``.
         optimizer: the rule that updates the weights.
@@ -108,7 +108,7 @@ class Trainer(SharesModels):
         clip_value: the maximum absolute value of each gradient element.
         clip_norm: the maximum Euclidean norm of all gradients together, applied after
             ``clip_value``.
-        transforms: one or more transforms of the gradients, applied in this order after
+        transforms: one or more transforms of the gradients, applied in the order listed, after
             ``clip_value`` and ``clip_norm``.
         accumulate: the number of batches per optimizer step in each process; the gradient of a step
             equals that of one large batch with the same rows.
@@ -121,8 +121,8 @@ class Trainer(SharesModels):
         recompute: saves memory by recomputing activations in the backward pass instead of storing
             them (gradient checkpointing): ``True``, the number of segments, or the names of the
             tensors to keep.
-        device: the device on which the model is trained; ``name:1`` is the second device of that
-            kind.
+        device: the device on which the model is trained; append ``:1`` to the name of a device to
+            select the second one.
         backend: the backend that runs the training steps; ``auto`` chooses the first backend that
             supports the model and the settings, and ``fastest`` times all supported backends and
             uses the fastest one.
@@ -156,23 +156,25 @@ class Trainer(SharesModels):
             only once.
         cache: where to store the outputs of the prefix, which is the part of the model that
             precedes all trained tensors: in ``memory``, or in a temporary file on ``disk``. The
-            prefix then runs only once for each row. ``auto`` stores the outputs if the prefix
-            contains matrix products, convolutions or operators without a gradient, and uses a file
-            if they are large. ``False`` runs the whole model in each step.
+            prefix then runs only once for each row. ``auto`` stores the outputs unless the prefix
+            is cheap to compute (without matrix products, convolutions or recurrent layers, for
+            example), and uses a file if they are large. ``False`` runs the whole model in each
+            step.
         batch_norm: ``train`` normalizes with the batch statistics, and updates the running
             statistics if they are initializers; ``freeze`` normalizes with the running statistics;
             ``auto`` means ``freeze`` if scale and bias are both frozen, and ``train`` otherwise.
         update_bn: recomputes the running statistics of BatchNormalization from the training rows
             when ``fit`` ends, with the averaged weights if there are any; ``Trainer.update_bn``
             does this at any time.
-        dropout: ``file`` uses the dropout ratios in the file, ``off`` turns dropout off, and a
-            number sets the ratio of all Dropout nodes.
+        dropout: ``file`` applies dropout only in the Dropout nodes that are in training mode in the
+            file, with the ratios in the file; ``off`` turns dropout off; a number applies dropout
+            with this ratio in all Dropout nodes.
         threads: the number of threads within an operator; ``auto`` means one thread for a step with
             fewer than 50 million operations, and one thread per CPU otherwise.
         gradients: families of gradient rules that take precedence over those of ortflex and of
             other distributions.
-        prefer: the distributions to prefer, in this order, if several have a plugin with the same
-            name; ``my-package/adam`` selects a single plugin.
+        prefer: the distributions to prefer if several have a plugin with the same name, in order of
+            preference; ``my-package/adam`` selects a single plugin.
         free_batch: trains a model with a fixed batch dimension on batches of any size, provided
             that its graph treats all rows independently; the exported file keeps the fixed size
             unless you pass ``free_batch=True`` to ``Trainer.export``.

@@ -36,7 +36,7 @@ def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
 
 @attrs.frozen(kw_only=True)
 class Lora(Adapter):
-    """Adds the product of two thin matrices to a weight: ``y = x·M + (alpha/rank)·drop(x)·A·B``.
+    """Adds a low-rank term to a matrix product: ``y = x·M + (alpha/rank)·drop(x)·A·B``.
 
     A has the shape [inputs, rank], and its initial values are drawn uniformly from the interval
     [−1/√inputs, 1/√inputs], as in Kaiming initialization with a = √5. B has the shape [rank, outputs]

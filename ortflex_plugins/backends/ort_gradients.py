@@ -81,7 +81,7 @@ def precision_reasons(problem: Problem) -> list[str]:
     if not problem.is_lowered or problem.precision is None:
         return []
     return [
-        f"onnxruntime builds the backward pass in the types of the file, without precision = "
+        "onnxruntime builds the backward pass itself, without the casts of precision = "
         f"{problem.precision.name!r}"
     ]
 

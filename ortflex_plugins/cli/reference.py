@@ -141,8 +141,9 @@ def _configuration() -> Iterator[str]:
     yield paragraph(
         'In the tables below, *a component* is a name (`optimizer = "adam"`), a table with the '
         'key `name` and parameters (`optimizer = { name = "adam", beta1 = 0.8 }`), or the path '
-        "of a class (`module:Class`). [Components](components.md) lists all names and their "
-        "parameters."
+        "of a class (`module:Class`). To set parameters of such a class, write its path as the "
+        "value of the key `target` (or `name`) in a table. [Components](components.md) lists all "
+        "names and their parameters."
     )
     annotations = field_types(Recipe)
     fields = attrs.fields_dict(Recipe)
@@ -169,9 +170,10 @@ def _configuration() -> Iterator[str]:
     )
     yield "## Penalties by parameter"
     yield paragraph(
-        '`penalty = { by_parameter = { "coef*" = { l2 = 0.01 }, bias = "none" } }` sets a '
-        "different penalty for each parameter or glob. A table without `name` specifies the "
-        "elastic penalty."
+        '`penalty = { "coef*" = { l2 = 0.01 }, bias = "none" }` sets a different penalty for each '
+        "parameter or glob. A table without `name` specifies the elastic penalty. If a parameter "
+        "has the name of a penalty, such as `l2`, put the table under the key `by_parameter`, as "
+        "[this page](../howto/penalty-factors.md) shows."
     )
 
 

@@ -18,8 +18,8 @@ DECOMPOSITIONS.refuse(
     *_BLOCKED,
     domain="com.microsoft.nchwc",
     reason=(
-        "because onnxruntime wrote it at level 3 (ORT_ENABLE_ALL) in a memory layout for one machine: "
-        "train the file from before this optimization, or save it at level 2 (ORT_ENABLE_EXTENDED)"
+        "because onnxruntime saved it with ORT_ENABLE_ALL in a memory layout for one machine: "
+        "train the file from before this optimization, or save it with ORT_ENABLE_EXTENDED"
     ),
 )
 

@@ -168,8 +168,8 @@ def test_what_is_missing(folder: Path) -> None:
         "model: is missing; the .onnx file; training starts from its weights",
         "data: is missing; the training data",
         "loss: is missing; the loss to minimize: one loss, {tensor: loss}, or a list of tables with the "
-        "optional keys predicted, expected, weight and factor; by default, the prediction is the only "
-        "float output of the model",
+        "optional keys predicted, expected, weight and factor; if no tensor is named, the loss uses "
+        "the only float output of the model as the prediction",
     ]
     [text] = problems(folder, base=BASE.replace("model.onnx", "m.onnx"))
     assert text.startswith(f"model: the file {str(folder / 'm.onnx')!r} does not exist; ")

@@ -330,7 +330,7 @@ def test_what_cannot_be_computed_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize("backend", ["training_agent", "training_session"])
 def test_onnxruntimes_own_gradients_have_no_precision(backend: str) -> None:
     model, x, y = models.mlp(), *regression(rows=16, features=6)
-    with pytest.raises(Unsupported, match="in the types of the file, without precision"):
+    with pytest.raises(Unsupported, match="itself, without the casts of precision"):
         train(model, x, y, backend=usable(backend), precision=FP16)
 
 

@@ -62,11 +62,11 @@ def transformers_optimizer(name: str, path: Path, before: Path) -> None:
     made.save_model_to_file(str(path))
 
 
-def level2(name: str, path: Path, before: Path) -> None:
+def extended(name: str, path: Path, before: Path) -> None:
     _saved(path, before, "ORT_ENABLE_EXTENDED")
 
 
-def level3(name: str, path: Path, before: Path) -> None:
+def all_optimizations(name: str, path: Path, before: Path) -> None:
     _saved(path, before, "ORT_ENABLE_ALL")
 
 
@@ -75,7 +75,7 @@ def _saved(path: Path, before: Path, level: str) -> None:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # level 3 is for machines like this one, it warns
+    options.log_severity_level = 3  # files of ORT_ENABLE_ALL are for such machines only, it warns
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.optimized_model_filepath = str(path)
     onnxruntime.InferenceSession(str(before), options, providers=["CPUExecutionProvider"])
@@ -115,8 +115,8 @@ FORMS: Mapping[str, Callable[[str, Path, Path], None]] = {
     "TorchScript": script,
     "dynamo": dynamo,
     "transformers.optimizer": transformers_optimizer,
-    "level 2": level2,
-    "level 3": level3,
+    "ORT_ENABLE_EXTENDED": extended,
+    "ORT_ENABLE_ALL": all_optimizations,
     "float16": float16,
     "int8, dynamic": dynamic,
     "optimizer, int8": optimized_dynamic,

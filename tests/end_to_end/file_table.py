@@ -50,8 +50,8 @@ def _lines(rows: Rows) -> Iterator[str]:
         f"The files are small networks with random weights from {len(FAMILIES)} families, such as BERT "
         "and ResNet, exported from torch. Most of the files "
         "were then optimized with `onnxruntime.transformers.optimizer` (the transformers optimizer), "
-        "optimized by onnxruntime itself at level 2 (ORT_ENABLE_EXTENDED) or level 3 "
-        "(ORT_ENABLE_ALL), converted to float16, or quantized. There are two types of quantization: "
+        "optimized by onnxruntime itself with ORT_ENABLE_EXTENDED or ORT_ENABLE_ALL, "
+        "converted to float16, or quantized. There are two types of quantization: "
         "dynamic quantization to 8-bit integers, either of the exported file or of the output of the "
         "transformers optimizer, and quantization of matrix products to 4 bits. Each of these "
         "variants of a network is called a *form* on this page."
@@ -100,8 +100,8 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield (
         "The next table lists the operators in these files that are not part of the ONNX standard. Some of "
-        "them, such as Conv at level 3, have the same name as a standard operator but belong to one of "
-        "onnxruntime's own domains."
+        "them, such as Conv in the form ORT_ENABLE_ALL, have the same name as a standard operator but "
+        "belong to one of onnxruntime's own domains."
     )
     yield ""
     yield "| form | operators |"

@@ -34,7 +34,7 @@ def check(name: str, form: str, folder: Path, *operators: str) -> None:
     [
         ("Transformer", "transformers.optimizer", ["Attention", "SkipLayerNormalization"]),
         ("Transformer", "4 bits", ["MatMulNBits"]),
-        ("ResNet", "level 2", ["FusedConv"]),
+        ("ResNet", "ORT_ENABLE_EXTENDED", ["FusedConv"]),
         ("ResNet", "float16", []),
     ],
 )
@@ -47,7 +47,11 @@ def test_files_are_trained(name: str, form: str, operators: list[str], tmp_path:
     [
         ("BERT", "transformers.optimizer", ["EmbedLayerNormalization", "Attention"]),
         ("GPT-2", "dynamo", []),
-        ("Llama", "level 2", ["FusedMatMul", "QuickGelu", "SimplifiedLayerNormalization"]),
+        (
+            "Llama",
+            "ORT_ENABLE_EXTENDED",
+            ["FusedMatMul", "QuickGelu", "SimplifiedLayerNormalization"],
+        ),
         ("Qwen2", "4 bits", ["MatMulNBits"]),
         ("T5 encoder", "transformers.optimizer", ["RelativePositionBias", "Attention"]),
     ],
@@ -60,11 +64,11 @@ def test_files_of_transformers_are_trained(
 
 
 def test_a_file_for_one_machine_is_refused(tmp_path: Path) -> None:
-    found = outcome("ResNet", "level 3", tmp_path)
+    found = outcome("ResNet", "ORT_ENABLE_ALL", tmp_path)
     if not any(name.startswith("Reorder") for name in found.operators):
         pytest.skip("onnxruntime leaves the layout as it is on this machine")
     assert found.status == "refused"
-    assert "save it at level 2 (ORT_ENABLE_EXTENDED)" in found.why
+    assert "save it with ORT_ENABLE_EXTENDED" in found.why
 
 
 @pytest.mark.slow

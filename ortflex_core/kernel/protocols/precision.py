@@ -24,7 +24,7 @@ FOLLOWERS = frozenset(
         *("Tanh", "Tile", "Transpose", "Unsqueeze", "Where"),
     )
 )
-"""Operators that work element by element, or only move elements: they keep the type of their inputs."""
+"""Operators that work element by element, or only select or move elements, in the type of their inputs."""
 
 
 @attrs.frozen(kw_only=True)

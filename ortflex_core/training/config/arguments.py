@@ -99,8 +99,8 @@ class Arguments:
 
     loss: Any = argument(
         "the loss to minimize: one loss, ``{tensor: loss}``, or a list of tables with the "
-        "optional keys ``predicted``, ``expected``, ``weight`` and ``factor``; by default, the "
-        "prediction is the only float output of the model",
+        "optional keys ``predicted``, ``expected``, ``weight`` and ``factor``; if no tensor is named, "
+        "the loss uses the only float output of the model as the prediction",
         kind=COMPONENT + ", {tensor = loss}, or a list of tables",
         of="losses",
     )
@@ -149,8 +149,8 @@ class Arguments:
         check=check_names,
     )
     adapters: Any = argument(
-        "one or more adapters, small trained tensors that are added to the weights; the weights "
-        "themselves are frozen, except those in ``params``",
+        "one or more adapters, which add small trained tensors to matrix products; all weights of "
+        "the model are frozen, except those in ``params``",
         (),
         kind=_COMPONENTS,
         keep=several,
@@ -198,8 +198,8 @@ class Arguments:
         short_for="transforms",
     )
     transforms: Any = argument(
-        "one or more transforms of the gradients, applied in this order after ``clip_value`` and "
-        "``clip_norm``",
+        "one or more transforms of the gradients, applied in the order listed, after ``clip_value`` "
+        "and ``clip_norm``",
         (),
         kind=_COMPONENTS,
         keep=several,
@@ -241,7 +241,8 @@ class Arguments:
         check=check_recompute,
     )
     device: Any = argument(
-        "the device on which the model is trained; ``name:1`` is the second device of that kind",
+        "the device on which the model is trained; append ``:1`` to the name of a device to select "
+        "the second one",
         "cpu",
         kind=COMPONENT,
         of="devices",
@@ -336,9 +337,9 @@ class Arguments:
     cache: Literal["auto", "memory", "disk", False] = argument(
         "where to store the outputs of the prefix, which is the part of the model that precedes "
         "all trained tensors: in ``memory``, or in a temporary file on ``disk``. The prefix then "
-        "runs only once for each row. ``auto`` stores the outputs if the prefix contains matrix "
-        "products, convolutions or operators without a gradient, and uses a file if they are "
-        "large. ``False`` runs the whole model in each step",
+        "runs only once for each row. ``auto`` stores the outputs unless the prefix is cheap to "
+        "compute (without matrix products, convolutions or recurrent layers, for example), and "
+        "uses a file if they are large. ``False`` runs the whole model in each step",
         "auto",
         check=check_cache,
     )
@@ -357,8 +358,9 @@ class Arguments:
         check=check_flag,
     )
     dropout: Literal["file", "off"] | float = argument(
-        "``file`` uses the dropout ratios in the file, ``off`` turns dropout off, and a number "
-        "sets the ratio of all Dropout nodes",
+        "``file`` applies dropout only in the Dropout nodes that are in training mode in the file, "
+        "with the ratios in the file; ``off`` turns dropout off; a number applies dropout with "
+        "this ratio in all Dropout nodes",
         "file",
         check=check_dropout,
     )
@@ -375,8 +377,8 @@ class Arguments:
         check=check_names,
     )
     prefer: str | Iterable[str] = argument(
-        "the distributions to prefer, in this order, if several have a plugin with the same "
-        "name; ``my-package/adam`` selects a single plugin",
+        "the distributions to prefer if several have a plugin with the same name, in order of "
+        "preference; ``my-package/adam`` selects a single plugin",
         (),
         keep=texts,
         check=check_names,

@@ -65,8 +65,8 @@ class Recipe(Arguments):
     model: str = argument("the .onnx file; training starts from its weights", kind="a path")
     data: Any = argument("the training data", kind=_SOURCE)
     validation: Any = argument(
-        "the validation data, evaluated after each epoch; a fraction holds out this share of the "
-        "training rows",
+        "the validation data, on which the model is evaluated after each epoch; a fraction holds out "
+        "this share of the training rows",
         None,
         kind="a fraction, or " + _SOURCE,
     )
