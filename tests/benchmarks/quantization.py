@@ -121,7 +121,7 @@ def table(lines: list[Line]) -> str:
     names = [n for n in NETWORKS if lines_of(lines, n, "W4A8", 60)]
     out = _trained(lines, "W4A8")
     columns = ("network", "seeds", "recovered, 20 epochs", "accuracy, %", "size / float")
-    files = "the float, the calibrated and the trained file, in that order"
+    files = "the float, calibrated and trained files, in that order"
     out += [
         "",
         "The next table shows the recovered fraction after 20 epochs instead of 60, the accuracies, and "
