@@ -35,7 +35,7 @@ def evaluate(
 
     DATA is a file or folder in the format of the training data. Without DATA, the command uses the
     validation data of the recipe. If the key `validation` is a fraction, the validation data are the
-    rows that the run held out. A recipe without validation data is evaluated on its training data.
+    rows that the run held out. If the recipe has no validation data, its training data is used.
 
     The command computes the losses and the metrics of the recipe over all rows, in inference mode.
     """

@@ -25,10 +25,11 @@ class OrtLayer(torch.nn.Module):
     (dlpack). The parameters are in ``state_dict``, and any optimizer can train them. Their names are
     those of the initializers, except that characters that torch refuses are replaced (:attr:`names` has
     the original names). After ``train()``, BatchNormalization normalizes with the statistics of the batch
-    and updates its running statistics, which are buffers of the module, and Dropout uses the ratio in the
-    file, with masks from torch's generator. After ``eval()``, the running statistics are used and Dropout
-    is off. Gradients that are not needed are not computed: those of frozen parameters, of the data, and
-    under ``torch.no_grad``.
+    and updates its running statistics, which are buffers of the module. By default, dropout is applied
+    only by the Dropout nodes that are in training mode in the file, with masks from torch's generator.
+    After ``eval()``, the running statistics are used and Dropout is off. Gradients
+    that are not needed are not computed: those of frozen parameters, of the data, and under
+    ``torch.no_grad``.
 
     Tensors on a GPU (``layer.to("cuda")``) stay there if onnxruntime has its CUDAExecutionProvider. The
     tests use a simulated GPU, not a real one.
