@@ -3,7 +3,7 @@ Tabular data with categories: several inputs, an embedding
 ==========================================================
 
 A model may have several inputs of different types. This model has a table of numbers and a column of
-category numbers, whose embedding is trained with the other weights. The data are a mapping with the names
+category numbers, whose embedding is trained with the other weights. The data is a mapping with the names
 of the inputs.
 """
 

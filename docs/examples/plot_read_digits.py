@@ -92,7 +92,7 @@ logging.disable(logging.NOTSET)
 # %%
 # Training
 # --------
-# Every epoch draws other lines, so the data are a function that returns batches.
+# Every epoch draws other lines, so the data is a function that returns batches.
 
 EPOCHS, STEPS, BATCH = 14, 60, 32
 drawing = np.random.default_rng(2)

@@ -148,7 +148,7 @@ class Component:
     """The name of the component in the registry."""
 
     aliases: ClassVar[tuple[str, ...]] = ()
-    """Its names in other libraries, in lower case; they are not accepted, but messages suggest ``name``."""
+    """Its names in other libraries, in lowercase; they are not accepted, but messages suggest ``name``."""
 
     stability: ClassVar[Literal["stable", "experimental"]] = "stable"
     """``experimental``: parameters and results may change in any version, without a deprecation."""

@@ -22,7 +22,7 @@ class ModelError(OrtflexError, ValueError):
 
 
 class DataError(OrtflexError, ValueError):
-    """Data do not fit the model or the loss: their names, shapes, types, lengths or values."""
+    """Data does not fit the model or the loss: its names, shapes, types, lengths or values."""
 
 
 class ConfigError(OrtflexError, ValueError):

@@ -109,7 +109,7 @@ class Hooks:
     def validation_end(
         self, trainer: Trainer, progress: Progress, scores: Mapping[str, float]
     ) -> None:
-        """After the validation data were evaluated (``loss`` and the metrics)."""
+        """After the validation data was evaluated (``loss`` and the metrics)."""
 
     @_spec
     def epoch_end(self, trainer: Trainer, progress: Progress, record: Mapping[str, float]) -> Any:

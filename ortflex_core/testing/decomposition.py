@@ -29,7 +29,7 @@ _DIRECTIONS = 3
 
 @attrs.frozen(kw_only=True)
 class DecompositionCase:
-    """One call of an operator.
+    """One call to an operator.
 
     The oracle is ``reference``, which takes the inputs and returns an array, or a tuple of arrays for
     several outputs; without a reference, it is the kernel of the installed onnxruntime. If the operator

@@ -25,7 +25,7 @@ from ortflex_core.testing.running import close, require
 
 @attrs.frozen(kw_only=True)
 class GradientCase:
-    """One call of an operator: its inputs, and its result in numpy and float64.
+    """One call to an operator: its inputs, and its result in numpy and float64.
 
     The gradient is by the inputs of float64; the kit does not change other inputs. ``reference`` takes
     the inputs and returns an array, or a tuple of arrays for several outputs.
@@ -41,7 +41,7 @@ class GradientCase:
 
 
 class GradientKit(FamilyKit):
-    """Override ``component``, the ``Rules``, and ``cases``: at least one call of every operator."""
+    """Override ``component``, the ``Rules``, and ``cases``: at least one call to every operator."""
 
     kind: ClassVar[str] = "gradients"
     attribute: ClassVar[str] = "RULES"

@@ -21,7 +21,7 @@ def some_columns(
     """All training rows of arrays; for data in pieces, the rows of some steps.
 
     Raises:
-        DataError: an iterable of batches, or data that do not fit.
+        DataError: an iterable of batches, or data that does not fit.
     """
     if gives_batches(*given[:2]):
         raise DataError(

@@ -49,9 +49,9 @@ class Result:
 
     Attributes:
         backend: the name of the backend.
-        losses: loss plus penalty of every step.
+        losses: the loss plus the penalty of every step.
         us_per_step: the median time of a step in microseconds.
-        loss_error: the error of loss plus penalty.
+        loss_error: the error of the loss plus the penalty.
         gradient_errors: the error of the gradient of each parameter.
         weight_errors: the error of the change of each weight.
         kept_errors: the error of each slot, average and running statistic.
@@ -75,7 +75,7 @@ class Comparison:
 
     Attributes:
         reference: the name of the reference, with which the other results are compared.
-        reference_losses: loss plus penalty of every step of the reference.
+        reference_losses: the loss plus the penalty of every step of the reference.
         results: the results of each backend.
         skipped: the backends that cannot train this problem here, each with the reasons.
         differences: for each backend that disagrees with the reference, the first tensor that differs.
@@ -201,7 +201,7 @@ def compare(
 
     Raises:
         ConfigError: ``steps`` is not a positive integer, or a backend is unknown.
-        DataError: the data do not fit, or are an iterable of batches.
+        DataError: the data does not fit, or is an iterable of batches.
         Unsupported: no backend can train this problem here.
         TrainingDiverged: the first step is not finite.
 

@@ -34,7 +34,7 @@ class Step:
 
 @attrs.frozen
 class Found:
-    """The results of a step: loss plus penalty, its gradients, and the state after the step."""
+    """The results of a step: the loss plus the penalty, its gradients, and the state after the step."""
 
     cost: float
     gradients: Mapping[str, Array]

@@ -105,7 +105,7 @@ def estimate_memory(
 
     The step is planned as for training: the tensors that are alive at its peak are counted, next
     to weights and optimizer state, of which there may be two versions. The memory of Python and the
-    libraries (about 150 MiB), the data set, the working memory of kernels, and the copy of the state
+    libraries (about 150 MiB), the dataset, the working memory of kernels, and the copy of the state
     that ``fit`` keeps at the start of an epoch are not counted.
 
     Args:

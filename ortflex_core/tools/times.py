@@ -64,7 +64,7 @@ def time_backends(
 
     Raises:
         ConfigError: a backend is unknown.
-        DataError: the data do not fit, or are an iterable of batches.
+        DataError: the data does not fit, or is an iterable of batches.
 
     Example:
         >>> trainer = Trainer("model.onnx", loss="squared_error")  # doctest: +SKIP

@@ -422,7 +422,7 @@ class Trainer(SharesModels):
             steps_per_epoch: the number of steps in an epoch, for an endless iterable.
 
         Raises:
-            DataError: the data do not fit the model or the loss.
+            DataError: the data does not fit the model or the loss.
             Unsupported: no backend can train this problem; the message gives the reason of each.
             TrainingDiverged: the loss or a weight is no longer finite; the last good state is kept.
         """
@@ -453,7 +453,7 @@ class Trainer(SharesModels):
 
         Raises:
             ConfigError: the Trainer has no ``quantize``.
-            DataError: the data do not fit the model, or an activation is not finite.
+            DataError: the data does not fit the model, or an activation is not finite.
             OrtflexError: training has begun.
         """
         if self._internals.setup.quantizer is None:
@@ -559,7 +559,7 @@ class Trainer(SharesModels):
         """Train steps whose learning rate rises exponentially, for the choice of ``learning_rate``.
 
         Step k has the rate ``start · (end / start)^(k / (steps − 1))``, times the factor of a group; the
-        schedule is ignored. Afterwards, the weights, optimizer state, running statistics, random numbers
+        schedule is ignored. Afterward, the weights, optimizer state, running statistics, random numbers
         and History are exactly as before. ``batch_drawn`` is the only hook of the callbacks that is
         called. An iterator that can be read only once is consumed.
 
@@ -580,7 +580,7 @@ class Trainer(SharesModels):
 
         Raises:
             ConfigError: a setting is wrong.
-            DataError: the data do not fit the model or the loss.
+            DataError: the data does not fit the model or the loss.
             TrainingDiverged: the loss is not finite in the first two steps.
 
         Example:
@@ -686,7 +686,7 @@ class Trainer(SharesModels):
 
         Raises:
             ModelError: no BatchNormalization is in training mode.
-            DataError: the data do not fit the model, or a batch has a single row; nothing is changed.
+            DataError: the data does not fit the model, or a batch has a single row; nothing is changed.
             OrtflexError: called by a hook between runs of steps (``steps_end``, ``settled``).
 
         Source: ``torch.optim.swa_utils.update_bn``.
@@ -881,7 +881,7 @@ class Trainer(SharesModels):
             folder: what :meth:`save` or the checkpoint callback wrote.
             plugins: the plugins with the components.
             strict: refuse plugins of other versions, frozen weights that differ and, in the next
-                ``fit``, data that differ from those of the checkpoint; otherwise warn.
+                ``fit``, data that differs from that of the checkpoint; otherwise warn.
             trust_code: import and use the classes that the checkpoint names by their paths
                 (``my_losses.py:Quartic``); this executes their modules and files.
             changes: arguments that replace the recorded ones (``epochs=50``), arguments whose

@@ -155,7 +155,7 @@ def quantize(
 
     The command calibrates the model: it computes the ranges of weights and activations from rows of the
     data. With these ranges, weights and activations are rounded to integers. The rounded model is then
-    trained on the predictions of the float model and, if the data have labels, on the labels.
+    trained on the predictions of the float model and, if the data has labels, on the labels.
 
     The command prints a table that compares the loss, the metrics, the size and the time per prediction
     of the float model, the calibrated model and the trained model. It also writes a run folder with the

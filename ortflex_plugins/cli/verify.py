@@ -22,9 +22,7 @@ _CODES = {"identical": 0, "intact": 0, "different": 1, "not repeated": 3}
     "--model", type=click.Path(path_type=Path), help="The model before training, an .onnx file."
 )
 @click.option("--data", help="The training data: a file or folder that `ortflex train` can read.")
-@click.option(
-    "--validation", help="The validation data, if they are separate from the training data."
-)
+@click.option("--validation", help="The validation data, if it is separate from the training data.")
 @click.option(
     "--recipe",
     type=click.Path(dir_okay=False, path_type=Path),

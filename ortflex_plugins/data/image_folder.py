@@ -70,9 +70,9 @@ class ImageFolder(DataSource):
     to 255 becomes (v / 255 − mean) / std. Labels are int64 class indices of shape [rows]. The classes
     are sorted by name, unless ``classes`` sets another order. Subfolders of a class folder are also
     read. For predictions, or for training with a teacher, the path can be a folder of images without
-    class folders, or a single image. In these cases, there are no labels. If the data do not fit into
-    the buffer, images are read one at a time during training. The whole data set is still shuffled,
-    because each image is a separate file.
+    class folders, or a single image. In these cases, there are no labels. If the data does not fit into
+    the buffer, images are read one at a time during training. Every epoch reads the files in a new
+    random order, so the whole dataset is shuffled even if the buffer is small.
 
     Raises:
         DataError: pillow is not installed; the folder does not exist; it, or a class, has
@@ -125,8 +125,7 @@ class ImageFolder(DataSource):
     buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="the number of rows that are shuffled together; by default, as many as fit into 64 "
-        "MiB",
+        help="the number of images in the buffer; by default, as many as fit into 64 MiB",
     )
 
     @property

@@ -65,7 +65,7 @@ class NpyFolder(DataSource):
         default=None,
         validator=rows_or_none,
         help="the number of rows that are shuffled together if files are read in pieces; by "
-        "default, for shards, as many as fit into 64 MiB, whereas other files are memory-mapped",
+        "default, as many as fit into 64 MiB for shards; other files are memory-mapped by default",
     )
 
     def load(self) -> Columns | Pieces:

@@ -27,7 +27,7 @@ class Parquet(Table):
     If it is a mapping, each key is the name of a label and each value is its column.
 
     Row groups are read in random order, and their rows are shuffled in a buffer of ``buffer`` rows.
-    Data that fit into the buffer are read only once.
+    Data that fits into the buffer is read only once.
 
     Raises:
         DataError: the file or a column does not exist, the columns of files differ, a value is missing,

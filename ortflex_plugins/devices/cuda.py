@@ -24,8 +24,8 @@ def _natural(instance: object, attribute: attrs.Attribute[int], value: int) -> N
 class Cuda(Device):
     """Stores tensors on GPU number ``index``; ``device="cuda:1"`` is short for ``Cuda(index=1)``.
 
-    If the training data occupy at most ``data_bytes`` bytes, the backend ``fused`` copies them to the
-    GPU once and gathers the rows of each batch there. If the data are larger, the backend copies every
+    If the training data occupies at most ``data_bytes`` bytes, the backend ``fused`` copies it to the
+    GPU once and gathers the rows of each batch there. If the data is larger, the backend copies every
     batch separately.
 
     >>> Cuda(index=1).providers()[0]
@@ -40,7 +40,7 @@ class Cuda(Device):
     data_bytes: int = setting(
         default=2**30,
         validator=_natural,
-        help="the maximum size, in bytes, of training data that are copied to the GPU only once",
+        help="the maximum size, in bytes, of training data that is copied to the GPU only once",
     )
 
     @classmethod

@@ -113,7 +113,7 @@ class OrtEstimator(BaseEstimator):
             sample_weight: one weight per row, ≥ 0.
 
         Raises:
-            ValueError: data that do not fit, as every scikit-learn estimator raises it.
+            ValueError: data that does not fit, as every scikit-learn estimator raises it.
         """
         _parameters.check(self)
         again = self.warm_start and hasattr(self, "trained_")

@@ -100,7 +100,7 @@ def client_app(
 ) -> ClientApp:
     """A ClientApp that trains and evaluates an ONNX model.
 
-    A round of training is one call of :meth:`Trainer.fit <ortflex_core.Trainer.fit>`: ``epochs`` of
+    A round of training is one call to :meth:`Trainer.fit <ortflex_core.Trainer.fit>`: ``epochs`` of
     the Trainer counts the epochs of a round, and its schedule starts again in each round. Messages
     have the shared tensors, the loss and the number of rows, by which strategies weight a client.
 

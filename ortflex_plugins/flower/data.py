@@ -35,7 +35,7 @@ def partition_rows(data: Any, context: Context, *, seed: int = 0) -> Any:
         A tuple like the one given, or Columns.
 
     Raises:
-        DataError: the node has no partition, there are fewer rows than clients, or the data do not
+        DataError: the node has no partition, there are fewer rows than clients, or the data does not
             fit into memory.
 
     >>> from types import SimpleNamespace

@@ -168,7 +168,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             y_val: labels of the validation data, or None.
 
         Raises:
-            DataError: the data do not fit the model.
+            DataError: the data does not fit the model.
             ConvergenceError: the loss is not finite, and ``exc`` is True.
         """
         self._create()
@@ -291,7 +291,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
     # ------------------------------------------------------------------ results
 
     def _evaluation(self, loader: OrtDataLoader) -> float:
-        """The loss of the validation data, divided by their rows."""
+        """The loss of the validation data, divided by its rows."""
         x, y = loader.data_ort
         predicted = self._function().forward([x, *self.get_state()])
         loss, _ = self.learning_loss.loss_gradient(self.device, y, predicted[0])

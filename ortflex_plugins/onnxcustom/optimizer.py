@@ -118,7 +118,7 @@ class OrtGradientOptimizer(BaseEstimator):
             use_numpy: not used, because every batch is copied into the buffers of the graphs.
 
         Raises:
-            DataError: the data do not fit the model.
+            DataError: the data does not fit the model.
             ConvergenceError: the loss is not finite.
             EvaluationError: the loss of the validation data is not finite.
         """
@@ -221,7 +221,7 @@ class OrtGradientOptimizer(BaseEstimator):
         return loss / len(next(iter(data.values())))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The negative loss of some data, divided by their rows, so that a larger score is better.
+        """The negative loss of some data, divided by its rows, so that a larger score is better.
 
         Raises:
             AttributeError: nothing was trained yet.

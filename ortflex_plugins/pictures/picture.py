@@ -218,7 +218,7 @@ def draw_step(
 ) -> Picture:
     """Draw one training step of a Trainer: forward, loss, backward, penalty, transforms and update.
 
-    Nothing is compiled, and no data are needed; before the first ``fit``, labels have the shape and type
+    Nothing is compiled, and no data is needed; before the first ``fit``, labels have the shape and type
     that each loss expects by default.
 
     Args:

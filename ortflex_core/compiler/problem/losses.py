@@ -36,7 +36,7 @@ _LABEL = "label"
 
 @attrs.frozen(kw_only=True)
 class LossRequest:
-    """A loss as the user specified it, before the data are known."""
+    """A loss as the user specified it, before the data is known."""
 
     loss: Loss
     output: str
@@ -410,7 +410,7 @@ def bind_terms(
     labels: Mapping[str, TensorSpec],
     weights: Mapping[str, TensorSpec],
 ) -> tuple[LossTerm, ...]:
-    """Determine types and shapes of labels and weights, once data are known.
+    """Determine types and shapes of labels and weights, once data is known.
 
     Raises:
         DataError: labels are missing, have other names, or do not fit the loss.

@@ -31,7 +31,7 @@ class Engine(Protocol):
     """A compiled problem with its weights, slots and buffers; not thread-safe."""
 
     steps_per_run: int
-    """The number of batches that the loop passes to each call of :meth:`run`."""
+    """The number of batches that the loop passes to each call to :meth:`run`."""
 
     checks_memory: bool
     """Whether the Trainer leaves it to the engine to compare the tensors of a step with the free memory."""
@@ -111,7 +111,7 @@ class Backend(Component, abc.ABC):
 
 
 class Passes(Protocol):
-    """One graph run forward, and backward afterwards, on the runtime's own tensors."""
+    """One graph run forward, and backward afterward, on the runtime's own tensors."""
 
     @property
     def inputs(self) -> Sequence[str]:

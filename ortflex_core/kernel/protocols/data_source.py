@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class DataSource(Component, abc.ABC):
-    """A data source reads the data of a recipe from a file, a folder or a generator."""
+    """A data source reads the data of a recipe, usually from a file or a folder."""
 
     whole_folder: ClassVar[bool] = False
     """Whether its path is a folder whose files belong together, so that a single file is not valid."""
@@ -32,7 +32,7 @@ class DataSource(Component, abc.ABC):
 
     @abc.abstractmethod
     def load(self) -> Columns | Pieces | Batches:
-        """Open the source; data that can be memory-mapped or read lazily are not read yet.
+        """Open the source; data that can be memory-mapped or read lazily is not read yet.
 
         Columns are arrays by name; Pieces are read one by one in every epoch; Batches are read from
         an iterable.

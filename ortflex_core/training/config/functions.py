@@ -105,7 +105,7 @@ class OfFunction(Component):
 class FunctionLoss(OfFunction, Loss):
     """``function(op, predicted, expected)``: the values of shape [B, …], as in ``Loss.per_sample``.
 
-    Labels are numbers in the shape of ``predicted``; if the data have integers of one axis less, they
+    Labels are numbers in the shape of ``predicted``; if the data has integers of one axis less, they
     are class indices without the axis 1.
     """
 

@@ -37,7 +37,7 @@ BUFFER_BYTES = 64 * 2**20
 
 
 class Pieces(abc.ABC):
-    """Data that are read in pieces, because they may not fit into memory.
+    """Data that is read in pieces, because it may not fit into memory.
 
     A piece is a group of rows that can be read separately, such as a file, a row group of a parquet
     file, or a range of rows of an array. Pieces are numbered from 0 and can be read in any order. A
@@ -66,7 +66,7 @@ class Pieces(abc.ABC):
     @property
     @abc.abstractmethod
     def buffer(self) -> int:
-        """The number of rows in the shuffle buffer; data that have at most as many rows are read once."""
+        """The number of rows in the shuffle buffer; data that has at most as many rows is read once."""
 
     @abc.abstractmethod
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
