@@ -34,8 +34,8 @@ def evaluate(
     suggests.
 
     DATA is a file or folder in the format of the training data. Without DATA, the command uses the
-    validation data of the recipe. If the key `validation` is a fraction, the validation data consists of
-    the rows that the run held out. If the recipe has no validation data, its training data is used.
+    validation data of the recipe. If the key `validation` is a fraction, the validation data consists
+    of the rows that the run held out. If the recipe has no validation data, its training data is used.
 
     The command computes the losses and the metrics of the recipe over all rows, in inference mode.
     """
