@@ -143,26 +143,6 @@ def test_graphs_in_use_have_the_colors_of_their_parts() -> None:
         raise AssertionError("no step graph")
 
 
-def test_the_four_graphs_of_forward_backward() -> None:
-    trainer = make(models.mlp(), backend="training_agent", epochs=1, penalty="l2")
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((8, 6)).astype(np.float32)
-    trainer.fit(x, x[:, :1])
-    names = internals_of(trainer).problem.parameters
-    graphs = trainer.save_onnx_graph()
-    levels = {n: draw(g, params=names, fold=False).level for n, g in graphs.items()}
-    found = {name: {i.kind for i in level.items} for name, level in levels.items()}
-    assert found["forward"] == {"io", "forward"}
-    assert found["gradient"] == {"io", "forward", "backward"}
-    assert found["loss"] == {"io", "loss", "backward"}
-    assert found["penalty"] == {"io", "penalty"}
-    assert found["update"] == {"io", "update"}
-    for name in ("forward", "penalty", "update"):
-        items = levels[name].items
-        trained = {c.text.split(" ")[0] for i in items for c in i.chips if c.kind == "parameter"}
-        assert trained == set(names), name
-
-
 def test_a_gradient_model_is_its_forward_pass_and_its_backward_pass() -> None:
     model = models.mlp()
     weights = [t.name for t in model.graph.initializer]
