@@ -286,7 +286,7 @@ def _sections(loaded: Sequence[type]) -> str:
         "if any, in a table."
     )
     if any("Source:" in (cls.__doc__ or "") for cls in loaded):
-        content += ' The line "Source" names the publication or the API that the class is based on.'
+        content += ' The "Source" line names the publication or the API that the class is based on.'
     return content
 
 

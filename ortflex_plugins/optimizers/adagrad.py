@@ -45,7 +45,7 @@ class Adagrad(Optimizer):
 
 @attrs.frozen(kw_only=True)
 class RmsProp(Optimizer):
-    """RMSprop without centering and without momentum; its default learning rate is 0.01.
+    """RMSprop without centering or momentum, with a default learning rate of 0.01.
 
     ``v ← alpha·v + (1 − alpha)·g²``, ``w ← w − rate·g / (√v + eps)``. The optimizer state is the
     slot v, which has the shape of w and starts at 0.

@@ -230,7 +230,7 @@ class RAdam(_Means):
 
 @attrs.frozen(kw_only=True)
 class Lamb(_Means):
-    """LAMB scales Adam's step to the norm of each weight tensor; its default learning rate is 0.001.
+    """LAMB scales Adam's step in proportion to each weight's norm; its default learning rate is 0.001.
 
     ``d = m̂ / (√v̂ + eps) + weight_decay·w``, ``w ← w − rate·ratio·d`` with
     ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 if either norm is 0. The norms are Euclidean

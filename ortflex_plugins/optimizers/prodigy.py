@@ -14,9 +14,9 @@ from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, nu
 class Prodigy(Optimizer):
     """Prodigy is Adam with an estimated step size d; its default learning rate is 1.
 
-    All weights share the scalars d and r, unless you use parameter groups: each group then has its own
-    d and r. Let w₀ be the weight before the first step, let β₃ = √beta2, and let each sum run over all
-    elements of all weights that share d. Then ``d ← max(d0, d, r / Σ|s|)``,
+    All weights share the scalars d and r, unless you use parameter groups, in which case each group
+    has its own d and r. Let w₀ be the weight before the first step, let β₃ = √beta2, and let each
+    sum run over all elements of all weights that share d. Then ``d ← max(d0, d, r / Σ|s|)``,
     ``r ← β₃·r + (1 − β₃)·rate·d²·Σ g·(w₀ − w)``, and for every weight
     ``s ← β₃·s + (1 − β₃)·rate·d²·g``, ``m ← beta1·m + (1 − beta1)·d·g``,
     ``v ← beta2·v + (1 − beta2)·d²·g²``, ``w ← w − rate·d·m / (√v + d·eps)``. The slots m, v, s and

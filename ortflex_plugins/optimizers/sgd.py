@@ -107,7 +107,7 @@ class Nesterov(Momentum):
 
 @attrs.frozen(kw_only=True)
 class Lars(Optimizer):
-    """LARS scales the momentum step to the norm of each weight tensor; its default learning rate is 1.
+    """LARS scales the momentum step in proportion to each weight's norm; its default learning rate is 1.
 
     ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
     ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 if ``w`` or ``g`` is 0. The norms are
@@ -136,7 +136,7 @@ class Lars(Optimizer):
     trust: float = hyper(
         default=1e-3,
         validator=number(gt=0),
-        help="the trust coefficient: the norm of a step relative to ‖w‖",
+        help="the trust coefficient, to which each step is proportional",
     )
     weight_decay: float = hyper(default=5e-4, validator=number(ge=0), help="the factor of w in d")
 
