@@ -87,7 +87,7 @@ _FAMILY_PAGES = {
 }
 
 _SCHEDULE_NOTATION = (
-    "In the formulas, rate(t) is the learning rate at time t since the start of the run, and base is the "
+    "In the formulas, rate(t) is the learning rate at time t after the start of the run, and base is the "
     "base learning rate, which is set with `learning_rate`."
 )
 

@@ -71,7 +71,7 @@ class ImageFolder(DataSource):
     are sorted by name, unless ``classes`` sets another order. Subfolders of a class folder are also
     read. For predictions, or for training with a teacher, the path can be a folder of images without
     class folders, or a single image. In these cases, there are no labels. If the data does not fit into
-    the buffer, images are read one at a time during training. Every epoch reads the files in a new
+    the buffer, images are read one at a time during training. In every epoch, the files are read in a new
     random order, so the whole dataset is shuffled even if the buffer is small.
 
     Raises:

@@ -64,8 +64,8 @@ class NpyFolder(DataSource):
     buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="the number of rows that are shuffled together if files are read in pieces; by "
-        "default, as many as fit into 64 MiB for shards; other files are memory-mapped by default",
+        help="the number of rows that are shuffled together; by default, shards use as many as fit "
+        "into 64 MiB, and other files are memory-mapped instead",
     )
 
     def load(self) -> Columns | Pieces:

@@ -22,9 +22,9 @@ class Parquet(Table):
 
     Columns of numbers are combined into one input of shape [rows, columns]. Each column of tensors, or
     of lists of equal length, becomes a separate input with the name of the column. If there is only one
-    feature column, its input instead has the name that the parameter ``input`` sets. If ``target`` is a
-    name, the labels have the shape [rows]. If it is a list of names, they have the shape [rows, names].
-    If it is a mapping, each key is the name of a label and each value is its column.
+    feature column, the parameter ``input`` sets the name of its input. If ``target`` is a name, the
+    labels have the shape [rows]. If it is a list of names, they have the shape [rows, names]. If it is
+    a mapping, each key is the name of a label and each value is its column.
 
     Row groups are read in random order, and their rows are shuffled in a buffer of ``buffer`` rows.
     Data that fits into the buffer is read only once.

@@ -49,7 +49,7 @@ def _inputs(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Tokenized(DataSource):
-    """Strings in a CSV, JSON Lines or Parquet file, which are converted to token ids.
+    """Token ids of the strings in a CSV, JSON Lines or Parquet file.
 
     The tokenizer is read from a tokenizer.json file. The inputs ``input_ids``, ``attention_mask`` and
     ``token_type_ids`` are int64 arrays of shape [rows, length]. Shorter strings are padded, and longer

@@ -72,7 +72,7 @@ class _Classes(Edit):
 
 @attrs.frozen(kw_only=True)
 class NewHead(_Classes):
-    """Replaces the last layer with a new one for other classes: ``y = x·M + b``.
+    """Replaces the last layer with a new one for a different set of classes: ``y = x·M + b``.
 
     The features x have the shape [N, …, features], the weight M [features, outputs], the bias b
     [outputs], and the result y [N, …, outputs]. For a 1×1 convolution, x is [N, features, …] and y is

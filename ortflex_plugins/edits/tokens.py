@@ -24,7 +24,8 @@ class MoreTokens(Edit):
     distributed noise. In each column, the standard deviation of the noise is 10⁻⁴·⁵ times the standard
     deviation of the old values. The new tokens are therefore about as likely as an average token at
     first, but differ from one another. The new bias elements of a tied head are the mean of the old
-    elements. A head is tied if it reads the same initializer, or if its matrix has the same values.
+    elements. A head is tied if it reads the initializer of the embedding, or if its matrix has the
+    same values as the embedding table.
 
     Raises:
         ValueError: ``add`` is not an integer above 0.

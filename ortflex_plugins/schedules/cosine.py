@@ -95,8 +95,8 @@ class OneCycle(Schedule):
 
     The learning rate rises from ``base / start_divisor`` to ``base`` at ``t = up·length − 1``, falls to
     ``base / (start_divisor·end_divisor)`` at ``t = length − 1``, and stays there. Both the rise and the
-    fall are half cosines. ``t`` and ``length`` are in the unit ``by``. By default, the length is that
-    of the run.
+    fall are half cosines. ``t`` and ``length`` are in the unit ``by``. By default, ``length`` is
+    the length of the run.
 
     Raises:
         ValueError: ``up`` is not in (0, 1), or a divisor or ``length`` is not positive.

@@ -131,7 +131,7 @@ class MultiStep(Schedule):
 class Polynomial(Schedule):
     """Polynomial decay to zero: ``rate(t) = base·(1 − min(t, length) / length)^power``.
 
-    ``t`` and ``length`` are in the unit ``by``. By default, the length is that of the run.
+    ``t`` and ``length`` are in the unit ``by``. By default, ``length`` is the length of the run.
 
     Raises:
         ValueError: ``power`` or ``length`` is not positive.
