@@ -23,9 +23,9 @@ class EarlyStopping(Callback):
     """Ends the run when a value stops improving, and restores the best weights.
 
     The run ends after ``patience`` consecutive epochs without an improvement of more than
-    ``min_delta``. Each metric defines whether higher values are better; for losses, lower values are.
-    ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or the training loss plus
-    the penalty if there is no validation data.
+    ``min_delta``. Each metric defines whether higher values are better. Losses improve when they
+    decrease. ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or the training
+    loss plus the penalty if there is no validation data.
 
     Raises:
         ValueError: ``patience`` is less than 1, or ``min_delta`` is negative.

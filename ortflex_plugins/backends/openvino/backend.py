@@ -53,7 +53,8 @@ class OpenVinoBackend(Backend):
     The whole step, from the forward pass to the update, is ortflex's own graph, so losses, gradients
     and optimizers are the same as with the backend ``fused``. The training state consists of the
     weights, the optimizer state and the running statistics. Predictions and evaluations run on
-    onnxruntime. So do random draws, such as Dropout masks, because OpenVINO has only 32-bit integers.
+    onnxruntime, which also draws random values, such as Dropout masks, because OpenVINO has only
+    32-bit integers.
 
     ``inference_precision="bf16"`` and ``"f16"`` need a CPU that supports arithmetic in these types. On
     a CPU with AMX, OpenVINO's own default is bfloat16.
