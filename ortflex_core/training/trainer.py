@@ -152,14 +152,14 @@ class Trainer(SharesModels):
             if it has any.
         reinitialize: the parameters that are initialized with new random values before training:
             ``True`` for all, or names and globs.
-        check_finite: raises an error if the data contain NaN or infinity; each array is checked
+        check_finite: raises an error if the data contains NaN or infinity; each array is checked
             only once.
         cache: where to store the outputs of the prefix, which is the part of the model that
             precedes all trained tensors: in ``memory``, or in a temporary file on ``disk``. The
             prefix then runs only once for each row. ``auto`` stores the outputs unless the prefix
-            is cheap to compute (without matrix products, convolutions or recurrent layers, for
-            example), and uses a file if they are large. ``False`` runs the whole model in each
-            step.
+            is cheap to compute (for example, if it has no matrix products, convolutions or
+            recurrent layers), and uses a file if they are large. ``False`` runs the whole model in
+            each step.
         batch_norm: ``train`` normalizes with the batch statistics, and updates the running
             statistics if they are initializers; ``freeze`` normalizes with the running statistics;
             ``auto`` means ``freeze`` if scale and bias are both frozen, and ``train`` otherwise.

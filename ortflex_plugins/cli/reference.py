@@ -172,8 +172,8 @@ def _configuration() -> Iterator[str]:
     yield paragraph(
         '`penalty = { "coef*" = { l2 = 0.01 }, bias = "none" }` sets a different penalty for each '
         "parameter or glob. A table without `name` specifies the elastic penalty. If a parameter "
-        "has the name of a penalty, such as `l2`, put the table under the key `by_parameter`, as "
-        "[this page](../howto/penalty-factors.md) shows."
+        "has the name of a penalty, such as `l2`, put the table under the key "
+        "`by_parameter`. For an example, see [Penalty factors](../howto/penalty-factors.md)."
     )
 
 
@@ -197,7 +197,7 @@ def _introduction(plugins: Plugins, kind: str, short: bool = False) -> str:
     elif short:
         use = f"Set {'one or more' if several else 'it'} with `{keys[0]}`."
     elif several:
-        use = f"To choose one or more, list them in `{keys[0]}`, in the Trainer or in a recipe."
+        use = f"To choose one or more, set the list `{keys[0]}` in the Trainer or in a recipe."
     else:
         use = f"To choose one, set `{keys[0]}` in the Trainer or in a recipe."
     return paragraph(f"{what} {use}")

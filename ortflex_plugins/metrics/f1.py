@@ -20,10 +20,9 @@ class F1(Metric):
     ``tp``, ``fp`` and ``fn`` are the weighted counts of true positives, false positives and false
     negatives of a class. With ``average="binary"``, the result is the score of the class ``positive``.
     With ``"macro"``, it is the mean over all classes in the labels or predictions; with ``"weighted"``,
-    this mean is weighted by the number of labels of each class. With ``"micro"``, it is the score that
-    follows from the counts of all classes together.
-    Labels and predictions have the forms that ``accuracy`` accepts. The result is in [0, 1], or NaN if
-    there are no rows.
+    this mean is weighted by the number of labels of each class. With ``"micro"``, the counts of
+    all classes are added before the score is computed. Labels and predictions have the forms that
+    ``accuracy`` accepts. The result is in [0, 1], or NaN if there are no rows.
 
     Raises:
         ValueError: ``average`` has another value.

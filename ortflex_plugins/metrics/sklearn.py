@@ -72,7 +72,7 @@ class SklearnMetric(Metric):
 
     name: ClassVar[str] = "sklearn"
 
-    score: str = setting(validator=_check_score, help="the function in sklearn.metrics")
+    score: str = setting(validator=_check_score, help="the name of a function in sklearn.metrics")
     arguments: Mapping[str, Any] | None = setting(
         default=None,
         validator=attrs.validators.optional(_check_arguments),

@@ -330,7 +330,7 @@ class Arguments:
         check=check_flag_or_names,
     )
     check_finite: bool = argument(
-        "raises an error if the data contain NaN or infinity; each array is checked only once",
+        "raises an error if the data contains NaN or infinity; each array is checked only once",
         True,
         check=check_flag,
     )
@@ -338,8 +338,8 @@ class Arguments:
         "where to store the outputs of the prefix, which is the part of the model that precedes "
         "all trained tensors: in ``memory``, or in a temporary file on ``disk``. The prefix then "
         "runs only once for each row. ``auto`` stores the outputs unless the prefix is cheap to "
-        "compute (without matrix products, convolutions or recurrent layers, for example), and "
-        "uses a file if they are large. ``False`` runs the whole model in each step",
+        "compute (for example, if it has no matrix products, convolutions or recurrent layers), "
+        "and uses a file if they are large. ``False`` runs the whole model in each step",
         "auto",
         check=check_cache,
     )
