@@ -94,7 +94,8 @@ class Distillation(_Taught[TensorSpec]):
     The factor T² keeps the gradient of the first term at about the same magnitude for every T.
 
     The teacher is a model in another .onnx file. It receives the same rows as the student. If the data
-    are arrays or files, the teacher's logits are normally computed before training, once for each row.
+    consists of arrays or files, the teacher's logits are normally computed before training, once for
+    each row.
 
     Raises:
         ValueError: the temperature is not > 0, or alpha is not in [0, 1].

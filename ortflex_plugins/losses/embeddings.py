@@ -77,8 +77,9 @@ class Triplet(Loss[Tensors, Specs]):
     """Hinge loss of the distances in triplets: ``l = max(0, d(a, p) − d(a, n) + margin)``.
 
     ``anchor`` a, ``positive`` p and ``negative`` n are embeddings [B, D], and
-    ``d(x, y) = (Σ_j |x_j − y_j + 1e-6|^p)^(1/p)``. With ``swap``, d(a, n) is replaced by the smaller of
-    d(a, n) and d(p, n). The loss values have the shape [B]. No labels are needed.
+    ``d(x, y) = (Σ_j |x_j − y_j + 1e-6|^r)^(1/r)``, where r is the parameter ``p``. With ``swap``,
+    d(a, n) is replaced by the smaller of d(a, n) and d(p, n). The loss values have the shape [B]. No
+    labels are needed.
 
     If the model computes only one embedding, the model is applied to the anchors, the positives and the
     negatives. For an input ``x``, the column ``x`` then contains the anchors, and the columns
@@ -108,7 +109,7 @@ class Triplet(Loss[Tensors, Specs]):
     p: float = setting(
         default=2.0,
         validator=number(ge=1),
-        help="the degree p of the norm that defines the distance",
+        help="the degree of the norm that defines the distance",
     )
     swap: bool = setting(
         default=False, help="whether d(a, n) is replaced by d(p, n) if the latter is smaller"
@@ -243,9 +244,9 @@ class Contrastive(Loss[Tensors, Specs]):
     ``l_i = −log softmax_j(s_ij)_i``. With ``symmetric``, the loss is the mean of this value and
     ``−log softmax_j(s_ji)_i``, as in CLIP. The loss values have the shape [B]. No labels are needed.
 
-    With ``trained_temperature``, the scalar ``contrastive.logit_scale`` = log(1/τ) is trained and
-    limited to log 100. Checkpoints contain it, but exports do not. ``normalize=False`` uses dot
-    products instead of cosines.
+    With ``trained_temperature``, the scalar ``contrastive.logit_scale`` = log(1/τ) is trained. The
+    loss clips it at log 100, as in CLIP. Checkpoints contain it, but exports do not.
+    ``normalize=False`` uses dot products instead of cosines.
 
     For a model with two towers, name both embeddings:
     ``predicted={"anchor": "image", "positive": "text"}``. If the model computes only one embedding, the

@@ -76,7 +76,7 @@ class Ctc(Loss[Tensors, Specs]):
 
     Identical adjacent labels must be separated by a blank. A row needs one time step for each label and
     for each of these blanks; if it has fewer, it has no alignment. Its loss is then infinite; with
-    ``zero_infinity``, its loss is 0, and it has no gradient. If T is fixed and you set none of
+    ``zero_infinity``, its loss and gradient are 0. If T is fixed and you set none of
     ``zero_infinity``, ``input_lengths`` and ``target_lengths``, ortflex raises an error that names such
     a row.
 
