@@ -20,7 +20,8 @@ from tests.node_cases import OUTCOMES, Result, by_operator
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _CORNERS = (
-    "onnxruntime aligns the corners of the rounded sizes; the standard aligns those of the scales"
+    "to align corners, onnxruntime uses the output size after rounding, whereas the standard uses the "
+    "product of the input size and the scale"
 )
 RUNTIME_DIFFERS = {
     "test_maxunpool_export_with_output_shape": (

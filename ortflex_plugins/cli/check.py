@@ -61,7 +61,8 @@ _COLORS = {
 )
 @click.option(
     "--recompute",
-    help="With --memory: what to recompute: true, a number of segments, or the name of a tensor to keep.",
+    help="With --memory: the value of the argument `recompute`, which is true, a number of segments, or "
+    "the name of a tensor to keep.",
 )
 @click.option(
     "--size",
@@ -89,7 +90,7 @@ def check(
     The report starts with a summary. It then lists the tensors that are not trained, with the reasons,
     and the nodes that block a gradient. With --all, it also lists every node, every trained tensor, and
     the matrix products to which you can attach adapters. With --memory, it also estimates the memory of
-    a training step and lists its parts.
+    a training step and shows what the memory is used for.
 
     The exit code is 1 if no backend in this environment can train the model, or if MODEL cannot be
     checked. In the second case, the output of --json contains the reason under the key "error".

@@ -44,8 +44,9 @@ def export(
     the newest one is used. If the run has not finished, the command exports the weights of its newest
     checkpoint.
 
-    The file is the one that `Trainer.export` writes: the model with all edits, adapters and quantized
-    weights, and with the trained weights or, if the recipe sets `averaging`, their averages.
+    The file is the same as the one that `Trainer.export` writes. It contains the model after training,
+    with all edits, adapters and quantized weights. If the recipe sets `averaging`, the file contains
+    the averages of the weights instead of their final values.
     """
     from ortflex_core import ConfigError
     from ortflex_plugins.cli import trained

@@ -57,9 +57,9 @@ def graph(
     """Draw the graph of a model or of a training step as SVG, HTML or PNG.
 
     MODEL is an .onnx file, a recipe or a run folder. The colors show which operators can be trained,
-    which are frozen, and which have no gradient. With --training, and for saved graphs of training
-    steps, they show the forward pass, the loss, the backward pass and the update instead. The graph of
-    a recipe or a run includes all edits, such as a new head, and marks them.
+    which are frozen, and which have no gradient. With --training, or if MODEL is the saved graph of a
+    training step, the colors distinguish the forward pass, the loss, the backward pass and the update
+    instead. The graph of a recipe or a run includes all edits, such as a new head, and marks them.
     """
     from ortflex_core import Plugins, Recipe, Trainer, printable
     from ortflex_plugins.pictures import draw, draw_step

@@ -36,7 +36,7 @@ _ENOUGH = 50
     help="The file to write.",
 )
 @click.option(
-    "--data", help="A data file or folder. The loss is chosen to match its shapes and labels."
+    "--data", help="A data file or folder. The loss is chosen to match the shapes and labels in it."
 )
 @click.option(
     "--target", help="With --data: the column or array with the labels, if its name is not y."

@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "shrink": "Remove the channels of MODEL that its outputs do not need.",
     "export-step": "Export the training step of a recipe for use with any onnxruntime build, or as C code.",
     "apply-state": "Write a copy of MODEL with the trained weights from STATE.",
-    "new-plugin": "Create a package that contains a plugin of the given KIND and NAME, and its tests.",
+    "new-plugin": "Create a package that contains a new plugin called NAME and its tests.",
     "new-flower-app": "Create a Flower project that trains RECIPE on many clients.",
     "plugins": "List the installed plugins, the plugins of a kind, or the parameters of a plugin.",
     "doctor": "Show the installed runtime, what works with it, and how to fix problems.",

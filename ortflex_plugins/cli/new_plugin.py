@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
     help="The folder in which to create the package. By default, the current folder.",
 )
 def new_plugin(kind: str, name: str, output: Path) -> None:
-    """Create a package that contains a plugin of the given KIND and NAME, and its tests.
+    """Create a package that contains a new plugin called NAME and its tests.
 
     KIND is `loss`, `penalty`, `schedule`, `optimizer`, `edit`, `quantizer`, `adapter`, `transform`,
     `constraint`, `average`, `precision`, `metric`, `data`, `callback`, `device`, `backend`,

@@ -72,8 +72,8 @@ def operator_blocks(plugins: Plugins, figures: Mapping[str, Any] | None) -> Iter
         "about ten lines."
     )
     yield paragraph(
-        f"At opset {NEWEST}, the standard has {len(kinds)} operators. Of these, {len(with_rule)} have a "
-        f"gradient rule, {len(resolved + decomposed)} are rewritten before differentiation, and "
+        f"At opset {NEWEST}, the ONNX standard has {len(kinds)} operators. Of these, {len(with_rule)} have "
+        f"a gradient rule, {len(resolved + decomposed)} are rewritten before differentiation, and "
         f"{len(walls)} are not differentiable by definition; {_missing(len(without))}."
     )
     if figures:

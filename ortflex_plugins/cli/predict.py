@@ -29,7 +29,8 @@ _ENDINGS = (".npz", ".npy", ".csv")
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("predictions.npz"),
     show_default=True,
-    help="The file to write: .npz (all outputs by name), .csv (all as columns) or .npy (one output).",
+    help="The file to write. An .npz file stores all outputs by name, a .csv file stores all outputs as "
+    "columns, and an .npy file stores a single output.",
 )
 @click.option(
     "--tensor",

@@ -102,8 +102,8 @@ _SATURATED = 0.02
 @click.option(
     "--teacher",
     type=click.FloatRange(0, 1),
-    help="The weight, from 0 to 1, of the loss on the predictions of the float model. The rest is the "
-    "weight of the loss on the labels. By default, 1 without labels and 0.5 with labels.",
+    help="The weight w, from 0 to 1, of the loss on the predictions of the float model. The loss on the "
+    "labels has the weight 1 - w. By default, w is 1 without labels and 0.5 with labels.",
 )
 @click.option(
     "--epochs",
@@ -125,7 +125,8 @@ _SATURATED = 0.02
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write. By default, the weight type is added to the name of MODEL: model-int8.onnx.",
+    help="The file to write. By default, the weight type is added to the name of MODEL, as in "
+    "model-int8.onnx.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def quantize(

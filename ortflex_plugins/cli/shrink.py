@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write. By default, -small is added to the name of MODEL: model-small.onnx.",
+    help="The file to write. By default, `-small` is added to the name of MODEL, as in model-small.onnx.",
 )
 @click.option(
     "--data",

@@ -16,7 +16,7 @@ class NonNegative(Constraint):
     >>> NonNegative().describe()
     {'name': 'non_negative'}
 
-    Source: the projection of projected gradient descent; ``keras.constraints.NonNeg``.
+    Source: the projection step of projected gradient descent; ``keras.constraints.NonNeg``.
     """
 
     name: ClassVar[str] = "non_negative"

@@ -44,8 +44,8 @@ class Sparsity(Pruning):
     consecutive elements along the first axis that is summed over (inputs or input channels). The share
     is then 1 − N/M.
 
-    Ties are broken by position, and at least one element or channel of each tensor is kept. The share
-    grows from ``begin`` to ``end`` as proposed by Zhu and Gupta. An element that is zero, whether
+    Ties are broken by position, and at least one element or channel of each tensor is kept. Between
+    ``begin`` and ``end``, the share grows as proposed by Zhu and Gupta. An element that is zero, whether
     pruned or zero from the start, stays zero.
 
     Raises:

@@ -318,7 +318,7 @@ def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
 
 @DECOMPOSITIONS.operator("RotaryEmbedding")
 def rotary_embedding(op: Ops, node: Call) -> Sequence[Tensor]:
-    """Rotary position embedding: rotates pairs of features in a tensor [B, S, N·h] or [B, N, S, h]."""
+    """Rotary position embedding, which rotates feature pairs of a tensor [B, S, N·h] or [B, N, S, h]."""
     x, positions = node.required(0), node.required(1)
     cosines, sines = node.required(2), node.required(3)
     if node.setting("is_packed_batching", 0):
@@ -353,7 +353,7 @@ def _buckets(count: int, most: int) -> list[int]:
 
 @DECOMPOSITIONS.operator("RelativePositionBias")
 def relative_position_bias(op: Ops, node: Call) -> Sequence[Tensor]:
-    """A bias [1, N, S, T]: for each head, a weight for the bucketed distance between query and key."""
+    """A bias [1, N, S, T] with a weight for each head and bucketed distance between query and key."""
     table = node.required(0)
     count, heads = table.shape or (None, None)
     if not isinstance(count, int) or not isinstance(heads, int):

@@ -70,7 +70,7 @@ def _bias(op: Ops, node: NodeView, g: Tensor, n: int) -> Tensor:
 
 @RULES.rule("Conv", attributes=("group", "pads"))
 def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """For Y = W ⋆ X + B, dX is the transposed convolution of dY with W, and dW correlates X with dY."""
+    """The gradient dX is the transposed convolution of dY with W, and dW is X correlated with dY."""
     x, weight = node.inputs[:2]
     y = node.outputs[0]
     at = windows(node, x, y, _kernel(node, weight))
@@ -104,7 +104,7 @@ def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("ConvTranspose", attributes=("group", "output_padding"))
 def _conv_transpose(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The gradient dX is the convolution of dY with W, and dW correlates dY with X."""
+    """The gradient dX is the convolution of dY with W, and dW is dY correlated with X."""
     x, weight = node.inputs[:2]
     y = node.outputs[0]
     at = _transposed_windows(node, y, x, _kernel(node, weight))

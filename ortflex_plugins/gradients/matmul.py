@@ -28,7 +28,7 @@ RULES = Rules()
 
 @RULES.rule("Gemm", attributes=("beta",))
 def _gemm(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """For Y = α A′ B′ + β C, where ′ is an optional transposition, dA and dB are one Gemm each."""
+    """For Y = α A′ B′ + β C, where ′ is an optional transposition, dA and dB each take one Gemm."""
     a, b = node.inputs[:2]
     alpha, ta, tb = node.alpha, node.transA, node.transB
     whole = full(op, g, node.outputs[0])

@@ -46,7 +46,7 @@ def _check_arguments(instance: Any, attribute: attrs.Attribute[Any], value: Any)
 
 @attrs.frozen(kw_only=True)
 class SklearnMetric(Metric):
-    """Any metric of sklearn.metrics, such as ``{name = "sklearn.f1_score", average = "macro"}``.
+    """Any metric from sklearn.metrics, such as ``{name = "sklearn.f1_score", average = "macro"}``.
 
     This example is the short form of
     ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``. You can use any

@@ -11,9 +11,9 @@ from ortflex_core import Precision
 
 @attrs.frozen(kw_only=True)
 class Float32(Precision):
-    """Computes in the types of the file: float32, and float64 where the file has float64 tensors.
+    """Computes in float32, or in float64 where the model has float64 tensors.
 
-    A matrix product is computed as ``h = x·W``, without casts. Files in float16 or bfloat16 are first
+    A matrix product is computed as ``h = x·W``, without casts. Models in float16 or bfloat16 are first
     converted to float32.
 
     >>> Float32().describe()

@@ -71,7 +71,8 @@ class Fp16Mixed(Precision):
     growth_steps: int = setting(
         default=2000,
         validator=_check_count,
-        help="the number of consecutive updates with finite gradients after which s is doubled",
+        help="the number of consecutive updates with finite gradients after which the loss scale is "
+        "doubled",
     )
 
     @property

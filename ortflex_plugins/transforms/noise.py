@@ -15,8 +15,8 @@ class Noise(Transform):
     """Adds Gaussian noise that decreases over time: ``g ← g + σ·z`` with ``σ² = eta / (1 + t)^gamma``.
 
     ``t`` is the number of previous updates. ``z`` is drawn from a standard normal distribution. It
-    depends only on the seed of the run, the name of the parameter and ``t``, so a resumed run and every
-    backend draw the same numbers.
+    depends only on the seed of the run, the name of the parameter and ``t``, so the noise is the same
+    on every backend and in a resumed run.
 
     Raises:
         ValueError: ``eta`` or ``gamma`` is negative.

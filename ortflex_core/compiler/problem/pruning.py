@@ -93,7 +93,7 @@ class Pruning(Constraint, abc.ABC):
         default=0,
         validator=_count_or_zero,
         help="the number of steps between two changes of the share; with 0, the share changes twenty times "
-        "from ``begin`` to ``end``",
+        "between ``begin`` and ``end``",
     )
 
     @property
