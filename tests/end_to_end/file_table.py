@@ -51,9 +51,9 @@ def _lines(rows: Rows) -> Iterator[str]:
         "and ResNet, exported from torch. Most of the files "
         "were then optimized with `onnxruntime.transformers.optimizer` (the transformers optimizer), "
         "optimized by onnxruntime itself with ORT_ENABLE_EXTENDED or ORT_ENABLE_ALL, "
-        "converted to float16, or quantized. There are two types of quantization: "
-        "dynamic quantization to 8-bit integers, either of the exported file or of the output of the "
-        "transformers optimizer, and quantization of matrix products to 4 bits. Each of these "
+        "converted to float16, or quantized. Dynamic quantization to 8-bit integers was applied to both "
+        "the exported file and the output of the transformers optimizer, and quantization of matrix "
+        "products to 4 bits was applied to the exported file. Each of these "
         "variants of a network is called a *form* on this page."
     )
     yield ""
@@ -100,7 +100,7 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield (
         "The next table lists the operators in these files that are not part of the ONNX standard. Some of "
-        "them, such as Conv in the form ORT_ENABLE_ALL, have the same name as a standard operator but "
+        "them, such as Conv in the ORT_ENABLE_ALL form, have the same name as a standard operator but "
         "belong to one of onnxruntime's own domains."
     )
     yield ""
@@ -137,7 +137,7 @@ def _count(files: int) -> str:
 
 def _failures(wrong: int, crashed: int) -> str:
     if not wrong and not crashed:
-        return "No file leads to wrong gradients or a crash."
+        return "None of the files causes wrong gradients or a crash."
     return f"It computes wrong gradients for {_count(wrong)} and crashes for {_count(crashed)}."
 
 
