@@ -29,8 +29,8 @@ def evaluate(
     """Print the loss and the metrics of a trained model.
 
     RUN is a run folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints, a recipe, or
-    an .onnx file. If RUN is a folder of checkpoints, the newest one is used. If it is a recipe, its
-    model is used without training. For an .onnx file, the command uses the loss that `ortflex init`
+    an .onnx file. If RUN is a folder of checkpoints, the newest one is used. If RUN is a recipe,
+    its model is used without training. For an .onnx file, the command uses the loss that `ortflex init`
     suggests.
 
     DATA is a file or folder in the format of the training data. Without DATA, the command uses the

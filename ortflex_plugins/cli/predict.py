@@ -51,8 +51,8 @@ def predict(
     """Write the predictions of a trained model to a file.
 
     RUN is a run folder that `ortflex train` wrote, a checkpoint, a folder of checkpoints, a recipe, or
-    an .onnx file. If RUN is a folder of checkpoints, the newest one is used. If it is a recipe, its
-    model is used without training.
+    an .onnx file. If RUN is a folder of checkpoints, the newest one is used. If RUN is a recipe,
+    its model is used without training.
 
     DATA is a file or folder in the format of the training data, with or without labels, or an .npy file
     with one array. Without DATA, the command uses the same data as `ortflex evaluate`.

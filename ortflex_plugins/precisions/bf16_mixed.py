@@ -24,8 +24,8 @@ class Bf16Mixed(Precision):
     >>> Bf16Mixed().describe()
     {'name': 'bf16_mixed'}
 
-    Source: ``torch.autocast(dtype=torch.bfloat16)``; Kalamkar et al., A Study of BFLOAT16
-    for Deep Learning Training, 2019.
+    Source: ``torch.autocast(dtype=torch.bfloat16)``; Kalamkar et al., "A Study of BFLOAT16
+    for Deep Learning Training" (2019).
     """
 
     name: ClassVar[str] = "bf16_mixed"

@@ -37,8 +37,8 @@ class Fp16Mixed(Precision):
     skipped step counts toward schedules, but not toward bias corrections, averages or noise. The loss scale
     and its counters are part of the optimizer state and of checkpoints.
 
-    If ``dynamic`` is False, the loss scale is constant, and a gradient that is not finite stops the run
-    with an error.
+    If ``dynamic`` is False, the loss scale is constant, and the run stops with an error if a gradient
+    is not finite.
 
     Raises:
         ValueError: ``loss_scale`` is not positive, ``growth_steps`` is not a positive integer, or
@@ -47,7 +47,7 @@ class Fp16Mixed(Precision):
     >>> Fp16Mixed(loss_scale=1024.0).describe()
     {'name': 'fp16_mixed', 'loss_scale': 1024.0, 'dynamic': True, 'growth_steps': 2000}
 
-    Source: Micikevicius et al., Mixed Precision Training, 2018; ``torch.amp.GradScaler``.
+    Source: Micikevicius et al., "Mixed Precision Training" (2018); ``torch.amp.GradScaler``.
     """
 
     name: ClassVar[str] = "fp16_mixed"
