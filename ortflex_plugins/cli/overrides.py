@@ -55,7 +55,7 @@ class RecipeCommand(click.Command):
         self, name: str | None, *, params: Sequence[click.Parameter] = (), **options: Any
     ) -> None:
         """Put the two arguments before the other parameters."""
-        recipe = click.Argument(["recipe"], type=click.Path(dir_okay=False, path_type=Path))
+        recipe = click.Argument(["recipe"], type=click.Path(path_type=Path))
         keys = click.Argument(
             ["overrides"], nargs=-1, metavar="[KEY=VALUE]...", shell_complete=overrides
         )

@@ -120,6 +120,19 @@ def test_a_command_that_takes_a_model_refuses_a_recipe_by_its_own_name(
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.parametrize("command", ["train", "find-rate", "export-step"])
+def test_a_run_folder_in_place_of_a_recipe_is_told_of_its_recipe(
+    command: str, folder: Path
+) -> None:
+    run = folder / "run"
+    run.mkdir()
+    assert ortflex(command, "run").exit_code == 1
+    (folder / "train.toml").rename(run / "recipe.toml")
+    result = ortflex(command, "run")
+    assert result.exit_code == 1
+    assert str(Path("run", "recipe.toml")) in result.stderr
+
+
 @pytest.mark.parametrize("command", ["train", "find-rate", "evaluate", "graph", "compare"])
 @pytest.mark.parametrize("name", ["train.tml", "train.tolm", "train", "trian.toml"])
 def test_a_mistyped_recipe_has_the_name_that_was_meant(

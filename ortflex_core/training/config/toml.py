@@ -40,7 +40,9 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
             ) from error
         raise ConfigError(f"{os.fspath(path)}: expected text in UTF-8: {error}") from error
     except OSError as error:
-        raise ConfigError(f"{os.fspath(path)}: {error.strerror or error}") from error
+        inside = Path(path, "recipe.toml")
+        hint = f"; pass the recipe of the run, {os.fspath(inside)!r}" if inside.is_file() else ""
+        raise ConfigError(f"{os.fspath(path)}: {error.strerror or error}{hint}") from error
     try:
         return tomllib.loads(text)
     except RecursionError:
