@@ -123,9 +123,9 @@ class Trainer(SharesModels):
             tensors to keep.
         device: the device on which the model is trained; append ``:1`` to the name of a device to
             select the second one.
-        backend: the backend that runs the training steps; ``auto`` chooses the first backend that
-            supports the model and the settings, and ``fastest`` times all supported backends and
-            uses the fastest one.
+        backend: the backend that runs the training steps; ``auto`` chooses the backend with the
+            highest priority that supports the model and the settings, and ``fastest`` times all
+            supported backends and uses the fastest one.
         distributed: the process group for data-parallel training, in which each process computes
             the gradients of different batches. ``auto`` uses the group of the launcher. By default,
             training runs in one process.

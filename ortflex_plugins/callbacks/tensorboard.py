@@ -21,10 +21,10 @@ class Tensorboard(Callback):
     """Writes event files for TensorBoard: the History, histograms of the weights and the model's graph.
 
     ``epoch/<column>`` shows the History, and ``weights/<parameter>`` shows the weights. The horizontal
-    axis of both is the number of finished steps. With ``steps``, ``step/loss``, ``step/penalty`` and
-    ``step/rate`` are written for every ``steps``-th step. A resumed run continues in the same folder,
-    and TensorBoard hides the earlier entries of repeated steps. ``tensorboard --logdir`` displays the
-    files.
+    axis of both is the number of finished steps. If ``steps`` is set, the callback also writes
+    ``step/loss``, ``step/penalty`` and ``step/rate`` every ``steps`` steps. A resumed run continues in
+    the same folder, and TensorBoard hides the earlier entries of repeated steps.
+    ``tensorboard --logdir`` displays the files.
 
     Raises:
         ConfigError: tensorboardX is not installed (extra ``tensorboard``).

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True)
 class Trackio(Tracker):
-    """Tracks training locally as a trackio run: the parameters and the History.
+    """Tracks training as a trackio run, locally by default: the parameters and the History.
 
     The columns of the History are logged as metrics, with the number of finished steps as the step.
     Resumed training continues the same run. If entries cannot be written during training, the callback
-    logs a warning, and training continues. ``trackio show`` opens the dashboard, and the environment
-    variable TRACKIO_DIR sets the folder of the files.
+    logs a warning, and training continues. The command ``trackio show`` opens the dashboard. The
+    environment variable TRACKIO_DIR sets the folder in which the files are stored.
 
     Raises:
         ConfigError: trackio is not installed (extra ``trackio``), or no run can be opened.

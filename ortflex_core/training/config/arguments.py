@@ -248,9 +248,9 @@ class Arguments:
         of="devices",
     )
     backend: Any = argument(
-        "the backend that runs the training steps; ``auto`` chooses the first backend that "
-        "supports the model and the settings, and ``fastest`` times all supported backends and "
-        "uses the fastest one",
+        "the backend that runs the training steps; ``auto`` chooses the backend with the highest "
+        "priority that supports the model and the settings, and ``fastest`` times all supported "
+        "backends and uses the fastest one",
         "auto",
         kind=COMPONENT,
         of="backends",
