@@ -60,7 +60,7 @@ def diff(first: Path, second: Path, as_json: bool, output: Path | None) -> None:
     """Show the differences between two models, for example before and after training.
 
     FIRST and SECOND are .onnx files. The command lists the tensors that differ. For each tensor, it
-    prints the Euclidean norms of the original value and of the change, the largest change of an
+    prints the Euclidean norms of the original value and of the change, the largest change in any
     element, and the number of elements that differ. It also lists differences in nodes, inputs,
     outputs, versions and metadata.
     """

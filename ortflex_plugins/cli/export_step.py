@@ -43,7 +43,8 @@ from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
 @click.option(
     "--steps-per-epoch",
     type=int,
-    help="The number of steps per epoch for the schedule. By default, it follows from the recipe's data.",
+    help="The number of steps per epoch for the schedule. By default, this number is derived from "
+    "the recipe's data.",
 )
 @click.option(
     "--c",

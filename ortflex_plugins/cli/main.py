@@ -124,8 +124,8 @@ def main() -> None:
     """Train ONNX models with onnxruntime. Losses, optimizers, backends and all other parts are plugins.
 
     The exit code is 0 on success, 1 after an error, 2 if the command line is invalid, and 130 after
-    Ctrl-C. Commands that check something, such as `ortflex verify`, also report their result with the
-    exit code, as their descriptions explain. Set the environment variable ORTFLEX_DEBUG to 1 to see the
+    Ctrl-C. Commands that check something, such as `ortflex verify`, also report their result through
+    the exit code, as their descriptions explain. Set the environment variable ORTFLEX_DEBUG to 1 to see the
     traceback of an error.
     """
 

@@ -86,6 +86,11 @@ _FAMILY_PAGES = {
     "all families in a single table.",
 }
 
+_OTHER_CALLBACKS = (
+    "Two other callbacks cannot be selected by name and must be passed as objects: "
+    "`Measures` ([Report a run](../howto/report-a-run.md)) and `Optuna` "
+    "([Tune hyperparameters](../howto/tune-hyperparameters.md))."
+)
 _SCHEDULE_NOTATION = (
     "In the formulas, rate(t) is the learning rate at time t after the start of the run, and base is the "
     "base learning rate, which is set with `learning_rate`."
@@ -268,6 +273,8 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
         yield paragraph(_sections([plugins[kind].load(entry.name) for entry in entries]))
         if kind == "losses":
             yield paragraph(_NOTATION)
+        if kind == "callbacks" and "ortflex" in {entry.distribution for entry in entries}:
+            yield paragraph(_OTHER_CALLBACKS)
         if kind == "schedules":
             yield paragraph(_SCHEDULE_NOTATION)
     else:

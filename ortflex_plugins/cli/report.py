@@ -34,8 +34,9 @@ def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     weights, graph, recipe and versions. The report on several runs compares their curves, their
     results, and the keys that differ between their recipes.
 
-    The report is a single, self-contained page. While a run is in progress, the page shows the finished
-    epochs and reloads itself.
+    The report is a single, self-contained page. If a run is in progress, the page shows the finished
+    epochs. With --watch, the command updates the page until all runs have ended, and the browser reloads
+    it automatically.
     """
     from ortflex_core import write_bytes
     from ortflex_plugins.pictures.pages import report

@@ -158,7 +158,7 @@ def qlinear_global_average_pool(op: Ops, node: Call) -> Sequence[Tensor]:
 
 @DECOMPOSITIONS.operator("QLinearReduceMean")
 def qlinear_reduce_mean(op: Ops, node: Call) -> Sequence[Tensor]:
-    """The mean of a quantized tensor along axes."""
+    """The mean of a quantized tensor along one or more axes."""
     x = real(op, node, (0, 1, 2))
     y = op.ReduceMean(x, axes=node.setting("axes"), keepdims=node.setting("keepdims", 1))
     return [rounded(op, node, y, _first(node), (3, 4))]

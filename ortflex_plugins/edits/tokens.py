@@ -21,11 +21,11 @@ class MoreTokens(Edit):
 
     The embedding table [tokens, width] becomes [tokens + add, width], and the logits [N, …, tokens] of
     a tied head become [N, …, tokens + add]. A new row is the mean of the old rows plus normally
-    distributed noise. In each column, the standard deviation of the noise is 10⁻⁴·⁵ times the standard
-    deviation of the old values. The new tokens are therefore about as likely as an average token at
-    first, but differ from one another. The new bias elements of a tied head are the mean of the old
-    elements. A head is tied if it reads the initializer of the embedding, or if its matrix has the
-    same values as the embedding table.
+    distributed noise. In each column, the standard deviation of the noise is √1e-9 (about 3.2e-5) times
+    the standard deviation of the old values. The new tokens are therefore about as likely as an average
+    token at first, but differ from one another. The new bias elements of a tied head are the mean of
+    the old elements. A head is tied if it reads the initializer of the embedding, or if its matrix has
+    the same values as the embedding table.
 
     Raises:
         ValueError: ``add`` is not an integer above 0.
@@ -42,7 +42,8 @@ class MoreTokens(Edit):
         >>> edited_model(model, edits=MoreTokens(add=2)).initializer("table").round(2).tolist()
         [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [3.0, 4.0], [3.0, 4.0]]
 
-    Source: Hewitt, "Initializing New Word Embeddings for Pretrained Language Models" (2021).
+    Source: Hewitt, "Initializing New Word Embeddings for Pretrained Language Models" (2021); the
+    variance of the noise is that of ``resize_token_embeddings`` in transformers.
     """
 
     name: ClassVar[str] = "more_tokens"

@@ -92,7 +92,7 @@ class Pruning(Constraint, abc.ABC):
     every: int = setting(
         default=0,
         validator=_count_or_zero,
-        help="the number of steps between two changes of the share; with 0, the share changes twenty times "
+        help="the number of steps between two changes to the share; with 0, the share changes twenty times "
         "between ``begin`` and ``end``",
     )
 
