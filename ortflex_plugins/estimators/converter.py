@@ -22,7 +22,7 @@ def register_converters() -> None:
     """Register converters of both estimators with skl2onnx.
 
     Raises:
-        ImportError: skl2onnx is not installed: ``pip install "ortflex[sklearn]"``.
+        ImportError: skl2onnx is not installed; the extra ``sklearn`` of ortflex installs it.
 
     Source: skl2onnx's ``update_registered_converter``.
     """
