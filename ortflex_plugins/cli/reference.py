@@ -71,10 +71,10 @@ KEY_GROUPS: Mapping[str, tuple[str, ...]] = {
 _COMPONENT = "a name, the path of a class, or a table with the key name and parameters"
 _SKIPPED = ("Raises:", "Args:", "Attributes:")
 _NOTATION = (
-    "In the formulas, l is the loss, p is the prediction or a predicted probability, s are logits or "
-    "other raw scores, and y is the label. In the shapes, B is the number of rows in a batch, C is the "
-    "number of classes, D is the size of an embedding, T is the length of a sequence, and … stands for "
-    "any number of further axes, such as the positions in an image."
+    "The formulas use these symbols: l for the loss, p for a prediction or a predicted probability, s "
+    "for logits or other raw scores, and y for the label. The shapes use B for the number of rows in a "
+    "batch, C for the number of classes, D for the size of an embedding, T for the length of a sequence, "
+    "and … for any number of further axes, such as the positions in an image."
 )
 
 _FAMILY_PAGES = {

@@ -86,8 +86,8 @@ class Tokenized(DataSource):
     )
     pad: str | None = setting(
         default=None,
-        help="the padding token; by default, the one in the tokenizer.json file or, if there is "
-        "none, a common one such as [PAD]",
+        help="the padding token; by default, the tokenizer.json file determines it, or, if the file "
+        "names none, it is a common token such as [PAD]",
     )
 
     def load(self) -> Columns:

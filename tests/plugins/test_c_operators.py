@@ -62,17 +62,17 @@ def program_of(case: Any) -> tuple[Program, list[Any]]:
     return made, arrays
 
 
-def written(case: Any) -> tuple[Generated, Layout, list[Any]]:
+def written(case: Any, machine: Machine = MACHINE) -> tuple[Generated, Layout, list[Any]]:
     """A case as C; its outputs are the state."""
     program, arrays = program_of(case)
     layout = Layout.of([Memory(o.name, tuple(o.shape or ()), o.numpy) for o in program.outputs])
-    generated = generate(program, layout, (), (), MACHINE)
+    generated = generate(program, layout, (), (), machine)
     return generated, layout, arrays
 
 
-def computed(case: Any) -> list[Any]:
+def computed(case: Any, machine: Machine = MACHINE) -> list[Any]:
     """The outputs of a case in C."""
-    generated, layout, _ = written(case)
+    generated, layout, _ = written(case, machine)
     library = compiler.load_library(generated.source, ("-O1",))
     state = np.zeros(layout.size + 64, np.uint8)
     memory = np.zeros(generated.arena + 64, np.uint8)
