@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 FLOAT = TensorProto.FLOAT
@@ -33,6 +33,20 @@ def model(
     opsets = [helper.make_opsetid("", opset)]
     opsets += [helper.make_opsetid(d.replace("_", "."), v) for d, v in domains.items()]
     return helper.make_model(graph, ir_version=ir, opset_imports=opsets, producer_name="tests")
+
+
+def parsed(
+    body: str,
+    weights: Mapping[str, Any],
+    inputs: str = "float[N, 6] X",
+    outputs: str = "float[N, 3] Y",
+    *,
+    opset: int = 17,
+    **domains: int,
+) -> ModelProto:
+    """A model whose nodes are written as onnx's text: ``Y = MatMul(X, W)``."""
+    graph = onnx.parser.parse_graph(f"net ({inputs}) => ({outputs}) {{ {body} }}")
+    return model(graph.node, graph.input, graph.output, weights, opset=opset, **domains)
 
 
 def floats(name: str, *shape: int | str | None) -> ValueInfoProto:
