@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from ortflex_core import ConfigError, ModelError, OrtflexError, Trainer
+from tests import models
+from tests.models import weights_of as values
 from tests.training import plugins
 
 RNG = np.random.default_rng
@@ -18,34 +20,28 @@ LORA = {"name": "lora", "rank": 2, "alpha": 3.0}
 
 def network(seed: int = 0) -> onnx.ModelProto:
     """MatMul, Relu, 1×1 Conv with strides, and a Gemm with transposed weight and alpha."""
-    rng = RNG(seed)
-    weights = {
-        "W1": rng.normal(size=(6, 8)),
-        "K": rng.normal(size=(5, 2, 1)),
-        "bk": rng.normal(size=5),
-        "W2": rng.normal(size=(3, 10)),
-        "b": rng.normal(size=3),
-    }
-    shape = numpy_helper.from_array(np.array([0, 2, 4], np.int64), "shape")
-    nodes = [
-        helper.make_node("MatMul", ["X", "W1"], ["h"], name="/net/layers.0/q_proj/MatMul"),
-        helper.make_node("Tanh", ["h"], ["t"]),
-        helper.make_node("Reshape", ["t", "shape"], ["p"]),
-        helper.make_node("Conv", ["p", "K", "bk"], ["c"], name="/net/conv/Conv", strides=[2]),
-        helper.make_node("Flatten", ["c"], ["f"]),
-        helper.make_node("Tanh", ["f"], ["ft"]),
-        helper.make_node(
-            "Gemm", ["ft", "W2", "b"], ["Y"], name="/net/fc/Gemm", transB=1, alpha=0.5
-        ),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 6])],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 3])],
-        [*(numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()), shape],
+    rng, node = RNG(seed), helper.make_node
+    return models.model(
+        [
+            node("MatMul", ["X", "W1"], ["h"], name="/net/layers.0/q_proj/MatMul"),
+            node("Tanh", ["h"], ["t"]),
+            node("Reshape", ["t", "shape"], ["p"]),
+            node("Conv", ["p", "K", "bk"], ["c"], name="/net/conv/Conv", strides=[2]),
+            node("Flatten", ["c"], ["f"]),
+            node("Tanh", ["f"], ["ft"]),
+            node("Gemm", ["ft", "W2", "b"], ["Y"], name="/net/fc/Gemm", transB=1, alpha=0.5),
+        ],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", "N", 3)],
+        {
+            "W1": rng.normal(size=(6, 8)),
+            "K": rng.normal(size=(5, 2, 1)),
+            "bk": rng.normal(size=5),
+            "W2": rng.normal(size=(3, 10)),
+            "b": rng.normal(size=3),
+            "shape": np.array([0, 2, 4]),
+        },
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def data(rows: int = 48) -> tuple[Any, Any]:
@@ -65,10 +61,6 @@ def trainer(model: Any = None, **options: Any) -> Trainer:
         **options,
     }
     return Trainer(network() if model is None else model, **given)
-
-
-def values(model: onnx.ModelProto) -> dict[str, Any]:
-    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
 
 
 def forward(w: Any, a: Any, x: Any) -> Any:
@@ -177,11 +169,7 @@ def test_targets_are_paths_nodes_or_weights(targets: Any, modules: set[str]) -> 
 @pytest.mark.parametrize(
     ("adapters", "error", "text"),
     [
-        (
-            {**LORA, "targets": ["v_proj"]},
-            ModelError,
-            "'v_proj' matches no product .* did you mean",
-        ),
+        ({**LORA, "targets": ["v_proj"]}, ModelError, "'v_proj' matches no product .* did you"),
         ({**LORA, "targets": ["!W9"]}, ModelError, "'W9' matches no product"),
         ({**LORA, "targets": ["conv", "!conv"]}, ModelError, "leaves no product"),
         ({**LORA, "rank": 0}, ConfigError, r"rank: expected an integer >= 1, got 0"),
@@ -202,44 +190,31 @@ def test_a_rank_above_the_matrix_is_a_warning(caplog: Any) -> None:
 
 
 def test_a_model_without_products_is_refused() -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["X", "w"], ["Y"])],
-        "scaled",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 2])],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 2])],
-        [numpy_helper.from_array(np.ones(2, "f"), "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = models.parsed("Y = Mul(X, w)", {"w": np.ones(3)}, "float[N, 3] X")
     with pytest.raises(ModelError, match="no product by a constant matrix"):
         trainer(model)
 
 
-def tied() -> onnx.ModelProto:
+def tied(last: str = "m", *more: onnx.NodeProto) -> onnx.ModelProto:
     """A weight that embeds and, transposed, gives the scores."""
-    nodes = [
-        helper.make_node("Gather", ["E", "X"], ["e"]),
-        helper.make_node("ReduceMean", ["e"], ["m"], axes=[1], keepdims=0),
-        helper.make_node("Transpose", ["E"], ["Et"], perm=[1, 0]),
-        helper.make_node("MatMul", ["m", "Et"], ["Y"], name="/lm_head/MatMul"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "tied",
+    node = helper.make_node
+    return models.model(
+        [
+            node("Gather", ["E", "X"], ["e"]),
+            node("ReduceMean", ["e"], ["m"], axes=[1], keepdims=0),
+            node("Transpose", ["E"], ["Et"], perm=[1, 0]),
+            *more,
+            node("MatMul", [last, "Et"], ["Y"], name="/lm_head/MatMul"),
+        ],
         [helper.make_tensor_value_info("X", TensorProto.INT64, ["N", 3])],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 7])],
-        [numpy_helper.from_array(RNG(3).normal(size=(7, 4)).astype("f"), "E")],
+        [models.floats("Y", "N", 7)],
+        {"E": RNG(3).normal(size=(7, 4)), "W": np.eye(4)},
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def with_body() -> onnx.ModelProto:
     """The same with a product of its own between both."""
-    model = tied()
-    model.graph.node[3].input[0] = "b"
-    body = helper.make_node("MatMul", ["m", "W"], ["b"], name="/body/MatMul")
-    model.graph.node.insert(3, body)
-    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype="f"), "W"))
-    return model
+    return tied("b", helper.make_node("MatMul", ["m", "W"], ["b"], name="/body/MatMul"))
 
 
 def test_a_tied_weight_is_left_out_by_default(caplog: Any) -> None:

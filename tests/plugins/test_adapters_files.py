@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflex_core import ConfigError, ModelError, OrtflexError, OutputError, Trainer, Unsupported
 from ortflex_plugins.adapters.lora import Lora
+from tests import models
 from tests.plugins.test_adapters import LORA, RNG, data, network, trainer, values
 
 needs_adapters = pytest.mark.skipif(
@@ -228,11 +229,15 @@ def test_what_is_no_low_rank_adapter_is_refused(change: Any, text: str, tmp_path
         Lora.from_peft(folder(tmp_path / "peft", pairs(), **change))
 
 
-def with_header(content: bytes, change: Any) -> bytes:
-    """A safetensors file with another header: ``change`` gets it as text."""
-    length = int.from_bytes(content[:8], "little")
-    text = change(content[8 : 8 + length].decode()).encode()
-    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+def with_header(pattern: str, new: str) -> Any:
+    """What changes the header of a safetensors file at the first place that a pattern matches."""
+
+    def changed(content: bytes) -> bytes:
+        length = int.from_bytes(content[:8], "little")
+        text = re.sub(pattern, new, content[8 : 8 + length].decode(), count=1).encode()
+        return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+    return changed
 
 
 DAMAGE: dict[str, Any] = {
@@ -241,17 +246,13 @@ DAMAGE: dict[str, Any] = {
     "truncated data": lambda b: b[:-4],
     "longer": lambda b: b + bytes(4),
     "length of the header": lambda b: b"\xff" * 8 + b[8:],
-    "no JSON": lambda b: with_header(b, lambda t: t.replace("{", "[", 1)),
-    "no offsets": lambda b: with_header(b, lambda t: t.replace("data_offsets", "offsets", 1)),
-    "offsets of others": lambda b: with_header(
-        b, lambda t: re.sub(r"\[0,(\d+)\]", r"[4,\1]", t, count=1)
-    ),
-    "NaN as an offset": lambda b: with_header(b, lambda t: t.replace("[0,", "[NaN,", 1)),
-    "NaN as a size": lambda b: with_header(
-        b, lambda t: re.sub(r'"shape":\[\d+', '"shape":[NaN', t)
-    ),
-    "negative size": lambda b: with_header(b, lambda t: re.sub(r'"shape":\[', '"shape":[-', t)),
-    "unknown type": lambda b: with_header(b, lambda t: t.replace("F32", "F33", 1)),
+    "no JSON": with_header("{", "["),
+    "no offsets": with_header("data_offsets", "offsets"),
+    "offsets of others": with_header(r"\[0,(\d+)\]", r"[4,\1]"),
+    "NaN as an offset": with_header(r"\[0,", "[NaN,"),
+    "NaN as a size": with_header(r'"shape":\[\d+', '"shape":[NaN'),
+    "negative size": with_header(r'"shape":\[', '"shape":[-'),
+    "unknown type": with_header("F32", "F33"),
 }
 
 
@@ -299,53 +300,51 @@ def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
         trainer(adapters={"name": "lora", "source": str(foreign)})
 
 
-def test_files_that_cannot_be_written_are_said_before_anything_is_changed(tmp_path: Path) -> None:
-    made = trainer()
-    with pytest.raises(ConfigError, match=r"the ending '.zip' is unknown; known: .onnx_adapter"):
-        made.export_adapter(tmp_path / "a.zip")
-    with pytest.raises(ConfigError, match="unknown format 'pft'; did you mean 'peft'"):
-        made.export_adapter(tmp_path / "a", format="pft")
-    with pytest.raises(ConfigError, match="no adapter is called 'style'"):
-        made.export_adapter(tmp_path / "a", label="style")
-    with pytest.raises(ConfigError, match="not a prefix of the module path"):
-        trainer(adapters={**LORA, "prefix": "x."}).export_adapter(tmp_path / "a")
+REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
+    ({}, "a.zip", {}, r"the ending '.zip' is unknown; known: .onnx_adapter"),
+    ({}, "a", {"format": "pft"}, "unknown format 'pft'; did you mean 'peft'"),
+    ({}, "a", {"label": "style"}, "no adapter is called 'style'"),
+    ({"adapters": {**LORA, "prefix": "x."}}, "a", {}, "not a prefix of the module path"),
+]
+
+
+@pytest.mark.parametrize(("options", "file", "how", "text"), REFUSED, ids=lambda v: str(v)[:20])
+def test_adapters_that_cannot_be_written_are_refused(
+    options: Any, file: str, how: Any, text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        trainer(**options).export_adapter(tmp_path / file, **how)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_base_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OrtflexError, match="has no adapters"):
         trainer(adapters=()).export_base(tmp_path / "a.onnx")
     with pytest.raises(OutputError):
-        made.export_base(tmp_path / "no" / "a.onnx")
+        trainer().export_base(tmp_path / "no" / "a.onnx")
     assert not list(tmp_path.iterdir())
 
 
 def many_bits(bias: bool = False, k: int = 32, n: int = 8) -> onnx.ModelProto:
     """A MatMulNBits between two layers, as onnxruntime's quantizer writes it."""
-    rng = RNG(2)
-    packed = rng.integers(0, 256, (n, k // 32, 16), dtype=np.uint8)
+    rng, node = RNG(2), helper.make_node
     tensors = {
-        "W1": rng.normal(size=(6, k)).astype("f"),
-        "Q": packed,
-        "S": rng.uniform(0.02, 0.05, n * (k // 32)).astype("f"),
-        "W2": rng.normal(size=(n, 3)).astype("f"),
+        "W1": rng.normal(size=(6, k)),
+        "Q": rng.integers(0, 256, (n, k // 32, 16), dtype=np.uint8),
+        "S": rng.uniform(0.02, 0.05, n * (k // 32)),
+        "W2": rng.normal(size=(n, 3)),
+        **({"c": rng.normal(size=n)} if bias else {}),
     }
-    tensors |= {"c": rng.normal(size=n).astype("f")} if bias else {}
-    quantized = helper.make_node(
-        *("MatMulNBits", ["t", "Q", "S", *(["", "", "c"] if bias else [])], ["q"]),
-        **{"name": "/mid/MatMul_Q4", "domain": "com.microsoft", "K": k, "N": n, "bits": 4},
-        block_size=32,
-    )
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["X", "W1"], ["h"], name="/first/MatMul"),
-            helper.make_node("Tanh", ["h"], ["t"]),
-            quantized,
-            helper.make_node("MatMul", ["q", "W2"], ["Y"], name="/last/MatMul"),
-        ],
-        "bits",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 6])],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 3])],
-        [numpy_helper.from_array(a, n) for n, a in tensors.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    given = ["t", "Q", "S", *(["", "", "c"] if bias else [])]
+    sizes = {"K": k, "N": n, "bits": 4, "block_size": 32}
+    nodes = [
+        node("MatMul", ["X", "W1"], ["h"], name="/first/MatMul"),
+        node("Tanh", ["h"], ["t"]),
+        node("MatMulNBits", given, ["q"], "/mid/MatMul_Q4", domain="com.microsoft", **sizes),
+        node("MatMul", ["q", "W2"], ["Y"], name="/last/MatMul"),
+    ]
+    ends = [models.floats("X", "N", 6)], [models.floats("Y", "N", 3)]
+    return models.model(nodes, *ends, tensors, com_microsoft=1)
 
 
 @needs_adapters
