@@ -18,11 +18,7 @@ from ortflex_core.training.trainer import Trainer
 def some_columns(
     trainer: Trainer, given: tuple[Any, Any, Any], steps: int, held_out: float | None
 ) -> Columns:
-    """All training rows of arrays; for data in pieces, the rows of some steps.
-
-    Raises:
-        DataError: an iterable of batches, or data that does not fit.
-    """
+    """All training rows of arrays; for data in pieces, the rows of some steps."""
     if gives_batches(*given[:2]):
         raise DataError(
             "an iterable of batches cannot be used for a comparison; pass arrays or a data source"
@@ -36,11 +32,7 @@ def some_columns(
 def named_backends(
     trainer: Trainer, names: Sequence[str] | None
 ) -> tuple[list[Backend], dict[str, tuple[str, ...]]]:
-    """The backends to compare, by priority, and the reasons why others cannot be loaded.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
+    """The backends to compare, by priority, and the reasons why others cannot be loaded."""
     plugins, inner = trainer.plugins, internals_of(trainer)
     # Backends passed as objects are included, and the settings of named ones apply.
     own = {b.name: b for b in inner.setup.backends}

@@ -192,15 +192,7 @@ def locate(
     names: tuple[str, str],
     tensors: Callable[[Sequence[str]], Sequence[Mapping[str, Array]]],
 ) -> Difference:
-    """The first tensor that differs in the forward pass; else the first gradient in the backward pass.
-
-    Args:
-        problem: what is trained.
-        found: the errors of the step.
-        step: its number.
-        names: the backend's and the reference's.
-        tensors: the named tensors of the graph on both sides.
-    """
+    """The first tensor that differs in the forward pass; else the first gradient in the backward pass."""
     model = problem.model
     nodes = model.ancestors(problem.predicted)
     at = partial(Difference, step=step, backend=names[0], reference=names[1])

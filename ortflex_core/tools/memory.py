@@ -222,11 +222,7 @@ def _bytes(spec: TensorSpec, rows: int) -> int:
 
 
 def _set_sizes(model: Model, sizes: dict[str, int]) -> Model:
-    """The model with the sizes of axes that the file does not define.
-
-    Raises:
-        ConfigError: some of them are missing.
-    """
+    """The model with the sizes of axes that the file does not define."""
     open_axes = {
         (spec.name, k)
         for spec in model.inputs

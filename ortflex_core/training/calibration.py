@@ -65,11 +65,7 @@ class Observer:
     parts: list[Array] = attrs.field(factory=list)
 
     def see(self, values: Array, share: float, first: int) -> None:
-        """Add the values of some rows, of which a share is kept.
-
-        Raises:
-            DataError: a value is not finite; names the tensor and the row.
-        """
+        """Add the values of some rows, of which a share is kept."""
         flat = values.reshape(len(values) if values.ndim else 1, -1)
         if not np.isfinite(flat).all():
             row = int(np.argmin(np.isfinite(flat).all(axis=1))) + first
@@ -103,14 +99,6 @@ def calibrate(
 ) -> Quantizer:
     """The quantizer with the ranges of some activations over its number of rows, at equal distances.
 
-    Args:
-        quantizer: has the formula of the ranges, and the number of rows.
-        columns: rows of the inputs.
-        names: the activations.
-        predictions: computes tensors of some rows.
-        chunk: the number of rows at once.
-        progress: the argument of the Trainer.
-
     Raises:
         DataError: there are no rows, or a value is not finite.
     """
@@ -133,19 +121,7 @@ def observe(
     counted: Callable[[int], object],
     chunk: int = 32,
 ) -> dict[str, tuple[float, float]]:
-    """The range of each tensor over the rows.
-
-    Args:
-        predict: computes the tensors of some rows, by their positions.
-        names: the tensors.
-        rows: the number of rows.
-        quantizer: has the formula of the ranges.
-        counted: gets the number of rows that are done.
-        chunk: the number of rows at once.
-
-    Raises:
-        DataError: there are no rows, or a value is not finite.
-    """
+    """The range of each tensor over the rows."""
     if not rows:
         raise DataError("calibration: there are no rows; give some that are typical for the model")
     observers = [Observer(name) for name in names]
@@ -159,11 +135,7 @@ def observe(
 
 
 def refuse_uncalibrated(model: Model, what: str) -> None:
-    """Refuse what needs the ranges of activations.
-
-    Raises:
-        OrtflexError: the model lacks some.
-    """
+    """Refuse what needs the ranges of activations."""
     missing = () if model.quantization is None else model.quantization.missing
     if missing:
         some = ", ".join(map(repr, missing[:3])) + (", …" if len(missing) > 3 else "")

@@ -97,11 +97,7 @@ def save(trainer: Settings, inner: Internals, folder: Path) -> Path:
 
 
 def path_of(value: Any, what: str) -> Path:
-    """A path that a user gave to the method ``what``.
-
-    Raises:
-        ArgumentError: it is no path, or empty.
-    """
+    """A path that a user gave to the method ``what``."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise ArgumentError(f"{what}: expected a path, got {short_repr(value)}")
     return Path(value)

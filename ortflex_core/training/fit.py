@@ -262,11 +262,7 @@ def add_batch_hooks(
     source: Source,
     seed: tuple[int, ...],
 ) -> Source:
-    """The source, with its batches changed by hooks if there are any, and with derived columns.
-
-    Raises:
-        Unsupported: a callback changes batches in one process only.
-    """
+    """The source, with its batches changed by hooks if there are any, and with derived columns."""
     hooks = internals.hooks.one_by_one("batch_drawn", owner)
     for plugin, whose, _ in hooks:
         if internals.setup.problem.peers is not None and not declares(plugin, "every_rank"):

@@ -188,17 +188,7 @@ def begin(
     validation: Feed | None,
     options: Mapping[str, Any],
 ) -> Training:
-    """Describe a fit that begins.
-
-    Args:
-        inner: the Trainer.
-        settings: its public attributes.
-        given: the data that the user passed.
-        feed: the same, opened, before rows are held out.
-        validation_data: the validation data that the user passed.
-        validation: the same, opened.
-        options: further arguments of ``fit``: ``limit`` (``steps_per_epoch``) and ``stratify``.
-    """
+    """Describe a fit that begins; ``feed`` and ``validation`` are the data as they were opened."""
     standing = inner.live.standing
     before, continues = standing.training, standing.position is not None
     held: Any = validation_data if isinstance(validation_data, float) else None

@@ -535,11 +535,7 @@ class Live:
         return predict
 
     def check_statistics(self) -> list[str]:
-        """The tensors that the losses read, if a BatchNormalization before them is in training mode.
-
-        Raises:
-            ModelError: none is.
-        """
+        """The tensors that the losses read, if a BatchNormalization before them is in training mode."""
         problem = self.inference()
         predicted = tensors_of(self.setup.requests)
         if not normalized_by_batch(problem, predicted):

@@ -8,11 +8,7 @@ from ortflex_core import ConfigError, install_command
 
 
 def require(callback: str, package: str, extra: str) -> None:
-    """Refuse a callback whose package is not installed; nothing is imported.
-
-    Raises:
-        ConfigError: names the extra to install.
-    """
+    """Refuse a callback whose package is not installed; nothing is imported."""
     if find_spec(package) is None:
         raise ConfigError(
             f"the callback {callback!r} needs {package}, which is not installed: "

@@ -157,11 +157,7 @@ def _has_record(path: Path) -> bool:
 
 
 def _move_aside(paths: list[Path], place: Path) -> None:
-    """Move checkpoints to a folder from which nothing is resumed.
-
-    Raises:
-        OutputError: they cannot be moved.
-    """
+    """Move checkpoints to a folder from which nothing is resumed."""
     count = 1
     while os.path.lexists(place / f"superseded-{count}"):
         count += 1

@@ -114,11 +114,7 @@ def _everything(trainer: Trainer) -> dict[str, Array]:
 
 
 def _check_kept(kept: Mapping[str, Array], trainer: Trainer) -> None:
-    """Refuse weights of another model.
-
-    Raises:
-        CheckpointError: names the tensor that does not fit.
-    """
+    """Refuse weights of another model."""
     weights = trainer.get_state()
     for key, array in kept.items():
         kind, _, name = key.partition("/")

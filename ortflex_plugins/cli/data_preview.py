@@ -150,11 +150,7 @@ def _pair(model: Model) -> list[str] | None:
 
 
 def loss_of_pairs(model: Model, rows: Columns) -> tuple[str, str, dict[str, Any]] | None:
-    """The loss of two embeddings without labels, which are pairs, the reason, and its parameters.
-
-    Raises:
-        ConfigError: two embeddings, and labels of similar and other pairs.
-    """
+    """The loss of two embeddings without labels, which are pairs, the reason, and its parameters."""
     import numpy as np
 
     pair, labels = _pair(model), [*rows.labels.values()]
@@ -231,11 +227,7 @@ def _look_at_images(
 
 
 def check_inputs(model: Model, shapes: dict[str, tuple[int, ...]], path: str) -> None:
-    """Check that the data have every input of a model, in its shape; ``X`` is that of a model with one.
-
-    Raises:
-        ConfigError: an input is missing, or has another shape; with the change that would fit.
-    """
+    """Check that the data have every input of a model, in its shape; ``X`` is that of a model with one."""
     given = list(shapes)
     names = [spec.name for spec in model.inputs]
     missing = [name for name in names if name not in given]
@@ -406,11 +398,7 @@ def _as_floats(labels: Array | None) -> str:
 def check_recipe(
     text: str, folder: Path, plugins: Plugins, data: str, labels: Array | None
 ) -> None:
-    """Check that the data fit the model and the loss of a recipe, without a session.
-
-    Raises:
-        ConfigError: they do not, with the reason; nothing was written.
-    """
+    """Check that the data fit the model and the loss of a recipe, without a session."""
     import tempfile
 
     from ortflex_core import OrtflexError, Parts, Pieces, Recipe, Trainer, internals_of

@@ -13,12 +13,7 @@ _CODE = re.compile(r"\w+=(?:\[.*\]|\{[^}]*\}|'\w+'|\d+)|fit\([^)]*\)|Trainer\.st
 
 
 def elsewhere_blocks(plugins: Plugins, entries: Mapping[str, list[Entry]]) -> Iterator[str]:
-    """Two tables: arguments and keys, then components.
-
-    Args:
-        plugins: the installed plugins, from which the components are loaded.
-        entries: the components to list, by kind.
-    """
+    """Two tables: arguments and keys, then components."""
     yield "# Names in torch, Keras, scikit-learn and Hugging Face"
     # Entries of the site's search.
     yield "```{index} ! MSE, ! BCE, ! Keras, ! names in torch\n```"

@@ -121,13 +121,6 @@ def template(
 ) -> str:
     """The file for a model; its path is written relative to ``folder``.
 
-    Args:
-        model: the model.
-        folder: where the file will be.
-        plugins: the plugins that the file may name.
-        look: what is known of the data.
-        head: the value of the key ``head``; the model gets this head first.
-
     Raises:
         ConfigError, ModelError: the model has no float output or nothing to train, or gets no such head.
     """

@@ -42,12 +42,7 @@ def new_flower_app(recipe: Path, output: Path, trust_code: bool) -> None:
 
 
 def project(path: Path, folder: Path, *, trust_code: bool = False) -> dict[Path, str]:
-    """The files of a project in ``folder``.
-
-    Raises:
-        ConfigError: the recipe has errors or a key that does not apply to a client, or the folder
-            exists.
-    """
+    """The files of a project in ``folder``."""
     from string import Template
 
     from ortflex_core import ConfigError, to_toml

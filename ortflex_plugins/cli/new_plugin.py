@@ -53,11 +53,7 @@ def new_plugin(kind: str, name: str, output: Path) -> None:
 
 
 def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
-    """The content of every file of a package in ``folder``.
-
-    Raises:
-        ConfigError: the kind is unknown, or the name is invalid or taken.
-    """
+    """The content of every file of a package in ``folder``."""
     from string import Template
 
     from ortflex_core import ConfigError, Plugins, singular, suggest
@@ -108,11 +104,7 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
 
 
 def _templates(plugins: Plugins, kind: str) -> Path:
-    """The folder with the templates of a kind: ours, or ``templates`` next to its base class.
-
-    Raises:
-        ConfigError: the package that has the kind has no templates.
-    """
+    """The folder with the templates of a kind: ours, or ``templates`` next to its base class."""
     from ortflex_core import KINDS, ConfigError
 
     if kind in KINDS:

@@ -48,12 +48,7 @@ def kind(rules: RuleTable, name: str, opset: int = NEWEST) -> str:
 
 
 def operator_blocks(plugins: Plugins, figures: Mapping[str, Any] | None) -> Iterator[str]:
-    """The page: every operator, its first opset, whether it has a gradient, and the backends.
-
-    Args:
-        plugins: the plugins with the rules.
-        figures: the results of the standard's node cases, by operator; None leaves them out.
-    """
+    """The page: every operator, its first opset, whether it has a gradient, and the backends."""
     plugins = plugins.preferring(["ortflex"])
     rules = load_rules(plugins)
     cases = figures["operators"] if figures else {}

@@ -78,11 +78,7 @@ class RecipeCommand(click.Command):
 
 
 def refuse_recipe(model: str | os.PathLike[str], command: str) -> None:
-    """Refuse a recipe as the argument of a command that takes a model.
-
-    Raises:
-        ConfigError: the path ends with .toml.
-    """
+    """Refuse a recipe as the argument of a command that takes a model."""
     from ortflex_core import ConfigError
 
     name = os.fspath(model)

@@ -28,11 +28,7 @@ from ortflex_plugins.cli.terminal import folded, folded_table
 
 
 def details(plugins: Plugins, what: str) -> tuple[list[Entry], str]:
-    """The entries of a kind or of a name, and their description.
-
-    Raises:
-        PluginError: neither a kind nor a plugin has this name.
-    """
+    """The entries of a kind or of a name, and their description."""
     kind = kind_of(what, plugins.kinds)
     if kind is not None:
         registry = plugins[kind]

@@ -90,11 +90,7 @@ def predict(
 def _encode(
     arrays: Mapping[str, Array], ending: str, classes: Mapping[str, Sequence[str]] | None = None
 ) -> bytes:
-    """The content of a file; ``classes`` name the columns of an array in a .csv file.
-
-    Raises:
-        ConfigError: the arrays do not fit into a file of that kind.
-    """
+    """The content of a file; ``classes`` name the columns of an array in a .csv file."""
     import numpy as np
 
     from ortflex_core import ConfigError

@@ -232,11 +232,7 @@ def _with_losses(
     teacher: float | None,
     plugins: Plugins,
 ) -> Recipe:
-    """The recipe with the losses of the labels and of the teacher.
-
-    Raises:
-        ConfigError: a key or an option has a wrong value, or a loss needs labels, which the data lack.
-    """
+    """The recipe with the losses of the labels and of the teacher."""
     from ortflex_core import ConfigError, Recipe, file_classes, raw_scores
     from ortflex_plugins.cli.init import suggest_loss
 
@@ -326,12 +322,7 @@ def _unlabeled(parts: Parts, key: str, path: str) -> dict[str, Any]:
 
 
 def default_epochs(rows: int | None, batch_size: int) -> int:
-    """The passes over some rows: 20, and with few rows up to 60, until there are 3,000 steps.
-
-    Args:
-        rows: their number, None if they are many and are not counted.
-        batch_size: the rows of a step.
-    """
+    """The passes over some rows: 20, and with few rows up to 60, until there are 3,000 steps."""
     if rows is None or rows < 1 or batch_size < 1:
         return 20
     return min(max(20, -(-3000 // -(-rows // batch_size))), 60)

@@ -120,11 +120,7 @@ def make(recipe: Recipe, resume: Path | None = None, *, force: bool = False) -> 
 
 
 def _taken(folder: Path) -> tuple[Path, FolderLock]:
-    """Lock a folder.
-
-    Raises:
-        OutputError: another run uses it.
-    """
+    """Lock a folder."""
     lock = FolderLock(".run.lock")
     try:
         free = lock.acquire(folder)
@@ -198,11 +194,7 @@ def was_interrupted(folder: Path) -> bool:
 
 
 def _rename(folder: Path, recipe: Recipe) -> Path:
-    """Rename a folder, unless the recipe reads from it; returns its new path.
-
-    Raises:
-        OutputError: the recipe reads from it, or it cannot be renamed.
-    """
+    """Rename a folder, unless the recipe reads from it; returns its new path."""
     for path in (Path.cwd(), *_inputs(recipe)):
         if path.resolve().is_relative_to(folder.resolve()):
             raise OutputError(

@@ -123,11 +123,7 @@ _WORDS = {
 
 
 def _restore(trainer: Trainer, checkpoint: Path, *, strict: bool) -> None:
-    """Continue from a checkpoint, and say so if nothing is left to train.
-
-    Raises:
-        CheckpointError: the checkpoint is of another training; in the words of the command line.
-    """
+    """Continue from a checkpoint, and say so if nothing is left to train."""
     from ortflex_core import CheckpointError, internals_of
 
     try:

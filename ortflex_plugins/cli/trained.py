@@ -39,9 +39,6 @@ def open_run(
     suggests, and needs ``data``. A checkpoint, or the newest one of a folder of checkpoints, has the recipe
     of the run folder in which it is; without one, it needs data, too. ``metrics`` replace those of the
     recipe. A run folder and a checkpoint are data: with ``trust_code`` they may name code.
-
-    Raises:
-        ConfigError: the folder has no recipe or no trained model.
     """
     import attrs
 
@@ -97,9 +94,6 @@ def find_weights(run: Path, which: str | None = None) -> Path:
     """The model of a finished run, or the checkpoint with the weights of a run.
 
     ``which`` is ``best`` or ``newest``, a checkpoint in a run folder or a folder of checkpoints.
-
-    Raises:
-        ConfigError: there is neither, or the path is a file.
     """
     from ortflex_core import no_file
 
@@ -293,12 +287,7 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
 
 
 def _single(path: str, model: Model) -> Columns:
-    """The array of an .npy file as the only input of a model.
-
-    Raises:
-        ConfigError: the model has several inputs.
-        DataError: the file cannot be read.
-    """
+    """The array of an .npy file as the only input of a model."""
     from ortflex_core import Columns
     from ortflex_plugins.data.npy import map_file
 

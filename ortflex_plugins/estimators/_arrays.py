@@ -49,12 +49,7 @@ def columns(spec: TensorSpec) -> int | None:
 def as_inputs(
     specs: Sequence[TensorSpec], X: Array, names: Sequence[str] | None
 ) -> Array | dict[str, Array]:
-    """X for the inputs of a model: as a whole, or its columns by their names or in the order of the inputs.
-
-    Raises:
-        DataError: numbers out of the range of the type, an element that should be a string, or
-            columns with other names or another number than the inputs.
-    """
+    """X for the inputs of a model: whole, or its columns by their names or in the order of the inputs."""
     if len(specs) == 1:
         return as_input(specs[0], X)
     known = [spec.name for spec in specs]

@@ -14,11 +14,7 @@ PROBABILISTIC = ("log_loss", "softmax_cross_entropy", "distillation")
 
 
 def distinct(y: Any) -> Array:
-    """The classes in y, sorted.
-
-    Raises:
-        ValueError: fewer than two, or labels that have no order.
-    """
+    """The classes in y, sorted."""
     try:
         classes: Array = np.unique(y)
     except TypeError:
@@ -43,11 +39,7 @@ def loss_name(table: dict[str, Any]) -> str | None:
 
 
 def built(table: dict[str, Any]) -> Loss | None:
-    """The loss of a table of ``asked_loss``.
-
-    Raises:
-        ConfigError: an unknown name or parameter.
-    """
+    """The loss of a table of ``asked_loss``."""
     if not table:
         return None
     given: Loss | None = table.get("object")

@@ -24,11 +24,7 @@ from ortflex_plugins.estimators._networks import ACTIVATIONS
 
 
 def check(estimator: Any) -> None:
-    """Refuse invalid values; the Trainer checks the names of components.
-
-    Raises:
-        ValueError: names the parameter, the valid values and the given one.
-    """
+    """Refuse invalid values; the Trainer checks the names of components."""
     e = estimator
     wanted: dict[str, tuple[bool, str]] = {
         "max_iter": (_count(e.max_iter), "an integer >= 1"),
@@ -62,12 +58,7 @@ def check(estimator: Any) -> None:
 
 
 def trainers(estimator: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` as arguments of the Trainer, in addition to ``own``.
-
-    Raises:
-        ValueError: an option that the Trainer does not have, or that another parameter of the
-            estimator sets.
-    """
+    """``options`` as arguments of the Trainer, in addition to ``own``."""
     options = dict(estimator.options or {})
     known = {"plugins", *(f.name for f in attrs.fields(Arguments))} - {"epochs", *own}
     for name in options:

@@ -129,11 +129,7 @@ def _add(
 
 
 def _in_opset(model: onnx.ModelProto, wanted: int) -> onnx.ModelProto:
-    """The model with the operators of the opset of the pipeline.
-
-    Raises:
-        ModelError: the model has newer operators.
-    """
+    """The model with the operators of the opset of the pipeline."""
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     own = opsets_of(model)[""]

@@ -12,11 +12,7 @@ OLDEST = (1, 22)
 
 
 def require_flower(module: str = "flwr.app") -> Any:
-    """A module of Flower.
-
-    Raises:
-        ConfigError: Flower is not installed, or is too old.
-    """
+    """A module of Flower."""
     try:
         flwr = importlib.import_module("flwr")
     except ImportError as error:

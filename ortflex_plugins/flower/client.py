@@ -235,11 +235,7 @@ def _arguments(data: Any) -> tuple[Any, ...]:
 
 
 def _count(trainer: Trainer, rows: tuple[Any, ...]) -> int:
-    """Rows of evaluation data.
-
-    Raises:
-        DataError: an iterable of batches, whose rows are not known.
-    """
+    """Rows of evaluation data."""
     X = rows[0].load() if isinstance(rows[0], DataSource) else rows[0]
     if isinstance(X, Pieces):
         return sum(X.sizes)
@@ -254,11 +250,7 @@ def _count(trainer: Trainer, rows: tuple[Any, ...]) -> int:
 
 @contextmanager
 def _naming(context: Context) -> Iterator[None]:
-    """Name the client in errors: Flower sends only their message to the server.
-
-    Raises:
-        OrtflexError: an error that was raised inside, with the name of the client.
-    """
+    """Name the client in errors: Flower sends only their message to the server."""
     try:
         yield
     except OrtflexError as error:

@@ -178,9 +178,6 @@ def _fitting(
         replies: of the clients, which may send anything.
         expected: the shared tensors, which replies to training have; None for an evaluation.
         weight: the metric by which the strategy weights a client.
-
-    Raises:
-        DataError: none of the replies without an error fits.
     """
     wrong: dict[int, str] = {}
     forms: dict[int, Hashable] = {}
@@ -207,11 +204,7 @@ def _fitting(
 
 
 def _form(content: Any, expected: Mapping[str, Array] | None, weight: str | None) -> Hashable:
-    """The names in a reply, which have to be the same for all clients.
-
-    Raises:
-        DataError: the arrays are not those that were sent, or the weight is not a number of rows.
-    """
+    """The names in a reply, which have to be the same for all clients."""
     keys = tuple(content.array_records)
     if expected is not None:
         if len(keys) != 1:

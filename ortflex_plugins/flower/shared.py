@@ -47,11 +47,7 @@ def tensors(trainer: Trainer) -> dict[str, Array]:
 
 
 def shared_names(trainer: Trainer, share: Share) -> list[str]:
-    """The names of the tensors that are shared.
-
-    Raises:
-        ConfigError: a pattern fits nothing, nothing is left, or there are no adapters.
-    """
+    """The names of the tensors that are shared."""
     known = list(tensors(trainer))
     if share == "parameters":
         return known
@@ -139,11 +135,7 @@ def description(trainer: Trainer) -> dict[str, Any]:
 
 
 def check_description(trainer: Trainer, config: Mapping[str, Any]) -> None:
-    """Compare a client's Trainer with the server's description in a configuration.
-
-    Raises:
-        ConfigError: the classes have another order, or a new layer that is not trained has other weights.
-    """
+    """Compare a client's Trainer with the server's description in a configuration."""
     own = description(trainer)
     both = [d[_CLASSES] for d in (own, config) if _CLASSES in d]
     if len(both) == 2 and both[0] != both[1]:
@@ -168,11 +160,7 @@ def _fixed(trainer: Trainer) -> dict[str, Array]:
 
 
 def check_arrays(given: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """Refuse arrays whose names or shapes differ from the expected ones.
-
-    Raises:
-        DataError: the differences.
-    """
+    """Refuse arrays whose names or shapes differ from the expected ones."""
     lines = []
     if missing := {name: a for name, a in expected.items() if name not in given}:
         lines.append(f"missing are {_listed(missing)}")
@@ -223,11 +211,7 @@ def as_record(arrays: Mapping[str, Array]) -> ArrayRecord:
 
 
 def as_arrays(record: Any) -> dict[str, Array]:
-    """The arrays of a record.
-
-    Raises:
-        DataError: an array that numpy cannot read.
-    """
+    """The arrays of a record."""
     out = {}
     for name, array in record.items():
         try:

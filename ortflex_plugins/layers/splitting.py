@@ -29,9 +29,6 @@ def split(model: ModelProto, wanted: Container[str] | None = None) -> Halves:
 
     The forward pass saves the tensors that the backward pass needs, so nothing is computed twice. Only
     gradients with ``wanted`` names are kept; None keeps all of them.
-
-    Raises:
-        GraphError: the type of a tensor to be saved cannot be inferred.
     """
     graph = model.graph
     cotangents = [i.name for i in graph.input if i.name.startswith("cotangent/")]

@@ -276,11 +276,7 @@ def _memory(name: str, value: Any) -> tuple[int, tuple[int, ...], int]:
 
 
 def select_class(what: str, classes: Mapping[type[Any], Sequence[Any]], name: Any) -> type[Any]:
-    """The class that has a name; every class also has its own name.
-
-    Raises:
-        ValueError: no class has it.
-    """
+    """The class that has a name; every class also has its own name."""
     known = {name: cls for cls, names in classes.items() for name in (cls.__name__, *names)}
     if not isinstance(name, str | None) or name not in known:
         nearest = suggest(str(name), [n for n in known if n])

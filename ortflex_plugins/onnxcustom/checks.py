@@ -54,12 +54,7 @@ def check_number(name: str, value: Any, *, least: float = 0.0, beyond: bool = Fa
 
 
 def check_names(name: str, value: Any) -> None:
-    """Refuse everything but a list of names with at least one name.
-
-    Raises:
-        TypeError: the value is no list, or a string, whose letters would be taken for names.
-        ValueError: the list is empty.
-    """
+    """Refuse everything but a list of names with at least one name."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name}: expected a list of names, got {value!r}")
     if not list(value):
@@ -67,12 +62,7 @@ def check_names(name: str, value: Any) -> None:
 
 
 def fitted(array: Any, spec: TensorSpec, what: str) -> Array:
-    """Convert an array to the type and shape of an input.
-
-    Raises:
-        DataError: the array is sparse or empty, has another shape, or contains strings or values that
-            are not finite.
-    """
+    """Convert an array to the type and shape of an input."""
     if hasattr(array, "toarray"):
         raise DataError(f"{what} is a sparse matrix, expected an array: {what}.toarray()")
     result = fit_to(np.asarray(array), spec, what, check_finite=False)

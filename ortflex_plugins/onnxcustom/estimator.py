@@ -172,11 +172,7 @@ class BaseEstimator(BaseOnnxClass):
 
 
 def both_or_none(X: Any, y: Any) -> bool:
-    """Whether there are validation data.
-
-    Raises:
-        DataError: only one of features and labels is given.
-    """
+    """Whether there are validation data."""
     if (X is None) != (y is None):
         raise DataError("X_val and y_val: expected both or none, but one of them is None")
     return X is not None

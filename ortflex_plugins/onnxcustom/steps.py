@@ -64,14 +64,6 @@ class Steps:
     """A model with a loss of one element, whose weights are in an engine that runs single steps.
 
     TrainingSession is the engine if it is installed and has the right gradients, otherwise ``fused``.
-
-    Args:
-        onx: the model.
-        weights: names of the initializers to train.
-        loss: the output to minimize.
-        label: an input of the model with one row per sample.
-        device: the device of the weights.
-        batch_size: the rows of a batch.
     """
 
     def __init__(
@@ -165,11 +157,7 @@ def _batch(data: Mapping[str, Array]) -> Batch:
 
 
 def _engine(problem: Problem, device: Device) -> tuple[str, Engine]:
-    """The name and the engine of the first backend that can train a problem.
-
-    Raises:
-        GraphError: no backend can; the message has the reason of the last one.
-    """
+    """The name and the engine of the first backend that can train a problem."""
     runtime = this_runtime()
     for spec in _BACKENDS:
         backend: Backend = plugins().component("backends", spec, "backend")

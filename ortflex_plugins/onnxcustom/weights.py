@@ -59,11 +59,7 @@ def onnx_rename_weights(onx: ModelProto) -> ModelProto:
 
 
 def rename_tensors(graph: GraphProto, renamed: Mapping[str, str]) -> None:
-    """Rename tensors of a graph, also where its subgraphs read them.
-
-    Raises:
-        ModelError: a tensor already has one of the new names.
-    """
+    """Rename tensors of a graph, also where its subgraphs read them."""
     taken = _names(graph) & set(renamed.values())
     if taken:
         raise ModelError(f"the model already has a tensor {min(taken)!r}; rename it first")
@@ -90,11 +86,7 @@ def _names(graph: GraphProto) -> set[str]:
 
 
 def check_weights(onx: ModelProto, names: list[str], ordered: bool) -> None:
-    """Refuse names that are not float initializers and, with ``ordered``, names in another order.
-
-    Raises:
-        ModelError: the message has the name, the alternatives and the next step.
-    """
+    """Refuse names that are not float initializers and, with ``ordered``, names in another order."""
     known = get_train_initializer(onx)
     for name in names:
         if name not in known:
@@ -113,15 +105,7 @@ def check_weights(onx: ModelProto, names: list[str], ordered: bool) -> None:
 
 
 def with_weights(onx: ModelProto, state: Mapping[str, Any]) -> ModelProto:
-    """A copy of a model with other values of some initializers.
-
-    Args:
-        onx: the model, which is not changed.
-        state: arrays or ``OrtValue`` objects, by the names of the initializers.
-
-    Raises:
-        ModelError: the model has no initializer of a given name.
-    """
+    """A copy of a model with other values of some initializers."""
     out = ModelProto()
     out.CopyFrom(onx)
     tensors = {tensor.name: tensor for tensor in out.graph.initializer}

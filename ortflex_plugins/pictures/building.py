@@ -42,14 +42,7 @@ class End:
 def level(
     ops: Sequence[Op], inputs: Sequence[End], outputs: Sequence[End], fold: bool | None = None
 ) -> Level:
-    """A level of these operators.
-
-    Args:
-        ops: the operators, in any order.
-        inputs: the graph's inputs; unused inputs are left out.
-        outputs: the graph's outputs.
-        fold: fold repeated blocks; by default in graphs of more than 24 operators.
-    """
+    """A level of these operators."""
     if fold is None:
         fold = len(ops) > SMALL
     if not fold:

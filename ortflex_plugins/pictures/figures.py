@@ -21,11 +21,7 @@ _LONGEST = 32_000  # pixels of one side that most viewers open if the other side
 
 
 def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
-    """Draw with matplotlib; one unit of the layout is 1/100 inch.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Draw with matplotlib; one unit of the layout is 1/100 inch."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -185,9 +185,6 @@ def page_of_folder(folder: Path, title: str | None = None) -> str:
 
     Missing parts are left out: measurements that were not taken, or the graph if the model does not
     exist any more. Every string is escaped.
-
-    Raises:
-        ConfigError: this is not a run folder, or one of its files is broken.
     """
     run = read_run(folder)
     history, versions, measures = run.history, run.versions, run.measures

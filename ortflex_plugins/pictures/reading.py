@@ -38,13 +38,7 @@ class Marks:
 
 
 def read(proto: ModelProto, marks: Marks, fold: bool | None = None) -> Level:
-    """The level of a model's graph.
-
-    Args:
-        proto: the model; calls of functions are folded boxes.
-        marks: information about its nodes and tensors.
-        fold: fold repeated blocks; by default in graphs of more than 24 operators.
-    """
+    """The level of a model's graph."""
     return _Reader(proto, marks, fold).whole()
 
 

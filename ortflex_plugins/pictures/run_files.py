@@ -50,11 +50,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the files of a run folder.
-
-    Raises:
-        ConfigError: this is not a run folder, or one of its files is broken.
-    """
+    """Read the files of a run folder."""
     if not (folder / "recipe.toml").is_file():
         if not folder.exists():
             raise ConfigError(f"{str(folder)!r} is not a run folder: {no_file(folder)}")

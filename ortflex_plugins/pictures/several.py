@@ -21,9 +21,6 @@ def report_several(folders: Sequence[Path]) -> str:
     """The page about several folders that ``ortflex train`` wrote; it loads nothing from elsewhere.
 
     Folders that are not run folders or have a broken file are listed with the reason.
-
-    Raises:
-        ConfigError: a folder is given twice, or all folders are broken.
     """
     if len({path.resolve() for path in folders}) < len(folders):
         raise ConfigError("report: a run folder is given twice; give each one once")
@@ -43,11 +40,7 @@ def report_several(folders: Sequence[Path]) -> str:
 
 
 def _drawable(name: str, folder: Path) -> Run:
-    """Read a run, and make every part of the page for it once, so that broken files are found.
-
-    Raises:
-        ConfigError: one of its files is broken.
-    """
+    """Read a run, and make every part of the page for it once, so that broken files are found."""
     run = read_run(folder)
     for column, values in run.history.items():
         large = next((v for v in values if math.isfinite(v) and abs(v) > _LARGEST), None)

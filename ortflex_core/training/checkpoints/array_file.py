@@ -44,11 +44,7 @@ _WRITTEN["bfloat16"] = "BF16"
 def write_arrays(
     path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write arrays, and strings into the header (see :func:`dump_arrays`).
-
-    Raises:
-        OSError: the file cannot be written, or has no name for the type of an array.
-    """
+    """Write arrays, and strings into the header (see :func:`dump_arrays`)."""
     try:
         with open(path, "wb") as out:
             dump_arrays(out, arrays, metadata)

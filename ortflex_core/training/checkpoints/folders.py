@@ -36,12 +36,7 @@ _SETTLED = 60.0
 
 
 def resolve(given: Path) -> Path:
-    """The path that a folder is written to; symbolic links are followed.
-
-    Raises:
-        OutputError: the name is empty, ``.``, ``..``, ``/`` or the current folder, or is not valid
-            on any system.
-    """
+    """The path that a folder is written to; symbolic links are followed."""
     text = os.fspath(given)
     if "\0" in text:
         raise OutputError(f"cannot write {text!r}: the name has a null character; use another name")
@@ -56,11 +51,7 @@ def resolve(given: Path) -> Path:
 
 
 def check(folder: Path, foreign: Foreign) -> None:
-    """Refuse to replace a folder that is not the caller's.
-
-    Raises:
-        OutputError: a file, or a folder with foreign content, which the message names.
-    """
+    """Refuse to replace a folder that is not the caller's."""
     while True:
         before = _identity(folder)
         reason = foreign(folder, False)

@@ -133,11 +133,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path) -> Record:
-    """The record of a checkpoint.
-
-    Raises:
-        CheckpointError: it cannot be read, is damaged, has another format or an invalid value.
-    """
+    """The record of a checkpoint."""
     path = folder / NAME
     try:
         table = read_json(path, TABLE)

@@ -430,10 +430,6 @@ _PARTS = frozenset({"model", "plugins", "schedule"})
 def check_attribute(name: str, value: Any) -> None:
     """Refuse a value of an attribute of a Trainer that is wrong, or that no training would read.
 
-    Raises:
-        ConfigError: the value does not fit, the argument belongs to the constructor, or the name looks
-            like that of an argument.
-
     >>> check_attribute("epochs", 3)
     >>> check_attribute("lr", 0.1)
     Traceback (most recent call last):

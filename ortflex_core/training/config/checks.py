@@ -84,11 +84,7 @@ def texts(given: Any) -> Any:
 
 
 def names(argument: str, given: Any) -> list[str]:
-    """One name or several.
-
-    Raises:
-        ConfigError: something else.
-    """
+    """One name or several."""
     kept = texts(given)
     if problems := list(check_names(argument, kept)):
         raise ConfigError(problems)

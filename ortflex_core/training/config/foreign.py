@@ -42,9 +42,6 @@ def refuse_foreign(kind: str, value: Any, plugins: Plugins, where: str) -> None:
     """Refuse an object or a class of another library, or a function of torch; nothing is imported for that.
 
     Functions of other libraries may compute a metric from arrays.
-
-    Raises:
-        ConfigError: it is one; the message has the component of ortflex with the nearest name.
     """
     own = value if hasattr(value, "__qualname__") else type(value)  # a class or a function
     library = str(own.__module__).partition(".")[0]

@@ -142,11 +142,7 @@ class FunctionMetric(OfFunction, Metric):
         return AllRows(self)
 
     def value(self, expected: Array, predicted: Array, weight: Array | None) -> float:
-        """The result of the function.
-
-        Raises:
-            DataError: it is not a number.
-        """
+        """The result of the function."""
         if weight is not None and weight.size == len(weight):
             weight = weight.reshape(-1)
         weights = dict.fromkeys(_WEIGHT, weight)
@@ -262,9 +258,6 @@ def component_of(
     ...     return base * factor**epoch
     >>> component_of("schedules", decayed, {"factor": 0.1}).rate(1.0, Progress(epoch=2))
     0.010000000000000002
-
-    Raises:
-        ConfigError: plain functions cannot be of this kind, or this one takes other arguments.
     """
     where, arguments = where or singular(kind), dict(arguments or {})
     path = class_paths.of_class(function)  # type: ignore[arg-type]  # module and name, as of a class

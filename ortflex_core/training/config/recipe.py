@@ -264,11 +264,7 @@ def _map_path(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _absolute_path(name: str, value: Any, folder: Path) -> Any:
-    """The value of a key that is a path, or a table with one, as an absolute path.
-
-    Raises:
-        ConfigError: the path is empty.
-    """
+    """The value of a key that is a path, or a table with one, as an absolute path."""
     path = value.get("path") if isinstance(value, Mapping) else value
     if path == "":
         raise ConfigError(f"{name}: expected a path, got ''; '.' is the current folder")

@@ -28,12 +28,6 @@ class AlteredBatches:
     The hooks get a generator that depends on the seed, the epoch, the number of the batch and the
     position of the hook, so a resumed run sees the same batches. All other calls go to the
     inner source.
-
-    Args:
-        source: draws the batches.
-        hooks: the hooks with their names for messages; each gets the result of the hooks before it.
-        seed: the seed of the run.
-        preparing: computes denominators of changed labels and weights.
     """
 
     def __init__(
@@ -100,11 +94,7 @@ def _block(batches: Sequence[Batch]) -> Block:
 
 
 def _checked(answer: Any, given: Mapping[str, Array], whose: str) -> dict[str, Array]:
-    """The arrays that a hook returns.
-
-    Raises:
-        DataError: the answer is not a mapping, or an array has another name, type or shape.
-    """
+    """The arrays that a hook returns."""
     what = f"the hook 'batch_drawn' of {whose}"
     if not isinstance(answer, Mapping):
         raise DataError(

@@ -14,11 +14,7 @@ _CHUNK = 1024
 
 
 def chunk_size(problem: Problem, rows: int) -> int:
-    """Rows that are evaluated at a time; a fixed batch dimension decides, or the size of training batches.
-
-    Raises:
-        DataError: the rows are not a multiple of a fixed batch dimension.
-    """
+    """The rows that are evaluated at a time: a fixed batch dimension, or the size of training batches."""
     fixed = [i.shape[0] for i in problem.model.inputs if i.shape and isinstance(i.shape[0], int)]
     if fixed and rows % fixed[0]:
         raise DataError(

@@ -185,11 +185,7 @@ def _full(folder: Path, layout: Layout, free: int) -> DataError:
 
 
 def _folder() -> Path:
-    """The folder of this user for derived columns; no other user can write there.
-
-    Raises:
-        OutputError: it cannot be created.
-    """
+    """The folder of this user for derived columns; no other user can write there."""
     user = str(os.getuid()) if hasattr(os, "getuid") else "user"
     path = Path(tempfile.gettempdir()) / f"ortflex-columns-{user}"
     try:

@@ -83,9 +83,6 @@ def as_columns(
         inputs: names of the inputs the model has.
         labels: names of the labels the losses expect.
         strings: the inputs that take strings.
-
-    Raises:
-        DataError: names are missing or unknown, or one array was passed for several names.
     """
     columns = Columns(
         inputs=_named(X, inputs, "X", "input", strings),
@@ -246,11 +243,7 @@ def fit_to(array: Array, spec: TensorSpec, what: str, *, check_finite: bool = Tr
 
 
 def _texts(array: Array, spec: TensorSpec, what: str) -> Array:
-    """An array of strings as Python objects, which onnxruntime reads.
-
-    Raises:
-        DataError: a value is not a string.
-    """
+    """An array of strings as Python objects, which onnxruntime reads."""
     if array.dtype.kind in "biufcmM":
         raise DataError(
             f"{what} has type {array.dtype}, but {spec.name!r} expects strings; convert it: "
@@ -377,11 +370,7 @@ def split(
 
 
 def _strata(columns: Columns) -> Array:
-    """The number of the class of each row, in the order of first appearance, which names do not change.
-
-    Raises:
-        DataError: there are no labels, or nearly every row has another one.
-    """
+    """The number of the class of each row, in the order of first appearance, which names do not change."""
     keys = []
     for name, labels in columns.labels.items():
         if labels.ndim > 2:

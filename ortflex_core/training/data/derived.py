@@ -77,11 +77,7 @@ class Part:
         return [self.columns.get(name, name) for name in self.prefix.computed]
 
     def __call__(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """The derived columns of some rows.
-
-        Raises:
-            DataError: the model cannot run on them, or returns another number of rows.
-        """
+        """The derived columns of some rows."""
         names = [spec.name for spec in self.prefix.takes]
         inputs = dict(zip(names, (given[n] for n in self.takes), strict=True))
         count = len(next(iter(given.values())))
@@ -272,11 +268,7 @@ class Derivation:
         return [(part.session.digest, part.takes) for part in self.parts]
 
     def check_memory(self, layout: Layout) -> None:
-        """Refuse columns that do not fit into memory.
-
-        Raises:
-            DataError: they are larger than what is available.
-        """
+        """Refuse columns that do not fit into memory."""
         room = memory_limits.available()
         if room is not None and bytes_of(layout) > room:
             columns = ", ".join(f"{name} {shape_text(c.shape)}" for name, c in layout.items())

@@ -102,12 +102,7 @@ def store(
 ) -> Stores | None:
     """Compute the columns of all rows, or find those that an earlier run computed.
 
-    Args:
-        derivation: computes the derived columns.
-        pieces: the rows.
-        conversion: converts them to the inputs of the whole model.
-        labels: describes what the labels and sample weights of a row become.
-        needed: whether there is no other way; else, None is returned if ``"auto"`` has not the room.
+    If they are not ``needed``, the result is None if ``"auto"`` has not the room.
 
     Raises:
         DataError: the rows cannot be read, have other shapes than the first ones, or do not fit the

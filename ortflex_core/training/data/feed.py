@@ -79,10 +79,6 @@ class Feed:
         ``limit`` is the number of batches in an epoch of an endless iterable; without ``labeled``,
         an iterable may yield X alone. With ``peers``, an iterable yields the batches of this
         process, and ``limit`` counts the batches of all processes.
-
-        Raises:
-            DataError: the data are empty, cannot be read, or have other columns than the model and
-                the losses.
         """
         if limit is not None and not is_count(limit):
             raise DataError(f"steps_per_epoch: {expected_count(limit)}")
@@ -337,11 +333,7 @@ def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
 
 
 def check_batch(model: Model, size: int) -> None:
-    """Refuse batches of another size than a fixed batch dimension.
-
-    Raises:
-        DataError: the fixed size, and how to train with others.
-    """
+    """Refuse batches of another size than a fixed batch dimension."""
     if model.fixed_batch is not None and model.fixed_batch[1] != size:
         raise DataError(_fixed_batch(model, f"a batch has {size} rows"))
 
@@ -357,11 +349,7 @@ def _fixed_batch(model: Model, problem: str) -> str:
 
 
 def held_out(given: Any, labeled: bool = True) -> tuple[Any, Any, Any]:
-    """``validation_data`` as X, y and sample_weight; without ``labeled``, also X alone.
-
-    Raises:
-        DataError: it has another form.
-    """
+    """``validation_data`` as X, y and sample_weight; without ``labeled``, also X alone."""
     if isinstance(given, tuple | list) and len(given) in (2, 3) and not _batch_list(given):
         X, y, sample_weight = (*given, None)[:3]
         return X, y, sample_weight

@@ -41,9 +41,6 @@ def item_of(given: Any, which: str, labeled: bool = True) -> Item:
     """X, y and sample_weight of a batch; ``which`` names it.
 
     Without ``labeled`` a batch may also be X alone.
-
-    Raises:
-        DataError: the batch is neither (X, y), nor (X, y, sample_weight), nor such a mapping.
     """
     if isinstance(given, Mapping) and "X" in given:
         return given["X"], given.get("y"), given.get("sample_weight")
@@ -170,9 +167,6 @@ def _parameters(source: Any) -> dict[str, inspect.Parameter]:
 
     Required parameters with other names get the epoch and the start, in this order; parameters with
     a default keep it.
-
-    Raises:
-        DataError: the function requires more arguments.
     """
     if hasattr(source, "__iter__"):
         return {}

@@ -165,11 +165,7 @@ class IterableBatches:
     # ------------------------------------------------------------------ the position
 
     def position(self) -> dict[str, Any]:
-        """The position of the batch (or buffer) in use, for a checkpoint.
-
-        Raises:
-            DataError: the source's own state is not JSON.
-        """
+        """The position of the batch (or buffer) in use, for a checkpoint."""
         out: dict[str, Any] = {"kind": "batches", "buffer": self._given.buffer}
         if self._now is None:
             return out

@@ -28,10 +28,6 @@ def encode_labels(
             0.
 
         model: has the number of scores.
-
-    Raises:
-        DataError: a label that is not among the classes, strings without classes, or another number of
-            classes than scores.
     """
     labels: dict[str, Array] = {}
     for request in requests:

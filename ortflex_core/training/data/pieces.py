@@ -127,11 +127,7 @@ def rows_of(pieces: Pieces) -> int:
 
 
 def head(pieces: Pieces, rows: int) -> Columns:
-    """The first rows, in memory; fewer if there are fewer.
-
-    Raises:
-        DataError: the data are empty.
-    """
+    """The first rows, in memory; fewer if there are fewer."""
     parts: list[Columns] = []
     for piece in range(len(pieces.sizes)):
         for columns in pieces.read(piece):
@@ -184,11 +180,7 @@ class Conversion:
     convert: Callable[[Columns], Columns] = lambda columns: columns
 
     def part(self, columns: Columns, where: str, mark: Any = None) -> Part:
-        """Some rows as a part.
-
-        Raises:
-            DataError: the rows do not fit; the message says where they are from.
-        """
+        """Some rows as a part."""
         try:
             prepared = self.prepare(self.convert(columns))
             return Part(

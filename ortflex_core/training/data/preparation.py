@@ -36,11 +36,7 @@ class Preparation:
     """The program of the contributions of rows, by the prefix of a loss term; traced once."""
 
     def columns(self, given: Columns) -> dict[str, Array]:
-        """Every column in the type and shape of the graph input it feeds.
-
-        Raises:
-            DataError: see :func:`ortflex_core.fit_to`, and labels out of range.
-        """
+        """Every column in the type and shape of the graph input it feeds."""
         out = self.inputs(given)
         used = {t.weight_key for t in self.problem.terms if t.weight is not None}
         if ignored := sorted(set(given.weights) - used):

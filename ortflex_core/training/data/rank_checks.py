@@ -11,11 +11,7 @@ from ortflex_core.training.process_groups.peers import Peers
 
 
 def check_source(given: Any) -> None:
-    """Refuse data that do not define which rows each process computes.
-
-    Raises:
-        Unsupported: an iterable of batches, or a function without the arguments rank and size.
-    """
+    """Refuse data that do not define which rows each process computes."""
     if isinstance(given, IterableBatches) and not given.of_ranks:
         raise Unsupported(
             "distributed=: an iterable of batches does not define which batches each process "
@@ -25,11 +21,7 @@ def check_source(given: Any) -> None:
 
 
 def check_rows(peers: Peers, source: Source) -> None:
-    """Refuse fewer rows than processes.
-
-    Raises:
-        Unsupported: there are fewer rows, so some process would never have one.
-    """
+    """Refuse fewer rows than processes."""
     if source.rows is not None and source.rows < peers.size:
         raise Unsupported(
             f"{source.rows} rows cannot be divided among {peers.size} processes; start at most as many "

@@ -23,13 +23,6 @@ class RankBatches:
     Batch number k of a step belongs to rank k mod N. Before a step the processes exchange only the
     numbers of rows of their batches and their denominators. An epoch ends with the first process
     that has no batch left. All other calls go to the source of this process.
-
-    Args:
-        own: the batches of this process.
-        peers: the processes.
-        together: the number of batches per step of all processes together.
-        steps: the number of batches per epoch of all processes; None if unknown.
-        rows: the number of rows per epoch of all processes; None if unknown.
     """
 
     def __init__(
@@ -50,11 +43,7 @@ class RankBatches:
         return {**self._own.position(), "ranks": self._peers.size}
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Continue from the position of rank 0.
-
-        Raises:
-            DataError: the number of processes differs, and each process had separate batches.
-        """
+        """Continue from the position of rank 0."""
         was, size = position.get("ranks", 1), self._peers.size
         if position.get("kind") == "batches" and was != size:
             raise DataError(

@@ -66,9 +66,6 @@ def stacked(X: Any) -> tuple[Any, Any, Any]:
     """X, y and sample weights of a dataset, whose items are (X, y), (X, y, sample_weight), mappings or X.
 
     Every row is read once.
-
-    Raises:
-        DataError: it is empty, or its rows differ in form or shape.
     """
     rows = list(_read_rows(X))
     if not rows:

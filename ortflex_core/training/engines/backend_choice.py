@@ -206,11 +206,7 @@ class Setting:
 
 
 def ask_reasons(culprit: object, ask: Callable[[], Any], label: str, method: str) -> list[str]:
-    """The list of reasons that a method of a plugin returns; ``label`` names the plugin.
-
-    Raises:
-        BrokenPlugin: it raises an error other than ortflex's, or returns something else.
-    """
+    """The list of reasons that a method of a plugin returns; ``label`` names the plugin."""
     failing = f"{label} fails in {method}"
     try:
         with traced(method, lambda: label):

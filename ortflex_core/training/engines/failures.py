@@ -221,11 +221,7 @@ def check_rows(problem: Problem, predict: Predict, batch: Batch) -> None:
 
 
 def _check_positions(term: LossTerm, got: Shape, label: Shape) -> None:
-    """Refuse class indices of another number of positions than the scores have.
-
-    Raises:
-        DataError: names both shapes.
-    """
+    """Refuse class indices of another number of positions than the scores have."""
     seen, wanted = term.predicted.shape, None if term.label is None else term.label.shape
     if seen is None or wanted is None or len(label) != len(got) - 1:
         return

@@ -38,11 +38,6 @@ class LocalSteps:
 
     A process without a batch in the last step of an epoch makes no step; its weights enter the mean
     with equal weight.
-
-    Args:
-        engine: the engine of this process.
-        problem: the problem of all processes; ``accumulate`` counts the batches of all per step.
-        peers: the processes.
     """
 
     steps_per_run = 1

@@ -95,11 +95,7 @@ class PruningSteps:
         return self._moments[place] if place < len(self._moments) else None
 
     def project(self) -> None:
-        """Give the weights the zeros of this step.
-
-        Raises:
-            ConfigError: a weight is zero everywhere, so that it would stay so.
-        """
+        """Give the weights the zeros of this step."""
         self._begun = True
         engine = self._engine
         state = engine.state()

@@ -93,11 +93,7 @@ def _started(metric: Metric) -> MetricState:
 
 
 def _label(metric: OutputMetric, term: LossTerm) -> str:
-    """The column with the labels of a metric.
-
-    Raises:
-        DataError: the data have no labels.
-    """
+    """The column with the labels of a metric."""
     if term.label is None:
         raise DataError(
             f"the metric {metric.name} compares predictions with labels, but these data have none; "

@@ -24,11 +24,7 @@ from ortflex_core.training.process_groups.peers import STATE
 
 
 def check_shards(problem: Problem) -> None:
-    """Refuse what one process cannot update without the state of the others.
-
-    Raises:
-        Unsupported: averages of weights, or an optimizer whose parameters share state.
-    """
+    """Refuse what one process cannot update without the state of the others."""
     if problem.updating.average is not None:
         raise Unsupported(
             "shard_state: predictions read the averages of all weights (averaging=), so every process "

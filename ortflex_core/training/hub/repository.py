@@ -24,11 +24,7 @@ _README = "README.md"
 
 
 def client(api: Any) -> Any:
-    """The client: the given one, or a new one.
-
-    Raises:
-        ConfigError: huggingface_hub is not installed.
-    """
+    """The client: the given one, or a new one."""
     if api is not None:
         return api
     try:
@@ -73,11 +69,7 @@ def open_model(
 
 
 def _link_or_copy(source: Path, target: Path, label: str) -> None:
-    """The file at another place: a hard link if the file system supports it, otherwise a copy.
-
-    Raises:
-        ModelError: the file cannot be read or copied.
-    """
+    """The file at another place: a hard link if the file system supports it, otherwise a copy."""
     try:
         _place(source, target)
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
@@ -94,11 +86,7 @@ def _place(source: Path, target: Path) -> None:
 
 
 def _data_files(path: Path, label: str, own: PurePosixPath) -> list[PurePosixPath]:
-    """The files in which a model has tensors, relative to it; ``own`` is the path of the model.
-
-    Raises:
-        ModelError: the file is not a model, or has data in itself or outside of its folder.
-    """
+    """The files in which a model has tensors, relative to it; ``own`` is the path of the model."""
     try:
         model = model_file.read_proto(path)
     except Exception as error:
@@ -172,12 +160,7 @@ def _unreachable(error: BaseException) -> bool:
 def _explained(
     hub: Any, repo_id: str, revision: str | None, filename: str | None = None
 ) -> Iterator[None]:
-    """The context that converts errors of the client.
-
-    Raises:
-        ConfigError: not a name of a repository.
-        ModelError: anything else.
-    """
+    """The context that converts errors of the client."""
     try:
         yield
     except (ConfigError, ModelError):

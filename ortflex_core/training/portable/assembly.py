@@ -34,12 +34,7 @@ class Entry:
 
 
 class Assembly:
-    """A graph under construction from programs and a few nodes.
-
-    Args:
-        name: the name of the graph.
-        opsets: the operator sets of the programs, by domain.
-    """
+    """A graph under construction from programs and a few nodes."""
 
     def __init__(self, name: str, opsets: Mapping[str, int]) -> None:
         self.graph = GraphProto(name=name)

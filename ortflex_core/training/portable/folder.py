@@ -84,11 +84,7 @@ def _graph(path: Path) -> ModelProto:
 
 
 def check_state(state: State, manifest: Manifest) -> None:
-    """Compare the tensors of a state with the inputs of a step.
-
-    Raises:
-        CheckpointError: one is missing or unknown, or has another type or shape.
-    """
+    """Compare the tensors of a state with the inputs of a step."""
     wanted = manifest.state
     for name, array in state.arrays.items():
         if name not in wanted:

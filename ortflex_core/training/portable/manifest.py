@@ -179,11 +179,7 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> Manifest:
-    """Read a manifest.
-
-    Raises:
-        CheckpointError: the file is missing, is not JSON, or lacks a key; names the key.
-    """
+    """Read a manifest."""
     try:
         table = read_json(path)
     except FileNotFoundError as error:
@@ -217,11 +213,7 @@ def read(path: Path) -> Manifest:
 
 
 def check(items: Iterable[Item], model: ModelProto, what: str) -> None:
-    """Compare a manifest's items with the graph.
-
-    Raises:
-        CheckpointError: an input or output is missing on one side, or has another type or shape.
-    """
+    """Compare a manifest's items with the graph."""
     optional = {t.name for t in model.graph.initializer}
     inputs = {v.name: TensorSpec.from_proto(v) for v in model.graph.input}
     outputs = {v.name: TensorSpec.from_proto(v) for v in model.graph.output}

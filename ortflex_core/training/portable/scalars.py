@@ -16,12 +16,7 @@ from ortflex_core.training.portable.assembly import Assembly
 
 
 class Scalars:
-    """The values of host expressions as tensors of an assembly; equal expressions are computed once.
-
-    Args:
-        assembly: where the nodes go.
-        symbol: gives the name of the float64 scalar that has a symbol's value.
-    """
+    """The values of host expressions as tensors of an assembly; equal expressions are computed once."""
 
     def __init__(self, assembly: Assembly, symbol: Callable[[str], str]) -> None:
         self._assembly = assembly

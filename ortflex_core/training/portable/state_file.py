@@ -88,12 +88,7 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> State:
-    """Read a state file that this module or a runner wrote.
-
-    Raises:
-        CheckpointError: the file is missing or damaged, or its header does not describe its
-            tensors.
-    """
+    """Read a state file that this module or a runner wrote."""
     if not os.path.lexists(path):
         raise CheckpointError(no_file(path))
     arrays, metadata = read_arrays(path)

@@ -101,12 +101,7 @@ def _spec(model: Model, name: str) -> TensorSpec | None:
 
 
 def _weights(model: Model, state: State) -> dict[str, Array]:
-    """The new values of the model's tensors.
-
-    Raises:
-        CheckpointError: a tensor that the model lacks, or that has another type or shape there, or
-            values that are not finite.
-    """
+    """The new values of the model's tensors."""
     weights: dict[str, Array] = {}
     if lost := [name for name in state.tensors if name not in state.arrays]:
         raise CheckpointError(

@@ -71,11 +71,7 @@ def _command(group: Any) -> str:
 
 
 def share(total: int, peers: Peers | None) -> int:
-    """The batches per step of each process, from the number of all processes together.
-
-    Raises:
-        Unsupported: they cannot be divided among the processes.
-    """
+    """The batches per step of each process, from the number of all processes together."""
     size = 1 if peers is None else peers.size
     if total % size:
         raise Unsupported(

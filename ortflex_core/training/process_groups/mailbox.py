@@ -28,11 +28,6 @@ class Mailbox:
     their memory: a message is then only a frame, and nothing is copied. Each process has two
     packets, used in turn: one may be written while others still read the previous one.
 
-    Args:
-        peers: the processes.
-        size: bytes of a packet.
-        shared: whether to use shared memory; by default if packets do not fit into a frame.
-
     Attributes:
         packets: the two packets of this process.
         turn: the packet that the next exchange sends.

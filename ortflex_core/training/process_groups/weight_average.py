@@ -19,11 +19,6 @@ def average_state(
     The mean of a tensor is ((a₀ + a₁) + a₂) … / N over the N processes in the order of their ranks,
     computed in float64 and rounded once to the tensor's type. Integers and booleans, such as the number
     of steps, are copied from rank 0.
-
-    Args:
-        peers: the processes.
-        state: the arrays of this process; names, shapes and types are the same in all processes.
-        costs: rows of numbers that are sent along; as many rows and columns in all processes.
     """
     table = np.asarray(costs, np.float64)
     places, end = places_of(state, table.nbytes)

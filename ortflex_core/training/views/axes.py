@@ -9,12 +9,7 @@ from ortflex_core.kernel.install_command import install_command
 
 
 def axes_for(what: str, ax: Any, otherwise: str = "") -> Any:
-    """The axes of a call, by default those of a new figure of pyplot.
-
-    Raises:
-        ArgumentError: ax is something else, such as the path of a picture.
-        ConfigError: matplotlib is not installed.
-    """
+    """The axes of a call, by default those of a new figure of pyplot."""
     if ax is None:
         try:
             from matplotlib import pyplot
