@@ -69,6 +69,12 @@ def all_planted(kit: Any, planted: Iterable[Planted], elsewhere: Iterable[Any] =
     assert sorted(f.__qualname__ for f in checks(kit) - found) == []
 
 
+def but(component: Any, **changed: Any) -> Any:
+    """The component with other methods or class attributes, which are its mistake."""
+    kind = type(component)
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, **changed})()
+
+
 SHARED = checks(ComponentKit)
 """Checks whose mistakes are planted in losses."""
 
@@ -136,6 +142,34 @@ def noisy(op: Ops, x: Tensor) -> Any:
 
 def doubled_in_float32(x: Tensor) -> Tensor:
     return 2 * x if x.dtype == TensorProto.FLOAT else x
+
+
+def in_any_formula(good: Any, method: str, backends: str) -> list[Planted]:
+    """Mistakes that each formula may have, in this method: rounding, another one in float32, noise."""
+    right = getattr(type(good), method)
+
+    def after(change: Any) -> Any:
+        return but(good, **{method: lambda self, op, *given: change(op, right(self, op, *given))})
+
+    return [
+        Planted("test_float64", after(through_float32), "accuracy of float32"),
+        Planted("test_backends", after(lambda op, x: doubled_in_float32(x)), backends),
+        Planted("test_determinism", after(noisy), "differs from one run to the next"),
+    ]
+
+
+def at_each_rank(good: Any, method: str, match: str, wrong: Any) -> list[Planted]:
+    """The method is wrong for weights of one rank."""
+    right = getattr(type(good), method)
+
+    def at(rank: int) -> Any:
+        def changed(self: Any, op: Any, weight: Any, *given: Any) -> Any:
+            value = right(self, op, weight, *given)
+            return wrong(weight, value) if len(weight.shape) == rank else value
+
+        return but(good, **{method: changed})
+
+    return [Planted("test_value", at(k), match, {"of": f"rank {k}"}) for k in range(1, 6)]
 
 
 def normal(*shape: int) -> Any:

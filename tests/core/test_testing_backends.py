@@ -12,7 +12,7 @@ import pytest
 from ortflex_core import Backend, BackendKit, HostEngine, run_arrays
 from ortflex_core.testing import step_programs
 from ortflex_core.testing.running import cpu
-from tests.core.planted import SHARED, Planted, PlantedMistakes, Subject
+from tests.core.planted import SHARED, Planted, PlantedMistakes, Subject, but
 from tests.core.test_statistics import batches, network
 from tests.training import make
 
@@ -44,68 +44,6 @@ class Good(Backend):
         return self.engine(problem, self.execute)
 
 
-class SaysNothing(Good):
-    @classmethod
-    def available(cls, runtime: Any) -> Any:
-        return None
-
-
-class ScaledGradients(Good):
-    def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
-        made = by_onnxruntime(program, feeds)
-        return {n: 0.9 * a if n.startswith("gradient/") else a for n, a in made.items()}
-
-
-class LostPenalty(Good):
-    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
-        return self.engine(attrs.evolve(problem, penalties=()), self.execute)
-
-
-class AlwaysTheFirst(Good):
-    """Every step is the first for it."""
-
-    class engine(HostEngine):
-        def run(self, batches: Any, rates: Any) -> Any:
-            self._step = 0
-            return super().run(batches, rates)
-
-
-class LearnsFromEvaluation(Good):
-    class engine(HostEngine):
-        def evaluate(self, batch: Any, outputs: Any) -> Any:
-            self._weights = {n: 0.99 * a for n, a in self._weights.items()}
-            return super().evaluate(batch, outputs)
-
-
-class TakesEverything(Good):
-    """Stores whatever it is given."""
-
-    class engine(HostEngine):
-        def load(self, state: Any) -> None:
-            self._weights |= state
-
-
-class Lends(Good):
-    """Hands out its own arrays."""
-
-    class engine(HostEngine):
-        def state(self) -> Any:
-            return dict(self._weights)
-
-
-class ForgetsTheStep(Good):
-    class engine(HostEngine):
-        def load_slots(self, slots: Any) -> None:
-            super().load_slots({**slots, "step": 0})
-
-
-class Shaky(Good):
-    def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
-        made = by_onnxruntime(program, feeds)
-        noise = 1 + 1e-6 * np.random.default_rng().random()
-        return {n: (a * noise).astype(a.dtype) for n, a in made.items()}
-
-
 class TakesAll(Good):
     """Trains whatever it is given, as far as it can."""
 
@@ -131,96 +69,6 @@ class TakesAll(Good):
             return Done()
 
 
-class NoGraphs(Good):
-    class engine(HostEngine):
-        def programs(self) -> Any:
-            return {}
-
-
-class IgnoresTransforms(Good):
-    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
-        updating = attrs.evolve(problem.updating, transforms=())
-        return super().build(attrs.evolve(problem, updating=updating), device, runtime)
-
-
-class IgnoresGroups(Good):
-    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
-        updating = attrs.evolve(problem.updating, groups=())
-        return super().build(attrs.evolve(problem, updating=updating), device, runtime)
-
-
-class IgnoresConstraints(Good):
-    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
-        updating = attrs.evolve(problem.updating, constraints=())
-        return super().build(attrs.evolve(problem, updating=updating), device, runtime)
-
-
-class IgnoresTheReduction(Good):
-    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
-        return super().build(attrs.evolve(problem, reduction="mean"), device, runtime)
-
-
-class PredictsWithWeights(Good):
-    """Keeps averages, and uses the weights anyway."""
-
-    class engine(HostEngine):
-        def averages(self) -> Any:
-            return dict(self._weights)
-
-
-class ExportsWeights(Good):
-    """Predicts with averages, and hands out weights as such."""
-
-    class engine(HostEngine):
-        def slots(self) -> Any:
-            means = {f"average/{n}": a for n, a in self._weights.items()}
-            return {n: means.get(n, a) for n, a in super().slots().items()}
-
-
-class TrainsOnTheFirstBatch(Good):
-    """Of several batches that make a step it takes one."""
-
-    class engine(HostEngine):
-        def _one(self, batches: Any, rate: Any) -> Any:
-            return super()._one(batches[:1], rate)
-
-
-class EvaluatesHalf(Good):
-    class engine(HostEngine):
-        def evaluate(self, batch: Any, outputs: Any) -> Any:
-            totals, made = super().evaluate(batch, outputs)
-            return [t / 2 for t in totals], made
-
-
-class LosesTheLastSlot(Good):
-    """Its second slot stays what it was."""
-
-    class engine(HostEngine):
-        def _one(self, batches: Any, rate: Any) -> Any:
-            before = {n: a for n, a in self._slots.items() if n.startswith("v/")}
-            made = super()._one(batches, rate)
-            self._slots |= before
-            return made
-
-
-class DividesByNothing(Good):
-    """A batch without weight is one over nothing."""
-
-    class engine(HostEngine):
-        def _one(self, batches: Any, rate: Any) -> Any:
-            if not all(d for batch in batches for d in batch.denominators):
-                self._weights = {n: a * np.nan for n, a in self._weights.items()}
-            return super()._one(batches, rate)
-
-
-class OneLossOfSeveral(Good):
-    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
-        terms = [
-            attrs.evolve(t, factor=t.factor if k == 0 else 0.0) for k, t in enumerate(problem.terms)
-        ]
-        return super().build(attrs.evolve(problem, terms=tuple(terms)), device, runtime)
-
-
 class PacksConstantsOnce(Good):
     """Reads a square constant as its first reader does, transposed or not, as compilers have done."""
 
@@ -242,40 +90,145 @@ class PacksConstantsOnce(Good):
         return by_onnxruntime(attrs.evolve(program, model=proto.SerializeToString()), feeds)
 
 
-def combined(mistake: Any, feature: str, match: str) -> Planted:
+def good(**methods: Any) -> Any:
+    """The backend, whose engine has other methods."""
+    return but(Good(), engine=type("engine", (HostEngine,), methods))
+
+
+def made(change: Any) -> Any:
+    """The backend, with each array that a graph returns changed, by its name."""
+
+    def execute(self: Any, program: Any, feeds: Mapping[str, Any]) -> Any:
+        return {n: change(n, a) for n, a in by_onnxruntime(program, feeds).items()}
+
+    return but(Good(), execute=execute)
+
+
+def ignoring(change: Any) -> Any:
+    """The backend, for another problem than that which it gets."""
+
+    def build(self: Any, problem: Any, device: Any, runtime: Any) -> Any:
+        return Good.build(self, change(problem), device, runtime)
+
+    return but(Good(), build=build)
+
+
+def without(**parts: Any) -> Any:
+    """The backend, which leaves out parts of the update."""
+    return ignoring(lambda p: attrs.evolve(p, updating=attrs.evolve(p.updating, **parts)))
+
+
+def of_one_loss(problem: Any) -> Any:
+    first, *rest = problem.terms
+    return attrs.evolve(problem, terms=(first, *(attrs.evolve(t, factor=0.0) for t in rest)))
+
+
+def shaken(name: str, array: Any) -> Any:
+    return (array * (1 + 1e-6 * np.random.default_rng().random())).astype(array.dtype)
+
+
+def always_the_first(engine: Any, batches: Any, rates: Any) -> Any:
+    engine._step = 0
+    return HostEngine.run(engine, batches, rates)
+
+
+def learning(engine: Any, batch: Any, outputs: Any) -> Any:
+    engine._weights = {n: 0.99 * a for n, a in engine._weights.items()}
+    return HostEngine.evaluate(engine, batch, outputs)
+
+
+def half(engine: Any, batch: Any, outputs: Any) -> Any:
+    totals, predicted = HostEngine.evaluate(engine, batch, outputs)
+    return [t / 2 for t in totals], predicted
+
+
+def weights_for_averages(engine: Any) -> Any:
+    means = {f"average/{n}": a for n, a in engine._weights.items()}
+    return {n: means.get(n, a) for n, a in HostEngine.slots(engine).items()}
+
+
+def losing_the_last_slot(engine: Any, batches: Any, rate: Any) -> Any:
+    before = {n: a for n, a in engine._slots.items() if n.startswith("v/")}
+    cost = HostEngine._one(engine, batches, rate)
+    engine._slots |= before
+    return cost
+
+
+def dividing_by_nothing(engine: Any, batches: Any, rate: Any) -> Any:
+    """A batch without weight is one over nothing."""
+    if not all(d for batch in batches for d in batch.denominators):
+        engine._weights = {n: a * np.nan for n, a in engine._weights.items()}
+    return HostEngine._one(engine, batches, rate)
+
+
+def combined(mistake: Any, feature: str, match: str = "is off by") -> Planted:
     return Planted("test_composition", mistake, match, {"feature": feature})
 
 
+NO_TRANSFORMS = without(transforms=())
+FIRST_BATCH = good(_one=lambda engine, batches, rate: HostEngine._one(engine, batches[:1], rate))
+
+
 PLANTED = [
-    combined(IgnoresTransforms(), "clip_norm", "is off by"),
-    combined(IgnoresTransforms(), "clip_value", "is off by"),
-    combined(IgnoresTransforms(), "transforms", "is off by"),
-    combined(IgnoresGroups(), "group_rate", "the step of '.*' is off"),
-    combined(IgnoresGroups(), "group_optimizer", "optimizer"),
-    combined(IgnoresConstraints(), "constraint", "the step of '.*' is off"),
-    combined(IgnoresTheReduction(), "sum", "the loss is off"),
-    combined(PredictsWithWeights(), "averaging", "the (evaluation|prediction) of '.*' is off"),
-    combined(ExportsWeights(), "averaging", "is off by"),
-    combined(TrainsOnTheFirstBatch(), "accumulate", "is off by"),
-    combined(EvaluatesHalf(), "penalty", "the evaluation of '.*' is off"),
-    combined(LosesTheLastSlot(), "adam", "'v/.*' .* is off by"),
-    combined(DividesByNothing(), "batch_without_weight", "batch_without_weight|is off by"),
-    combined(OneLossOfSeveral(), "several_losses", "is off by"),
-    Planted("test_available", SaysNothing(), "available returns None, expected a list of reasons"),
-    Planted("test_step", ScaledGradients(), "after a step"),
-    Planted("test_penalty", LostPenalty(), "the penalty of a step"),
-    Planted("test_adam", AlwaysTheFirst(), "after three steps of Adam"),
-    Planted("test_evaluation_changes_nothing", LearnsFromEvaluation(), "evaluation: '.*' differs"),
-    Planted("test_state", Lends(), "the state after a caller has changed its copy: '.*' differs"),
-    Planted("test_state_is_checked", TakesEverything(), "DID NOT RAISE"),
-    Planted("test_slots", ForgetsTheStep(), "a run that continues: '.*' differs"),
-    Planted("test_determinism", Shaky(), "the same training twice: '.*' differs"),
+    combined(NO_TRANSFORMS, "clip_norm"),
+    combined(NO_TRANSFORMS, "clip_value"),
+    combined(NO_TRANSFORMS, "transforms"),
+    combined(without(groups=()), "group_rate", "the step of '.*' is off"),
+    combined(without(groups=()), "group_optimizer", "optimizer"),
+    combined(without(constraints=()), "constraint", "the step of '.*' is off"),
+    combined(ignoring(lambda p: attrs.evolve(p, reduction="mean")), "sum", "the loss is off"),
+    combined(
+        good(averages=lambda engine: dict(engine._weights)),
+        "averaging",
+        "the (evaluation|prediction) of '.*' is off",
+    ),
+    combined(good(slots=weights_for_averages), "averaging"),
+    combined(FIRST_BATCH, "accumulate"),
+    combined(good(evaluate=half), "penalty", "the evaluation of '.*' is off"),
+    combined(good(_one=losing_the_last_slot), "adam", "'v/.*' .* is off by"),
+    combined(
+        good(_one=dividing_by_nothing), "batch_without_weight", "batch_without_weight|is off by"
+    ),
+    combined(ignoring(of_one_loss), "several_losses"),
+    Planted(
+        "test_available",
+        but(Good(), available=classmethod(lambda *_: None)),
+        "available returns None, expected a list of reasons",
+    ),
+    Planted(
+        "test_step",
+        made(lambda name, a: 0.9 * a if name.startswith("gradient/") else a),
+        "after a step",
+    ),
+    Planted(
+        "test_penalty",
+        ignoring(lambda problem: attrs.evolve(problem, penalties=())),
+        "the penalty of a step",
+    ),
+    Planted("test_adam", good(run=always_the_first), "after three steps of Adam"),
+    Planted("test_evaluation_changes_nothing", good(evaluate=learning), "evaluation: '.*' differs"),
+    Planted(
+        "test_state",
+        good(state=lambda engine: dict(engine._weights)),  # its own arrays
+        "the state after a caller has changed its copy: '.*' differs",
+    ),
+    Planted(
+        "test_state_is_checked",
+        good(load=lambda engine, state: engine._weights.update(state)),
+        "DID NOT RAISE",
+    ),
+    Planted(
+        "test_slots",
+        good(load_slots=lambda engine, s: HostEngine.load_slots(engine, {**s, "step": 0})),
+        "a run that continues: '.*' differs",
+    ),
+    Planted("test_determinism", made(shaken), "the same training twice: '.*' differs"),
     *(
         Planted("test_frozen", PacksConstantsOnce(), "the movement of .* is wrong", {"form": form})
         for form in ("plain", "shared", "lora")
     ),
     Planted("test_what_it_refuses", TakesAll(), "DID NOT RAISE"),
-    Planted("test_graphs_and_counters", NoGraphs(), r"programs\(\) is empty"),
+    Planted("test_graphs_and_counters", good(programs=lambda engine: {}), r"programs\(\) is empty"),
 ]
 KNOWN = {
     "reduction": "mean",

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from ortflex_core import CallbackKit, hook
-from tests.core.planted import Planted, PlantedMistakes, Subject, called
+from tests.core.planted import Planted, PlantedMistakes, Subject, but, called
 
 pytestmark = pytest.mark.once
 
@@ -43,18 +43,14 @@ def counted(component: Any, trainer: Any, history: Any) -> None:
     assert component.count == 12, "it counts all steps"
 
 
-@attrs.define(kw_only=True)
-class Lazy(Counter):
-    @hook
-    def step_end(self) -> None:
-        pass
+def overridden(name: str) -> Any:
+    """The callback, which does nothing in one hook."""
 
-
-@attrs.define(kw_only=True)
-class CountsOn(Counter):
     @hook
-    def train_start(self, progress: Any) -> None:
-        pass
+    def silent(self: Any) -> None: ...
+
+    silent.__name__ = name
+    return but(Counter(), **{name: silent})
 
 
 @attrs.define(kw_only=True)
@@ -62,31 +58,6 @@ class Meddling(Counter):
     @hook
     def epoch_end(self, trainer: Any) -> None:
         trainer.set_state({n: 0.9 * a for n, a in trainer.get_state().items()})
-
-
-@attrs.define(kw_only=True)
-class Forgetful(Counter):
-    @hook
-    def checkpoint_loading(self, saved: Any) -> None:
-        pass
-
-
-class Undecorated(Counter):
-    def epoch_end(self, record: Any) -> None:
-        pass
-
-
-class Misspelt(Counter):
-    @hook
-    def epoch_ended(self) -> None:
-        pass
-
-
-class OfItsOwn(Counter):
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
 
 
 class Anything:
@@ -130,12 +101,6 @@ class Lookahead:
         self.slow = {n.removeprefix("slow."): a for n, a in kept.items()}
 
 
-class ForgetfulLookahead(Lookahead):
-    """What an epoch of three steps cannot show: the count of every three starts again at 0."""
-
-    saves = False
-
-
 @attrs.define(kw_only=True)
 class InRuns:
     """Moves weights after each run of steps, of which a backend makes one or many at once."""
@@ -161,8 +126,11 @@ class CountsRuns:
         trainer.set_state({n: factor * a for n, a in trainer.get_state().items()})
 
 
-def nothing(component: Any, trainer: Any, history: Any) -> None:
-    pass
+FORGETFUL = but(Lookahead(), saves=False)
+"""What an epoch of three steps cannot show: the count of every three starts again at 0."""
+
+
+def nothing(component: Any, trainer: Any, history: Any) -> None: ...
 
 
 def test_what_counts_steps_passes(tmp_path: Path) -> None:
@@ -175,27 +143,29 @@ def test_what_counts_steps_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [2, 3, 4, 5, 7])
 def test_a_count_that_is_forgotten_is_found(every: int, tmp_path: Path) -> None:
     """Whatever the number of steps that a callback counts up to, the kit's checkpoint is between."""
+    forgetful = attrs.evolve(FORGETFUL, every=every)
     with pytest.raises(AssertionError, match="step 11"):
-        called(
-            CallbackKit,
-            "test_resume_in_mid_epoch",
-            ForgetfulLookahead(every=every),
-            {"tmp_path": tmp_path},
-        )
+        called(CallbackKit, "test_resume_in_mid_epoch", forgetful, {"tmp_path": tmp_path})
 
 
 CALLBACKS = [
-    Planted("test_resume_in_mid_epoch", ForgetfulLookahead(), "step 11"),
+    Planted("test_resume_in_mid_epoch", FORGETFUL, "step 11"),
     Planted("test_steps_per_run", InRuns(), "set_state: weights cannot be changed in the hooks"),
     Planted("test_steps_per_run", CountsRuns(), "steps_per_run='auto' and steps_per_run=1"),
-    Planted("test_hooks", Undecorated(), "epoch_end: the decorator @hook is missing"),
-    Planted("test_hooks", Misspelt(), "unknown hook 'epoch_ended'"),
-    Planted("test_is_frozen", OfItsOwn(), "a copy of a new callback is not equal"),
+    Planted(
+        "test_hooks", but(Counter(), epoch_end=nothing), "epoch_end: the decorator @hook is missing"
+    ),
+    Planted("test_hooks", overridden("epoch_ended"), "unknown hook 'epoch_ended'"),
+    Planted(
+        "test_is_frozen",
+        but(Counter(), __eq__=lambda a, b: a is b, __hash__=object.__hash__),
+        "a copy of a new callback is not equal",
+    ),
     Planted("test_bad_parameters_are_refused", Anything(), "DID NOT RAISE"),
-    Planted("test_effect", Lazy(), "it counts all steps"),
-    Planted("test_a_second_training", CountsOn(), "it counts all steps"),
+    Planted("test_effect", overridden("step_end"), "it counts all steps"),
+    Planted("test_a_second_training", overridden("train_start"), "it counts all steps"),
     Planted("test_watching", Meddling(), "the losses change on"),
-    Planted("test_resume", Forgetful(), "it counts all steps"),
+    Planted("test_resume", overridden("checkpoint_loading"), "it counts all steps"),
 ]
 
 

@@ -13,10 +13,10 @@ from tests.core.planted import (
     Planted,
     PlantedMistakes,
     Subject,
-    doubled_in_float32,
-    noisy,
+    at_each_rank,
+    but,
+    in_any_formula,
     normal,
-    through_float32,
 )
 
 pytestmark = pytest.mark.once
@@ -36,68 +36,31 @@ class Box(Constraint):
         return op.Clip(weight, -self.bound, self.bound)
 
 
-class BoxAbove(Box):
-    def apply(self, op: Any, weight: Any) -> Any:
-        return op.Min(weight, self.bound)
+def box(apply: Any) -> Any:
+    return but(Box(), apply=apply)
 
 
-class BoxHalf(Box):
-    def apply(self, op: Any, weight: Any) -> Any:
-        return weight * self.bound
-
-
-class BoxRatio(Box):
-    def apply(self, op: Any, weight: Any) -> Any:
-        return weight / op.Abs(weight) * op.Min(op.Abs(weight), self.bound)
-
-
-class BoxLargest(Box):
-    def apply(self, op: Any, weight: Any) -> Any:
-        return op.ReduceMax(Box.apply(self, op, weight), keepdims=0)
-
-
-class BoxRounded(Box):
-    def apply(self, op: Any, weight: Any) -> Any:
-        return Box.apply(self, op, through_float32(op, weight))
-
-
-class BoxFloat32(Box):
-    def apply(self, op: Any, weight: Any) -> Any:
-        return doubled_in_float32(Box.apply(self, op, weight))
-
-
-class BoxNoisy(Box):
-    def apply(self, op: Any, weight: Any) -> Any:
-        return noisy(op, Box.apply(self, op, weight))
-
-
-class BoxUnused(Box):
-    def apply(self, op: Any, weight: Any) -> Any:
-        return op.Clip(weight, -0.5, 0.5)
-
-
-def box_at_rank(bad: int) -> Planted:
-    """A constraint that leaves weights of one rank as they are."""
-
-    class ByRank(Box):
-        def apply(self, op: Any, weight: Any) -> Any:
-            return weight if len(weight.shape) == bad else Box.apply(self, op, weight)
-
-    return Planted("test_value", ByRank(), "apply", {"of": f"rank {bad}"})
-
-
+REPEATED = "that already satisfies the constraint is changed"
 CONSTRAINTS = [
-    *map(box_at_rank, range(1, 6)),
-    Planted("test_value", BoxAbove(), "apply"),
-    Planted("test_twice_is_once", BoxHalf(), "that already satisfies the constraint is changed"),
-    Planted("test_weights_of_0_and_100", BoxRatio(), "a weight of 0 becomes nan"),
+    *at_each_rank(Box(), "apply", "apply", lambda weight, _: weight),
+    *in_any_formula(Box(), "apply", "after a step on"),
+    Planted("test_value", box(lambda b, op, w: op.Min(w, b.bound)), "apply"),
+    Planted("test_twice_is_once", box(lambda b, op, w: w * b.bound), REPEATED),
     Planted(
-        "test_shape", BoxLargest(), r"apply returns the shape \(\) for a weight of shape \(3,\)"
+        "test_weights_of_0_and_100",
+        box(lambda b, op, w: w / op.Abs(w) * op.Min(op.Abs(w), b.bound)),
+        "a weight of 0 becomes nan",
     ),
-    Planted("test_float64", BoxRounded(), "accuracy of float32"),
-    Planted("test_backends", BoxFloat32(), "after a step on"),
-    Planted("test_determinism", BoxNoisy(), "differs from one run to the next"),
-    Planted("test_hyperparameters_are_symbols", BoxUnused(), "does not use bound"),
+    Planted(
+        "test_shape",
+        box(lambda b, op, w: op.ReduceMax(Box.apply(b, op, w), keepdims=0)),
+        r"apply returns the shape \(\) for a weight of shape \(3,\)",
+    ),
+    Planted(
+        "test_hyperparameters_are_symbols",
+        box(lambda b, op, w: op.Clip(w, -0.5, 0.5)),
+        "does not use bound",
+    ),
 ]
 
 
@@ -123,58 +86,59 @@ class Below(Pruning):
         return stays.reshape(weight.shape)
 
 
-class BelowLargest(Below):
-    def mask(self, weight: Any, count: int) -> Any:
-        return Below.mask(self, -1 / (np.abs(weight) + 1), count)
-
-
-class BelowMore(Below):
-    def mask(self, weight: Any, count: int) -> Any:
-        count += int(np.count_nonzero(weight == 0)) // 2
-        return Below.mask(self, weight, min(count, weight.size))
-
-
-class BelowOne(Below):
-    def project(self, weights: Any, axes: Any, share: float) -> Any:
-        return {n: a.ravel()[:1] for n, a in Below.project(self, weights, axes, share).items()}
-
-
-class BelowRounded(Below):
-    def project(self, weights: Any, axes: Any, share: float) -> Any:
-        new = Below.project(self, weights, axes, share)
-        return {n: a.astype(np.float32).astype(a.dtype) for n, a in new.items()}
-
-
-class BelowRatio(Below):
-    def project(self, weights: Any, axes: Any, share: float) -> Any:
-        new = Below.project(self, weights, axes, share)
-        with np.errstate(invalid="ignore"):
-            return {n: a / np.abs(weights[n]) * np.abs(weights[n]) for n, a in new.items()}
-
-
-class BelowEarly(Below):
-    def changes(self, steps: Any) -> Any:
-        return [(0, 0.25)]
-
-
-class BelowNoisy(Below):
-    def mask(self, weight: Any, count: int) -> Any:
-        return np.random.default_rng().random(weight.shape) < 0.5
-
-
 @attrs.frozen(kw_only=True)
 class BelowHyper(Below):
     lowest: float = hyper(default=0.0)
 
 
+def wrong_mask(mask: Any) -> Any:
+    return but(Below(), mask=mask)
+
+
+def projected(change: Any) -> Any:
+    """The pruning, with each projected tensor (from a given one) changed."""
+
+    def project(self: Any, weights: Any, axes: Any, share: float) -> Any:
+        new = Below.project(self, weights, axes, share)
+        with np.errstate(invalid="ignore"):
+            return {n: change(a, weights[n]) for n, a in new.items()}
+
+    return but(Below(), project=project)
+
+
+def more(pruning: Any, weight: Any, count: int) -> Any:
+    count += int(np.count_nonzero(weight == 0)) // 2
+    return Below.mask(pruning, weight, min(count, weight.size))
+
+
 PRUNINGS = [
-    Planted("test_value", BelowLargest(), "apply"),
-    Planted("test_twice_is_once", BelowMore(), "that already satisfies the constraint is changed"),
-    Planted("test_weights_of_0_and_100", BelowRatio(), "a weight of 0 becomes nan"),
-    Planted("test_shape", BelowOne(), r"apply returns the shape \(1,\)"),
-    Planted("test_float64", BelowRounded(), "accuracy of float32"),
-    Planted("test_backends", BelowEarly(), "has not the zeros of the final share"),
-    Planted("test_determinism", BelowNoisy(), "differs from one run to the next"),
+    Planted(
+        "test_value",
+        wrong_mask(lambda b, w, count: Below.mask(b, -1 / (np.abs(w) + 1), count)),
+        "apply",
+    ),
+    Planted("test_twice_is_once", wrong_mask(more), REPEATED),
+    Planted(
+        "test_weights_of_0_and_100",
+        projected(lambda a, w: a / np.abs(w) * np.abs(w)),
+        "a weight of 0 becomes nan",
+    ),
+    Planted("test_shape", projected(lambda a, _: a.ravel()[:1]), r"returns the shape \(1,\)"),
+    Planted(
+        "test_float64",
+        projected(lambda a, _: a.astype(np.float32).astype(a.dtype)),
+        "accuracy of float32",
+    ),
+    Planted(
+        "test_backends",
+        but(Below(), changes=lambda *_: [(0, 0.25)]),
+        "has not the zeros of the final share",
+    ),
+    Planted(
+        "test_determinism",
+        wrong_mask(lambda b, w, count: np.random.default_rng().random(w.shape) < 0.5),
+        "differs from one run to the next",
+    ),
     Planted("test_hyperparameters_are_symbols", BelowHyper(), "are read by no graph"),
 ]
 
@@ -199,70 +163,38 @@ class Lag(Average):
         return average + self.lag * (weight - average)
 
 
-class LagOther(Lag):
-    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return weight + self.lag * (average - weight)
-
-
-class LagSum(Lag):
-    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return average + self.lag * weight
-
-
-class LagRounded(Lag):
-    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return through_float32(op, Lag.update(self, op, average, weight, step))
-
-
-class LagProduct(Lag):
-    """The geometric mean, by logarithms."""
-
-    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return op.Exp((1 - self.lag) * op.Log(average) + self.lag * op.Log(weight))
-
-
-class LagTwoMinds(Lag):
-    """Its share is not what its update does."""
-
-    def share(self, op: Any, step: Any) -> Any:
-        return 1 - self.lag
-
-    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return Lag.update(self, op, average, weight, step)
-
-
-class LagFar(Lag):
-    update = Average.update
-
-    def share(self, op: Any, step: Any) -> Any:
-        return self.lag * step
-
-
-class LagFloat32(Lag):
-    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return doubled_in_float32(Lag.update(self, op, average, weight, step))
-
-
-class LagNoisy(Lag):
-    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return noisy(op, Lag.update(self, op, average, weight, step))
-
-
-class LagUnused(Lag):
-    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return 0.5 * (average + weight)
+def lag(update: Any, **changed: Any) -> Any:
+    return but(Lag(), update=update, **changed)
 
 
 AVERAGES = [
-    Planted("test_value", LagOther(), "the average after step 1"),
-    Planted("test_it_is_a_mean", LagSum(), "is outside the range of the weights"),
-    Planted("test_float64", LagRounded(), "accuracy of float32"),
-    Planted("test_weights_of_0_and_100", LagProduct(), "weights of -100 at step 1"),
-    Planted("test_share", LagTwoMinds(), "update and share at step 1"),
-    Planted("test_share", LagFar(), "the share of step 1000 is 250"),
-    Planted("test_backends", LagFloat32(), "the average of .* on"),
-    Planted("test_determinism", LagNoisy(), "differs from one run to the next"),
-    Planted("test_hyperparameters_are_symbols", LagUnused(), "does not use lag"),
+    *in_any_formula(Lag(), "update", "the average of .* on"),
+    Planted("test_value", lag(lambda s, op, a, w, t: w + s.lag * (a - w)), "average after step 1"),
+    Planted(
+        "test_it_is_a_mean",
+        lag(lambda s, op, a, w, t: a + s.lag * w),
+        "is outside the range of the weights",
+    ),
+    # The geometric mean, by logarithms.
+    Planted(
+        "test_weights_of_0_and_100",
+        lag(lambda s, op, a, w, t: op.Exp((1 - s.lag) * op.Log(a) + s.lag * op.Log(w))),
+        "weights of -100 at step 1",
+    ),
+    # Its share is not what its update does.
+    Planted(
+        "test_share", lag(Lag.update, share=lambda s, *_: 1 - s.lag), "update and share at step 1"
+    ),
+    Planted(
+        "test_share",
+        lag(Average.update, share=lambda s, op, step: s.lag * step),
+        "the share of step 1000 is 250",
+    ),
+    Planted(
+        "test_hyperparameters_are_symbols",
+        lag(lambda s, op, a, w, t: 0.5 * (a + w)),
+        "does not use lag",
+    ),
 ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -22,7 +24,7 @@ from ortflex_core import (
     ScheduleKit,
     number,
 )
-from tests.core.planted import Planted, PlantedMistakes, Subject, called, normal
+from tests.core.planted import Planted, PlantedMistakes, Subject, but, called, normal
 
 pytestmark = pytest.mark.once
 
@@ -40,16 +42,6 @@ class Halving(Schedule):
         return float(base / 2 ** (self.time(progress) // self.every))
 
 
-class Thirding(Halving):
-    def rate(self, base: float, progress: Any) -> float:
-        return float(base / 3 ** (self.time(progress) // self.every))
-
-
-class Falling(Halving):
-    def rate(self, base: float, progress: Any) -> float:
-        return base * (1 - self.time(progress) / 5)
-
-
 @attrs.frozen(kw_only=True)
 class Remembering(Halving):
     asked: list[int] = attrs.field(factory=list, eq=False)
@@ -59,42 +51,49 @@ class Remembering(Halving):
         return base / len(self.asked)
 
 
-class StepsOnly(Halving):
-    def rate(self, base: float, progress: Any) -> float:
-        return base / (1 + progress.step)
+def rated(rate: Any) -> Any:
+    """The schedule with another rate: of the base, the time, the duration (0: endless) and progress."""
+    return but(
+        Halving(), rate=lambda self, base, p: rate(base, self.time(p), self.duration(p) or 0, p)
+    )
 
 
-class NeedsAnEnd(Halving):
-    def rate(self, base: float, progress: Any) -> float:
-        return base * (1 - min(1, self.time(progress) / (self.duration(progress) or 0)))
+def nameless(base: float, time: float, duration: float, progress: Any) -> float:
+    if not duration:
+        raise ConfigError("a length is missing")
+    return base
 
 
-class Lost(Halving):
-    def rate(self, base: float, progress: Any) -> float:
-        return base if self.duration(progress) else math.nan
-
-
-class Negative(Halving):
-    def rate(self, base: float, progress: Any) -> float:
-        return base if self.duration(progress) else -base
-
-
-class Nameless(Halving):
-    def rate(self, base: float, progress: Any) -> float:
-        if not self.duration(progress):
-            raise ConfigError("a length is missing")
-        return base
+ENDLESS = "test_an_endless_training"
 
 
 SCHEDULES = [
-    Planted("test_value", Thirding(), "the rate of step 3"),
-    Planted("test_rates_are_numbers_from_0_on", Falling(), r"the rate of step 6 is -0\.0"),
+    Planted("test_value", rated(lambda base, t, *_: base / 3 ** (t // 3)), "the rate of step 3"),
+    Planted(
+        "test_rates_are_numbers_from_0_on",
+        rated(lambda base, t, *_: base * (1 - t / 5)),
+        r"the rate of step 6 is -0\.0",
+    ),
     Planted("test_it_is_pure", Remembering(), "a second call returns different rates"),
-    Planted("test_units", StepsOnly(), "by='epoch', but the rates of an epoch are"),
-    Planted("test_an_endless_training", NeedsAnEnd(), "division by zero"),
-    Planted("test_an_endless_training", Lost(), "the rate of an endless training is nan"),
-    Planted("test_an_endless_training", Negative(), r"the rate of an endless training is -"),
-    Planted("test_an_endless_training", Nameless(), "does not name the schedule"),
+    Planted(
+        "test_units",
+        rated(lambda base, t, end, progress: base / (1 + progress.step)),
+        "by='epoch', but the rates of an epoch are",
+    ),
+    Planted(
+        ENDLESS, rated(lambda base, t, end, _: base * (1 - min(1, t / end))), "division by zero"
+    ),
+    Planted(
+        ENDLESS,
+        rated(lambda base, t, end, _: base if end else math.nan),
+        "the rate of an endless training is nan",
+    ),
+    Planted(
+        ENDLESS,
+        rated(lambda base, t, end, _: base if end else -base),
+        r"the rate of an endless training is -",
+    ),
+    Planted(ENDLESS, rated(nameless), "does not name the schedule"),
     Planted("test_backends", Remembering(), "the rates on"),
 ]
 
@@ -131,86 +130,61 @@ def squares(y: Any, p: Any, w: Any) -> float:
     return float(np.average(((y - p) ** 2).mean(axis=1), weights=w))
 
 
-class Rooted(Squares):
-    def start(self) -> Any:
-        class State(Mean):
-            def result(self) -> float:
-                return float(np.sqrt(Mean.result(self)))
-
-        return State()
+def accumulated(result: Any = Mean.result, update: Any = Mean.update) -> Any:
+    """The metric with another accumulator."""
+    state = type("State", (Mean,), {"result": result, "update": update})
+    return but(Squares(), start=lambda self: state())
 
 
-class Forgiving(Squares):
-    def start(self) -> Any:
-        class State(Mean):
-            def update(self, expected: Any, predicted: Any, weight: Any) -> None:
-                Mean.update(self, expected, np.nan_to_num(predicted, posinf=0.0), weight)
-
-        return State()
+def mean_of_means(state: Any, expected: Any, predicted: Any, weight: Any) -> None:
+    state.above += float(((expected - predicted) ** 2).mean())
+    state.below += 1
 
 
-class MeanOfMeans(Squares):
-    def start(self) -> Any:
-        class State(Mean):
-            def update(self, expected: Any, predicted: Any, weight: Any) -> None:
-                self.above += float(((expected - predicted) ** 2).mean())
-                self.below += 1
-
-        return State()
+def forgiving(state: Any, expected: Any, predicted: Any, weight: Any) -> None:
+    Mean.update(state, expected, np.nan_to_num(predicted, posinf=0.0), weight)
 
 
-class Unweighted(Squares):
-    def start(self) -> Any:
-        class State(Mean):
-            def update(self, expected: Any, predicted: Any, weight: Any) -> None:
-                Mean.update(self, expected, predicted, None)
-
-        return State()
-
-
-class Backwards(Squares):
-    better: ClassVar[Literal["higher", "lower"]] = "higher"
-
-
-class OneForAll(Squares):
-    shared: ClassVar[Any] = Mean()
-
-    def start(self) -> Any:
-        return self.shared
-
-
-class NumpyNumber(Squares):
-    def start(self) -> Any:
-        class State(Mean):
-            def result(self) -> Any:
-                return np.float64(self.above / self.below)
-
-        return State()
-
-
-class AskedOften(Squares):
-    """Its answer depends on how often it was asked before."""
-
-    asked: ClassVar[list[int]] = []
-
-    def start(self) -> Any:
-        class State(Mean):
-            def result(self) -> float:
-                AskedOften.asked.append(1)
-                return Mean.result(self) * len(AskedOften.asked)
-
-        return State()
+ONE = Mean()
+ASKED = itertools.count(1)
+"""How often the answer was asked for, on which it must not depend."""
 
 
 METRICS = [
-    Planted("test_value", Rooted(), "the metric"),
-    Planted("test_batches", MeanOfMeans(), "batch by batch compared with all rows at once"),
-    Planted("test_sample_weights", Unweighted(), "weights of 2, 0 and 1"),
-    Planted("test_better", Backwards(), "better is 'higher', but correct predictions have 0.0"),
-    Planted("test_fresh_start", OneForAll(), "an accumulator while another one is used"),
-    Planted("test_result_is_a_number", NumpyNumber(), r"the result is (np\.float64\()?0"),
-    Planted("test_not_finite", Forgiving(), "a row of the predictions is nan"),
-    Planted("test_a_trainer_reports_it", AskedOften(), "the metric"),
+    Planted(
+        "test_value", accumulated(lambda state: float(np.sqrt(Mean.result(state)))), "the metric"
+    ),
+    Planted(
+        "test_batches",
+        accumulated(update=mean_of_means),
+        "batch by batch compared with all rows at once",
+    ),
+    Planted(
+        "test_sample_weights",
+        accumulated(update=lambda state, y, p, weight: Mean.update(state, y, p, None)),
+        "weights of 2, 0 and 1",
+    ),
+    Planted(
+        "test_better",
+        but(Squares(), better="higher"),
+        "better is 'higher', but correct predictions have 0.0",
+    ),
+    Planted(
+        "test_fresh_start",
+        but(Squares(), start=lambda self: ONE),
+        "an accumulator while another one is used",
+    ),
+    Planted(
+        "test_result_is_a_number",
+        accumulated(lambda state: np.float64(state.above / state.below)),
+        r"the result is (np\.float64\()?0",
+    ),
+    Planted("test_not_finite", accumulated(update=forgiving), "a row of the predictions is nan"),
+    Planted(
+        "test_a_trainer_reports_it",
+        accumulated(lambda state: Mean.result(state) * next(ASKED)),
+        "the metric",
+    ),
 ]
 EXPECTED = normal(12, 1)
 DATA = {
@@ -237,30 +211,14 @@ class Memory(DataSource):
         return Columns(inputs={"X": X}, labels={"y": Y})
 
 
-class WrongOrder(Memory):
-    def load(self) -> Any:
-        return Columns(inputs={"X": X[::-1]}, labels={"y": Y})
+def loaded(columns: Any) -> Any:
+    """The source with what this makes in place of its columns."""
+    return but(Memory(), load=lambda self: columns())
 
 
-class NoLabels(Memory):
-    def load(self) -> Any:
-        return Columns(inputs={"X": X, "y": Y})
-
-
-class ShortLabels(Memory):
-    def load(self) -> Any:
-        return Columns(inputs={"X": X}, labels={"y": Y[:-1]})
-
-
-class Shuffled(Memory):
-    def load(self) -> Any:
-        rows = np.random.default_rng().permutation(1000)
-        return Columns(inputs={"X": rows}, labels={"y": rows})
-
-
-class Unexplained(Memory):
-    def load(self) -> Any:
-        return open(self.path)  # there is no such file
+def shuffled() -> Columns:
+    rows = np.random.default_rng().permutation(1000)
+    return Columns(inputs={"X": rows}, labels={"y": rows})
 
 
 class Cut(Pieces):
@@ -299,46 +257,32 @@ class OneLess(Cut):
         return super().rows(piece, start - start % 2)
 
 
-class Backwards(Columns):
+class FromTheEnd(Columns):
     """The rows that are asked for, from the end."""
 
     def take(self, rows: Any) -> Columns:
         return super().take(len(X) - 1 - rows)
 
 
-class TakesWrong(Memory):
-    def load(self) -> Any:
-        return Backwards(inputs={"X": X}, labels={"y": Y})
-
-
-class Cutting(Memory):
-    pieces: ClassVar[Any] = Cut
-
-    def load(self) -> Any:
-        return self.pieces()
-
-
-class CutWrong(Cutting):
-    pieces = WrongFrom
-
-
-class CutInPairs(Cutting):
-    pieces = OneLess
-
-
 def test_right_pieces_pass() -> None:
-    called(DataSourceKit, "test_pieces", Cutting(), {})
+    called(DataSourceKit, "test_pieces", loaded(Cut), {})
 
 
 SOURCES = [
-    Planted("test_pieces", CutWrong(), "piece 0 from row 1"),
-    Planted("test_pieces", CutInPairs(), "X"),
-    Planted("test_columns", WrongOrder(), "X"),
-    Planted("test_columns", NoLabels(), "no column is a label"),
-    Planted("test_rows", ShortLabels(), "different numbers of rows"),
-    Planted("test_rows", TakesWrong(), "X"),
-    Planted("test_determinism", Shuffled(), "the rows differ between two openings"),
-    Planted("test_missing_file", Unexplained(), "No such file"),
+    Planted("test_pieces", loaded(WrongFrom), "piece 0 from row 1"),
+    Planted("test_pieces", loaded(OneLess), "X"),
+    Planted("test_columns", loaded(lambda: Columns(inputs={"X": X[::-1]}, labels={"y": Y})), "X"),
+    Planted(
+        "test_columns", loaded(lambda: Columns(inputs={"X": X, "y": Y})), "no column is a label"
+    ),
+    Planted(
+        "test_rows",
+        loaded(lambda: Columns(inputs={"X": X}, labels={"y": Y[:-1]})),
+        "different numbers of rows",
+    ),
+    Planted("test_rows", loaded(lambda: FromTheEnd(inputs={"X": X}, labels={"y": Y})), "X"),
+    Planted("test_determinism", loaded(shuffled), "the rows differ between two openings"),
+    Planted("test_missing_file", loaded(Path("nowhere").read_bytes), "No such file"),
 ]
 
 

@@ -15,11 +15,11 @@ from ortflex_core.testing.running import plugins
 from tests.core.planted import (
     Planted,
     all_planted,
+    but,
     called,
     cases,
     checks,
-    doubled_in_float32,
-    noisy,
+    in_any_formula,
     normal,
     rejected,
     through_float32,
@@ -58,76 +58,6 @@ class Good(Loss):
         return 2 * error / (1 + error * error) / self.scale
 
 
-class Twice(Good):
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        return 2 * Good.per_sample(self, op, predicted, expected)
-
-
-class HalfGradient(Good):
-    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
-        return 0.5 * self.slope(op, predicted, expected) * cotangent
-
-
-class Unweighted(Good):
-    """Right as long as all cotangents are alike."""
-
-    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
-        return self.slope(op, predicted, expected) * op.ReduceMean(cotangent, keepdims=0)
-
-
-class SizeOfCotangent(Good):
-    """Right for cotangents that are not negative; a factor below 0 has others."""
-
-    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
-        return self.slope(op, predicted, expected) * op.Abs(cotangent)
-
-
-class Overflowing(Good):
-    """log(1 + exp(e)) as it stands in books."""
-
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        return op.Log(1 + op.Exp(self.error(op, predicted, expected)))
-
-
-class Cornered(Good):
-    """A root whose slope at 0 is no number."""
-
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        return op.Sqrt(op.Abs(predicted))
-
-
-class Averaged(Good):
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        values = Good.per_sample(self, op, predicted, expected)
-        return op.ReduceMean(values, axes=[0], keepdims=1)
-
-
-class Centered(Good):
-    def error(self, op: Any, predicted: Any, expected: Any) -> Any:
-        error = Good.error(self, op, predicted, expected)
-        return error - op.ReduceMean(error, axes=[0], keepdims=1)
-
-
-class Rounded(Good):
-    def error(self, op: Any, predicted: Any, expected: Any) -> Any:
-        return through_float32(op, Good.error(self, op, predicted, expected))
-
-
-class OtherInFloat32(Good):
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        return doubled_in_float32(Good.per_sample(self, op, predicted, expected))
-
-
-class Noisy(Good):
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        return noisy(op, Good.per_sample(self, op, predicted, expected))
-
-
-class Unused(Good):
-    def error(self, op: Any, predicted: Any, expected: Any) -> Any:
-        return predicted - expected
-
-
 @attrs.frozen(kw_only=True)
 class Baked(Good):
     """The value of its hyperparameter ends up in the graph."""
@@ -139,11 +69,6 @@ class Baked(Good):
 
     def error(self, op: Any, predicted: Any, expected: Any) -> Any:
         return self.factor * Good.error(self, op, predicted, expected)
-
-
-class AnyLabels(Good):
-    def label(self, predicted: Any, given: Any) -> Any:
-        return attrs.evolve(given or predicted, name="expected", dtype=predicted.dtype)
 
 
 # What all components share -----------------------------------------------------------------------
@@ -161,31 +86,9 @@ class WithFunction(Good):
     function: Any = abs
 
 
-class Unequal(Good):
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = Good.__hash__
-
-
-class Thawed(Good):
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-
-@attrs.frozen(kw_only=True)
-class Lenient(Good):
-    scale: float = hyper(default=1.0, validator=lambda *_: None)
-
-
 def mumble(instance: Any, attribute: Any, value: Any) -> None:
     if not (isinstance(value, float) and np.isfinite(value)):
         raise ValueError("wrong")
-
-
-@attrs.frozen(kw_only=True)
-class Mumbling(Good):
-    scale: float = hyper(default=1.0, validator=mumble)
 
 
 def documented(text: str | None) -> Good:
@@ -193,43 +96,84 @@ def documented(text: str | None) -> Good:
     return type("Documented", (Good,), {"__doc__": text, "__module__": __name__})()
 
 
-class Halved(Good):
-    """A wrong denominator: the loss is halved, and so are its gradients."""
-
-    def counts(self, op: Any, expected: Any) -> Any:
-        return op.constant(np.full(1, 2.0))
+def valued(per_sample: Any) -> Any:
+    return but(Good(), per_sample=per_sample)
 
 
+def slanted(gradient: Any) -> Any:
+    """The loss with another gradient, of its slope and the cotangent."""
+    return but(Good(), gradient=lambda g, op, p, y, c: gradient(op, g.slope(op, p, y), c))
+
+
+def erring(error: Any) -> Any:
+    """The loss with another error, of the scale, the predictions and the labels."""
+    return but(Good(), error=lambda g, op, p, y: error(op, g.scale, p, y))
+
+
+def checked_by(validator: Any) -> Any:
+    scale = hyper(default=1.0, validator=validator)
+    cls = type("Good", (Good,), {"__annotations__": {"scale": float}, "scale": scale})
+    return attrs.frozen(kw_only=True)(cls)()
+
+
+def any_labels(loss: Any, predicted: Any, given: Any) -> Any:
+    return attrs.evolve(given or predicted, name="expected", dtype=predicted.dtype)
+
+
+FINITE = "gradient of good and finite differences"
+SCORES = "test_scores_of_0_and_100"
+# Right as long as all cotangents are alike, and as long as no factor is below 0.
+UNWEIGHTED = slanted(lambda op, slope, c: slope * op.ReduceMean(c, keepdims=0))
+SIZE_ALONE = slanted(lambda op, slope, c: slope * op.Abs(c))
+# log(1 + exp(e)) as it stands in books, and a root whose slope at 0 is no number.
+OVERFLOWING = valued(lambda g, op, p, y: op.Log(1 + op.Exp(g.error(op, p, y))))
+CORNERED = valued(lambda g, op, p, y: op.Sqrt(op.Abs(p)))
+AVERAGED = valued(
+    lambda g, op, p, y: op.ReduceMean(Good.per_sample(g, op, p, y), axes=[0], keepdims=1)
+)
+CENTERED = erring(lambda op, scale, p, y: p - y - op.ReduceMean(p - y, axes=[0], keepdims=1))
 PLANTED = [
-    Planted("test_value", Twice(), "per_sample compared with the reference"),
-    Planted("test_gradient", SizeOfCotangent(), "gradient of good and finite differences"),
-    Planted("test_gradient", HalfGradient(), "gradient of good and finite differences"),
-    Planted("test_sample_weights", Unweighted(), "gradient of good and finite differences"),
+    *in_any_formula(Good(), "per_sample", "the loss on"),
     Planted(
-        "test_scores_of_0_and_100", Overflowing(), "value at a score of 100", {"reference": None}
+        "test_value",
+        valued(lambda g, op, p, y: 2 * Good.per_sample(g, op, p, y)),
+        "per_sample compared with the reference",
+    ),
+    Planted("test_gradient", SIZE_ALONE, FINITE),
+    Planted("test_gradient", slanted(lambda op, slope, c: 0.5 * slope * c), FINITE),
+    Planted("test_sample_weights", UNWEIGHTED, FINITE),
+    Planted(SCORES, OVERFLOWING, "value at a score of 100", {"reference": None}),
+    Planted(SCORES, CORNERED, "gradient of predicted at a score of 0", {"reference": None}),
+    Planted("test_dynamic_batch", AVERAGED, "at least one value per sample"),
+    Planted("test_dynamic_batch", CENTERED, "the value of a row depends on other rows"),
+    # A wrong denominator: the loss is halved, and so are its gradients.
+    Planted(
+        "test_counts",
+        but(Good(), counts=lambda g, op, y: op.constant(np.full(1, 2.0))),
+        "counts, by which the loss is divided",
     ),
     Planted(
-        "test_scores_of_0_and_100",
-        Cornered(),
-        "gradient of predicted at a score of 0",
-        {"reference": None},
+        "test_hyperparameters_are_symbols",
+        erring(lambda op, scale, p, y: p - y),
+        "does not use scale",
     ),
-    Planted("test_dynamic_batch", Averaged(), "at least one value per sample"),
-    Planted("test_dynamic_batch", Centered(), "the value of a row depends on other rows"),
-    Planted("test_float64", Rounded(), "accuracy of float32"),
-    Planted("test_counts", Halved(), "counts, by which the loss is divided"),
-    Planted("test_backends", OtherInFloat32(), "the loss on"),
-    Planted("test_determinism", Noisy(), "differs from one run to the next"),
-    Planted("test_hyperparameters_are_symbols", Unused(), "does not use scale"),
     Planted("test_hyperparameters_are_symbols", Baked(), "value of scale changes the graph"),
-    Planted("test_wrong_labels_are_refused", AnyLabels(), "DID NOT RAISE"),
+    Planted("test_wrong_labels_are_refused", but(Good(), label=any_labels), "DID NOT RAISE"),
     Planted("test_entry_point", Good(), r"not registered; pyproject.toml needs, under \[project"),
     Planted("test_config_round_trip", Counting(), "is read as Counting"),
     Planted("test_config_round_trip", WithFunction(), "cannot be written to a file"),
-    Planted("test_is_frozen", Unequal(), "are not equal"),
-    Planted("test_is_frozen", Thawed(), "DID NOT RAISE"),
-    Planted("test_bad_parameters_are_refused", Lenient(), r"scale=nan\) is accepted"),
-    Planted("test_bad_parameters_are_refused", Mumbling(), "does not name 'scale': wrong"),
+    Planted(
+        "test_is_frozen",
+        but(Good(), __eq__=lambda a, b: a is b, __hash__=Good.__hash__),
+        "are not equal",
+    ),
+    Planted("test_is_frozen", but(Good(), __setattr__=object.__setattr__), "DID NOT RAISE"),
+    Planted(
+        "test_bad_parameters_are_refused",
+        checked_by(lambda *_: None),
+        r"scale=nan\) is accepted",
+    ),
+    Planted("test_bad_parameters_are_refused", checked_by(mumble), "does not name 'scale': wrong"),
     Planted("test_docstring", documented(None), "has no docstring"),
     Planted("test_docstring", documented("A loss."), "shows no ``formula``"),
     Planted("test_docstring", documented("``e²``."), "has no example"),
@@ -263,50 +207,25 @@ class Weighed(Loss[Any, Any]):
         return {"a": slope, "p": -slope, "g": own}
 
 
-class Own(Weighed):
-    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
-        return self.slopes(op, predicted, cotangent)
+def sloped(slopes: Any) -> Any:
+    """The loss with a gradient of its own, made of the right slopes of a, p and g."""
+    return but(Weighed(), gradient=lambda w, op, p, _, c: slopes(w.slopes(op, p, c)))
 
 
-class OneTensor(Weighed):
-    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
-        slopes = self.slopes(op, predicted, cotangent)
-        return {"a": slopes["a"], "g": slopes["g"]}
+def reading(tensors: Any) -> Any:
+    """The loss with some of its tensors replaced."""
+    right = Weighed.per_sample
+    return but(Weighed(), per_sample=lambda w, op, p, y: right(w, op, {**p, **tensors(op, p)}, y))
 
 
-class Exchanged(Weighed):
-    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
-        slopes = self.slopes(op, predicted, cotangent)
-        return {**slopes, "a": slopes["p"], "p": slopes["a"]}
-
-
-class Untrained(Weighed):
-    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
-        slopes = self.slopes(op, predicted, cotangent)
-        return {"a": slopes["a"], "p": slopes["p"]}
-
-
-class Fixed(Weighed):
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        own = op.stop_gradient(predicted["g"])
-        return super().per_sample(op, {**predicted, "g": own}, expected)
+OWN = sloped(lambda slopes: slopes)
+ONE_TENSOR = sloped(lambda slopes: {n: slopes[n] for n in "ag"})
 
 
 class InBatch(Weighed):
     def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
         mean = op.ReduceMean(predicted["p"], axes=[0], keepdims=1)
         return super().per_sample(op, {**predicted, "p": predicted["p"] - mean}, expected)
-
-
-class FirstAlone(Weighed):
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        return super().per_sample(op, {**predicted, "p": predicted["a"] * 0.0}, expected)
-
-
-class Narrow(Weighed):
-    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
-        narrow = through_float32(op, predicted["p"])
-        return super().per_sample(op, {**predicted, "p": narrow}, expected)
 
 
 class Labeled(Weighed):
@@ -327,14 +246,32 @@ SEVERAL = {
     "labels": None,
 }
 PLANTED_SEVERAL = [
-    Planted("test_value", FirstAlone(), "compared with the reference"),
-    Planted("test_gradient", OneTensor(), "gradient of weighed by p"),
-    Planted("test_gradient", Exchanged(), "gradient of weighed by a"),
-    Planted("test_gradient", Untrained(), "gradient of weighed by g"),
-    Planted("test_gradient", Fixed(), "gradient of weighed by g"),
+    Planted(
+        "test_value", reading(lambda op, p: {"p": p["a"] * 0.0}), "compared with the reference"
+    ),
+    Planted("test_gradient", ONE_TENSOR, "gradient of weighed by p"),
+    Planted(
+        "test_gradient",
+        sloped(lambda slopes: {**slopes, "a": slopes["p"], "p": slopes["a"]}),
+        "gradient of weighed by a",
+    ),
+    Planted(
+        "test_gradient",
+        sloped(lambda slopes: {n: slopes[n] for n in "ap"}),
+        "gradient of weighed by g",
+    ),
+    Planted(
+        "test_gradient",
+        reading(lambda op, p: {"g": op.stop_gradient(p["g"])}),
+        "gradient of weighed by g",
+    ),
     Planted("test_dynamic_batch", InBatch(), "depends on other rows"),
-    Planted("test_float64", Narrow(), "accuracy of float32"),
-    Planted("test_sample_weights", OneTensor(), "gradient of weighed by p"),
+    Planted(
+        "test_float64",
+        reading(lambda op, p: {"p": through_float32(op, p["p"])}),
+        "accuracy of float32",
+    ),
+    Planted("test_sample_weights", ONE_TENSOR, "gradient of weighed by p"),
     Planted("test_counts", Labeled(), "by which the loss is divided", {"labels": normal(6, 3)}),
 ]
 OF_SEVERAL = (
@@ -349,7 +286,7 @@ def test_a_mistake_in_a_loss_of_several_tensors_is_rejected(planted: Planted) ->
     rejected(LossKit, planted, SEVERAL)
 
 
-@pytest.mark.parametrize("loss", [Weighed(), Own()], ids=["derived", "own"])
+@pytest.mark.parametrize("loss", [Weighed(), OWN], ids=["derived", "own"])
 @pytest.mark.parametrize("check", OF_SEVERAL)
 def test_a_right_loss_of_several_tensors_without_labels_passes(check: str, loss: Loss) -> None:
     called(LossKit, check, loss, SEVERAL)

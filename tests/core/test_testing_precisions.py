@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto
 
 from ortflex_core import Growth, Precision, PrecisionKit
+from tests.core.planted import SHARED, Planted, PlantedMistakes, Subject, but
 
 pytestmark = pytest.mark.once
 
@@ -25,60 +26,27 @@ class Good(Precision):
         return 64.0
 
 
-class Integers(Good):
-    dtype: ClassVar[int] = TensorProto.INT64
-
-
-class NoPlace(Good):
-    def place(self, op_type: str) -> Any:
-        return "half" if op_type == "Tanh" else super().place(op_type)
-
-
-class NarrowSums(Good):
-    def place(self, op_type: str) -> Any:
-        return "same" if op_type == "ReduceSum" else super().place(op_type)
-
-
-class Negative(Good):
-    @property
-    def scale(self) -> Any:
-        return -2.0
-
-
-class NoStart(Good):
-    @property
-    def scale(self) -> Any:
-        return None
-
-    @property
-    def growth(self) -> Growth:
-        return Growth()
-
-
-class Huge(Good):
-    """The scale makes every gradient infinite."""
-
-    @property
-    def scale(self) -> Any:
-        return 2.0**40
+def placed(operator: str, place: str) -> Any:
+    """The precision with one operator elsewhere."""
+    elsewhere = {operator: place}
+    return but(Good(), place=lambda self, name: elsewhere.get(name) or Good.place(self, name))
 
 
 MISTAKES = [
-    (Integers, "test_type", "expected float32, float16 or bfloat16"),
-    (NoPlace, "test_places", r"place\('Tanh'\) gives 'half'"),
-    (NarrowSums, "test_places", "is not wide"),
-    (Negative, "test_loss_scale", "expected None or a positive number"),
-    (NoStart, "test_loss_scale", "growth needs a scale"),
-    (Huge, "test_step", "the gradient of"),
+    Planted(
+        "test_type", but(Good(), dtype=TensorProto.INT64), "expected float32, float16 or bfloat16"
+    ),
+    Planted("test_places", placed("Tanh", "half"), r"place\('Tanh'\) gives 'half'"),
+    Planted("test_places", placed("ReduceSum", "same"), "is not wide"),
+    Planted("test_loss_scale", but(Good(), scale=-2.0), "expected None or a positive number"),
+    Planted("test_loss_scale", but(Good(), scale=None, growth=Growth()), "growth needs a scale"),
+    # Every gradient is infinite.
+    Planted("test_step", but(Good(), scale=2.0**40), "the gradient of"),
 ]
 
 
-@pytest.mark.parametrize(("broken", "check", "text"), MISTAKES)
-def test_mistakes_are_rejected(broken: type[Precision], check: str, text: str) -> None:
-    with pytest.raises(Exception, match=text):
-        getattr(PrecisionKit(), check)(broken())
-
-
-@pytest.mark.parametrize("check", ["type", "places", "loss_scale", "step", "masters", "backends"])
-def test_a_good_one_passes(check: str) -> None:
-    getattr(PrecisionKit(), f"test_{check}")(Good())
+class TestPrecisions(PlantedMistakes):
+    # What a backend or the runtime would spoil, not a precision.
+    rest = ("masters", "float64", "backends", "determinism")
+    elsewhere = SHARED | {getattr(PrecisionKit, f"test_{name}") for name in rest}
+    subjects = (Subject(PrecisionKit, Good(), MISTAKES, elsewhere=frozenset(elsewhere)),)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import Quantizer, QuantizerKit
-from tests.core.planted import Planted, PlantedMistakes, Subject
+from tests.core.planted import Planted, PlantedMistakes, Subject, but
 
 pytestmark = pytest.mark.once
 
@@ -25,30 +25,6 @@ class Half(Quantizer):
         return values.min(axis=1) / 2, values.max(axis=1) / 2
 
 
-class HalfOfTheHighest(Half):
-    def limits(self, values: Any, codes: Any, *, symmetric: bool) -> Any:
-        return values.min(axis=1), values.max(axis=1) / 2
-
-
-class HalfOfAll(Half):
-    def limits(self, values: Any, codes: Any, *, symmetric: bool) -> Any:
-        low, high = Half.limits(self, values, codes, symmetric=symmetric)
-        return np.full_like(low, low.min()), np.full_like(high, high.max())
-
-
-class HalfOfSpread(Half):
-    def limits(self, values: Any, codes: Any, *, symmetric: bool) -> Any:
-        with np.errstate(all="ignore"):
-            spread = values.std(axis=1)
-            return -spread / spread, spread / spread
-
-
-class HalfDrawn(Half):
-    def limits(self, values: Any, codes: Any, *, symmetric: bool) -> Any:
-        drawn = np.random.default_rng().uniform(0.4, 0.6)
-        return values.min(axis=1) * drawn, values.max(axis=1) * drawn
-
-
 _CALLS = itertools.count()
 
 
@@ -58,20 +34,43 @@ class HalfChanging(Half):
         return values.min(axis=1) * (2 + count), values.max(axis=1) * (2 + count)
 
 
-class HalfOrdered(Half):
-    def limits(self, values: Any, codes: Any, *, symmetric: bool) -> Any:
-        return values[:, 0] / 2, values[:, 0] / 2 + 1
+def half(limits: Any) -> Any:
+    """The quantizer with other limits of rows of values."""
+    return but(Half(), limits=lambda self, values, codes, *, symmetric: limits(values))
+
+
+def of_all(values: Any) -> Any:
+    rows = len(values)
+    return np.full(rows, values.min() / 2), np.full(rows, values.max() / 2)
+
+
+def of_spread(values: Any) -> Any:
+    with np.errstate(all="ignore"):
+        spread = values.std(axis=1)
+        return -spread / spread, spread / spread
+
+
+def drawn(values: Any) -> Any:
+    factor = np.random.default_rng().uniform(0.4, 0.6)
+    return values.min(axis=1) * factor, values.max(axis=1) * factor
 
 
 PLANTED = [
-    Planted("test_value", HalfOfTheHighest(), "the lowest numbers of half"),
-    Planted("test_groups", HalfOfAll(), "group 0 of half, alone"),
-    Planted("test_groups", HalfOrdered(), "group 0 of half, alone"),
-    Planted("test_constants", HalfOfSpread(), "expected two arrays"),
-    Planted("test_file", HalfDrawn(), "one calibration gives two files"),
+    Planted(
+        "test_value",
+        half(lambda values: (values.min(axis=1), values.max(axis=1) / 2)),
+        "the lowest numbers of half",
+    ),
+    Planted("test_groups", half(of_all), "group 0 of half, alone"),
+    Planted(
+        "test_groups",
+        half(lambda values: (values[:, 0] / 2, values[:, 0] / 2 + 1)),
+        "group 0 of half, alone",
+    ),
+    Planted("test_constants", half(of_spread), "expected two arrays"),
+    Planted("test_file", half(drawn), "one calibration gives two files"),
     Planted("test_resume", HalfChanging(), "other values of weights that are not trained"),
 ]
-"""A file is compared with the predictions of its Trainer, which no quantizer can spoil."""
 
 
 class TestQuantizers(PlantedMistakes):

@@ -13,9 +13,9 @@ from tests.core.planted import (
     Planted,
     PlantedMistakes,
     Subject,
-    doubled_in_float32,
+    but,
+    in_any_formula,
     noisy,
-    through_float32,
 )
 
 pytestmark = pytest.mark.once
@@ -38,75 +38,57 @@ class Bound(Transform):
         return op.Min(op.Max(gradient, -size), size)
 
 
-class BoundAbove(Bound):
-    def one(self, op: Any, gradient: Any, size: Any) -> Any:
-        return op.Min(gradient, size)
-
-
-class BoundForgets(Bound):
-    def apply(self, op: Any, gradients: Any, context: Any) -> Any:
-        made = Bound.apply(self, op, gradients, context)
-        made.pop("bias", None)
-        return made
-
-
-class BoundSum(Bound):
-    def one(self, op: Any, gradient: Any, size: Any) -> Any:
-        return op.ReduceSum(Bound.one(self, op, gradient, size), keepdims=0)
-
-
-class BoundRatio(Bound):
-    def one(self, op: Any, gradient: Any, size: Any) -> Any:
-        return gradient / op.Abs(gradient) * op.Min(op.Abs(gradient), size)
-
-
-class BoundRounded(Bound):
-    def one(self, op: Any, gradient: Any, size: Any) -> Any:
-        return Bound.one(self, op, through_float32(op, gradient), size)
-
-
-class BoundAsItIs(Bound):
-    """It says that it reads the scale, and does not."""
-
-    def apply(self, op: Any, gradients: Any, context: Any) -> Any:
-        return {n: self.one(op, g, self.bound) for n, g in gradients.items()}
-
-
-class BoundEach(Bound):
-    """It says that one vector will do, and has a norm for each gradient."""
-
-    def one(self, op: Any, gradient: Any, size: Any) -> Any:
-        norm = op.Sqrt(op.ReduceSumSquare(gradient, keepdims=0))
-        return gradient * op.Min(size / (norm + 1e-30), 1.0)
-
-
-class BoundFloat32(Bound):
-    def one(self, op: Any, gradient: Any, size: Any) -> Any:
-        return doubled_in_float32(Bound.one(self, op, gradient, size))
-
-
 class BoundNoisy(Bound):
     def one(self, op: Any, gradient: Any, size: Any) -> Any:
         return noisy(op, Bound.one(self, op, gradient, size))
 
 
-class BoundUnused(Bound):
-    def one(self, op: Any, gradient: Any, size: Any) -> Any:
-        return op.Clip(gradient, -0.5, 0.5)
+def bound(one: Any) -> Any:
+    return but(Bound(), one=one)
+
+
+def forgets(transform: Any, op: Any, gradients: Any, context: Any) -> Any:
+    made = Bound.apply(transform, op, gradients, context)
+    return {n: g for n, g in made.items() if n != "bias"}
+
+
+def as_it_is(transform: Any, op: Any, gradients: Any, context: Any) -> Any:
+    """The scale is not read, although the class says so."""
+    return {n: transform.one(op, g, transform.bound) for n, g in gradients.items()}
+
+
+def of_each(transform: Any, op: Any, gradient: Any, size: Any) -> Any:
+    """A norm for each gradient, although the class says that one vector will do."""
+    norm = op.Sqrt(op.ReduceSumSquare(gradient, keepdims=0))
+    return gradient * op.Min(size / (norm + 1e-30), 1.0)
 
 
 PLANTED = [
-    Planted("test_value", BoundAbove(), "in step 1"),
-    Planted("test_shape", BoundForgets(), "returns gradients for 'kernel', 'matrix' from apply"),
-    Planted("test_shape", BoundSum(), r"returns a tensor of shape \[\] from apply"),
-    Planted("test_gradients_of_0_and_100", BoundRatio(), "a gradient of 0 becomes nan"),
-    Planted("test_float64", BoundRounded(), "accuracy of float32"),
-    Planted("test_scale", BoundAsItIs(), "of gradients times 0.01"),
-    Planted("test_flat", BoundEach(), "one vector for all"),
-    Planted("test_backends", BoundFloat32(), "after three steps on"),
+    *in_any_formula(Bound(), "one", "after three steps on"),
+    Planted("test_value", bound(lambda b, op, g, size: op.Min(g, size)), "in step 1"),
+    Planted(
+        "test_shape",
+        but(Bound(), apply=forgets),
+        "returns gradients for 'kernel', 'matrix' from apply",
+    ),
+    Planted(
+        "test_shape",
+        bound(lambda b, op, g, size: op.ReduceSum(Bound.one(b, op, g, size), keepdims=0)),
+        r"returns a tensor of shape \[\] from apply",
+    ),
+    Planted(
+        "test_gradients_of_0_and_100",
+        bound(lambda b, op, g, size: g / op.Abs(g) * op.Min(op.Abs(g), size)),
+        "a gradient of 0 becomes nan",
+    ),
+    Planted("test_scale", but(Bound(), apply=as_it_is), "of gradients times 0.01"),
+    Planted("test_flat", bound(of_each), "one vector for all"),
     Planted("test_resume", BoundNoisy(), "bound, continued: '.*' differs"),
-    Planted("test_determinism", BoundNoisy(), "differs from one run to the next"),
-    Planted("test_hyperparameters_are_symbols", BoundUnused(), "does not use bound"),
+    Planted(
+        "test_hyperparameters_are_symbols",
+        bound(lambda b, op, g, size: op.Clip(g, -0.5, 0.5)),
+        "does not use bound",
+    ),
 ]
 KNOWN = {
     "reference": lambda slopes, given: {n: np.clip(g, -0.5, 0.5) for n, g in slopes.items()},
