@@ -412,11 +412,12 @@ for name in ("agent", "session"):
 
     @session_for("bench", name, ENVIRONMENTS[name].python)
     def run_benchmarks(session: nox.Session, name: str = name) -> None:
-        """Microseconds a step of every backend, compared with torch and scikit-learn."""
+        """Microseconds a step of the backends of this environment, compared with torch."""
         if PYTHONS[ENVIRONMENTS[name].python] is None:
             session.skip(f"no Python {ENVIRONMENTS[name].python} was found")
         prepare(session, name, "sklearn", with_torch=True)
-        session.run("python", "-m", "tests.benchmarks", "backends", *session.posargs)
+        small = ("--workload=W1", "--workload=W2")
+        session.run("python", "-m", "tests.benchmarks", "peers", *small, *session.posargs)
 
 
 @session_for("bench", "jax", "3.11")
@@ -453,11 +454,13 @@ def run_peers(session: nox.Session) -> None:
         arguments += [f"--{option}={name.strip()}" for name in chosen if name.strip()]
     session.run("python", "-m", "tests.benchmarks", "peers", *arguments, *session.posargs)
     if not os.environ.get("WORKLOADS"):
+        images = ("--workload=W9", "--workload=W10", "--peer=torch")
+        session.run("python", "-m", "tests.benchmarks", "peers", *images)
         large = [f"--workload={name}" for name in ("W3", "W4", "W7", "W8")]
         two = ("python", "-m", "tests.benchmarks", "peers", "--threads=2")
         session.run(*two, *large, *arguments)
-        session.run("python", "-m", "tests.benchmarks", "images", "--threads=2")
-    for table in ("images", "estimators", "features", "layers", "growth", "data"):
+        session.run(*two, *images)
+    for table in ("estimators", "features", "layers", "growth", "data"):
         session.run("python", "-m", "tests.benchmarks", table)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 SECONDS = 150.0
@@ -49,6 +52,19 @@ def run(
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left running
     assert not check or process.returncode == 0, f"{process.returncode}: {out}\n{err}"
     return subprocess.CompletedProcess(list(call), process.returncode, out, err)
+
+
+def with_tests(**variables: str) -> dict[str, str]:
+    """The environment of a process that imports these tests from any folder."""
+    places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)), **variables}
+
+
+def measured(module: str, *arguments: str) -> dict[str, float]:
+    """What ``python -m MODULE --one …`` prints last, as JSON."""
+    call = [sys.executable, "-m", module, "--one", *arguments]
+    done = run(call, seconds=3600, check=True, env=with_tests())
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def _end(process: subprocess.Popen[str]) -> str:

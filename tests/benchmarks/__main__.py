@@ -9,7 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 import sys
 
 from tests.benchmarks import (
-    backends,
     classes,
     data,
     decoder,
@@ -18,16 +17,13 @@ from tests.benchmarks import (
     features,
     gpu,
     growth,
-    images,
     layers,
     memory,
     peers_table,
-    profile,
     quantization,
 )
 
 TABLES = {
-    "backends": backends.main,
     "classes": classes.main,
     "peers": peers_table.main,
     "gpu": gpu.main,
@@ -37,10 +33,8 @@ TABLES = {
     "distributed": distributed.main,
     "estimators": estimators.main,
     "features": features.main,
-    "images": images.main,
     "layers": layers.main,
     "memory": memory.main,
-    "profile": profile.main,
     "quantization": quantization.main,
 }
 

@@ -10,11 +10,10 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 
 import argparse
+import functools
 import json
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ortflex_core import internals_of
+from tests import children
 
-ROOT = Path(__file__).parents[2]
 _CHUNK, _GROUP, _ROUNDS = 100_000, 20_000, 5
 _FEATURES = {"W1": 100, "W2": 100, "W3": 784, "W4": 784}
 _KINDS = ("npy", "parquet", "parquet-lists", "arrow")
@@ -167,17 +166,8 @@ def beside_arrays(folder: str, kind: str, workload: str) -> dict[str, float]:
 _MEASURES = {"once": once, "beside": beside_arrays}
 
 
-def fresh(*arguments: str) -> dict[str, float]:
-    """A measure in a process of its own."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.data", "--one", *arguments],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+fresh = functools.partial(children.measured, "tests.benchmarks.data")
+"""A measure in a process of its own."""
 
 
 def main(arguments: list[str] | None = None) -> None:

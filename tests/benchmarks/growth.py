@@ -11,61 +11,36 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 
 import argparse
+import functools
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests import children
 
 
 def chain(nodes: int, weights: bool = False) -> Any:
     """A network of so many nodes, one after the other; ``weights``: one in every second node."""
     import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
 
-    if weights:
-        return _products(nodes // 2)
-    made = [helper.make_node("Gemm", ["X", "w"], ["t0"])]
-    kinds = ("Tanh", "Sigmoid", "Neg", "Relu")
-    made += [
-        helper.make_node(kinds[k % 4], [f"t{k}"], [f"t{k + 1}"]) for k in range(max(0, nodes - 1))
-    ]
-    weight = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
-    graph = helper.make_graph(
-        made,
-        "chain",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 4])],
-        [helper.make_tensor_value_info(made[-1].output[0], TensorProto.FLOAT, ["N", 3])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
-
-
-def _products(layers: int) -> Any:
-    """MatMul and Tanh in turn; weights near the identity keep the values where they are."""
-    import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
+    from tests import models
 
     rng = np.random.default_rng(0)
-    made, tensors, last = [], [], "X"
-    for k in range(layers):
-        weight = np.eye(4) + 0.01 * rng.standard_normal((4, 4))
-        tensors.append(numpy_helper.from_array(weight.astype(np.float32), f"w{k}"))
-        made.append(helper.make_node("MatMul", [last, f"w{k}"], [f"m{k}"]))
-        made.append(helper.make_node("Tanh", [f"m{k}"], [f"t{k}"]))
-        last = f"t{k}"
-    graph = helper.make_graph(
-        made,
-        "chain",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 4])],
-        [helper.make_tensor_value_info(last, TensorProto.FLOAT, ["N", 4])],
-        tensors,
-    )
-    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    if weights:  # near the identity, which keeps the values where they are
+        count, size = nodes // 2, 4
+        values = {f"w{k}": np.eye(4) + 0.01 * rng.standard_normal((4, 4)) for k in range(count)}
+        lines = [f"m{k} = MatMul (t{k}, w{k}) t{k + 1} = Tanh (m{k})" for k in range(count)]
+        body = " ".join(lines).replace("(t0,", "(X,")
+    else:
+        count, size = max(0, nodes - 1), 3
+        kinds = ("Tanh", "Sigmoid", "Neg", "Relu")
+        values = {"w": rng.standard_normal((4, 3))}
+        lines = [f"t{k + 1} = {kinds[k % 4]} (t{k})" for k in range(count)]
+        body = " ".join(["t0 = Gemm (X, w)", *lines])
+    return models.parsed(body, values, "float[N, 4] X", f"float[N, {size}] t{count}")
 
 
 class Sessions:
@@ -212,17 +187,8 @@ _MEASURES: dict[str, Any] = {
 }
 
 
-def fresh(what: str, *arguments: str) -> dict[str, float]:
-    """A measure in a process of its own."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.growth", "--one", what, *arguments],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+fresh = functools.partial(children.measured, "tests.benchmarks.growth")
+"""A measure in a process of its own."""
 
 
 def _first_step_of(name: str, target: float) -> str:

@@ -11,15 +11,15 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 
 import argparse
+import functools
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests import children
+
 _MIB = 2**20
 NAMES = ("W4", "W7", "W8", "resnet", "gpt2")
 
@@ -98,12 +98,14 @@ def peak(name: str, path: str, recompute: str) -> dict[str, float]:
 
 
 def _warm(path: str) -> str:
-    import onnx.parser
+    import numpy as np
+    import onnx
 
-    text = '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y)'
-    model = onnx.parser.parse_model(text + "<float[2, 2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }")
+    from tests import models
+
+    ends = "float[N, 2] x", "float[N, 2] y"
     small = Path(path).with_name("small.onnx")
-    onnx.save(model, small)
+    onnx.save(models.parsed("y = MatMul(x, w)", {"w": np.ones((2, 2))}, *ends), small)
     return str(small)
 
 
@@ -142,17 +144,8 @@ def seconds(name: str, path: str, count: str) -> dict[str, float]:
 _MEASURES: dict[str, Any] = {"peak": peak, "estimate": estimate, "seconds": seconds}
 
 
-def fresh(what: str, *arguments: str) -> dict[str, float]:
-    """A measure in a process of its own."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.memory", "--one", what, *arguments],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+fresh = functools.partial(children.measured, "tests.benchmarks.memory")
+"""A measure in a process of its own."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -73,6 +73,20 @@ def ours_in_c(workload: Workload) -> Epochs:
     return _fit(workload, "c")
 
 
+def ours_by(backend: str) -> Callable[[Workload], Epochs]:
+    """The same on a backend that another onnxruntime has."""
+
+    def made(workload: Workload) -> Epochs:
+        from ortflex_core import Plugins, require_runtime
+
+        kind = Plugins.discover()["backends"].load(backend)
+        if reasons := kind.available(require_runtime()):
+            raise Absent(reasons[0])
+        return _fit(workload, backend)
+
+    return made
+
+
 def ours_on_xla(workload: Workload) -> Epochs:
     """The same on the backend xla, on as many processors as JAX."""
     # It limits the processors that JAX sees, before the first of its arrays.
@@ -268,6 +282,8 @@ PEERS: dict[str, tuple[Callable[[Workload], Epochs], tuple[str, ...]]] = {
         ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training"),
     ),
     "ortflex c": (ours_in_c, ("onnxruntime",)),
+    "ortflex training_agent": (ours_by("training_agent"), ("onnxruntime-training-cpu",)),
+    "ortflex training_session": (ours_by("training_session"), ("onnxruntime-training",)),
     "ortflex xla": (ours_on_xla, ("jax",)),
     "ortflex xla bf16": (ours_on_xla_in_bf16, ("jax",)),
     "ortflex openvino": (ours_on_openvino, ("openvino",)),

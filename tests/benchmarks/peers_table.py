@@ -1,4 +1,4 @@
-"""Microseconds a step compared with the peers, on the eight workloads.
+"""Microseconds a step compared with the peers, on the eight workloads; W9 and W10 on request.
 
 Every peer has a process of its own, with an interpreter of its own where that is needed, and they
 take turns: a round gives each about the same time, in another order each round, and only one of
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests import children
 from tests.benchmarks import table
 from tests.benchmarks.peers import PEERS
-from tests.benchmarks.workloads import WORKLOADS, Workload
+from tests.benchmarks.workloads import IMAGES, WORKLOADS, Workload
 
-ROOT = Path(__file__).parents[2]
 ON_GPU = {"ortflex recorded", "torch compiled"}
 """Peers of the table of a GPU; on a CPU they take part if they are named."""
 
@@ -30,18 +30,13 @@ class Process:
 
     def __init__(self, workload: Workload, peer: str, python: str, clock: str = "wall") -> None:
         self._clock = clock
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._process = subprocess.Popen(
             [python, "-m", "tests.benchmarks.worker", workload.name, peer],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": os.environ.get("ORTFLEX_BENCH_THREADS", "1"),
-                "PYTHONPATH": path,
-            },
+            env=children.with_tests(OMP_NUM_THREADS=os.environ.get("ORTFLEX_BENCH_THREADS", "1")),
         )
         self.steps = workload.steps
         self.epochs = 1
@@ -115,7 +110,9 @@ def measure(
 def main(arguments: list[str] | None = None) -> None:
     """Measure the workloads asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks peers", description=__doc__)
-    parser.add_argument("--workload", action="append", choices=[*WORKLOADS], help="default: all")
+    parser.add_argument(
+        "--workload", action="append", choices=[*WORKLOADS, *IMAGES], help="default: W1 to W8"
+    )
     parser.add_argument("--peer", action="append", choices=[*PEERS], help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -141,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
         sep=", ",
     )
     for name in options.workload or WORKLOADS:
-        workload = WORKLOADS[name]
+        workload = {**WORKLOADS, **IMAGES}[name]
         how = (options.rounds, options.seconds, options.clock)
         found, missing, hello = measure(workload, names, pythons, *how)
         if "ortflex" not in found:

@@ -24,8 +24,8 @@ def ratios(found: Mapping[str, Sequence[float]], peer: str) -> float:
 
 def show(workload: Workload, found: Mapping[str, Sequence[float]], why: Mapping[str, str]) -> None:
     """Print the table of one workload."""
-    mflop = workload.flops / 1e6
-    print(f"\n{workload.name}  {workload.text}  ({mflop:.3g} Mflop a step)")
+    counted = "" if workload.kind == "image" else f"  ({workload.flops / 1e6:.3g} Mflop a step)"
+    print(f"\n{workload.name}  {workload.text}{counted}")
     print(f"  {'':14}{'µs a step':>11}{'quickest':>11}{'it / ours':>11}{'target':>9}")
     for name, times in sorted(found.items(), key=lambda item: median(item[1])):
         line = f"  {name:14}{median(times):11.1f}{min(times):11.1f}"

@@ -1,101 +1,44 @@
-"""Processes that are killed in the middle of a training with checkpoints lose nothing but time."""
+"""Trainings that are killed lose nothing but time; disks that are full or read-only lose no checkpoint."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ortflex_core import OutputError, Trainer, list_checkpoints
-from tests import models
+from tests import children, models
 from tests.training import make, regression
 
 pytestmark = pytest.mark.per_python
 
-ROOT = Path(__file__).parents[2]
-WORKER = """
-import sys
-from pathlib import Path
-from tests.end_to_end.test_kill import trained
-trained(Path(sys.argv[1]))
-(Path(sys.argv[1]) / "done").touch()
-"""
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize(("seed", "kills"), [(7, 3), pytest.param(1, 1000, marks=pytest.mark.slow)])
+def test_killed_trainings_of_drawn_recipes_end_in_the_same_bits(seed: int, kills: int) -> None:
+    """Optimizers, schedules, averages, groups, kinds of data and backends, killed anywhere.
 
-def trained(folder: Path) -> Trainer:
-    """Start, or continue, a training that writes a checkpoint every few steps."""
-    x, y = regression(rows=200, features=6)
-    place = folder / "checkpoints"
-    options = {"name": "checkpoint", "folder": str(place), "steps": 3, "keep": 2, "best": False}
-    if list_checkpoints(place):
-        trainer = Trainer.resume(place)
-    else:
-        trainer = make(
-            models.mlp(),
-            backend={"name": "fused", "steps_per_run": 3},
-            optimizer="adam",
-            averaging="ema",
-            batch_size=4,
-            epochs=6,
-            callbacks=[options],
-        )
-    trainer.fit(x, y)
-    return trainer
-
-
-def kill(folder: Path, seconds: float) -> bool:
-    """Run the worker and kill it after so many seconds; False if it had finished before."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(folder)],
-        cwd=ROOT,
+    In a process of its own: its forks must not have the sessions of other tests.
+    """
+    call = [sys.executable, "-m", "tests.end_to_end.kill_campaign"]
+    run = children.run(
+        [*call, "--seed", str(seed), "--kills", str(kills)],
+        seconds=200 + 5 * kills,
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    began = time.monotonic()
-    before = [p.name for p in list_checkpoints(folder / "checkpoints")]
-    # The clock starts when the training does: imports take longer than it.
-    while process.poll() is None and time.monotonic() - began < 60:
-        if [p.name for p in list_checkpoints(folder / "checkpoints")] != before:
-            break
-        time.sleep(0.002)
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    process.wait(60)
-    return not (folder / "done").exists()
-
-
-def killed_until(kills: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(int(kills))
-    whole = trained(tmp_path / "whole")
-    wanted = {**whole.get_state(averaged=True), **whole.engine.slots()}
-    count = 0
-    for attempt in range(10 * kills):
-        folder = tmp_path / str(attempt)
-        # Where the machine is busy, every process comes a step further only: then the last one ends.
-        while count < kills and kill(folder, float(rng.uniform(0, 0.5))):
-            count += 1
-        again = trained(folder)  # what is left to do, if anything
-        got = {**again.get_state(averaged=True), **again.engine.slots()}
-        for name, array in wanted.items():
-            assert got[name].tobytes() == array.tobytes(), name
-        if count >= kills:
-            return
-    raise AssertionError(f"only {count} of {kills} trainings were killed")
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
-@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_trainings_end_in_the_same_bits(kills: int, tmp_path: Path) -> None:
-    killed_until(kills, tmp_path)
+    assert run.stdout, run.stderr
+    found = json.loads(run.stdout)
+    assert found["wrong"] == []
+    assert found["counts"]["kills"] >= kills
+    assert run.returncode == 0, run.stderr
 
 
 def content(folder: Path) -> dict[Path, bytes]:
