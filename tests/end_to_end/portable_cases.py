@@ -155,11 +155,10 @@ def _same_rows(batch: Batch, start: int) -> Batch:
 
 
 def _sequence(name: str) -> tuple[Any, Any, list[Batch]]:
-    from tests.end_to_end import test_networks_losses as losses
     from tests.end_to_end import test_networks_sequence as sequence
 
-    _, model, given = losses.opened(name)
-    return sequence.made(name)[0], model, given
+    network, model, _ = sequence.made(name)
+    return network, model, [sequence.batch(name) for _ in range(4)]
 
 
 def _dynamo(name: str, opset: int) -> tuple[Any, Any, list[Batch]]:

@@ -15,20 +15,22 @@ import pytest
 
 from tests.end_to_end import recipe_campaign
 from tests.end_to_end.recipe_cases import NETWORKS, draw
-from tests.training import usable
+from tests.training import every_backend, usable
 
 SEED, COUNT = 1, 8
 EXPECTED = Path(__file__).parents[1] / "fixtures" / "recipes.npz"
 """``python -m tests.end_to_end.recipe_campaign --seed 1 --count 8 --write tests/fixtures/recipes.npz``."""
 
 
-@pytest.mark.parametrize("backend", ["fused", "c", "xla", "openvino"])
+@every_backend
 @pytest.mark.parametrize("number", range(COUNT))
 def test_a_recipe_gives_what_torch_gives(number: int, backend: str) -> None:
     recipe = draw(SEED, number)
     expected = recipe_campaign.read(EXPECTED, SEED, number)
     result = recipe_campaign.compare(recipe, usable(backend), expected)
     assert not result.wrong, recipe.describe()
+    if backend.startswith("training_") and result.refused:
+        pytest.skip(result.refused)
     assert not result.refused, recipe.describe()
 
 
