@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import functools
 import os
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ortflex_core import Plugins, Trainer, hook, require_runtime
+from ortflex_core import Entry, Plugins, Trainer, hook, require_runtime
 
 
 @functools.cache
 def plugins() -> Plugins:
     """Everything installed, looked for once."""
     return Plugins.discover()
+
+
+def with_backends(*classes: Any, keep: tuple[str, ...] = ()) -> Plugins:
+    """Everything installed, but of backends only these classes and those of some names."""
+    found = [e for r in plugins() for e in r if e.kind != "backends" or e.name in keep]
+    for cls in classes:
+        target = f"{cls.__module__}:{cls.__name__}"
+        point = EntryPoint(cls.name, target, "ortflex.backends")
+        found.append(Entry("backends", cls.name, target, "tests", "1.0", point))
+    return Plugins(found)
 
 
 BACKENDS = tuple(plugins()["backends"].names())
@@ -58,6 +70,32 @@ def same(state: Any, weights: Any, tolerance: float = 1e-5) -> None:
     assert sorted(state) == sorted(weights)
     for name, array in weights.items():
         np.testing.assert_allclose(state[name], array, rtol=tolerance, atol=tolerance)
+
+
+def bits(trainer: Trainer) -> dict[str, bytes]:
+    """Weights, statistics and slots of a training, to the bit."""
+    arrays = {**trainer.get_state(buffers=True), **trainer.engine.slots()}
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
+def records(history: Any) -> list[dict[str, float]]:
+    """A history without the seconds, which differ."""
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in history]
+
+
+class SaveAt:
+    """Writes a checkpoint at some steps, each into a folder of its own."""
+
+    def __init__(self, folder: Path, *steps: int) -> None:
+        self.folder, self.steps = folder, steps
+        self.written: list[Path] = []
+
+    @hook
+    def settled(self, trainer: Trainer, progress: Any) -> None:
+        due = [s for s in self.steps if s <= progress.step][len(self.written) :]
+        if due:
+            name = f"{progress.epoch}-{progress.step}-{len(self.written)}"
+            self.written.append(trainer.save(self.folder / name))
 
 
 class Recorder:

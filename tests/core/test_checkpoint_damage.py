@@ -28,6 +28,13 @@ pytestmark = pytest.mark.sampled
 
 CALLBACKS = [{"name": "early_stopping", "monitor": "loss"}]
 FILES = ("checkpoint.json", "state.safetensors", "model/model.onnx")
+SETTINGS: dict[str, Any] = {
+    "backend": "fused",
+    "optimizer": "adam",
+    "batch_size": 4,
+    "epochs": 4,
+    "callbacks": [*CALLBACKS, {"name": "checkpoint", "best": False}],
+}
 
 
 class SaveAll:
@@ -44,17 +51,10 @@ class SaveAll:
 
 
 def write(folder: Path) -> list[Path]:
-    x, y = regression(rows=12, features=3)
-    trainer = make(
-        models.mlp((3, 4, 1)),
-        backend="fused",
-        optimizer="adam",
-        batch_size=4,
-        epochs=4,
-        callbacks=[*CALLBACKS, {"name": "checkpoint", "best": False}, SaveAll(folder)],
-    )
+    callbacks = [*SETTINGS["callbacks"], SaveAll(folder)]
+    trainer = make(models.mlp((3, 4, 1)), **SETTINGS | {"callbacks": callbacks})
     trainer.folder = folder
-    trainer.fit(x, y)
+    trainer.fit(*regression(rows=12, features=3))
     return checkpoint.list_checkpoints(folder)
 
 
@@ -78,10 +78,7 @@ def place(folder: Path) -> Path:
 
 def resumed(place: Path) -> Trainer:
     """Goes on to the end of the training, so that every value is used."""
-    callbacks = (
-        plugins().component("callbacks", CALLBACKS[0]),
-        plugins().component("callbacks", {"name": "checkpoint", "best": False}),
-    )
+    callbacks = [plugins().component("callbacks", spec) for spec in SETTINGS["callbacks"]]
     trainer = Trainer.resume(place, plugins=plugins(), callbacks=callbacks)
     trainer.folder = place.parent.parent / "again"
     trainer.fit(*regression(rows=12, features=3))
@@ -176,14 +173,7 @@ def test_a_model_that_is_damaged_everywhere_is_given_from_another_place(
     again.fit(x, y)
     saved = again.save(folder.parent / "later")  # which is not linked to a damaged one
     assert Trainer.resume(saved, plugins=plugins()).predict(x).size
-    make(
-        models.mlp((3, 4, 1)),
-        backend="fused",
-        optimizer="adam",
-        batch_size=4,
-        epochs=4,
-        callbacks=[*CALLBACKS, {"name": "checkpoint", "best": False}],
-    ).restore(folder)  # as `ortflex train --resume`
+    make(models.mlp((3, 4, 1)), **SETTINGS).restore(folder)  # as `ortflex train --resume`
     with pytest.raises(OrtflexError, match="different model"):
         Trainer.resume(folder, model=models.mlp((3, 5, 1)), plugins=plugins())
 
@@ -207,87 +197,81 @@ def test_a_later_format_is_not_taken_for_damage(folder: Path, place: Path) -> No
 
 # ---------------------------------------------------------------------- values
 
+# What a value is replaced by, one after another; a key is found by the words on the way to it.
 KEY = tuple[str | int, ...]
-BAD: list[tuple[KEY, Any]] = [
-    (("format",), True),
-    (("format",), "2"),
-    (("structure",), 5),
-    (("arguments",), []),
-    (("unnamed",), "callbacks"),
-    (("unnamed",), [3]),
-    (("versions",), {"ortflex": 1}),
-    (("runtime",), None),
-    (("backend",), []),
-    (("size",), 4),
-    (("size", "rows"), 0),
-    (("size", "rows"), "4"),
-    (("size", "rows"), 4.0),
-    (("size", "epoch_steps"), -1),
-    (("fits",), -1),
-    (("fits",), True),
-    (("fits",), 2**70),
-    (("manual",), None),
-    (("manual", "step"), -1),
-    (("manual", "history"), [{"epoch": 1}]),
-    (("position",), []),
-    (("position", "progress", "step"), "9"),
-    (("position", "progress", "epoch"), 3),
-    (("position", "progress", "epochs"), 2.5),
-    (("position", "steps"), None),
-    (("position", "rows"), -4),
-    (("position", "loss"), float("nan")),
-    (("position", "loss"), "0"),
-    (("position", "penalty"), float("inf")),
-    (("position", "seconds"), -1.0),
-    (("position", "rate"), -0.5),
-    (("position", "rate"), None),
-    (("position", "records"), {}),
-    (("position", "records"), []),
-    (("position", "records", 0), []),
-    (("position", "records", 0, "loss"), "low"),
-    (("position", "records", 0), {"epoch": 0.0}),
-    (("position", "seed"), []),
-    (("position", "seed"), [-1, 0]),
-    (("position", "seed"), [0.5]),
-    (("position", "at_once"), 0),
-    (("position", "stopped"), 0),
-    (("position", "data"), []),
-    (("position", "data", "kind"), []),
-    (("position", "data", "kind"), {}),
-    (("position", "data", "kind"), "columns"),
-    (("position", "data", "columns"), 3),
-    (("position", "data", "columns", "X"), None),
-    (("position", "data", "columns", "X", "shape"), "12"),
-    (("position", "data", "columns", "X", "digest"), 0),
-    (("position", "data"), {"kind": "pieces"}),
-    (("position", "data"), {"kind": "pieces", "pieces": "1", "sizes": 0, "buffer": 1}),
-    (("position", "data"), {"kind": "batches", "buffer": 0, "spot": 3}),
-    (("position", "data"), {"kind": "batches", "buffer": 0, "spot": {"turn": 0}}),
-    (("callbacks",), []),
-    (("callbacks", "early_stopping"), []),
-    *((("callbacks", "early_stopping", "best"), v) for v in ({}, [], "low", True)),
-    *((("callbacks", "early_stopping", key), None) for key in ("best_epoch", "waited")),
-    (("callbacks", "early_stopping", "other"), 3),
-    *((("callbacks", "checkpoint", "best"), v) for v in ({}, [], "low", True)),
-    (("callbacks", "checkpoint", "run"), 3),
-    (("files",), None),
-    (("files",), []),
-    (("files", "state.safetensors"), 0),
-    (("files", "../../secret"), "0"),
-    (("files", "model/../checkpoint.json"), "0"),
-    (("frozen",), None),
-    (("frozen",), {"w": 3}),
-    (("more",), 1),
-]
+BAD: dict[str, list[Any]] = {
+    "format": [True, "2"],
+    "structure": [5],
+    "arguments": [[]],
+    "unnamed": ["callbacks", [3]],
+    "versions": [{"ortflex": 1}],
+    "runtime": [None],
+    "backend": [[]],
+    "size": [4],
+    "size rows": [0, "4", 4.0],
+    "size epoch_steps": [-1],
+    "fits": [-1, True, 2**70],
+    "manual": [None],
+    "manual step": [-1],
+    "manual history": [[{"epoch": 1}]],
+    "position": [[]],
+    "position progress step": ["9"],
+    "position progress epoch": [3],
+    "position progress epochs": [2.5],
+    "position steps": [None],
+    "position rows": [-4],
+    "position loss": [float("nan"), "0"],
+    "position penalty": [float("inf")],
+    "position seconds": [-1.0],
+    "position rate": [-0.5, None],
+    "position records": [{}, []],
+    "position records 0": [[], {"epoch": 0.0}],
+    "position records 0 loss": ["low"],
+    "position seed": [[], [-1, 0], [0.5]],
+    "position at_once": [0],
+    "position stopped": [0],
+    "position data": [
+        [],
+        {"kind": "pieces"},
+        {"kind": "pieces", "pieces": "1", "sizes": 0, "buffer": 1},
+        {"kind": "batches", "buffer": 0, "spot": 3},
+        {"kind": "batches", "buffer": 0, "spot": {"turn": 0}},
+    ],
+    "position data kind": [[], {}, "columns"],
+    "position data columns": [3],
+    "position data columns X": [None],
+    "position data columns X shape": ["12"],
+    "position data columns X digest": [0],
+    "callbacks": [[]],
+    "callbacks early_stopping": [[]],
+    "callbacks early_stopping best": [{}, [], "low", True],
+    "callbacks early_stopping best_epoch": [None],
+    "callbacks early_stopping waited": [None],
+    "callbacks early_stopping other": [3],
+    "callbacks checkpoint best": [{}, [], "low", True],
+    "callbacks checkpoint run": [3],
+    "files": [None, []],
+    "files state.safetensors": [0],
+    "files ../../secret": ["0"],
+    "files model/../checkpoint.json": ["0"],
+    "frozen": [None, {"w": 3}],
+    "more": [1],
+}
 
 
-@pytest.mark.parametrize(("key", "value"), BAD, ids=lambda v: json.dumps(v))
-def test_a_value_that_cannot_be_is_named(key: KEY, value: Any, place: Path) -> None:
+def holder(record: Any, key: KEY) -> Any:
+    """The table or list in which a key is."""
+    for part in key[:-1]:
+        record = record[part]
+    return record
+
+
+@pytest.mark.parametrize(("words", "value"), [(w, v) for w, values in BAD.items() for v in values])
+def test_a_value_that_cannot_be_is_named(words: str, value: Any, place: Path) -> None:
+    key: KEY = tuple(int(w) if w.isdecimal() else w for w in words.split())
+
     def change(record: dict[str, Any]) -> None:
-        inner: Any = record
-        for part in key[:-1]:
-            inner = inner[part]
-        inner[key[-1]] = value
+        holder(record, key)[key[-1]] = value
 
     edited_checkpoints.edit(place, change)
     with pytest.raises(CheckpointError) as error:
@@ -317,10 +301,7 @@ def test_every_key_that_is_missing_is_an_error_or_makes_no_difference(folder: Pa
         (place / "checkpoint.json").write_text(whole)
 
         def change(record: dict[str, Any], key: KEY = key) -> None:
-            inner: Any = record
-            for part in key[:-1]:
-                inner = inner[part]
-            del inner[key[-1]]
+            del holder(record, key)[key[-1]]
 
         edited_checkpoints.edit(place, change)
         shutil.rmtree(place.parent.parent / "again", ignore_errors=True)

@@ -47,66 +47,38 @@ def trained() -> Trainer:
     return trainer
 
 
-def thesis(place: Path) -> None:
-    place.mkdir()
-    (place / "thesis.txt").write_text("the only copy")
+def put(place: Path, content: dict[str, str | None]) -> None:
+    """Files with these texts, and empty folders."""
+    for name, text in content.items():
+        path = place / name
+        (path if text is None else path.parent).mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            path.write_text(text)
 
 
-def nested(place: Path) -> None:
-    (place / "chapters" / "one").mkdir(parents=True)
+THESIS: dict[str, str | None] = {"thesis.txt": "the only copy"}
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda place: put(place, THESIS),
+    "a folder of folders": lambda place: put(place, {"chapters/one": None}),
+    "a hidden folder": lambda place: put(place, {".git": None}),
+    "the record of another tool": lambda place: put(place, {"checkpoint.json": '{"step": 3}'}),
+    "record and state of another tool": lambda place: put(
+        place, {"checkpoint.json": '{"step": 3}', "state.safetensors": "theirs"}
+    ),
+    "ours and a note": lambda place: put(trained().save(place), {"notes.txt": "the good one"}),
+    "ours and another model": lambda place: put(trained().save(place), {"model/best.pt": "theirs"}),
+    "ours without a record": lambda place: (trained().save(place) / "checkpoint.json").unlink(),
+    "a file in place of the model": lambda place: put(
+        place, {"checkpoint.json": "{}", "model": "theirs"}
+    ),
+    "a file": lambda place: place.write_text("a file"),
+}
 
 
-def hidden(place: Path) -> None:
-    place.mkdir()
-    (place / ".git").mkdir()
-
-
-def other_record(place: Path) -> None:
-    """A checkpoint of some other tool that has a file of the same name."""
-    place.mkdir()
-    (place / "checkpoint.json").write_text('{"step": 3}')
-
-
-def other_record_and_state(place: Path) -> None:
-    other_record(place)
-    (place / "state.safetensors").write_bytes(b"theirs")
-
-
-def own_and_a_note(place: Path) -> None:
-    trained().save(place)
-    (place / "notes.txt").write_text("the good one")
-
-
-def own_and_another_model(place: Path) -> None:
-    trained().save(place)
-    (place / "model" / "best.pt").write_bytes(b"theirs")
-
-
-def without_record(place: Path) -> None:
-    trained().save(place)
-    (place / "checkpoint.json").unlink()
-
-
-def model_is_a_file(place: Path) -> None:
-    place.mkdir()
-    (place / "checkpoint.json").write_text("{}")
-    (place / "model").write_bytes(b"theirs")
-
-
-def regular_file(place: Path) -> None:
-    place.write_text("a file")
-
-
-FOREIGN = [thesis, nested, hidden, other_record, other_record_and_state, own_and_a_note]
-FOREIGN += [own_and_another_model, without_record, model_is_a_file, regular_file]
-
-
-@pytest.mark.parametrize("prepare", FOREIGN)
-def test_save_refuses_what_is_not_a_checkpoint(
-    prepare: Callable[[Path], None], swapping: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_save_refuses_what_is_not_a_checkpoint(foreign: str, swapping: str, tmp_path: Path) -> None:
     place = tmp_path / "results"
-    prepare(place)
+    FOREIGN[foreign](place)
     before, trainer = content(tmp_path), trained()
     for _ in range(2):
         with pytest.raises(OutputError, match=r"results'.*Nothing was changed; use the name of a"):
@@ -114,18 +86,18 @@ def test_save_refuses_what_is_not_a_checkpoint(
         assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("prepare", FOREIGN)
+@pytest.mark.parametrize("foreign", FOREIGN)
 def test_save_leaves_what_is_at_its_other_names(
-    prepare: Callable[[Path], None], swapping: str, tmp_path: Path
+    foreign: str, swapping: str, tmp_path: Path
 ) -> None:
     """``.previous`` and names like those of temporary folders may be taken by foreign files."""
     taken = [tmp_path / ".c.writing-0123456789abcdef", tmp_path / ".c.writing", tmp_path / ".c.old"]
     if swapping == "one step":
         taken.append(tmp_path / "c.previous")
     for place in taken:
-        prepare(place)
+        FOREIGN[foreign](place)
     before, trainer = content(tmp_path), trained()
-    if prepare is without_record:  # half of a checkpoint, as a process leaves it that was killed
+    if foreign == "ours without a record":  # half of a checkpoint, as a killed process leaves it
         before = {k: v for k, v in before.items() if not k.startswith(taken[0].name)}
     for _ in range(3):
         trainer.save(tmp_path / "c")
@@ -134,14 +106,14 @@ def test_save_leaves_what_is_at_its_other_names(
     Trainer.resume(tmp_path / "c", plugins=plugins())
 
 
-@pytest.mark.parametrize("prepare", [thesis, regular_file, own_and_a_note])
+@pytest.mark.parametrize("foreign", ["a folder", "a file", "ours and a note"])
 def test_save_in_two_steps_refuses_where_previous_is_taken(
-    prepare: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    foreign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "exchange", lambda a, b: False)
     trainer = trained()
     trainer.save(tmp_path / "c")
-    prepare(tmp_path / "c.previous")
+    FOREIGN[foreign](tmp_path / "c.previous")
     before = content(tmp_path)
     with pytest.raises(OutputError, match=r"c\.previous'.*it would be lost"):
         trainer.save(tmp_path / "c")
@@ -154,24 +126,22 @@ def test_save_refuses_names_that_name_no_folder_of_their_own(
 ) -> None:
     (tmp_path / "work" / "a").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
-    trainer = trained()
-    before = content(tmp_path)
+    trainer, before = trained(), content(tmp_path)
     reason = r"cannot write .*(null character|name a folder for it)|expected a path, got ''"
     with pytest.raises(OrtflexError, match=reason):
         trainer.save(name)
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize("absolute", [False, True])
 def test_save_refuses_the_current_folder_by_any_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    absolute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    for name in ("../work", str(work)):
-        with pytest.raises(OutputError, match="current folder"):
-            trained().save(name)
-    assert Path.cwd() == work
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with pytest.raises(OutputError, match="current folder"):
+        trained().save(str(Path.cwd()) if absolute else "../work")
+    assert Path.cwd() == tmp_path / "work"
 
 
 def test_save_takes_an_empty_folder(swapping: str, tmp_path: Path) -> None:
@@ -203,7 +173,7 @@ def test_save_follows_a_link_every_time(target: str, swapping: str, tmp_path: Pa
 
 
 def test_save_refuses_a_link_to_something_else(swapping: str, tmp_path: Path) -> None:
-    thesis(tmp_path / "folder")
+    put(tmp_path / "folder", THESIS)
     (tmp_path / "file").write_text("a file")
     trainer = trained()
     for name in ("folder", "file"):
@@ -230,7 +200,7 @@ def test_save_puts_back_what_appeared_while_it_wrote(
         calls.append(a)
         if len(calls) == 1:
             shutil.rmtree(place)
-            thesis(place)
+            put(place, THESIS)
         return real(a, b)
 
     monkeypatch.setattr(folders, "exchange", exchange)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
+import onnx
 import pytest
 
-from ortflex_core import CheckpointError, OutputError, Plugins, Trainer, internals_of
-from ortflex_core.training.checkpoints import folders
+from ortflex_core import CheckpointError, Loss, OutputError, Plugins, Trainer, internals_of
+from ortflex_core.training.checkpoints import checkpoint, folders
 from tests import edited_checkpoints, models
+from tests.core.test_checkpoint_restore import BASE, begun, data
 from tests.training import make, plugins, regression
 
 
@@ -90,8 +94,6 @@ def test_another_runtime_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_objects_that_no_file_can_name_are_asked_for(tmp_path: Path) -> None:
-    from ortflex_core import Loss
-
     class Mine(Loss):
         name = "mine"
 
@@ -103,23 +105,6 @@ def test_objects_that_no_file_can_name_are_asked_for(tmp_path: Path) -> None:
         Trainer.resume(folder, plugins=plugins())
     resumed = internals_of(Trainer.resume(folder, plugins=plugins(), loss=Mine()))
     assert resumed.setup.requests[0].loss == Mine()
-
-
-@pytest.mark.parametrize("what", ["checkpoint.json", "state.safetensors", "model/model.onnx"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-@pytest.mark.sampled
-def test_a_broken_checkpoint_is_an_error_that_names_the_file(
-    what: str, damage: str, tmp_path: Path
-) -> None:
-    folder = make(models.linear(), backend="fused").save(tmp_path / "c")
-    path = folder / what
-    raw = path.read_bytes()
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes({"empty": b"", "half": raw[: len(raw) // 2], "noise": raw[::-1]}[damage])
-    with pytest.raises(ValueError, match="c") as caught:
-        Trainer.resume(folder, plugins=plugins())
-    assert type(caught.value).__module__ == "ortflex_core.kernel.errors"
 
 
 @pytest.mark.parametrize("in_one_step", [True, False])
@@ -154,6 +139,90 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_complete(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
 
 
-def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is not a checkpoint: it has no checkpoint\.json"):
-        Trainer.resume(tmp_path)
+# Weights that are not trained: compared, kept, and linked to the model's file ----------------------
+
+HEAD: dict[str, Any] = {"params": ["W2", "b2"], "groups": [], "constraint": None}
+FROZEN = BASE | HEAD
+
+
+def with_frozen(model: onnx.ModelProto, name: str, change: float) -> onnx.ModelProto:
+    """The model with one value of one initializer changed."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    for tensor in out.graph.initializer:
+        if tensor.name == name:
+            array = onnx.numpy_helper.to_array(tensor).copy()
+            array.reshape(-1)[-1] += change
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, name))
+    return out
+
+
+@pytest.mark.parametrize("sizes", [(6, 8, 1), (6, 200, 1)], ids=["small", "above 1,024 elements"])
+@pytest.mark.parametrize("frozen", ["W1", "b1"])
+def test_other_frozen_weights_are_refused_by_name(
+    sizes: tuple[int, ...], frozen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One value of one tensor is enough, in a tensor of any size."""
+    model = models.mlp(sizes)
+    other = with_frozen(model, frozen, 1.0)
+    begun(tmp_path / "c", model, **HEAD)
+    trainer = make(other, **FROZEN)
+    with pytest.raises(CheckpointError, match=rf"not trained: {frozen}\. Use that model"):
+        trainer.restore(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=rf"not trained: {frozen}\. Use that model"):
+        Trainer.resume(tmp_path / "c", plugins=plugins(), model=other)
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        trainer.restore(tmp_path / "c", strict=False)
+    assert f"not trained: {frozen}" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["restore", "resume"])
+def test_a_checkpoint_has_the_frozen_weights_of_the_trainer_that_wrote_it(
+    how: str, tmp_path: Path
+) -> None:
+    """After other weights were taken over on purpose, later checkpoints have the model of now."""
+    model = models.mlp((6, 8, 1))
+    other = with_frozen(model, "W1", 3.0)
+    begun(tmp_path / "c", model, **HEAD)
+    if how == "restore":
+        trainer = make(other, **FROZEN)
+        trainer.restore(tmp_path / "c", strict=False)
+    else:
+        trainer = Trainer.resume(tmp_path / "c", plugins=plugins(), model=other, strict=False)
+    x, y = data()
+    trainer.fit(x, y)
+    for name in ("d", "e"):  # the second one links to the first one's model
+        trainer.save(tmp_path / name)
+        again = Trainer.resume(tmp_path / name, plugins=plugins())
+        np.testing.assert_array_equal(again.predict(x), trainer.predict(x))
+
+
+def test_a_model_that_was_replaced_on_the_disk_is_not_linked_to(tmp_path: Path) -> None:
+    """Another process has saved another training to the place this one saved to before."""
+    model = models.mlp((6, 8, 1))
+    first = make(model, **FROZEN)
+    second = make(with_frozen(model, "W1", 3.0), **FROZEN)
+    x, _ = data()
+    first.save(tmp_path / "c")
+    second.save(tmp_path / "c")
+    for name in ("c", "d"):
+        first.save(tmp_path / name)
+        again = Trainer.resume(tmp_path / name, plugins=plugins())
+        np.testing.assert_array_equal(again.predict(x), first.predict(x))
+
+
+def test_large_models_have_two_copies_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have one in every checkpoint; a resumed run links to none of those it found."""
+    trainer = make(models.mlp(), **BASE)
+
+    def inodes(names: Sequence[str]) -> list[int]:
+        places = [trainer.save(tmp_path / name) for name in names]
+        return [place.joinpath("model", "model.onnx").stat().st_ino for place in places]
+
+    assert len(set(inodes("abcd"))) == 4
+    monkeypatch.setattr(checkpoint, "COPIED", 0)
+    first, second, *others = inodes(["step-1", "step-2", "step-3", "best", "step-4"])
+    assert first != second
+    assert others == [first, second, second]

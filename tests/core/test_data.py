@@ -125,14 +125,6 @@ def test_data_that_do_not_fit_are_refused(
         columns_of(x, y, weight, **names)
 
 
-def test_a_sparse_matrix_is_refused_with_what_to_do() -> None:
-    class Sparse:
-        def toarray(self) -> None: ...
-
-    with pytest.raises(DataError, match=r"X is a sparse matrix; make it dense: X\.toarray\(\)"):
-        columns_of(Sparse())
-
-
 FLOAT = TensorSpec("X", 1, ("N", 2))
 INTEGER = TensorSpec("ids", 7, ("N",))
 

@@ -15,7 +15,7 @@ import pytest
 from ortflex_core import Batches, CheckpointError, DataError, Trainer, hook, internals_of
 from ortflex_plugins.data.npy import NpyFolder
 from tests import children, models
-from tests.training import make, plugins, regression
+from tests.training import SaveAt, bits, make, plugins, regression
 
 pytestmark = pytest.mark.once
 
@@ -71,26 +71,6 @@ SOURCES: dict[str, Any] = {
     "an object with a state": Stateful,
     "an endless function": lambda: forever,
 }
-
-
-class SaveAt:
-    """Checkpoints after some steps, in the middle of epochs and at their ends."""
-
-    def __init__(self, folder: Path, *steps: int) -> None:
-        self.folder, self.steps = folder, steps
-        self.written: list[Path] = []
-
-    @hook
-    def settled(self, trainer: Trainer, progress: Any) -> None:
-        due = [s for s in self.steps if s <= progress.step][len(self.written) :]
-        if due:
-            name = f"{progress.epoch}-{progress.step}-{len(self.written)}"
-            self.written.append(trainer.save(self.folder / name))
-
-
-def bits(trainer: Trainer) -> dict[str, bytes]:
-    everything = {**trainer.get_state(), **trainer.engine.slots()}
-    return {name: array.tobytes() for name, array in everything.items()}
 
 
 def train(source: Any, folder: Path, *steps: int, **options: Any) -> tuple[Trainer, SaveAt]:

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from ortflex_core import (
     CheckpointError,
@@ -19,25 +19,19 @@ from ortflex_core import (
 from ortflex_core.compiler.model.quantizer import BITS
 from ortflex_core.kernel.errors import ArgumentError
 from ortflex_core.training.config.arguments import TYPES
+from tests import models
 
 ROWS = 12
 
 
-def model(columns=3, softmax=False):
+Y = np.zeros((ROWS, 3), np.float32)
+
+
+def model(softmax=False):
     """x·w, with a Softmax behind it on request."""
-    rng = np.random.default_rng(0)
-    weight = numpy_helper.from_array(rng.standard_normal((4, columns)).astype(np.float32), "w")
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["t" if softmax else "y"])]
-    if softmax:
-        nodes.append(helper.make_node("Softmax", ["t"], ["y"], axis=1))
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", columns])],
-        [weight],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weight = np.random.default_rng(0).standard_normal((4, 3))
+    body = "t = MatMul(x, w)  y = Softmax<axis = 1>(t)" if softmax else "y = MatMul(x, w)"
+    return models.parsed(body, {"w": weight}, "float[n, 4] x", "float[n, 3] y")
 
 
 @pytest.fixture
@@ -64,17 +58,16 @@ class TestData:
     @pytest.mark.parametrize("wrong", NO_ARRAYS.values(), ids=NO_ARRAYS)
     @pytest.mark.parametrize("place", ["X", "y", "mapping", "weight", "predict"])
     def test_what_is_no_array_is_a_data_error_that_names_the_argument(self, wrong, place, X):
-        y = np.zeros((ROWS, 3), np.float32)
         value = wrong()
         if place == "predict" and hasattr(value, "__next__"):
             pytest.skip("predict takes an iterable of batches")
         if place in ("y", "weight") and value is None:
             pytest.skip("no labels and no weights are allowed")
         calls = {
-            "X": lambda made: made.fit(value, y),
+            "X": lambda made: made.fit(value, Y),
             "y": lambda made: made.fit(X, value),
-            "mapping": lambda made: made.fit({"x": value}, y),
-            "weight": lambda made: made.fit(X, y, sample_weight=value),
+            "mapping": lambda made: made.fit({"x": value}, Y),
+            "weight": lambda made: made.fit(X, Y, sample_weight=value),
             "predict": lambda made: made.predict(value),
         }
         name = {"y": "y", "weight": "sample_weight"}.get(place, "X")
@@ -83,7 +76,7 @@ class TestData:
 
     def test_an_unknown_input_is_named_with_those_of_the_model(self, X):
         with pytest.raises(DataError, match=r"'z', which is not an input of the model; Known: x$"):
-            trainer().fit({"z": X}, np.zeros((ROWS, 3), np.float32))
+            trainer().fit({"z": X}, Y)
 
     @pytest.mark.parametrize("names", [["a", "b"], [*"abcd"]], ids=["too few", "too many"])
     def test_classes_are_as_many_as_the_scores(self, names, X):
@@ -123,7 +116,7 @@ class TestAttributes:
         made = trainer()
         made.epochs, made.learning_rate = 2, 0.5
         made.notes = "an attribute of the user"
-        history = made.fit(X, np.zeros((ROWS, 3), np.float32))
+        history = made.fit(X, Y)
         assert len(history) == 2
         assert list(history["rate"]) == [0.5, 0.5]
 
@@ -148,6 +141,8 @@ FOREIGN = {
     "ort": (b"\x00\x00\x00\x00ORTM" + bytes(40), "ORT format"),
     "tflite": (b"\x1c\x00\x00\x00TFL3" + bytes(40), "TensorFlow Lite"),
     "text": (b"hello", "is not an ONNX model"),
+    "zeros": (bytes(100), "is not an ONNX model or is truncated"),
+    "noise": (bytes(range(256)) * 4, "is not an ONNX model or is truncated"),
     "empty": (b"", "no graph"),
 }
 
@@ -177,7 +172,7 @@ class TestCheckpoints:
     @pytest.fixture
     def saved(self, tmp_path, X):
         made = trainer()
-        made.fit(X, np.zeros((ROWS, 3), np.float32))
+        made.fit(X, Y)
         return made.save(tmp_path / "saved")
 
     def test_a_mistyped_argument_is_not_the_fault_of_the_checkpoint(self, saved):
@@ -191,6 +186,8 @@ class TestCheckpoints:
             Trainer.resume(tmp_path / "savd")
         with pytest.raises(CheckpointError, match="it is a file, and a checkpoint is a folder"):
             Trainer.resume(saved / "checkpoint.json")
+        with pytest.raises(CheckpointError, match=r"a checkpoint: it has no checkpoint\.json"):
+            Trainer.resume(tmp_path)
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "history.csv").write_text("epoch\n")
         with pytest.raises(
@@ -241,7 +238,7 @@ class TestNames:
 
     def test_the_type_of_a_loss_is_in_the_message(self, X):
         with pytest.raises(OrtflexError, match="not of int64"):
-            trainer(loss=Whole()).fit(X, np.zeros((ROWS, 3), np.float32))
+            trainer(loss=Whole()).fit(X, Y)
 
     def test_an_array_of_names_is_a_head(self, X):
         names = np.array(["ant", "bee"])
@@ -268,7 +265,7 @@ class TestLosses:
         ):
             Trainer(turned(), loss="squared_error")
         made = Trainer(turned(), loss={"t": "squared_error"}, epochs=1, progress=False)
-        made.fit(X, np.zeros((ROWS, 3), np.float32))
+        made.fit(X, Y)
 
     def test_a_mistyped_key_of_one_loss_is_not_only_an_unknown_tensor(self):
         with pytest.raises(ModelError, match=r"no tensor 'names'; .*loss = \{ name = 'huber' \}"):
@@ -282,7 +279,7 @@ class TestLosses:
             return op.Log(predicted * 0.0 - 1.0)
 
         with pytest.raises(TrainingDiverged, match=r"at step 1 .*No update has been made yet"):
-            trainer(loss=undefined).fit(X, np.zeros((ROWS, 3), np.float32))
+            trainer(loss=undefined).fit(X, Y)
 
 
 def test_a_list_of_another_length_than_the_inputs_is_called_a_list(X):
@@ -293,7 +290,7 @@ def test_a_list_of_another_length_than_the_inputs_is_called_a_list(X):
         value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4])
         proto.graph.input.append(value)
     made = Trainer(proto, loss="squared_error", epochs=1, progress=False)
-    labels = np.zeros((ROWS, 3), np.float32)
+    labels = Y
     with pytest.raises(DataError, match="X is a list of 3, but there are 2 inputs"):
         made.fit([X, X, X], labels)
     with pytest.raises(DataError, match="X is one array, but there are 2 inputs"):
@@ -335,6 +332,7 @@ class TestValidation:
             (20, "a fraction > 0 and < 1, got 20"),
             (0, "a fraction > 0 and < 1, got 0"),
             ("val.npz", r"got 'val\.npz'"),
+            (np.zeros((3, 4), np.float32), r"validation_data: expected \(X, y\)"),
             ((np.zeros((3, 4), np.float32),), "got tuple of 1"),
             (1.0, r"must be > 0 and < 1.* 1\.0 of 12 rows does not"),
             (0.01, r"must be > 0 and < 1.* 0\.01 of 12 rows is 0"),
@@ -350,15 +348,12 @@ class TestValidation:
 )
 def test_channels_on_the_other_axis_have_the_transpose_that_fits(taken, given):
     """The message is tried: what it says is evaluated, and the result trains."""
-    weight = np.full((int(np.prod(taken)), 1), 0.1, np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("MatMul", ["f", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *taken])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
-        [numpy_helper.from_array(weight, "w")],
+    proto = models.parsed(
+        "f = Flatten(x)  y = MatMul(f, w)",
+        {"w": np.full((int(np.prod(taken)), 1), 0.1)},
+        f"float[n, {', '.join(map(str, taken))}] x",
+        "float[n, 1] y",
     )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     made = Trainer(proto, loss="squared_error", epochs=1, progress=False)
     X, y = np.zeros((ROWS, *given), np.float32), np.zeros((ROWS, 1), np.float32)
     with pytest.raises(DataError, match=r"X\.transpose\(.*\) fits") as caught:
@@ -376,11 +371,11 @@ def test_a_folder_in_place_of_a_file(path):
 
 
 def test_weights_that_are_all_0_train_nothing(X):
-    made, y = trainer(), np.zeros((ROWS, 3), np.float32)
+    made = trainer()
     for call in (made.fit, made.find_rate):
         with pytest.raises(DataError, match=f"0 for all {ROWS} rows"):
-            call(X, y, sample_weight=np.zeros(ROWS))
-    made.fit(X, y, sample_weight=np.eye(1, ROWS)[0])
+            call(X, Y, sample_weight=np.zeros(ROWS))
+    made.fit(X, Y, sample_weight=np.eye(1, ROWS)[0])
 
 
 def test_a_freeze_of_everything_is_the_reason_that_nothing_trains():
@@ -390,8 +385,7 @@ def test_a_freeze_of_everything_is_the_reason_that_nothing_trains():
 
 @pytest.mark.parametrize(("column", "validated"), [("val_loss", True), ("val_loss", False)])
 def test_a_column_of_the_validation_is_found_by_the_word_of_others(X, column, validated):
-    y = np.zeros((ROWS, 3), np.float32)
-    history = trainer().fit(X, y, **({"validation_data": 0.5} if validated else {}))
+    history = trainer().fit(X, Y, **({"validation_data": 0.5} if validated else {}))
     wanted = "did you mean 'validation_loss'" if validated else "validation_data="
     with pytest.raises(ConfigError, match=wanted):
         history[column]
@@ -399,10 +393,10 @@ def test_a_column_of_the_validation_is_found_by_the_word_of_others(X, column, va
 
 def test_a_path_is_no_place_to_draw(X, tmp_path):
     pytest.importorskip("matplotlib")
-    y, path = np.zeros((ROWS, 3), np.float32), str(tmp_path / "x.png")
+    path = str(tmp_path / "x.png")
     for drawn in (
-        lambda: trainer().fit(X, y).plot(ax=path),
-        lambda: trainer().find_rate(X, y).plot(path),
+        lambda: trainer().fit(X, Y).plot(ax=path),
+        lambda: trainer().find_rate(X, Y).plot(path),
     ):
         with pytest.raises(ArgumentError, match="savefig"):
             drawn()
@@ -414,27 +408,19 @@ def test_a_checkpoint_of_a_name_that_no_disk_has(name):
         Trainer.resume(name)
 
 
+PAIR = r"; expected \(X, y\)"
 BATCHES = {
-    "X alone": (lambda X, y: X, r"the batch is a ndarray; expected \(X, y\)"),
-    "a tuple of one": (lambda X, y: (X,), r"the batch is a tuple of 1; expected \(X, y\)"),
-    "four": (lambda X, y: (X, y, y, y), r"the batch is a tuple of 4; expected \(X, y\)"),
-    "a generator": (
-        lambda X, y: iter([(X, y)]),
-        r"the batch is a list_iterator; expected \(X, y\)",
-    ),
-    "two batches": (
-        lambda X, y: [(X, y), (X, y)],
-        r"different shapes: pass .*for step as one batch",
-    ),
+    "X alone": (lambda X, y: X, "the batch is a ndarray" + PAIR),
+    "a tuple of one": (lambda X, y: (X,), "the batch is a tuple of 1" + PAIR),
+    "four": (lambda X, y: (X, y, y, y), "the batch is a tuple of 4" + PAIR),
+    "a generator": (lambda X, y: iter([(X, y)]), "the batch is a list_iterator" + PAIR),
+    "two batches": (lambda X, y: [(X, y)] * 2, "different shapes: pass .*for step as one batch"),
     "fewer labels": (
         lambda X, y: (X, y[:7]),
         "x has 12, label has 7; pass arrays of equal length$",
     ),
     "one row": (lambda X, y: (X[0], y[:1]), r"equal length; for a single row, pass X\[None\]"),
-    "fewer columns": (
-        lambda X, y: (X[:, :3], y),
-        r"X has shape \[12, 3\], but 'x' expects \[n, 4\]",
-    ),
+    "fewer columns": (lambda X, y: (X[:, :3], y), r"shape \[12, 3\], but 'x' expects \[n, 4\]"),
     "other labels": (lambda X, y: (X, y[:, :2]), r"labels must have the shape \[batch, 3\]"),
 }
 
@@ -442,17 +428,16 @@ BATCHES = {
 @pytest.mark.parametrize(("batch", "text"), BATCHES.values(), ids=BATCHES)
 def test_a_step_on_what_is_no_batch_says_what_it_takes(batch, text, X):
     """In a new Trainer and after a step, whose weights stay as they are."""
-    made, y = trainer(), np.zeros((ROWS, 3), np.float32)
+    made = trainer()
     for _ in range(2):
         before = made.get_state()["w"]
         with pytest.raises(DataError, match=text):
-            made.step(batch(X, y))
+            made.step(batch(X, Y))
         np.testing.assert_array_equal(made.get_state()["w"], before)
-        made.step((X, y))
+        made.step((X, Y))
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_x_and_y_in_one_tuple_are_two_arguments(method, X):
-    given = (X, np.zeros((ROWS, 3), np.float32))
     with pytest.raises(DataError, match="different shapes: pass X and y as two arguments"):
-        getattr(trainer(), method)(given)
+        getattr(trainer(), method)((X, Y))

@@ -14,9 +14,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from ortflex_core import ModelError, Trainer, Unsupported, check_model, require_runtime
 from ortflex_core.compiler.onnx_files.half_floats import raise_to_float32
 from tests import half_models, models
-from tests.core.test_checkpoint import SaveAt
 from tests.half_models import BF16, F16
-from tests.training import every_backend, make, plugins, regression, same
+from tests.training import SaveAt, every_backend, make, plugins, regression, same
 
 F16_STEP, BF16_STEP = 2.0**-10, 2.0**-7
 

@@ -55,13 +55,10 @@ def in_branch(location: str) -> ModelProto:
     """The same matrix as an initializer of a subgraph."""
     model = outside(location)
     tensor = model.graph.initializer[0]
+    tensor.name = "matrix"
     shape = [models.floats("inner", 5, 1)]
-    branch = helper.make_graph([node("Identity", ["coef"], ["inner"])], "b", [], shape, [tensor])
+    branch = helper.make_graph([node("Identity", ["matrix"], ["inner"])], "b", [], shape, [tensor])
     made = node("If", ["yes"], ["coef"], then_branch=branch, else_branch=branch)
-    branch_names = ("coef", "matrix")
-    for attribute in made.attribute:
-        attribute.g.initializer[0].name = branch_names[1]
-        attribute.g.node[0].input[0] = branch_names[1]
     model.graph.node.insert(0, made)
     del model.graph.initializer[0]
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
@@ -85,17 +82,18 @@ def saved(folder: Path, model: ModelProto) -> Path:
     return folder / "m.onnx"
 
 
+@pytest.fixture(params=[2**30, 0], ids=["read", "mapped"])
+def huge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the data of a model are read into memory, or stay in their file."""
+    monkeypatch.setattr(model_file, "HUGE", request.param)
+
+
+@pytest.mark.usefixtures("huge")
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("huge", [2**30, 0], ids=["read", "mapped"])
 @pytest.mark.parametrize("location", ["../secret.bin", "{}/../secret.bin", "x/../../secret.bin"])
 def test_external_data_stay_in_the_folder(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: Callable[[str], ModelProto],
-    huge: int,
-    location: str,
+    folder: Path, place: Callable[[str], ModelProto], location: str
 ) -> None:
-    monkeypatch.setattr(model_file, "HUGE", huge)
     path = saved(folder, place(location.format(folder)))
     with pytest.raises(
         ModelError,
@@ -163,17 +161,23 @@ def test_a_device_without_an_end_is_not_read_until_memory_ends() -> None:
             source(path="/dev/zero").load()
 
 
+@pytest.mark.usefixtures("huge")
 @pytest.mark.parametrize(
     ("location", "offset", "length", "text"),
     [
         ("w.bin", -4, None, "'coef' needs 20 from offset -4|the location is not valid"),
-        ("w.bin", 4, None, "has 20 bytes, but 'coef' needs 20 from offset 4"),
+        (
+            "w.bin",
+            4,
+            None,
+            "lacks its external data: .* has 20 bytes, but 'coef' needs 20 from offset 4",
+        ),
         ("w.bin", 2**62, None, "'coef' needs 20 from offset 4611686018427387904"),
         ("w.bin", 0, 8, "and declares 8"),
         ("w.bin", 0, -1, "and declares -1|the location is not valid"),
         ("", 0, None, "is not a regular file"),
         (".", 0, None, "is not a regular file"),
-        ("nothing.bin", 0, None, "No such file"),
+        ("nothing.bin", 0, None, "lacks its external data.*No such file"),
         ("w.bin\0.txt", 0, None, "null"),
         ("n" * 65536, 0, None, "too long|the location is not valid"),
     ],
@@ -215,18 +219,17 @@ def claimed(*dims: int, **fields: Any) -> TensorProto:
 
 
 def holding(tensor: TensorProto, place: str) -> ModelProto:
-    model = models.linear()
-    if place == "initializer":
-        model.graph.initializer[0].CopyFrom(tensor)
-        return model
-    made = outside("nowhere") if place == "attribute" else in_branch("nowhere")
-    if place == "attribute":
-        made = in_attribute("nowhere")
-        made.graph.node[0].attribute[0].t.CopyFrom(tensor)
-        return made
-    for attribute in made.graph.node[0].attribute:
-        attribute.g.initializer[0].CopyFrom(tensor)
-        attribute.g.initializer[0].name = "matrix"
+    made = {"initializer": outside, "attribute": in_attribute, "branch": in_branch}[place]("none")
+    attributes = made.graph.node[0].attribute
+    held = {
+        "initializer": lambda: [made.graph.initializer[0]],
+        "attribute": lambda: [attributes[0].t],
+        "branch": lambda: [attribute.g.initializer[0] for attribute in attributes],
+    }
+    for one in held[place]():
+        name = one.name
+        one.CopyFrom(tensor)
+        one.name = name
     return made
 
 
@@ -241,6 +244,10 @@ def holding(tensor: TensorProto, place: str) -> ModelProto:
         (claimed(2**32, 2**32, raw_data=b""), f"which needs {2**66} bytes, but 0 are given"),
         (claimed(-1, raw_data=b"1234"), "has a negative size"),
         (claimed(5, 1, raw_data=bytes(24)), "which needs 20 bytes, but 24 are given"),
+        (
+            TensorProto(name="coef", data_type=99, dims=[5, 1], raw_data=bytes(20)),
+            "the type 99, but ONNX does not define",
+        ),
     ],
 )
 def test_tensors_that_claim_more_than_they_bring(
@@ -259,48 +266,33 @@ def test_large_tensors_are_compared_without_being_copied() -> None:
         Model(model)
 
 
-def computed(*nodes: onnx.NodeProto, **weights: Any) -> ModelProto:
-    """``Y = X @ coef``, plus what the nodes make of almost nothing, added up."""
-    tail = [
-        node("MatMul", ["X", "coef"], ["XW"]),
-        node("ReduceMax", ["much"], ["most"], keepdims=0),
-        node("Add", ["XW", "most"], ["Y"]),
-    ]
-    weights = {"coef": np.ones((5, 1)), **weights}
-    return models.model(
-        [*nodes, *tail], [models.floats("X", "N", 5)], [models.floats("Y", "N", 1)], weights
+def computed(much: str, weights: dict[str, Any]) -> ModelProto:
+    """``Y = X @ coef``, plus what a node makes of almost nothing, added up."""
+    return models.parsed(
+        f"XW = MatMul(X, coef)  much = {much}  most = ReduceMax<keepdims = 0>(much)  Y = Add(XW, most)",
+        {"coef": np.ones((5, 1)), **weights},
+        "float[N, 5] X",
+        "float[N, 1] Y",
     )
 
 
-FEW = TensorProto(data_type=TensorProto.FLOAT, dims=[1], float_data=[0.5])
-BOMBS = {
-    "fill": computed(
-        node("ConstantOfShape", ["n"], ["much"], value=FEW), n=np.array([2**20, 2**20])
-    ),
-    "expand": computed(node("Expand", ["one", "n"], ["much"]), one=np.ones(1), n=np.array([2**40])),
-    "tile": computed(
-        node("Tile", ["one", "n"], ["much"]), one=np.ones((1, 1)), n=np.array([2**20, 2**20])
-    ),
-    "range": computed(
-        node("Range", ["zero", "n", "step"], ["much"]),
-        zero=np.float32(0),
-        n=np.float32(2**40),
-        step=np.float32(1),
-    ),
-    "pad": computed(
-        node("Pad", ["one", "n"], ["much"]), one=np.ones(1), n=np.array([2**39, 2**39])
-    ),
-    "random": computed(node("RandomNormal", [], ["much"], shape=[2**40])),
-    "product": computed(
-        node("MatMul", ["a", "b"], ["much"]), a=np.ones((40000, 1)), b=np.ones((1, 40000))
-    ),
+ONE, SQUARE = np.ones((1, 1)), np.array([2**20, 2**20])
+NUMBERS = {"zero": np.float32(0), "n": np.float32(2**40), "step": np.float32(1)}
+BOMBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fill": ("ConstantOfShape<value = float[1] {0.5}>(n)", {"n": SQUARE}),
+    "expand": ("Expand(one, n)", {"one": ONE, "n": np.array([2**40])}),
+    "tile": ("Tile(one, n)", {"one": ONE, "n": SQUARE}),
+    "range": ("Range(zero, n, step)", NUMBERS),
+    "pad": ("Pad(one, n)", {"one": ONE[0], "n": np.array([2**39, 2**39])}),
+    "random": (f"RandomNormal<shape = [{2**40}]>()", {}),
+    "product": ("MatMul(a, b)", {"a": np.ones((40000, 1)), "b": np.ones((1, 40000))}),
 }
 
 
 @pytest.mark.parametrize("what", BOMBS)
 def test_tensors_out_of_all_proportion_are_never_made(what: str) -> None:
     with pytest.raises(ModelError, match=r"the tensor 'much' would take \d+ bytes"):
-        Model(BOMBS[what])
+        Model(computed(*BOMBS[what]))
 
 
 def test_an_input_of_any_size_is_nobodys_memory() -> None:

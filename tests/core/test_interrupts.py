@@ -17,21 +17,12 @@ import pytest
 from ortflex_core import Progress, Trainer, hook
 from ortflex_core.kernel.interrupts import Interrupts
 from tests import models
-from tests.training import every_backend, make, plugins, regression
+from tests.training import bits, every_backend, make, plugins, records, regression
 
 PARTS = 40 if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1" else 16
 """How finely a training is cut."""
 X, Y = regression(rows=22, features=6)
 HELD_OUT = regression(rows=7, features=6, seed=5)
-
-
-def bits(trainer: Trainer) -> dict[str, bytes]:
-    state = {**trainer.get_state(buffers=True), **trainer.engine.slots()}
-    return {name: array.tobytes() for name, array in state.items()}
-
-
-def lines(history: Any) -> list[dict[str, float]]:
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in history]
 
 
 class CtrlC:
@@ -72,7 +63,7 @@ def training(*callbacks: Any, **options: Any) -> Trainer:
 
 def whole(**options: Any) -> tuple[Trainer, list[dict[str, float]]]:
     trainer = training("early_stopping", **options)
-    return trainer, lines(trainer.fit(X, Y, validation_data=HELD_OUT))
+    return trainer, records(trainer.fit(X, Y, validation_data=HELD_OUT))
 
 
 @every_backend
@@ -93,7 +84,7 @@ def test_ctrl_c_at_any_line_loses_nothing(backend: str, tmp_path: Path) -> None:
         assert signal.getsignal(signal.SIGINT) is before
         interrupted += cut.interrupted
         again = Trainer.resume(place, plugins=plugins())
-        gone_on = lines(again.fit(X, Y, validation_data=HELD_OUT))
+        gone_on = records(again.fit(X, Y, validation_data=HELD_OUT))
         assert bits(again) == wanted, at
         assert len(gone_on) == len(history) == 3
         for mine, theirs in zip(gone_on, history, strict=True):
@@ -112,7 +103,7 @@ def test_a_training_that_stopped_within_an_epoch_continues_there(
             return progress.step == at
 
     undisturbed = training(backend=backend)
-    history = lines(undisturbed.fit(X, Y, validation_data=HELD_OUT))
+    history = records(undisturbed.fit(X, Y, validation_data=HELD_OUT))
     named = {"name": "checkpoint", "folder": str(tmp_path / "c"), "best": False}
     trainer = training(Stop(), named, backend=backend)
     cut = trainer.fit(X, Y, validation_data=HELD_OUT)
@@ -121,7 +112,7 @@ def test_a_training_that_stopped_within_an_epoch_continues_there(
     trainer.save(tmp_path / "by hand")
     for folder in ("by hand", "c"):
         again = Trainer.resume(tmp_path / folder, plugins=plugins(), callbacks=[])
-        gone_on = lines(again.fit(X, Y, validation_data=HELD_OUT))
+        gone_on = records(again.fit(X, Y, validation_data=HELD_OUT))
         # With a hook for each step, these run one step at a time, without it several in one graph.
         if backend in ("fused", "openvino"):
             for name, array in undisturbed.get_state().items():
@@ -177,9 +168,7 @@ def test_weights_that_a_callback_restored_are_not_those_of_the_interruption(
         np.testing.assert_allclose(again.get_state()[name], array, rtol=1e-4, atol=1e-6)
 
 
-def test_a_training_that_a_hook_ended_continues_only_with_more_epochs(
-    tmp_path: Path,
-) -> None:
+def test_a_training_that_a_hook_ended_continues_only_with_more_epochs(tmp_path: Path) -> None:
     class Enough:
         @hook
         def epoch_end(self, record: Any) -> bool:

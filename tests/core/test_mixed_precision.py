@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, shape_inference
 
 from ortflex_core import Emulated, Trainer, Unsupported, internals_of, step_program
 from tests import half_models, models
-from tests.core.test_checkpoint import SaveAt
-from tests.training import make, plugins, regression, same, usable
+from tests.training import SaveAt, make, plugins, regression, same, usable
 
 FP16, BF16 = "fp16_mixed", "bf16_mixed"
 STATIC = {"name": FP16, "dynamic": False, "loss_scale": 256.0}
