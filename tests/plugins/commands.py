@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from click.testing import CliRunner, Result
+from onnx import ModelProto
 
 from ortflex_core import Trainer, hook, internals_of
 from ortflex_plugins.cli.main import main
@@ -18,6 +19,40 @@ from tests.training import regression
 
 def ortflex(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
+
+
+def works(*arguments: str) -> Result:
+    """A call that does what it should."""
+    result = ortflex(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(*arguments: str) -> Result:
+    """A call that ends with an error for people."""
+    result = ortflex(*arguments)
+    assert result.exit_code == 1, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def followed(model: ModelProto, op_type: str, name: str = "", **constants: Any) -> ModelProto:
+    """The model, changed in place: another node after its output."""
+    for key, value in constants.items():
+        tensor = onnx.numpy_helper.from_array(np.array(value, np.float32), key)
+        model.graph.initializer.append(tensor)
+    given = [model.graph.output[0].name, *constants]
+    model.graph.node.append(onnx.helper.make_node(op_type, given, ["Z"], name=name))
+    model.graph.output[0].name = "Z"
+    return model
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """Every file and folder."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in folder.rglob("*")
+    }
 
 
 def prepare(folder: Path, recipe: str) -> Path:
@@ -30,9 +65,7 @@ def prepare(folder: Path, recipe: str) -> Path:
 
 
 def interrupting(
-    fit: Callable[..., Any],
-    error: type[BaseException] = KeyboardInterrupt,
-    step: int | None = None,
+    fit: Callable[..., Any], error: type[BaseException] = KeyboardInterrupt, step: int | None = None
 ) -> Callable[..., Any]:
     """Trainer.fit with a Ctrl-C, or another end, after a step, by default after the second epoch."""
 

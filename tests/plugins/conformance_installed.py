@@ -36,11 +36,7 @@ def run(arguments: Sequence[str], folder: Path, site: Path) -> subprocess.Comple
     paths = [str(site), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     environment.pop("ORTFLEX_TEST_REPORT", None)
-    return children.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=environment,
-    )
+    return children.run([sys.executable, "-m", *arguments], cwd=folder, env=environment)
 
 
 PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "error")

@@ -366,10 +366,7 @@ def quantization() -> list[Case]:
         cases.append(attrs.evolve(made, constants=(1, 2, 3), smooth=False))
     a, one = RNG.integers(0, 255, (2, 4)).astype(np.uint8), np.array([0.02], np.float32)
     zero = np.array([120], np.uint8)
-    for inputs in (
-        [a, b, one, scale, zero, own[2], draw(3)],
-        [a, b, one, scale[:1]],
-    ):
+    for inputs in ([a, b, one, scale, zero, own[2], draw(3)], [a, b, one, scale[:1]]):
         made = call("MatMulIntegerToFloat", *inputs)
         cases.append(attrs.evolve(made, constants=(1, 3, 5), smooth=False))
     for inputs, settings in (

@@ -241,11 +241,7 @@ SHAPES = [
     case("Split", lambda op, x: _weighted(op("Split", x, [1, 2, 1], axis=2, outputs=3)), x=_cube),
     case("Split-unused", lambda op, x: op("Split", x, [1, 2], axis=1, outputs=2)[1], x=_x),
     *(
-        case(
-            f"Slice-{label}",
-            lambda op, x, args=args: op.Slice(x, *args),
-            x=data(4, 5),
-        )
+        case(f"Slice-{label}", lambda op, x, args=args: op.Slice(x, *args), x=data(4, 5))
         for label, args in (
             ("plain", ([1], [3])),
             ("last", ([-2], [2**40], [1])),

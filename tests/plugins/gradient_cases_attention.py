@@ -20,11 +20,7 @@ def attention(name: str, mask: Any = None, heads: int = 2, shared: int = 1, **op
     if flat:
         q, k, v = data(1, 2, heads * 2), data(1, *shapes[1], seed=1), data(1, *shapes[2], seed=2)
     else:
-        q, k, v = (
-            data(1, heads, 2, 2),
-            data(1, few, 3, 2, seed=1),
-            data(1, few, 3, 3, seed=2),
-        )
+        q, k, v = (data(1, heads, 2, 2), data(1, few, 3, 2, seed=1), data(1, few, 3, 3, seed=2))
     given = {"q": q, "k": k, "v": v}
     if mask is not None:
         given["mask"] = mask

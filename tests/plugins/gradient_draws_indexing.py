@@ -9,16 +9,7 @@ import numpy as np
 
 from ortflex_core import Array
 from tests.plugins.gradient_cases import Case
-from tests.plugins.gradient_draws import (
-    Draw,
-    Draws,
-    axis_of,
-    drawn,
-    numbers,
-    random,
-    shapes,
-    torch,
-)
+from tests.plugins.gradient_draws import Draw, Draws, axis_of, drawn, numbers, random, shapes, torch
 
 DRAWS = Draws()
 

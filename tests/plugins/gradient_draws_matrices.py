@@ -10,16 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 
 from tests.plugins.gradient_cases import Case
-from tests.plugins.gradient_draws import (
-    F32,
-    Draw,
-    Draws,
-    drawn,
-    numbers,
-    shapes,
-    tenths,
-    torch,
-)
+from tests.plugins.gradient_draws import F32, Draw, Draws, drawn, numbers, shapes, tenths, torch
 from tests.tracing import NEWEST
 
 DRAWS = Draws()
@@ -164,13 +155,7 @@ def dft(draw: Draw, operator: str) -> Case:
             y = y.narrow(axis, 0, (length or size) // 2 + 1)
         return torch.view_as_real(y)
 
-    return drawn(
-        f"DFT {kind} {length} {axis}",
-        formula,
-        arrays,
-        since=since,
-        torch=in_torch,
-    )
+    return drawn(f"DFT {kind} {length} {axis}", formula, arrays, since=since, torch=in_torch)
 
 
 @DRAWS.of("STFT")

@@ -33,10 +33,7 @@ def _f() -> Any:
 
 
 def per_channel(draw: Draw, count: int) -> dict[str, Array]:
-    return {
-        "s": numbers(draw, (count,), 0.5, 2.0, salt=1),
-        "b": numbers(draw, (count,), salt=2),
-    }
+    return {"s": numbers(draw, (count,), 0.5, 2.0, salt=1), "b": numbers(draw, (count,), salt=2)}
 
 
 @DRAWS.of("BatchNormalization")

@@ -19,7 +19,7 @@ from ortflex_core import Entry, Plugins, Recipe, Trainer
 from ortflex_plugins.cli import reference
 from ortflex_plugins.cli.main import COMMANDS, main
 from tests import children, models
-from tests.plugins.commands import interrupting, ortflex, prepare
+from tests.plugins.commands import followed, interrupting, ortflex, prepare, refused, works
 from tests.training import plugins, regression
 
 pytestmark = pytest.mark.per_python
@@ -48,8 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_help_lists_every_command_with_its_own_first_line() -> None:
-    result = ortflex("--help")
-    assert result.exit_code == 0
+    result = works("--help")
     context = click.Context(main)
     for name, text in COMMANDS.items():
         assert name in result.output
@@ -81,8 +80,7 @@ def test_nonsense_on_the_command_line_exits_with_2() -> None:
 
 
 def test_training_fills_the_run_folder(folder: Path) -> None:
-    result = ortflex("train", "train.toml", "epochs=4", "optimizer=adam")
-    assert result.exit_code == 0, result.output
+    result = works("train", "train.toml", "epochs=4", "optimizer=adam")
     lines = result.stdout.splitlines()
     changed = "`ortflex check --all` or Trainer.summary() lists them, params= selects others"
     assert lines[0] == f"training 2 tensors with 6 numbers; {changed}"
@@ -113,13 +111,11 @@ def test_training_fills_the_run_folder(folder: Path) -> None:
 
 
 def test_the_saved_recipe_repeats_the_training(folder: Path) -> None:
-    assert ortflex("train", "train.toml").exit_code == 0
-    assert ortflex("train", "run/recipe.toml", "output=again").exit_code == 0
-    first, second = (
-        {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(p).graph.initializer}
-        for p in ("run/trained.onnx", "again/trained.onnx")
-    )
-    start = {t.name: onnx.numpy_helper.to_array(t) for t in models.linear().graph.initializer}
+    works("train", "train.toml")
+    works("train", "run/recipe.toml", "output=again")
+    runs = ("run/trained.onnx", "again/trained.onnx")
+    first, second = (models.weights_of(onnx.load(path)) for path in runs)
+    start = models.weights_of(models.linear())
     for name, array in first.items():
         np.testing.assert_array_equal(second[name], array)
         assert not np.array_equal(start[name], array)
@@ -127,22 +123,21 @@ def test_the_saved_recipe_repeats_the_training(folder: Path) -> None:
 
 def test_the_loss_curve_where_matplotlib_is(folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert ortflex("train", "train.toml").exit_code == 0
+    works("train", "train.toml")
     assert (folder / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_run_folders_are_new_by_default(folder: Path) -> None:
     (folder / "train.toml").write_text(BASE.replace('output = "run"', ""))
     for _ in range(2):
-        assert ortflex("train", "train.toml", "epochs=1").exit_code == 0
+        works("train", "train.toml", "epochs=1")
     made = sorted((folder / "runs").iterdir())
     assert len(made) == 2
     assert all(m.name.split("-")[2] == "model" for m in made)
 
 
 def test_errors_are_for_people(folder: Path) -> None:
-    result = ortflex("train", "train.toml", "epocs=3", "optimizer.bta1=1", "optimizer.name=adam")
-    assert result.exit_code == 1
+    result = refused("train", "train.toml", "epocs=3", "optimizer.bta1=1", "optimizer.name=adam")
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert lines[0] == "error: 2 problems"
@@ -157,31 +152,17 @@ def test_errors_are_for_people(folder: Path) -> None:
     )
 
 
-def test_missing_and_broken_files(folder: Path) -> None:
-    result = ortflex("train", "none.toml")
-    assert result.exit_code == 1
-    assert result.stderr.startswith(
-        "error: the file 'none.toml' does not exist; did you mean 'train.t"
-    )
-    (folder / "data.npz").unlink()
-    result = ortflex("train", "train.toml")
-    assert result.exit_code == 1
-    assert result.stderr == (
-        f"error: data: the file or folder {str(folder / 'data.npz')!r} does not exist\n"
-    )
+def test_broken_files(folder: Path) -> None:
     (folder / "data.npz").write_bytes(b"nothing")
-    result = ortflex("train", "train.toml")
-    assert result.exit_code == 1
-    assert "expected an .npz file (numpy.savez writes one), cannot be read" in result.stderr
+    said = refused("train", "train.toml").stderr
+    assert "expected an .npz file (numpy.savez writes one), cannot be read" in said
     (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:50])
-    assert ortflex("train", "train.toml").exit_code == 1
-    assert "Traceback" not in ortflex("train", "train.toml").stderr
+    refused("train", "train.toml")
 
 
 def test_an_unwritable_output_costs_no_training(folder: Path) -> None:
     (folder / "run").write_text("in the way")
-    result = ortflex("train", "train.toml")
-    assert result.exit_code == 1
+    result = refused("train", "train.toml")
     assert "epoch" not in result.stdout
     assert result.stderr.startswith(f"error: cannot create the folder {str(folder / 'run')!r}: ")
 
@@ -214,15 +195,12 @@ def test_a_recipe_that_differs_from_the_checkpoint_is_refused(
         "learning_rate=0.5": "learning_rate: was",
         "loss=absolute_error": "loss: was 'squared_error', is 'absolute_error'",
     }.items():
-        result = ortflex("train", "train.toml", key, "--resume", "run")
-        assert result.exit_code == 1
+        result = refused("train", "train.toml", key, "--resume", "run")
         assert named in result.output
     (folder / "edited.toml").write_text((folder / "train.toml").read_text() + "clip_norm = 0.5\n")
-    result = ortflex("train", "edited.toml", "--resume", "run")
-    assert result.exit_code == 1
+    result = refused("train", "edited.toml", "--resume", "run")
     assert "clip_norm: was None, is 0.5" in result.output
-    result = ortflex("train", "edited.toml", "--resume", "run", "--no-strict", "epochs=4")
-    assert result.exit_code == 0, result.output
+    result = works("train", "edited.toml", "--resume", "run", "--no-strict", "epochs=4")
     assert "clip_norm: was None, is 0.5" in result.output
 
 
@@ -230,22 +208,20 @@ def test_an_interrupted_training_is_resumed_in_its_run_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "train.toml").write_text(BASE + 'callbacks = ["checkpoint"]\n')
-    assert ortflex("train", "train.toml", "output=whole").exit_code == 0
+    works("train", "train.toml", "output=whole")
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", interrupting(Trainer.fit))
         result = ortflex("train", "train.toml")
     assert result.exit_code == 130
     assert "continue: ortflex train train.toml --resume" in result.output
-    result = ortflex("train", "train.toml", "--resume", "run")
-    assert result.exit_code == 0, result.output
+    works("train", "train.toml", "--resume", "run")
     for name in ("trained.onnx", "history.csv"):
         whole, again = ((folder / run / name).read_bytes() for run in ("whole", "run"))
         if name == "trained.onnx":
             assert whole == again
         else:
             assert len(whole.splitlines()) == len(again.splitlines()) == 4
-    result = ortflex("train", "train.toml", "output=whole", "--resume", "whole", "optimizer=sgd")
-    assert result.exit_code == 1
+    result = refused("train", "train.toml", "output=whole", "--resume", "whole", "optimizer=sgd")
     assert "optimizer: was 'adam', is 'sgd'" in result.output
 
 
@@ -255,16 +231,14 @@ def test_a_run_of_another_default_continues_with_its_optimizer(folder: Path) -> 
     runs = (("whole", "epochs=3"), ("run", "epochs=2"))
     for output, epochs in runs:
         args = ("train", "train.toml", f"output={output}", epochs, "optimizer=sgd")
-        assert ortflex(*args).exit_code == 0
-    again = ortflex("train", "train.toml", "--resume", "run")
-    assert again.exit_code == 0, again.output
+        works(*args)
+    works("train", "train.toml", "--resume", "run")
     whole, run = ((folder / name / "trained.onnx").read_bytes() for name in ("whole", "run"))
     assert whole == run
 
 
 def test_a_diverged_training_keeps_the_last_good_weights(folder: Path) -> None:
-    result = ortflex("train", "train.toml", "learning_rate=1e30")
-    assert result.exit_code == 1
+    result = refused("train", "train.toml", "learning_rate=1e30")
     assert "not finite" in result.stderr or "loss is" in result.stderr
     saved = onnx.load(folder / "run" / "last_good.onnx")
     assert all(np.isfinite(onnx.numpy_helper.to_array(t)).all() for t in saved.graph.initializer)
@@ -285,36 +259,24 @@ def test_the_installed_command(folder: Path) -> None:
 # ---------------------------------------------------------------------- init
 
 
-def classifier() -> onnx.ModelProto:
-    proto = models.linear(outputs=3)
-    node = onnx.helper.make_node("Softmax", ["Y"], ["P"], axis=1)
-    proto.graph.node.append(node)
-    proto.graph.output[0].name = "P"
-    return proto
-
-
 @pytest.mark.parametrize("kind", ["regression", "classifier"])
 def test_init_writes_what_train_takes(folder: Path, kind: str) -> None:
     x, _ = regression()
     if kind == "classifier":
-        onnx.save(classifier(), folder / "model.onnx")
+        onnx.save(followed(models.linear(outputs=3), "Softmax"), folder / "model.onnx")
         np.savez(folder / "data.npz", X=x, y=np.arange(len(x)) % 3)
-    result = ortflex("init", "model.onnx", "-o", "new.toml")
-    assert result.exit_code == 0, result.stderr
+    result = works("init", "model.onnx", "-o", "new.toml")
     assert result.output.startswith("wrote new.toml; set its key data to your data")
     text = (folder / "new.toml").read_text()
     loss = {"regression": "squared_error", "classifier": "softmax_cross_entropy"}[kind]
     assert f'\nloss = "{loss}"\n' in text
     assert "#   coef: float32[5, " in text
-    result = ortflex("train", "new.toml", "epochs=1", "output=out")
-    assert result.exit_code == 0, result.stderr
+    works("train", "new.toml", "epochs=1", "output=out")
     assert (folder / "out" / "trained.onnx").exists()
 
 
 def test_every_key_is_there_with_its_default(folder: Path) -> None:
-    import attrs
-
-    assert ortflex("init", "model.onnx", "--force").exit_code == 0
+    works("init", "model.onnx", "--force")
     text = (folder / "train.toml").read_text()
     # Without the marks of comments the defaults are a recipe, too.
     lines = [line.removeprefix("# ") for line in text.splitlines()]
@@ -335,7 +297,7 @@ def test_every_key_is_there_with_its_default(folder: Path) -> None:
 
 
 def test_every_example_is_a_value_that_the_recipe_reads(folder: Path) -> None:
-    assert ortflex("init", "model.onnx", "--force").exit_code == 0
+    works("init", "model.onnx", "--force")
     text = (folder / "train.toml").read_text()
     mark = "  # not set by default"
     lines = [line for line in text.splitlines() if mark in line]
@@ -352,13 +314,7 @@ def test_every_example_is_a_value_that_the_recipe_reads(folder: Path) -> None:
 
 
 def test_init_says_what_is_left_out_and_never_overwrites(folder: Path) -> None:
-    proto = models.linear()
-    proto.graph.initializer.append(
-        onnx.numpy_helper.from_array(np.array([2.0], np.float32), "unity")
-    )
-    proto.graph.node.append(onnx.helper.make_node("Mul", ["Y", "unity"], ["Z"], name="scale"))
-    proto.graph.output[0].name = "Z"
-    onnx.save(proto, folder / "model.onnx")
+    onnx.save(followed(models.linear(), "Mul", "scale", unity=[2.0]), folder / "model.onnx")
     result = ortflex("init", "model.onnx")
     assert (result.exit_code, result.stderr) == (
         1,
@@ -367,10 +323,10 @@ def test_init_says_what_is_left_out_and_never_overwrites(folder: Path) -> None:
     assert (folder / "train.toml").read_text() == BASE
     # A model that does not exist is the mistake, whatever else is there.
     assert "did you mean 'model.onnx'" in ortflex("init", "modle.onnx").stderr
-    assert ortflex("init", "model.onnx", "--force").exit_code == 0
+    works("init", "model.onnx", "--force")
     text = (folder / "train.toml").read_text()
     assert "# Not trained (1):\n#   unity: float32[1]: a single number in Mul 'scale'\n" in text
-    assert ortflex("init", "none.onnx").exit_code == 1
+    refused("init", "none.onnx")
 
 
 # ---------------------------------------------------------------------- plugins
@@ -404,8 +360,7 @@ def test_plugins_are_listed(broken: None) -> None:
 
 
 def test_checking_imports_each_plugin_and_says_which_are_broken(broken: None) -> None:
-    result = ortflex("plugins", "--check", "--json")
-    assert result.exit_code == 1
+    result = refused("plugins", "--check", "--json")
     rows = {(r["kind"], r["name"], r["distribution"]): r for r in json.loads(result.stdout)}
     status = rows["losses", "shaky", "somebody-else"]["status"]
     assert "(nowhere_to_be_found:Shaky, from somebody-else 9.9) cannot be imported" in status
@@ -427,13 +382,6 @@ def test_checking_imports_each_plugin_and_says_which_are_broken(broken: None) ->
         "stability": "stable",
         "status": "ok",
     }
-
-
-def test_every_plugin_of_ours_can_be_imported() -> None:
-    result = ortflex("plugins", "--check", "--json")
-    ours = [r for r in json.loads(result.stdout) if r["distribution"] == "ortflex"]
-    assert {r["status"] for r in ours} == {"ok"}
-    assert {"losses", "backends", "gradients"} <= {r["kind"] for r in ours}
 
 
 # ---------------------------------------------------------------------- reference

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import Recipe, Trainer
-from tests.plugins.commands import ortflex, prepare
+from tests.plugins.commands import ortflex, prepare, refused, works
 
 pytestmark = pytest.mark.per_python
 RECIPE = """
@@ -24,8 +24,7 @@ def test_the_suggestion_of_the_command_is_that_of_the_trainer(tmp_path: Path) ->
     recipe = str(prepare(tmp_path, RECIPE) / "train.toml")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     table = tmp_path / "rates.csv"
-    result = ortflex("find-rate", recipe, "optimizer=adam", "--steps", "200", "-o", str(table))
-    assert result.exit_code == 0, result.output
+    result = works("find-rate", recipe, "optimizer=adam", "--steps", "200", "-o", str(table))
     loaded = Recipe.load(recipe, ["optimizer=adam"])
     with np.load(tmp_path / "data.npz") as data:
         sweep = Trainer.from_recipe(loaded).find_rate(data["X"], data["y"], steps=200)
@@ -53,8 +52,7 @@ def test_pictures_and_files_that_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     recipe = str(prepare(tmp_path, RECIPE) / "train.toml")
     picture = tmp_path / "rates.svg"
-    result = ortflex("find-rate", recipe, "--end", "1e-6", "-o", str(picture))
-    assert result.exit_code == 0, result.output
+    result = works("find-rate", recipe, "--end", "1e-6", "-o", str(picture))
     assert "no suggestion" in result.output
     assert b"<svg" in picture.read_bytes()
     for arguments, key in (
@@ -63,6 +61,5 @@ def test_pictures_and_files_that_are_refused(tmp_path: Path) -> None:
         (["--steps", "1"], "steps"),
         (["--start", "-1"], "start"),
     ):
-        result = ortflex("find-rate", recipe, *arguments)
-        assert result.exit_code == 1
+        result = refused("find-rate", recipe, *arguments)
         assert key in result.output

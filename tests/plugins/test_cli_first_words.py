@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from tests import models
-from tests.plugins.commands import ortflex
+from tests.plugins.commands import ortflex, refused, works
 from tests.training import make, regression
 
 pytestmark = pytest.mark.once
@@ -30,22 +30,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         'model = "m.onnx"\ndata = "d.npz"\nloss = "squared_error"\nepochs = 2\n'
         'callbacks = ["checkpoint"]\noutput = "run"\n'
     )
-    assert ortflex("train", "train.toml").exit_code == 0
+    works("train", "train.toml")
     return tmp_path
 
 
 def test_resuming_speaks_of_the_command_line(run: Path) -> None:
     """newcomer.md 22 and 23."""
-    refused = ortflex("train", "train.toml", "batch_size=5", "--resume", "run")
-    assert refused.exit_code == 1
-    assert "--no-strict" in refused.output
-    assert "strict=False" not in refused.output
-    assert "Trainer." not in refused.output
-    again = ortflex("train", "train.toml", "--resume", "run")
-    assert again.exit_code == 0, again.output
+    said = refused("train", "train.toml", "batch_size=5", "--resume", "run")
+    assert "--no-strict" in said.output
+    assert "strict=False" not in said.output
+    assert "Trainer." not in said.output
+    again = works("train", "train.toml", "--resume", "run")
     assert "nothing is left to train" in again.output
-    more = ortflex("train", "train.toml", "epochs=3", "--resume", "run")
-    assert more.exit_code == 0, more.output
+    more = works("train", "train.toml", "epochs=3", "--resume", "run")
     assert "nothing is left" not in more.output
 
 
@@ -79,8 +76,7 @@ def test_a_fixed_batch_takes_any_number_of_rows(run: Path) -> None:
     onnx.save(model, "fixed.onnx")
     np.save("X.npy", x)
     np.savez("ten.npz", X=x, y=y)
-    said = ortflex("predict", "fixed.onnx", "X.npy", "-o", "p.npy")
-    assert said.exit_code == 0, said.output
+    said = works("predict", "fixed.onnx", "X.npy", "-o", "p.npy")
     assert "fixed.onnx (as the file is)" in said.output
     np.testing.assert_allclose(np.load("p.npy"), expected, rtol=1e-5, atol=1e-6)
     said = ortflex("evaluate", "fixed.onnx", "ten.npz", "--json")
@@ -91,12 +87,8 @@ def test_a_fixed_batch_takes_any_number_of_rows(run: Path) -> None:
 
 def test_several_inputs_are_a_list_as_in_keras() -> None:
     """newcomer.md 37."""
-    nodes = [
-        onnx.helper.make_node("Mul", ["D", "E"], ["P"]),
-        onnx.helper.make_node("Mul", ["P", "w"], ["Y"]),
-    ]
-    inputs = [models.floats(name, "N", 3) for name in "DE"]
-    model = models.model(nodes, inputs, [models.floats("Y", "N", 3)], {"w": np.ones((1, 3))})
+    ends = "float[N, 3] D, float[N, 3] E", "float[N, 3] Y"
+    model = models.parsed("P = Mul(D, E) Y = Mul(P, w)", {"w": np.ones((1, 3))}, *ends)
     rng = np.random.default_rng(0)
     d, e, y = (rng.standard_normal((12, 3)).astype(np.float32) for _ in range(3))
     one, other = (make(model, backend="fused", epochs=2, params=["w"]) for _ in range(2))

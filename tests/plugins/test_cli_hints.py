@@ -27,7 +27,7 @@ from ortflex_plugins.cli.main import COMMANDS, ELSEWHERE
 from ortflex_plugins.cli.plugin_details import kind_of
 from ortflex_plugins.data.csv import Csv
 from tests import models
-from tests.plugins.commands import ortflex, prepare
+from tests.plugins.commands import followed, ortflex, prepare, refused, works
 from tests.training import plugins
 
 pytestmark = pytest.mark.once
@@ -129,15 +129,8 @@ def test_components_of_other_libraries_are_translated(
     ],
 )
 def test_names_of_other_libraries_are_translated(folder: Path, change: str, said: str) -> None:
-    result = ortflex("train", "train.toml", change)
-    assert result.exit_code == 1
+    result = refused("train", "train.toml", change)
     assert said in result.output
-
-
-def test_an_option_that_is_a_key_elsewhere(folder: Path) -> None:
-    result = ortflex("train", "train.toml", "--lr=3")
-    assert result.exit_code == 2
-    assert "--lr is not an option but a key: write learning_rate=" in result.output
 
 
 def test_aliases_are_in_lower_case_and_name_nothing_else() -> None:
@@ -167,8 +160,7 @@ def test_capitals_are_accepted(name: str) -> None:
 def test_a_kind_lists_its_plugins_with_a_line_about_each(kind: str) -> None:
     for word in (kind, kind.upper()):
         assert kind_of(word, KINDS) == kind
-    result = ortflex("plugins", kind)
-    assert result.exit_code == 0, result.output
+    result = works("plugins", kind)
     lines = result.output.splitlines()
     for name in plugins()[kind].names():
         row = next(line for line in lines if line.startswith(f"{name} "))
@@ -182,8 +174,7 @@ def test_a_kind_lists_its_plugins_with_a_line_about_each(kind: str) -> None:
     "name", ["adam", "Adam", "huber", "warmup", "checkpoint", "csv", "early_stopping"]
 )
 def test_a_name_shows_its_parameters_with_defaults(name: str) -> None:
-    result = ortflex("plugins", name)
-    assert result.exit_code == 0, result.output
+    result = works("plugins", name)
     [registry] = [r for r in plugins() if r.kind in KINDS and name.lower() in r.names()]
     schema = component_schema(registry.load(name))
     assert schema
@@ -215,8 +206,7 @@ def test_a_name_of_two_kinds_shows_both() -> None:
 
 
 def test_unknown_names_are_translated_or_completed() -> None:
-    result = ortflex("plugins", "l1_loss")
-    assert result.exit_code == 1
+    result = refused("plugins", "l1_loss")
     assert "its name in ortflex is 'absolute_error'" in result.output
     both = ortflex("plugins", "mse")  # a quantizer, and a name of a loss
     assert both.exit_code == 0
@@ -230,11 +220,7 @@ def test_unknown_names_are_translated_or_completed() -> None:
 
 
 def test_check_has_the_summary_first_and_the_rest_on_demand(folder: Path) -> None:
-    proto = models.linear()
-    unity = onnx.numpy_helper.from_array(np.array([2.0], np.float32), "unity")
-    proto.graph.initializer.append(unity)
-    proto.graph.node.append(onnx.helper.make_node("Mul", ["Y", "unity"], ["Z"], name="scale"))
-    proto.graph.output[0].name = "Z"
+    proto = followed(models.linear(), "Mul", "scale", unity=[2.0])
     onnx.save(proto, "model.onnx")
     short, long = ortflex("check", "model.onnx"), ortflex("check", "model.onnx", "--all")
     assert short.exit_code == long.exit_code == 0
@@ -250,12 +236,8 @@ def test_check_has_the_summary_first_and_the_rest_on_demand(folder: Path) -> Non
 
 
 def test_check_shows_the_nodes_that_stop_a_gradient(folder: Path) -> None:
-    proto = models.linear()
-    proto.graph.node.append(onnx.helper.make_node("Round", ["Y"], ["Z"], name="rounded"))
-    proto.graph.output[0].name = "Z"
-    onnx.save(proto, "model.onnx")
-    result = ortflex("check", "model.onnx")
-    assert result.exit_code == 1
+    onnx.save(followed(models.linear(), "Round", "rounded"), "model.onnx")
+    result = refused("check", "model.onnx")
     assert "rounded" in result.output
     assert "blocks coef, intercept" in result.output
 
@@ -306,8 +288,7 @@ def test_a_header_of_words_is_none_of_that(tmp_path: Path) -> None:
 
 def test_an_array_of_another_name_is_asked_for(folder: Path) -> None:
     np.savez("data.npz", x=np.zeros((4, 5)), labels=np.zeros((4, 1)))
-    result = ortflex("train", "train.toml")
-    assert result.exit_code == 1
+    result = refused("train", "train.toml")
     assert (
         "the labels are read from 'y', but there is no such array; choose one, for example data"
         in result.output
@@ -325,21 +306,20 @@ def test_an_optimizer_says_where_the_learning_rate_is_set(name: str) -> None:
 
 
 def test_a_run_without_checkpoints_is_not_offered_for_resume(folder: Path) -> None:
-    assert ortflex("train", "train.toml").exit_code == 0
-    again = ortflex("train", "train.toml")
-    assert again.exit_code == 1
+    works("train", "train.toml")
+    again = refused("train", "train.toml")
     assert "--resume" not in again.stderr
     assert "To start a new run, use --force" in again.stderr
     resumed = ortflex("train", "train.toml", "--resume", "run")
     assert "this run wrote no checkpoints. The callback checkpoint writes them" in resumed.stderr
     checkpoints = "callbacks=checkpoint"
-    assert ortflex("train", "train.toml", checkpoints, "output=other").exit_code == 0
+    works("train", "train.toml", checkpoints, "output=other")
     again = ortflex("train", "train.toml", checkpoints, "output=other")
     assert "To continue it, use --resume" in again.stderr
 
 
 def test_a_folder_of_runs_is_no_run_but_names_them(folder: Path) -> None:
-    assert ortflex("train", "train.toml", "output=runs/a").exit_code == 0
+    works("train", "train.toml", "output=runs/a")
     assert "; runs in it: runs/a" in ortflex("report", "runs").stderr
 
 
@@ -354,11 +334,6 @@ def test_a_folder_of_runs_is_no_run_but_names_them(folder: Path) -> None:
 def test_a_value_without_quotation_marks_is_shown(folder: Path, line: str, text: str) -> None:
     (folder / "bare.toml").write_text(line)
     assert text in ortflex("train", "bare.toml").stderr
-
-
-def test_a_mistyped_data_file_has_the_nearest_name(folder: Path) -> None:
-    for command in (("evaluate", "train.toml", "dta.npz"), ("train", "train.toml", "data=dta.npz")):
-        assert "did you mean 'data.npz'?" in ortflex(*command).stderr
 
 
 def test_a_command_of_another_tool_or_a_mistyped_one_has_the_name_here() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import no_file
-from tests.plugins.commands import ortflex, prepare
+from tests.plugins.commands import ortflex, prepare, works
 
 pytestmark = pytest.mark.once
 
@@ -28,6 +28,8 @@ OUT = ("-o", "out.onnx")
 # The words of a call; the placeholder is a recipe, a model, data, or a run folder.
 CALLS: dict[str, tuple[str, ...]] = {
     "train": ("train", "RECIPE"),
+    "predict, recipe": ("predict", "RECIPE"),
+    "evaluate, recipe": ("evaluate", "RECIPE"),
     "train, model": ("train", "train.toml", "model=MODEL"),
     "train, data": ("train", "train.toml", "data=DATA"),
     "train, validation": ("train", "train.toml", "validation=DATA"),
@@ -77,8 +79,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare(folder, RECIPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert ortflex("train", "train.toml").exit_code == 0
-        assert ortflex("export-step", "train.toml").exit_code == 0
+        works("train", "train.toml")
+        works("export-step", "train.toml")
     for name in ("predictions.npz", "out.onnx", "model.svg", "model-int8.onnx", "model-small.onnx"):
         (folder / name).write_bytes(b"mine")
     return folder

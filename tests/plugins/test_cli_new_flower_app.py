@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortflex_core import Recipe
-from tests.plugins.commands import ortflex, prepare
+from tests.plugins.commands import prepare, refused, works
 
 pytestmark = pytest.mark.once
 
@@ -19,8 +19,7 @@ RECIPE = 'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\n'
 def test_the_project_has_a_client_a_server_and_the_recipe(tmp_path: Path) -> None:
     prepare(tmp_path, RECIPE + 'callbacks = ["csv_log"]\noutput = "run"\nlearning_rate = 0.5\n')
     folder = tmp_path / "my-app"
-    done = ortflex("new-flower-app", str(tmp_path / "train.toml"), "--output", str(folder))
-    assert done.exit_code == 0, done.output
+    done = works("new-flower-app", str(tmp_path / "train.toml"), "--output", str(folder))
     assert "flwr run" in done.output
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     app = project["tool"]["flwr"]["app"]
@@ -35,8 +34,7 @@ def test_the_project_has_a_client_a_server_and_the_recipe(tmp_path: Path) -> Non
     recipe = Recipe.load(folder / "my_app" / "train.toml")
     assert (recipe.model, recipe.data) == (str(tmp_path / "model.onnx"), str(tmp_path / "data.npz"))
     assert (recipe.learning_rate, recipe.callbacks, recipe.output) == (0.5, (), None)
-    again = ortflex("new-flower-app", str(tmp_path / "train.toml"), "--output", str(folder))
-    assert again.exit_code == 1
+    again = refused("new-flower-app", str(tmp_path / "train.toml"), "--output", str(folder))
     assert "exists and was not changed" in again.output
 
 
@@ -54,8 +52,7 @@ def test_wrong_recipes_and_names_write_nothing(
     tmp_path: Path, text: str, name: str, words: str
 ) -> None:
     prepare(tmp_path, text)
-    done = ortflex("new-flower-app", str(tmp_path / "train.toml"), "-o", str(tmp_path / name))
-    assert done.exit_code == 1
+    done = refused("new-flower-app", str(tmp_path / "train.toml"), "-o", str(tmp_path / name))
     assert words in done.output
     assert not (tmp_path / name).exists()
 

@@ -14,7 +14,7 @@ import pytest
 from ortflex_core import require_runtime
 from ortflex_plugins.cli.quantize import default_epochs
 from tests import models
-from tests.plugins.commands import ortflex
+from tests.plugins.commands import refused, works
 
 pytestmark = pytest.mark.per_python
 DRAW = np.random.default_rng(0)
@@ -46,16 +46,14 @@ def test_the_trained_file_is_small_and_has_the_loss_of_the_table(folder: Path, d
     """Without labels, the float file is the teacher."""
     bits = "int2" if require_runtime().version_info >= (1, 20) else "int8"
     options = ["--weights", bits, "--epochs", "30", "--learning-rate", "0.01", "--batch-size", "8"]
-    result = ortflex("quantize", "model.onnx", "--data", data, *options, "-o", "small.onnx")
-    assert result.exit_code == 0, result.output
+    result = works("quantize", "model.onnx", "--data", data, *options, "-o", "small.onnx")
     calibrated, trained = (numbers(result.output, row) for row in ("calibrated", "trained"))
     assert trained[0] < 0.5 * calibrated[0] or bits == "int8"
     assert trained[1] == calibrated[1]
     run = next((folder / "runs").iterdir())
     assert onnx.load(run / "trained.onnx").graph == onnx.load(folder / "small.onnx").graph
-    assert ortflex("report", str(run)).exit_code == 0
-    again = ortflex("evaluate", str(run))
-    assert again.exit_code == 0, again.output
+    works("report", str(run))
+    again = works("evaluate", str(run))
     (loss,) = re.findall(r"^loss (\S+)$", again.output, re.MULTILINE)
     np.testing.assert_allclose(float(loss), trained[0], rtol=1e-4)
 
@@ -65,22 +63,19 @@ def test_labels_may_be_the_class_names_of_the_file(folder: Path) -> None:
     with np.load("data.npz") as arrays:
         np.savez("named.npz", X=X, y=names[arrays["y"].argmax(axis=1)])
     call = ("quantize", "model.onnx", "--data", "named.npz", "--no-training")
-    refused = ortflex(*call)
-    assert refused.exit_code == 1
-    assert "model.onnx does not define their order" in refused.output
+    said = refused(*call)
+    assert "model.onnx does not define their order" in said.output
     model = onnx.load("model.onnx")
     onnx.helper.set_model_props(model, {"ortflex.classes": json.dumps(names.tolist())})
     onnx.save(model, "model.onnx")
-    result = ortflex(*call)
-    assert result.exit_code == 0, result.output
+    result = works(*call)
     assert numbers(result.output, "float")[1] == 1  # the accuracy of a model by its own labels
 
 
 @pytest.mark.parametrize("data", ["data.npz", "double.npz", "more.npz"])
 def test_a_calibration_alone_writes_no_run(folder: Path, data: str) -> None:
     """Also where the data have another type than the model, or columns that it does not read."""
-    result = ortflex("quantize", "model.onnx", "--data", data, "--no-training")
-    assert result.exit_code == 0, result.output
+    result = works("quantize", "model.onnx", "--data", data, "--no-training")
     assert numbers(result.output, "float")[-1] > 0  # the time of a prediction
     assert not (folder / "runs").exists()
     kinds = {t.data_type for t in onnx.load(folder / "model-int8.onnx").graph.initializer}
@@ -89,14 +84,10 @@ def test_a_calibration_alone_writes_no_run(folder: Path, data: str) -> None:
 
 def test_scales_of_activations_follow_the_batches(folder: Path) -> None:
     options = ["--observe", "1", "--epochs", "2", "-o", "small.onnx"]
-    result = ortflex("quantize", "model.onnx", "--data", "data.npz", *options)
-    assert result.exit_code == 0, result.output
+    works("quantize", "model.onnx", "--data", "data.npz", *options)
     run = next((folder / "runs").iterdir())
     assert any("observe = 1" in path.read_text() for path in run.glob("*.toml"))
-    refused = ortflex(
-        "quantize", "model.onnx", "--data", "data.npz", "--activations", "none", *options
-    )
-    assert refused.exit_code == 1
+    refused("quantize", "model.onnx", "--data", "data.npz", "--activations", "none", *options)
 
 
 def test_bad_input_overwrites_nothing(folder: Path) -> None:
@@ -114,8 +105,7 @@ def test_bad_input_overwrites_nothing(folder: Path) -> None:
         (["quantize", "model.onnx", "--data", "nothing.npz"], "row"),
         (["quantize", "absent.onnx", "--data", "data.npz"], "does not exist"),
     ):
-        result = ortflex(*arguments)
-        assert result.exit_code == 1, arguments
+        result = refused(*arguments)
         assert text in result.output, (arguments, result.output)
         assert "Traceback" not in result.output
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -139,8 +129,7 @@ def test_a_file_of_one_batch_size_and_of_two_outputs_is_quantized(folder: Path) 
         onnx.save(model, f"fixed{k}.onnx")
         model.graph.output.pop()
         options = ["--epochs", "2", "-o", f"small{k}.onnx"]
-        result = ortflex("quantize", f"fixed{k}.onnx", "--data", "rows.npz", *options)
-        assert result.exit_code == 0, result.output
+        result = works("quantize", f"fixed{k}.onnx", "--data", "rows.npz", *options)
         assert numbers(result.output, "trained")[-1] > 0
         opened = onnxruntime.InferenceSession(f"small{k}.onnx", providers=["CPUExecutionProvider"])
         assert opened.get_inputs()[0].shape == [size, 5]

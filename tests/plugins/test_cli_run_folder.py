@@ -11,18 +11,10 @@ from typing import Any
 
 import pytest
 
-from ortflex_core import (
-    FolderLock,
-    Internals,
-    OutputError,
-    Trainer,
-    hook,
-    internals_of,
-    run_ranks,
-)
+from ortflex_core import FolderLock, Internals, OutputError, Trainer, hook, internals_of, run_ranks
 from ortflex_plugins.cli.run_folder import rescue
 from tests import models
-from tests.plugins.commands import ortflex, prepare
+from tests.plugins.commands import content, ortflex, prepare, refused, works
 from tests.training import make, regression
 
 pytestmark = pytest.mark.once
@@ -45,33 +37,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    files = [p for p in folder.rglob("*") if p.is_file()]
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
-
-
 def test_a_finished_run_is_not_replaced(folder: Path) -> None:
-    assert ortflex("train", "train.toml").exit_code == 0
+    works("train", "train.toml")
     before = content(folder / "run")
-    result = ortflex("train", "train.toml", "seed=7")
-    assert result.exit_code == 1
+    result = refused("train", "train.toml", "seed=7")
     assert "contains a run that is finished" in result.stderr
     assert all(way in result.stderr for way in ("--resume", "--force", "another output"))
     # Resuming from elsewhere is not resuming this run.
-    assert ortflex("train", "train.toml", "output=b", "seed=7").exit_code == 0
-    result = ortflex("train", "train.toml", "seed=7", "--resume", "b")
-    assert result.exit_code == 1
+    works("train", "train.toml", "output=b", "seed=7")
+    refused("train", "train.toml", "seed=7", "--resume", "b")
     assert content(folder / "run") == before
-    assert ortflex("train", "train.toml", "--resume", "run").exit_code == 0
+    works("train", "train.toml", "--resume", "run")
     assert content(folder / "run")["trained.onnx"] == before["trained.onnx"]
 
 
 def test_force_moves_the_old_run_aside_and_deletes_nothing(folder: Path) -> None:
-    assert ortflex("train", "train.toml").exit_code == 0
+    works("train", "train.toml")
     olds = [content(folder / "run")]
     for count in (1, 2):
-        result = ortflex("train", "train.toml", f"seed={count}", "--force")
-        assert result.exit_code == 0, result.output
+        result = works("train", "train.toml", f"seed={count}", "--force")
         assert f"was moved to {folder / 'run'}-old-{count}" in result.output
         assert content(folder / f"run-old-{count}") == olds[-1]
         olds.append(content(folder / "run"))
@@ -79,11 +63,10 @@ def test_force_moves_the_old_run_aside_and_deletes_nothing(folder: Path) -> None
 
 
 def test_force_does_not_move_what_the_training_reads(folder: Path) -> None:
-    assert ortflex("train", "train.toml").exit_code == 0
+    works("train", "train.toml")
     before = content(folder / "run")
     trained = folder / "run" / "trained.onnx"
-    result = ortflex("train", "train.toml", f"model={trained}", "--force")
-    assert result.exit_code == 1
+    result = refused("train", "train.toml", f"model={trained}", "--force")
     assert "which this run needs, is in it" in result.stderr
     assert content(folder / "run") == before
 
@@ -96,10 +79,10 @@ def test_a_folder_with_a_person_s_files_of_our_names(folder: Path, name: str) ->
     (place / "notes.txt").write_text("years of work")
     (place / name).write_text("years of work")
     before = content(place)
-    assert ortflex("train", "train.toml").exit_code == 1
+    refused("train", "train.toml")
     assert content(place) == before
     (place / name).unlink()
-    assert ortflex("train", "train.toml").exit_code == 0
+    works("train", "train.toml")
     assert (place / "notes.txt").read_text() == "years of work"
 
 
@@ -108,7 +91,7 @@ def test_a_run_that_never_began_is_no_obstacle(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "recipe.toml").write_text(RECIPE)
     (folder / "run" / "versions.json").write_text("{}")
-    assert ortflex("train", "train.toml").exit_code == 0
+    works("train", "train.toml")
 
 
 def test_a_run_folder_in_use_is_refused(folder: Path) -> None:
@@ -116,13 +99,12 @@ def test_a_run_folder_in_use_is_refused(folder: Path) -> None:
     lock = FolderLock(".run.lock")
     assert lock.acquire(folder / "run")
     for more in ([], ["--force"]):
-        result = ortflex("train", "train.toml", *more)
-        assert result.exit_code == 1
+        result = refused("train", "train.toml", *more)
         assert f"is in use: process {os.getpid()} trains there" in result.stderr
     lock.release()
     # A killed process leaves the file and no lock.
     (folder / "run" / ".run.lock").write_text("1\n")
-    assert ortflex("train", "train.toml").exit_code == 0
+    works("train", "train.toml")
     assert not (folder / "run" / ".run.lock").exists()
 
 
@@ -154,14 +136,8 @@ def test_simultaneous_starts_get_folders_of_their_own(folder: Path) -> None:
 
 
 def test_one_of_two_starts_into_one_output(folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ortflex_plugins.cli.main",
-        "train",
-        "train.toml",
-        "epochs=200",
-    ]
+    words = ["train", "train.toml", "epochs=200"]
+    command = [sys.executable, "-m", "ortflex_plugins.cli.main", *words]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -192,7 +168,7 @@ def test_the_curves_are_there_while_it_trains(
         return real(self, *args, **options)
 
     monkeypatch.setattr(Trainer, "fit", fit)
-    assert ortflex("train", "train.toml", "epochs=4").exit_code == 0
+    works("train", "train.toml", "epochs=4")
     assert seen
     assert seen[0] == 1
 
@@ -224,7 +200,7 @@ def full(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
 
 def test_a_full_disk_during_the_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint that cannot be written is written elsewhere, and continues to the same bits."""
-    assert ortflex("train", "train.toml", "output=whole").exit_code == 0
+    works("train", "train.toml", "output=whole")
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
     (folder / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -237,14 +213,13 @@ def test_a_full_disk_during_the_training(folder: Path, monkeypatch: pytest.Monke
     place = line.rpartition("--resume ")[2]
     assert Path(place).is_relative_to(folder / "tmp")
     assert (Path(place).parent / "history.csv").exists()
-    result = ortflex("train", "train.toml", "output=again", "--resume", place)
-    assert result.exit_code == 0, result.output
+    works("train", "train.toml", "output=again", "--resume", place)
     for_both = [(folder / run / "trained.onnx").read_bytes() for run in ("whole", "again")]
     assert for_both[0] == for_both[1]
 
 
 def test_a_full_disk_at_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ortflex("train", "train.toml", "output=whole", "callbacks=[]").exit_code == 0
+    works("train", "train.toml", "output=whole", "callbacks=[]")
     monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
     (folder / "tmp").mkdir()
     with monkeypatch.context() as patch:

@@ -22,7 +22,7 @@ from ortflex_core import ConfigError, FolderLock, Trainer
 from ortflex_plugins.pictures.run_files import is_running
 from ortflex_plugins.pictures.several import report_several
 from tests import models
-from tests.plugins.commands import interrupting, ortflex, prepare
+from tests.plugins.commands import interrupting, ortflex, prepare, refused, works
 from tests.training import regression
 
 pytestmark = pytest.mark.per_python
@@ -81,8 +81,7 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
     assert recipe["optimizer"] == "adam"
     assert {"metrics", "validation"}.isdisjoint(recipe)  # of 40 rows: a fifth is too few
     assert f"X: float32[40, 5], y: {labels.dtype}{list(labels.shape)}" in text
-    done = ortflex("train", "new.toml", "epochs=2", "output=run")
-    assert done.exit_code == 0, done.output
+    works("train", "new.toml", "epochs=2", "output=run")
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -96,13 +95,11 @@ def test_a_classifier_as_scikit_learn_exports_it(folder: Path, classes: int) -> 
     onnx.save(skl2onnx.to_onnx(fitted, rows[:1], target_opset=17), "model.onnx")
     np.savez("d.npz", X=rows, y=labels)
     for data in ((), ("--data", "d.npz")):
-        made = ortflex("init", "model.onnx", *data, "-o", "new.toml", "--force")
-        assert made.exit_code == 0, made.output
+        works("init", "model.onnx", *data, "-o", "new.toml", "--force")
         recipe = tomllib.loads((folder / "new.toml").read_text())
         assert recipe["loss"] == ("log_loss" if classes == 2 else "softmax_cross_entropy")
         assert (recipe["metrics"], recipe["validation"]) == (["accuracy"], 0.2)
-    done = ortflex("train", "new.toml", "epochs=2", "output=run")
-    assert done.exit_code == 0, done.output
+    done = works("train", "new.toml", "epochs=2", "output=run")
     assert "validation_accuracy" in done.output
 
 
@@ -111,17 +108,16 @@ def test_a_column_of_labels_by_name(folder: Path) -> None:
     head = ",".join([*(f"x{k}" for k in range(5)), "species"])
     np.savetxt("d.csv", table, delimiter=",", header=head, comments="", fmt="%.9g")
     onnx.save(models.linear(outputs=3), "model.onnx")
-    missing = ortflex("init", "model.onnx", "--data", "d.csv", "-o", "new.toml")
-    assert missing.exit_code == 1
+    missing = refused("init", "model.onnx", "--data", "d.csv", "-o", "new.toml")
     assert "no column 'y'" in missing.output
     assert "--target NAME" in missing.output
     assert not (folder / "new.toml").exists()
     call = ("init", "model.onnx", "--data", "d.csv", "--target", "species", "-o", "new.toml")
-    assert ortflex(*call).exit_code == 0
+    works(*call)
     recipe = tomllib.loads((folder / "new.toml").read_text())
     assert recipe["data"] == {"name": "csv", "path": "d.csv", "target": "species"}
     assert recipe["loss"] == "softmax_cross_entropy"
-    assert ortflex("train", "new.toml", "epochs=1", "output=run").exit_code == 0
+    works("train", "new.toml", "epochs=1", "output=run")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +153,7 @@ def test_inputs_of_other_names_are_refused_before_the_file_is_written(
 @pytest.mark.parametrize("target", [(), ("--target", "lable")])
 def test_missing_labels_name_the_option(folder: Path, target: tuple[str, ...]) -> None:
     np.savez("odd.npz", X=X, label=Y)
-    result = ortflex("init", "model.onnx", "--data", "odd.npz", *target, "-o", "new.toml")
-    assert result.exit_code == 1
+    result = refused("init", "model.onnx", "--data", "odd.npz", *target, "-o", "new.toml")
     assert "choose one, for example --target NAME" in result.output
     assert "data = {" not in result.output
     assert not (folder / "new.toml").exists()
@@ -166,7 +161,7 @@ def test_missing_labels_name_the_option(folder: Path, target: tuple[str, ...]) -
 
 def test_without_data_the_choice_is_explained(folder: Path) -> None:
     onnx.save(models.linear(outputs=3), "model.onnx")
-    assert ortflex("init", "model.onnx", "-o", "new.toml").exit_code == 0
+    works("init", "model.onnx", "-o", "new.toml")
     text = " ".join((folder / "new.toml").read_text().replace("\n#", "").split())
     assert "if its columns are scores of classes, use softmax_cross_entropy" in text
 
@@ -178,13 +173,12 @@ def test_without_data_the_choice_is_explained(folder: Path) -> None:
 def runs(folder: Path) -> list[str]:
     for name, rate in (("slow", 0.01), ("quick", 0.1)):
         call = ("train", "train.toml", f"learning_rate={rate}", f"output={name}")
-        assert ortflex(*call).exit_code == 0
+        works(*call)
     return ["slow", "quick"]
 
 
 def test_several_runs_are_compared_on_one_page(runs: list[str]) -> None:
-    result = ortflex("report", *runs)
-    assert result.exit_code == 0, result.output
+    works("report", *runs)
     text = Path("report.html").read_text("utf-8")
     for name in runs:
         with Path(name, "history.csv").open() as file:
@@ -198,7 +192,7 @@ def test_several_runs_are_compared_on_one_page(runs: list[str]) -> None:
 
 def test_a_run_has_one_color_in_all_charts(runs: list[str]) -> None:
     """Also where another run has no such column."""
-    assert ortflex("train", "train.toml", "validation=0.25", "output=judged").exit_code == 0
+    works("train", "train.toml", "validation=0.25", "output=judged")
     text = report_several([Path(runs[0]), Path("judged")])
     charts = re.findall(r"<figcaption>([^<]*)</figcaption>(.*?)</figure>", text, re.S)
     colors = {
@@ -231,7 +225,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(
 ) -> None:
     """Its page is loaded again; --watch writes it until the training ends."""
     Path("quick/trained.onnx").unlink()
-    assert ortflex("report", "quick").exit_code == 0
+    works("report", "quick")
     assert "<b>stopped</b>" in Path("quick/report.html").read_text("utf-8")
     lock = FolderLock(".run.lock")
     assert lock.acquire("quick")
@@ -242,7 +236,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(
         lock.release()
 
     monkeypatch.setattr("time.sleep", wait)
-    assert ortflex("report", "quick", "--watch").exit_code == 0
+    works("report", "quick", "--watch")
     assert len(written) == 1
     assert "<b>running</b>" in written[0]
     assert 'http-equiv="refresh" content="5"' in written[0]
@@ -270,15 +264,14 @@ def test_an_interrupted_run_is_not_finished(folder: Path, monkeypatch: pytest.Mo
     refused = ortflex(*call)
     assert "contains a run that was interrupted" in refused.stderr
     assert "To continue it, use --resume" in refused.stderr
-    assert ortflex("report", "run").exit_code == 0
+    works("report", "run")
     assert "<b>interrupted</b>" in Path("run/report.html").read_text("utf-8")
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", interrupting(Trainer.fit, SystemExit))  # it writes no result
         ortflex(*call, "--resume", "run")
     assert Path("run/trained.onnx").is_file()
     assert _state("run") == "stopped"
-    last = ortflex(*call, "--resume", "run")
-    assert last.exit_code == 0, last.output
+    works(*call, "--resume", "run")
     assert _state("run") == "finished"
 
 
@@ -300,8 +293,7 @@ def test_a_broken_run_is_listed_and_the_others_are_drawn(
     Path("bad", name).unlink()
     if content is not None:
         Path("bad", name).write_text(content)
-    result = ortflex("report", *runs, "bad")
-    assert result.exit_code == 0, result.output
+    works("report", *runs, "bad")
     text = Path("report.html").read_text("utf-8")
     row = re.search(r"<td>bad</td><td>(broken: [^<]*)</td>", text)
     assert row is not None
@@ -393,6 +385,5 @@ def test_an_epoch_that_was_cut_has_no_scores_and_a_next_step(
         return
     command = shlex.split(result.stderr.partition("continue: ")[2])
     assert command[:-1] == ["ortflex", *call, "--resume"]
-    again = ortflex(*command[1:])
-    assert again.exit_code == 0, again.output
+    works(*command[1:])
     assert "contains a run that is finished" in ortflex(*call).stderr

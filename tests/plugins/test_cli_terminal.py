@@ -1,10 +1,14 @@
-"""What users see on their terminals: narrow ones, and what is said to a slip of the fingers."""
+"""What users see on their terminals: narrow ones, and what is said to a slip of the fingers.
+
+Results, warnings, and a status where there is something to say, each where it belongs.
+"""
 
 from __future__ import annotations
 
 import io
+import logging
 import re
-from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +17,9 @@ from rich.console import Console
 from ortflex_core import KINDS
 from ortflex_plugins.cli import terminal
 from ortflex_plugins.cli.main import main
+from ortflex_plugins.cli.plugins import _show_table
 from ortflex_plugins.cli.terminal import show_table
+from ortflex_plugins.cli.train import echoed_messages
 from tests.training import plugins
 
 pytestmark = pytest.mark.per_python
@@ -82,32 +88,47 @@ def test_sentences_stand_below_their_row_on_a_narrow_terminal(width: int) -> Non
 
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_keys_given_as_options(command: str) -> None:
-    for given in ("--batch-size", "--batch_size", "--batch-size=3"):
+    batch, rate = "batch_size", "learning_rate"
+    options = {"--batch-size": batch, "--batch_size": batch, "--batch-size=3": batch, "--lr": rate}
+    for given, key in options.items():
         result = CliRunner().invoke(main, [command, "train.toml", given, "3"])
         assert result.exit_code == 2
-        assert "is not an option but a key: write batch_size=…" in result.output
+        assert f"is not an option but a key: write {key}=" in result.output
     result = CliRunner().invoke(main, [command, "train.toml", "--nonsense"])
     assert "No such option" in result.output
 
 
-def test_missing_files_and_their_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.toml").write_text('model = "mdel.onnx"\n', "utf-8")
-    Path("model.onnx").touch()
-    for arguments, text in (
-        (
-            ["train", "tran.toml"],
-            "file 'tran.toml' does not exist; did you mean 'train.toml'? Known: train.t",
-        ),
-        (
-            ["check", "modl.onnx"],
-            "file 'modl.onnx' does not exist; did you mean 'model.onnx'? Known: model.o",
-        ),
-        (
-            ["train", "train.toml"],
-            "mdel.onnx' does not exist; did you mean 'model.onnx'? Known: model",
-        ),
-    ):
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == 1
-        assert text in result.output
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("level", "out", "err"),
+    [
+        (logging.DEBUG, "", ""),
+        (logging.INFO, "a message\n", ""),
+        (logging.WARNING, "", "warning: a message\n"),
+        (logging.ERROR, "", "warning: a message\n"),
+    ],
+)
+def test_a_message_goes_where_its_level_says(
+    level: int, out: str, err: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("ortflex")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    with echoed_messages():
+        logger.log(level, "a %s", "message")
+    assert tuple(capsys.readouterr()) == (out, err)
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("status", ["ok", "not loaded", "does not import"])
+@pytest.mark.parametrize("check", [False, True])
+def test_the_table_of_plugins_has_a_status_if_one_is_broken_or_asked_for(
+    check: bool, status: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = dict.fromkeys(("kind", "ask_for", "target", "distribution", "version"), "mine")
+    rows: Any = [{**row, "status": "ok"}, {**row, "ask_for": "other", "status": status}]
+    _show_table(Console(width=200), rows, check)
+    said = capsys.readouterr().out
+    shown = check or status == "does not import"
+    assert ("status" in said) == shown
+    assert (status in said.replace("status", "")) == shown

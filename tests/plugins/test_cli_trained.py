@@ -7,14 +7,16 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import require_runtime
+from ortflex_core import ConfigError, require_runtime
 from ortflex_plugins.cli.predict import _encode
-from tests.plugins.commands import ortflex, prepare
+from tests import models
+from tests.plugins.commands import ortflex, prepare, refused, works
 from tests.training import regression
 
 pytestmark = pytest.mark.per_python
@@ -38,24 +40,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a finished run in ``run``."""
     prepare(tmp_path, RECIPE)
     monkeypatch.chdir(tmp_path)
-    result = ortflex("train", "train.toml")
-    assert result.exit_code == 0, result.output
+    works("train", "train.toml")
     return tmp_path
 
 
 def expected(x: np.ndarray) -> np.ndarray:
     """What the trained file computes, by numpy in float64."""
-    weights = {
-        t.name: onnx.numpy_helper.to_array(t).astype(np.float64)
-        for t in onnx.load("run/trained.onnx").graph.initializer
-    }
+    weights = models.weights_of(onnx.load("run/trained.onnx"))
     return np.asarray(x.astype(np.float64) @ weights["coef"] + weights["intercept"])
+
+
+def at_first(x: np.ndarray) -> np.ndarray:
+    """What the file computes that nobody has trained."""
+    weights = models.weights_of(onnx.load("model.onnx"))
+    return np.asarray(x @ weights["coef"] + weights["intercept"])
 
 
 @pytest.mark.parametrize("ending", ["npz", "npy", "csv"])
 def test_predictions_are_those_of_the_trained_file(folder: Path, ending: str) -> None:
-    result = ortflex("predict", "run", "-o", f"out.{ending}")
-    assert result.exit_code == 0, result.output
+    result = works("predict", "run", "-o", f"out.{ending}")
     assert "Y [40, 1], predicted by run (trained) for the recipe's data" in result.output
     if ending == "npz":
         found = np.load("out.npz")["Y"]
@@ -77,19 +80,13 @@ def test_other_data_with_labels_or_without(folder: Path, kind: str, labeled: boo
         table = np.hstack([x, y]) if labeled else x
         head = ",".join([*(f"x{k}" for k in range(5)), *(["y"] if labeled else [])])
         np.savetxt("other.csv", table, delimiter=",", header=head, comments="", fmt="%.9g")
-    result = ortflex("predict", "run", f"other.{kind}", "-o", "out.npy")
-    assert result.exit_code == 0, result.output
+    works("predict", "run", f"other.{kind}", "-o", "out.npy")
     np.testing.assert_allclose(np.load("out.npy"), expected(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_recipe_stands_for_its_own_model(folder: Path) -> None:
-    assert ortflex("predict", "train.toml", "-o", "out.npy").exit_code == 0
-    start = {
-        t.name: onnx.numpy_helper.to_array(t) for t in onnx.load("model.onnx").graph.initializer
-    }
-    np.testing.assert_allclose(
-        np.load("out.npy"), X @ start["coef"] + start["intercept"], rtol=1e-5, atol=1e-5
-    )
+    works("predict", "train.toml", "-o", "out.npy")
+    np.testing.assert_allclose(np.load("out.npy"), at_first(X), rtol=1e-5, atol=1e-5)
 
 
 def test_tensors_by_name_and_files_that_hold_one(folder: Path) -> None:
@@ -104,8 +101,7 @@ def test_tensors_by_name_and_files_that_hold_one(folder: Path) -> None:
 
 
 def test_evaluate_prints_what_numpy_computes(folder: Path) -> None:
-    result = ortflex("evaluate", "run", "--json")
-    assert result.exit_code == 0, result.output
+    result = works("evaluate", "run", "--json")
     scores = json.loads(result.output)
     error = expected(X) - Y
     assert scores["loss"] == pytest.approx(float((error**2).mean()), rel=1e-5)
@@ -125,8 +121,7 @@ def test_evaluate_takes_metrics_in_place_of_the_recipes(folder: Path) -> None:
     assert scores["mae"] == pytest.approx(float(np.abs(error).mean()), rel=1e-5)
     before = ortflex("evaluate", "train.toml", "--metric", "mae", "--metric", "r2").output
     assert [line.split()[0] for line in before.splitlines()[1:]] == ["loss", "mae", "r2"]
-    wrong = ortflex("evaluate", "run", "--metric", "mea")
-    assert wrong.exit_code == 1
+    wrong = refused("evaluate", "run", "--metric", "mea")
     assert "did you mean 'mae'?" in wrong.output
 
 
@@ -140,7 +135,7 @@ def test_validation_data_of_the_recipe_are_the_default(folder: Path) -> None:
 def test_the_rows_that_the_run_held_out_are_the_default(folder: Path) -> None:
     """With a fraction as validation, both commands use the rows that no step has seen."""
     (folder / "train.toml").write_text(RECIPE + "validation = 0.3\nseed = 5\n")
-    assert ortflex("train", "train.toml", "output=held").exit_code == 0
+    works("train", "train.toml", "output=held")
     with (folder / "held" / "history.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
     scores = json.loads(ortflex("evaluate", "held", "--json").output)
@@ -148,7 +143,7 @@ def test_the_rows_that_the_run_held_out_are_the_default(folder: Path) -> None:
     assert scores["rmse"] == pytest.approx(float(last["validation_rmse"]), rel=1e-5)
     held = round(0.3 * len(X))
     assert f"{held} of the {len(X)} rows" in scores["data"]
-    assert ortflex("predict", "held", "-o", "held.npz").exit_code == 0
+    works("predict", "held", "-o", "held.npz")
     with np.load("held.npz") as arrays:
         [predicted] = arrays.values()
     chosen = np.sort(np.random.default_rng([5, 0x5A11D]).permutation(len(X))[:held])
@@ -163,13 +158,11 @@ def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> No
         "empty": "is not the folder of a finished run: it has no recipe.toml",
         "none.toml": "does not exist",
     }.items():
-        result = ortflex(command, given)
-        assert result.exit_code == 1
+        result = refused(command, given)
         assert message in result.output
-    result = ortflex(command, "run", "none.npz")
-    assert result.exit_code == 1
+    result = refused(command, "run", "none.npz")
     assert "none.npz' does not exist" in result.output
-    assert ortflex("train", "train.toml", "output=kept", 'callbacks=["checkpoint"]').exit_code == 0
+    works("train", "train.toml", "output=kept", 'callbacks=["checkpoint"]')
     Path("other").mkdir()
     Path("kept/trained.onnx").unlink()  # as after a kill
     result = ortflex(command, "kept")
@@ -189,24 +182,19 @@ def test_a_model_a_checkpoint_and_a_single_array(folder: Path) -> None:
     """What `predict` and `evaluate` take, and that their output says which model computed."""
     np.save("X.npy", X)
     np.savez("other.npz", X=X, y=Y)
-    assert ortflex("train", "train.toml", "output=kept", 'callbacks=["checkpoint"]').exit_code == 0
-    last = onnx.load("kept/trained.onnx")
-    weights = {t.name: onnx.numpy_helper.to_array(t) for t in last.graph.initializer}
+    works("train", "train.toml", "output=kept", 'callbacks=["checkpoint"]')
+    weights = models.weights_of(onnx.load("kept/trained.onnx"))
     wanted = X @ weights["coef"] + weights["intercept"]
-    start = {
-        t.name: onnx.numpy_helper.to_array(t) for t in onnx.load("model.onnx").graph.initializer
-    }
     steps = sorted(p.name for p in Path("kept/checkpoints").glob("step-*"))
     for given, values, word in (
         ("kept", wanted, "(trained)"),
         ("kept/trained.onnx", wanted, "(trained)"),
         (f"kept/checkpoints/{steps[-1]}", wanted, "(trained)"),
         ("kept/checkpoints", wanted, f"kept/checkpoints/{steps[-1]} (trained)"),
-        ("model.onnx", X @ start["coef"] + start["intercept"], "(as the file is)"),
-        ("train.toml", X @ start["coef"] + start["intercept"], "(not trained"),
+        ("model.onnx", at_first(X), "(as the file is)"),
+        ("train.toml", at_first(X), "(not trained"),
     ):
-        result = ortflex("predict", given, "X.npy", "-o", "p.npy", "--force")
-        assert result.exit_code == 0, result.output
+        result = works("predict", given, "X.npy", "-o", "p.npy", "--force")
         assert word in result.output
         np.testing.assert_allclose(np.load("p.npy"), values, rtol=1e-5, atol=1e-5)
         scores = json.loads(ortflex("evaluate", given, "other.npz", "--json").output)
@@ -218,7 +206,7 @@ def test_nothing_is_overwritten(folder: Path) -> None:
     (folder / "out.npz").write_bytes(b"mine")
     assert "exists and was not changed" in ortflex("predict", "run", "-o", "out.npz").output
     assert (folder / "out.npz").read_bytes() == b"mine"
-    assert ortflex("predict", "run", "-o", "out.npz", "--force").exit_code == 0
+    works("predict", "run", "-o", "out.npz", "--force")
     assert (
         "expected a file name that ends with" in ortflex("predict", "run", "-o", "out.txt").output
     )
@@ -244,8 +232,7 @@ def test_class_labels_of_a_pipeline_are_strings(
         'model = "model.onnx"\ndata = "data.npz"\n'
         'loss = {name = "log_loss", on = "probabilities", predicted = "probabilities"}\n'
     )
-    result = ortflex("predict", "train.toml", "-o", "out.npz")
-    assert result.exit_code == 0, result.output
+    works("predict", "train.toml", "-o", "out.npz")
     np.testing.assert_array_equal(np.load("out.npz")["label"], fitted.predict(X))
 
 
@@ -254,23 +241,20 @@ def test_a_run_of_several_processes_is_used_by_one(folder: Path) -> None:
     path = folder / "run" / "recipe.toml"
     path.write_text(f'distributed = "auto"\n{path.read_text()}')
     for command in (["predict", "run", "-o", "out.npy"], ["evaluate", "run"]):
-        result = ortflex(*command)
-        assert result.exit_code == 0, result.output
+        works(*command)
 
 
 def test_a_tensor_without_rows_is_not_repeated_for_each_batch(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Class: tensors that do not have one row for each row of the data, over several batches."""
-    result = ortflex("predict", "run", "--tensor", "intercept", "-o", "out.npz")
-    assert result.exit_code == 0, result.output
+    result = works("predict", "run", "--tensor", "intercept", "-o", "out.npz")
     assert "intercept [1], predicted by run (trained)" in result.output
     assert np.load("out.npz")["intercept"].shape == (1,)
     np.savez("big.npz", X=np.zeros((5000, 5), np.float32), y=np.zeros((5000, 1), np.float32))
-    result = ortflex("predict", "run", "big.npz", "--tensor", "intercept", "-o", "big.out.npz")
-    assert result.exit_code == 1
+    result = refused("predict", "run", "big.npz", "--tensor", "intercept", "-o", "big.out.npz")
     assert "its first axis does not count the rows" in result.output
-    assert ortflex("predict", "run", "big.npz", "-o", "big.out.npz").exit_code == 0
+    works("predict", "run", "big.npz", "-o", "big.out.npz")
 
 
 @pytest.mark.parametrize("name", ["file", "allow_pickle", "a/b", "args"])
@@ -317,9 +301,68 @@ def test_data_without_labels_or_weights_are_enough(folder: Path, there: tuple[st
     source = '{name = "csv", path = "all.csv", target = ["y"], weight = "w"}'
     text = RECIPE.replace('"data.npz"', source).replace('"run"', '"weighted"')
     Path("weighted.toml").write_text(text)
-    assert ortflex("train", "weighted.toml").exit_code == 0
-    result = ortflex("predict", "weighted", "x.csv", "-o", "out.npy")
-    assert result.exit_code == 0, result.output
+    works("train", "weighted.toml")
+    works("predict", "weighted", "x.csv", "-o", "out.npy")
     weights = onnx.load("weighted/trained.onnx").graph.initializer
     coef, intercept = (onnx.numpy_helper.to_array(t).astype(np.float64) for t in weights)
     np.testing.assert_allclose(np.load("out.npy"), X @ coef + intercept, rtol=1e-4, atol=1e-5)
+
+
+def trained_classifier(folder: Path, labels: np.ndarray) -> Any:
+    """A run folder of a classifier, and what onnxruntime says of its rows."""
+    skl2onnx = pytest.importorskip("skl2onnx")
+    neural = pytest.importorskip("sklearn.neural_network")
+    ort = pytest.importorskip("onnxruntime")
+    fitted = neural.MLPClassifier((4,), tol=10.0).fit(X, labels)
+    onnx.save(skl2onnx.to_onnx(fitted, X[:1], target_opset=17), "model.onnx")
+    np.savez("d.npz", X=X, y=labels)
+    works("init", "model.onnx", "--data", "d.npz", "-o", "t.toml")
+    works("train", "t.toml", "epochs=1", "output=run")
+    return ort.InferenceSession("run/trained.onnx").run(None, {"X": X})
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "labels",
+    [np.arange(40) % 2, np.arange(40) % 3, np.array(["ant", "bee", "cat", "doe"] * 10)],
+    ids=["2", "3", "names"],
+)
+def test_the_probabilities_are_written_with_the_labels(
+    labels: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen, maps = trained_classifier(tmp_path, labels)
+    classes = list(maps[0])
+    expected = np.array([[row[c] for c in classes] for row in maps])
+
+    for ending in ("npz", "csv", "npy"):
+        done = works("predict", "run", "-o", f"out.{ending}")
+        if ending == "npy":
+            assert "out.npy has no 'output_probability'; --tensor " in done.output
+            tensor = done.output.split("--tensor ")[1].split()[0]
+            assert list(np.load("out.npy").astype(str)) == list(map(str, chosen))
+            works("predict", "run", "-o", "p.npy", "--tensor", tensor)
+            np.testing.assert_allclose(np.load("p.npy"), expected, atol=1e-6)
+            continue
+        assert "--tensor" not in done.output
+        assert f"output_probability [40, {len(classes)}]" in done.output
+        if ending == "npz":
+            with np.load("out.npz") as found:
+                assert set(found) == {"output_label", "output_probability"}
+                np.testing.assert_allclose(found["output_probability"], expected, atol=1e-6)
+                assert list(found["output_label"].astype(str)) == list(map(str, chosen))
+            continue
+        head, *rows = list(csv.reader(Path("out.csv").read_text("utf-8").splitlines()))
+        assert head == ["output_label", *(f"output_probability_{c}" for c in classes)]
+        assert [row[0] for row in rows] == list(map(str, chosen))
+        np.testing.assert_allclose(
+            np.array([row[1:] for row in rows], np.float32), expected, atol=1e-6
+        )
+
+
+@pytest.mark.once
+def test_tensors_of_different_lengths_are_no_table() -> None:
+    with pytest.raises(ConfigError, match=r"different numbers of rows: a \[3\], b \[2, 2\]"):
+        _encode({"a": np.zeros(3), "b": np.zeros((2, 2))}, ".csv")
+    text = _encode({"a": np.arange(2), "b": np.zeros((2, 2), np.float32)}, ".csv").decode()
+    assert text == "a,b_0,b_1\n0,0,0\n1,0,0\n"

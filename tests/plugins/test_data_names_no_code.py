@@ -145,11 +145,7 @@ READS_NO_NAMES = {
 def test_every_entrance_is_tried_or_reads_no_names() -> None:
     """A new parameter, option or field that is a file has to be entered in one of the two tables."""
     known = {e for group in (*TRIED.values(), *READS_NO_NAMES.values()) for e in group}
-    listed = {
-        *entrances.of_python(),
-        *entrances.of_commands(),
-        *entrances.of_components(),
-    }
+    listed = {*entrances.of_python(), *entrances.of_commands(), *entrances.of_components()}
     assert listed - known == set()
     assert known - listed == set()
     assert {trial for trial, group in TRIED.items() if group or trial == "unpickle"} == set(TRIALS)

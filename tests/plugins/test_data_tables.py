@@ -83,12 +83,7 @@ def test_tensors_of_a_fixed_shape(tables: Write) -> None:
         ({}, {"a": [1.0, 2.0]}, {}, "1.{}: the column 'a' is double, in"),
         ({"a": ["p", "q"]}, {}, {}, "0.{}: the column 'a' is string, which cannot be joined with"),
         ({}, {}, {"columns": ["a"], "target": ["c"]}, "0.{}: no column 'c'"),
-        (
-            {"b": [1, None]},
-            {"b": [1, 2]},
-            {},
-            "column 'b': row 1 has no value; fill =",
-        ),
+        ({"b": [1, None]}, {"b": [1, 2]}, {}, "column 'b': row 1 has no value; fill ="),
         (
             {"b": [[1], [1, 2]]},
             {"b": [[1], [1]]},

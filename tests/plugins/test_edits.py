@@ -12,14 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflex_core import (
-    ConfigError,
-    Model,
-    ModelError,
-    OrtflexError,
-    Trainer,
-    apply_edits,
-)
+from ortflex_core import ConfigError, Model, ModelError, OrtflexError, Trainer, apply_edits
 from ortflex_plugins.edits.cut import Cut
 from ortflex_plugins.edits.heads import NewHead
 from tests import models
@@ -46,10 +39,7 @@ def tail(*nodes: Any, dims: Any = ("N", 4), bias: bool = True, **weights: Any) -
     ends += [node("MatMul", ["h", "w2"], ["q" if bias else "s"])]
     ends += [node("Add", ["q", "b2"], ["s"])] if bias else []
     return models.model(
-        [*ends, *nodes],
-        [models.floats("X", "N", 6)],
-        [models.floats("Y", *dims)],
-        known,
+        [*ends, *nodes], [models.floats("X", "N", 6)], [models.floats("Y", *dims)], known
     )
 
 
@@ -95,21 +85,14 @@ TAILS: dict[str, tuple[onnx.ModelProto, Any]] = {
         lambda s: s,
     ),
     "flattened": (
-        tail(
-            node("Unsqueeze", ["s", "a"], ["u"]),
-            node("Flatten", ["u"], ["Y"]),
-            a=integers(2),
-        ),
+        tail(node("Unsqueeze", ["s", "a"], ["u"]), node("Flatten", ["u"], ["Y"]), a=integers(2)),
         lambda s: s,
     ),
     "centered": (
         tail(node("ReduceMean", ["s"], ["m"], axes=[1]), node("Sub", ["s", "m"], ["Y"])),
         lambda s: s - s.mean(axis=1, keepdims=True),
     ),
-    "scaled": (
-        tail(node("Mul", ["s", "c"], ["Y"]), c=np.float32([0.5])),
-        lambda s: s / 2,
-    ),
+    "scaled": (tail(node("Mul", ["s", "c"], ["Y"]), c=np.float32([0.5])), lambda s: s / 2),
 }
 
 

@@ -44,10 +44,7 @@ def reshaped(into: list[Any], outputs: int, image: list[Any] | None = None) -> o
     ]
     weights = {"W": WEIGHTS[outputs]}
     made = models.model(
-        nodes,
-        [models.floats("x", "N", *(image or [4]))],
-        [models.floats("y", "N", *into)],
-        weights,
+        nodes, [models.floats("x", "N", *(image or [4]))], [models.floats("y", "N", *into)], weights
     )
     for name, sizes in (("flat", [-1, 4]), ("last", [-1, *into])):
         made.graph.initializer.append(numpy_helper.from_array(np.array(sizes), name))
