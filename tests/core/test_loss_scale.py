@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from ortflex_core import Emulated, Trainer, require_runtime
 from tests import half_models, models
@@ -20,6 +19,7 @@ from tests.training import make, plugins, regression, usable
 SCALE, SKIPPED = "precision/loss_scale", "precision/skipped_steps"
 STEPS, ROWS = 30, 8
 SIZES = {"mlp": (6, 8, 4), "deep": (6, 10, 10, 4)}
+ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.05}
 History = list[tuple[float, int]]
 """The loss scale and the number of skipped steps after every step."""
 
@@ -95,9 +95,7 @@ def test_losses_and_skipped_steps_are_those_of_torch(name: str) -> None:
     pytest.importorskip("torch")
     model = models.mlp(SIZES[name]) if name in SIZES else half_models.network(name)
     x, y = overflowing(name)
-    losses, path, trainer = in_steps(
-        model, x, y, optimizer="adam", learning_rate=0.05, backend="fused"
-    )
+    losses, path, trainer = in_steps(model, x, y, **ADAM, backend="fused")
     wanted, theirs, module = in_torch(name, model, x, y, 0.05)
     assert path == theirs
     assert 10 < path[-1][1] < STEPS
@@ -115,19 +113,10 @@ def test_backends_round_and_skip_as_the_emulation(backend: str, options: dict[st
     usable(backend)
     model = models.mlp((6, 8, 4))
     x, y = overflowing("mlp")
+    options = {"precision": "fp16_mixed", "shuffle": False, **options}
     ends = []
     for kind in (Emulated(), backend):
-        trainer = make(
-            model,
-            precision="fp16_mixed",
-            backend=kind,
-            optimizer="adam",
-            learning_rate=0.05,
-            batch_size=ROWS,
-            epochs=2,
-            shuffle=False,
-            **options,
-        )
+        trainer = make(model, backend=kind, **ADAM, batch_size=ROWS, epochs=2, **options)
         with np.errstate(invalid="ignore"):
             trainer.fit(x, y)
         ends.append((trainer.train_losses_, trainer.engine.slots(), trainer.get_state()))
@@ -142,29 +131,18 @@ def test_backends_round_and_skip_as_the_emulation(backend: str, options: dict[st
 @pytest.mark.parametrize("precision", ["fp16_mixed", "bf16_mixed"])
 def test_no_digit_is_left_of_a_tensor_that_the_type_rounds(precision: str) -> None:
     """A product whose result vanishes in the rounding: 1 + 2⁻¹² − 1 is 0 in a short type."""
-    model = models.model(
-        [
-            helper.make_node("MatMul", ["X", "A"], ["h"]),
-            helper.make_node("MatMul", ["h", "W"], ["Y"]),
-        ],
-        [models.floats("X", "N", 2)],
-        [models.floats("Y", "N", 2)],
-        # h = (1 + 2⁻¹², −1), whose sum is 2⁻¹² without the rounding.
-        {"A": np.array([[1, 0], [2**-12, -1]], np.float32), "W": np.ones((2, 2), np.float32)},
-    )
+    # h = (1 + 2⁻¹², −1), whose sum is 2⁻¹² without the rounding.
+    weights = {"A": np.array([[1, 0], [2**-12, -1]]), "W": np.ones((2, 2))}
+    body = "h = MatMul(X, A)  Y = MatMul(h, W)"
+    model = models.parsed(body, weights, "float[N, 2] X", "float[N, 2] Y")
+    static = {"name": precision, "dynamic": False} if precision[0] == "f" else precision
     x = np.array([[1.0, 1.0]] * 4, np.float32)
     for backend in ("fused", "xla"):
         if plugins()["backends"].load(backend).available(require_runtime()):
             continue
         if (backend, precision) == ("fused", "bf16_mixed"):
             continue  # refused: onnxruntime has no such kernels
-        trainer = make(
-            model,
-            precision={"name": precision, "dynamic": False} if precision[0] == "f" else precision,
-            backend=backend,
-            optimizer="sgd",
-            params=["A", "W"],
-        )
+        trainer = make(model, precision=static, backend=backend, params=["A", "W"])
         assert trainer.step((x, np.zeros((4, 2), np.float32))) == 0.0
 
 
@@ -183,29 +161,17 @@ def test_a_skipped_step_leaves_no_trace(optimizer: str, backend: str) -> None:
         usable(backend)
     if backend == "xla" and optimizer not in ("adam", "prodigy"):
         pytest.skip("the formulas are those of the other backends, and XLA compiles slowly")
-    kind: Any = Emulated() if backend == "emulated" else backend
-    model, every = models.mlp((6, 8, 4)), 2
+    options = {"optimizer": optimizer, "learning_rate": OPTIMIZERS[optimizer], "averaging": "ema"}
+    options |= {"accumulate": 2, "transforms": ["noise"], "batch_size": ROWS, "epochs": 1}
+    options |= {"backend": Emulated() if backend == "emulated" else backend}
     x, y = regression(rows=8 * ROWS, features=6, outputs=4)
     bad = (y * 1e6).astype(np.float32)
     trained = []
     for skipped, scale in ((4, 1024.0), (0, 64.0)):  # halved 4 times
-        trainer = make(
-            model,
-            precision={"name": "fp16_mixed", "loss_scale": scale},
-            backend=kind,
-            optimizer=optimizer,
-            learning_rate=OPTIMIZERS[optimizer],
-            averaging="ema",
-            accumulate=every,
-            transforms=["noise"],
-            batch_size=ROWS,
-            epochs=1,
-            shuffle=False,
-            seed=1,
-        )
-        trainer.fit(
-            *([np.concatenate(parts) for parts in ((x, x), (bad, y))] if skipped else (x, y))
-        )
+        precision = {"name": "fp16_mixed", "loss_scale": scale}
+        trainer = make(models.mlp((6, 8, 4)), precision=precision, shuffle=False, seed=1, **options)
+        rows = [np.concatenate(parts) for parts in ((x, x), (bad, y))] if skipped else (x, y)
+        trainer.fit(*rows)
         assert int(trainer.engine.slots()[SKIPPED]) == skipped
         trained.append({**trainer.get_state(), **trainer.engine.slots()})
     for name in trained[0].keys() - {"step", SKIPPED}:

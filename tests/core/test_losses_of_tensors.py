@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from ortflex_core import (
@@ -28,7 +27,8 @@ from ortflex_core import (
     Trainer,
     Unsupported,
 )
-from tests.training import every_backend
+from tests import models
+from tests.training import every_backend, same
 from tests.training import make as usual
 
 W = np.array([[0.3, -0.2, 0.5], [0.1, 0.4, -0.6]])
@@ -63,23 +63,15 @@ class Pull(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]]):
 
 def tower() -> onnx.ModelProto:
     """x [N, 2] → emb [N, 3] = tanh(x·w)."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 3] emb) '
-        "{ h = MatMul(x, w) emb = Tanh(h) }"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(W.astype(np.float32), "w"))
-    return model
+    body = "h = MatMul(x, w)  emb = Tanh(h)"
+    return models.parsed(body, {"w": W}, "float[N, 2] x", "float[N, 3] emb")
 
 
 def two_towers() -> onnx.ModelProto:
     """Two inputs and two outputs with the same weights."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x, float[N, 2] z) => '
-        "(float[N, 3] left, float[N, 3] right) "
-        "{ h = MatMul(x, w) left = Tanh(h) k = MatMul(z, w) right = Tanh(k) }"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(W.astype(np.float32), "w"))
-    return model
+    body = "h = MatMul(x, w)  left = Tanh(h)  k = MatMul(z, w)  right = Tanh(k)"
+    outputs = "float[N, 3] left, float[N, 3] right"
+    return models.parsed(body, {"w": W}, "float[N, 2] x, float[N, 2] z", outputs)
 
 
 def rows(count: int = 6) -> tuple[Array, Array, Array, Array]:
@@ -165,19 +157,14 @@ def test_the_export_is_the_file_and_a_checkpoint_has_the_tensors_of_the_loss(
     assert [t.name for t in written.graph.initializer] == ["w"]
     trainer.save(tmp_path / "c")
     again = Trainer.resume(tmp_path / "c", loss=Pull())
-    for name, array in trainer.get_state().items():
-        np.testing.assert_array_equal(again.get_state()[name], array)
+    same(again.get_state(), trainer.get_state(), 0)
     assert trainer.step((X, y)) == again.step((X, y))
     # A Model that has been trained so is read without these tensors.
     assert make(trainer.model, "squared_error").predict(x).shape == (6, 3)
 
 
 def test_parameters_of_a_loss_are_trained_beside_others_that_are_chosen() -> None:
-    trainer = make(
-        two_towers(),
-        [{"object": Pull(), "predicted": BOTH}],
-        params="w",
-    )
+    trainer = make(two_towers(), [{"object": Pull(), "predicted": BOTH}], params="w")
     assert set(trainer.get_state()) == {"w", "Pull.scale"}
 
 

@@ -24,6 +24,7 @@ from ortflex_core import (
     require_runtime,
 )
 from ortflex_core.compiler.opsets import downgrade
+from tests import models
 from tests.training import every_backend, make, same
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -77,11 +78,10 @@ def test_a_model_of_a_newer_opset_trains_and_is_exported_at_its_own(
 @newer
 def test_free_batch_of_a_newer_opset_is_exported_at_its_own() -> None:
     model = network(NEWEST, onnx.IR_VERSION)
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 4
-    x, y = rows()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 4
     trainer = make(model, backend="fused", free_batch=True, batch_size=6, epochs=1)
-    trainer.fit(x, y)
+    trainer.fit(*rows())
     assert trainer.export(free_batch=True).opset_import[0].version == NEWEST
 
 
@@ -168,23 +168,16 @@ def test_operators_in_subgraphs_count() -> None:
     assert "AveragePool" in why
 
 
-@pytest.mark.parametrize(
-    ("body", "opsets", "why"),
-    [
+def test_inputs_that_the_older_operator_has_not_are_named() -> None:
+    for body, opsets, why in (
         ("y = ReduceMax(x, a)", (18, 17), "'axes', which the older one does not have"),
         ("y = Clip(x, , x)", (13, 12), ""),  # an input that is left out is in no place
-    ],
-)
-def test_inputs_that_the_older_operator_has_not_are_named(
-    body: str, opsets: tuple[int, int], why: str
-) -> None:
-    text = (
-        f'<ir_version: 8, opset_import: ["": {opsets[0]}]> g (float[2] x) => (float y) '
-        f"<int64[1] a = {{0}}> {{ {body} }}"
-    )
-    made, found = downgrade.lowered(onnx.parser.parse_model(text), "the model", opsets[1])
-    assert (made is None) == bool(why)
-    assert why in found
+    ):
+        weights = {"a": np.array([0])}
+        model = models.parsed(body, weights, "float[2] x", "float y", opset=opsets[0])
+        made, found = downgrade.lowered(model, "the model", opsets[1])
+        assert (made is None) == bool(why)
+        assert why in found
 
 
 @newer
@@ -217,12 +210,11 @@ def test_new_operators_are_written_as_their_function_bodies() -> None:
 def test_quantized_models_of_the_newest_opset_run() -> None:
     """A runtime that reads an opset may lack kernels of it; then the opset before is computed."""
     model = network(NEWEST, min(onnx.IR_VERSION, require_runtime().max_ir), _QUANTIZED)
-    trainer = make(model, backend="fused", optimizer="sgd", batch_size=4, epochs=1)
-    x, y = rows()
-    trainer.fit(x, y)
-    twin = make(
-        network(17, 8, _QUANTIZED), backend="fused", optimizer="sgd", batch_size=4, epochs=1
+    trainer, twin = (
+        make(m, backend="fused", batch_size=4, epochs=1)
+        for m in (model, network(17, 8, _QUANTIZED))
     )
-    twin.fit(x, y)
+    trainer.fit(*rows())
+    twin.fit(*rows())
     same(trainer.get_state(), twin.get_state())
     assert trainer.export().opset_import[0].version == NEWEST

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper
 
 from ortflex_core import ConfigError, estimate_memory
 from ortflex_plugins.cli.main import main
@@ -24,17 +21,8 @@ ONE = WIDTH * ROWS * 4
 
 def sequences() -> onnx.ModelProto:
     """A model with two axes that its file does not give, one of them without a name."""
-    made = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "z"], ["y"])],
-        "sequences",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "S", 8]),
-            helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N", None, 8]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "S", 8])],
-        [onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w")],
-    )
-    return helper.make_model(made, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    inputs, body = "float[N, S, 8] x, float[N, ?, 8] z", "h = MatMul(x, w)  y = Add(h, z)"
+    return models.parsed(body, {"w": np.eye(8)}, inputs, "float[N, S, 8] y")
 
 
 def test_the_parts_of_a_chain_are_those_of_paper_and_pencil() -> None:
@@ -113,26 +101,19 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     assert json.loads(CliRunner().invoke(main, sized).output)["memory"]["batch_size"] == 32
 
 
+SIZES = {"W4": 4096, "W7": 1024, "W8": 256, "resnet": 8, "gpt2": 8}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("name", "rows", "size"),
-    [
-        ("W4", 4096, {}),
-        ("W7", 1024, {}),
-        ("W8", 256, {}),
-        ("resnet", 8, {}),
-        ("gpt2", 8, {"width": 192, "heads": 6, "words": 1000}),
-    ],
-)
-def test_estimates_are_near_measured_peaks(
-    name: str, rows: int, size: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", SIZES)
+def test_estimates_are_near_measured_peaks(name: str, tmp_path: Path) -> None:
     """Within a fifth, up to 15 MiB of the libraries; convolutions also need working memory."""
     pytest.importorskip("torch")
     from tests.benchmarks import memory
 
-    path = str(memory.write(name, rows, tmp_path, **size))
+    size = {"width": 192, "heads": 6, "words": 1000} if name == "gpt2" else {}
+    path = str(memory.write(name, SIZES[name], tmp_path, **size))
     least = 0.6 if name == "resnet" else 0.8
     for recompute in ("False", "True"):
         measured = memory.fresh("peak", name, path, recompute)["mib"]

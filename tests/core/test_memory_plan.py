@@ -16,7 +16,7 @@ from ortflex_core.compiler.runtime import liveness, recompute, session
 from ortflex_core.compiler.runtime.memory_plan import place_tensors, update_in_place
 from ortflex_plugins.backends.fused import FusedBackend
 from tests import models
-from tests.training import regression
+from tests.training import make, regression
 
 ROWS = 6
 FORMULAS: dict[str, Any] = {
@@ -123,6 +123,10 @@ def test_new_values_that_wait_for_each_other_are_copied() -> None:
     assert sorted(n.op_type for n in ordered).count("Identity") == 1
 
 
+def made(model: onnx.ModelProto, **options: Any) -> Trainer:
+    return make(model, optimizer="adam", backend=FusedBackend(steps_per_run=1), **options)
+
+
 @pytest.mark.parametrize("way", [3, True])
 def test_nodes_run_in_the_order_of_the_plan(
     way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,18 +149,10 @@ def test_nodes_run_in_the_order_of_the_plan(
     monkeypatch.setattr(session, "session_options", options)
     monkeypatch.setattr(session, "open_session", opening)
     x, y = regression(rows=41)
-    Trainer(
-        models.mlp((x.shape[1], 8, 8, 8, 1)),
-        loss="squared_error",
-        optimizer="adam",
-        backend=FusedBackend(steps_per_run=1),
-        recompute=way,
-        progress=False,
-    ).step((x, y))
+    made(models.mlp((x.shape[1], 8, 8, 8, 1)), recompute=way).step((x, y))
     model, last = opened[-1]
-    planned = [
-        n for n in onnx.load_from_string(model).graph.node if n.op_type not in ("Shape", "Size")
-    ]
+    nodes = onnx.load_from_string(model).graph.node
+    planned = [node for node in nodes if node.op_type not in ("Shape", "Size")]
     events = json.loads(Path(last.end_profiling()).read_text())
     names = [e["name"].removesuffix("_kernel_time") for e in events if e.get("cat") == "Node"]
     ran = [n for n in names if n in {node.name for node in planned}]
@@ -167,14 +163,7 @@ def test_weights_have_one_version_where_they_are_updated_in_place() -> None:
     x, y = regression(rows=39)
 
     def versions(**options: Any) -> bool:
-        trainer = Trainer(
-            models.mlp((x.shape[1], 8, 1)),
-            loss="squared_error",
-            optimizer="adam",
-            backend=FusedBackend(steps_per_run=1),
-            progress=False,
-            **options,
-        )
+        trainer = made(models.mlp((x.shape[1], 8, 1)), **options)
         trainer.step((x, y))
         engine: Any = trainer.engine
         parts = (engine._weights, engine._slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +19,38 @@ pytestmark = pytest.mark.per_python
 X, Y = regression(rows=20, features=6)
 
 
+NAMES = "a name or a list of names"
+RATIO = "'file', 'off' or a number >= 0 and < 1"
+
+
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("key", "value", "expected"),
     [
-        ({"params": 3}, "params: expected a name or a list of names, got 3"),
-        ({"params": ["W1", 3]}, r"params: expected a name or a list of names, got \['W1', 3\]"),
-        ({"reinitialize": 3}, "reinitialize: expected a name or a list of names, got 3"),
-        ({"gradients": [None]}, r"gradients: expected a name or a list of names, got \[None\]"),
-        ({"dropout": "of"}, "dropout: expected 'file', 'off' or a number >= 0 and < 1, got 'of'"),
-        ({"dropout": 1.5}, "dropout: expected 'file', 'off' or a number >= 0 and < 1, got 1.5"),
-        ({"shuffle": "no"}, "shuffle: expected True or False, got 'no'"),
-        ({"check_finite": 0}, "check_finite: expected True or False, got 0"),
-        ({"progress": "bar"}, "progress: expected True or False, got 'bar'"),
-        (
-            {"loss": {"name": "squared_error", "factor": "2"}},
-            r"loss\.factor: expected a finite number, got '2'",
-        ),
-        (
-            {"loss": {"name": "squared_error", "factor": np.nan}},
-            r"loss\.factor: expected a finite number, got nan",
-        ),
-        (
-            {"loss": {"name": "squared_error", "predicted": 1}},
-            r"loss\.predicted: expected the name of a tensor, got 1",
-        ),
-        (
-            {"loss": {"name": "squared_error", "expected": 1}},
-            r"loss\.expected: expected the name of a tensor, got 1",
-        ),
+        ("params", 3, NAMES),
+        ("params", ["W1", 3], NAMES),
+        ("reinitialize", 3, NAMES),
+        ("gradients", [None], NAMES),
+        ("dropout", "of", RATIO),
+        ("dropout", 1.5, RATIO),
+        ("shuffle", "no", "True or False"),
+        ("check_finite", 0, "True or False"),
+        ("progress", "bar", "True or False"),
+        ("loss.factor", "2", "a finite number"),
+        ("loss.factor", np.nan, "a finite number"),
+        ("loss.predicted", 1, "the name of a tensor"),
+        ("loss.expected", 1, "the name of a tensor"),
     ],
 )
-def test_an_argument_is_refused_by_its_name(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        make(models.mlp(), **options)
+def test_an_argument_is_refused_by_its_name(key: str, value: Any, expected: str) -> None:
+    name, _, part = key.partition(".")
+    given = {"name": "squared_error", part: value} if part else value
+    with pytest.raises(ConfigError, match=re.escape(f"{key}: expected {expected}, got {value!r}")):
+        make(models.mlp(), **{name: given})
 
 
 def test_a_file_of_another_name(tmp_path: Path) -> None:
     onnx.save(models.mlp(), tmp_path / "model.onnx")
-    with pytest.raises(
-        ModelError, match=r"the file '.*modle\.onnx' does not exist; did you mean 'model"
-    ):
+    with pytest.raises(ModelError, match=r"'.*modle\.onnx' does not exist; did you mean 'model"):
         make(tmp_path / "modle.onnx")
 
 
@@ -67,10 +60,7 @@ def test_wrong_names_of_outputs_and_weights_are_refused() -> None:
         trainer.predict(X, outputs=[])
     with pytest.raises(ConfigError, match="outputs: expected a name or a list of names, got 3"):
         trainer.predict(X, outputs=3)  # type: ignore[arg-type]
-    with pytest.raises(
-        ModelError,
-        match=r"has no tensor 'm'; did you mean 'm3' or 'm2'\?$",
-    ):
+    with pytest.raises(ModelError, match=r"has no tensor 'm'; did you mean 'm3' or 'm2'\?$"):
         trainer.predict(X, outputs="m")
     with pytest.raises(DataError, match="expected arrays by the names of parameters, got list"):
         trainer.set_state([X])  # type: ignore[arg-type]

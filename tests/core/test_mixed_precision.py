@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, shape_inference
+from onnx import TensorProto, shape_inference
 
 from ortflex_core import Emulated, Trainer, Unsupported, internals_of, step_program
 from tests import half_models, models
@@ -24,17 +24,15 @@ SCALE, COUNT, SKIPPED = (f"precision/{n}" for n in ("loss_scale", "finite_steps"
 
 def train(model: Any, x: Any, y: Any, **options: Any) -> Trainer:
     """One epoch of steps of 8 rows, in order."""
-    settings: dict[str, Any] = {
-        "optimizer": "sgd",
-        "learning_rate": 0.05,
-        "epochs": 1,
-        "batch_size": 8,
-        "shuffle": False,
-        "backend": Emulated(),
-    }
-    trainer = make(model, **(settings | options))
+    settings = {"learning_rate": 0.05, "epochs": 1, "batch_size": 8, "shuffle": False}
+    trainer = make(model, **(settings | {"backend": Emulated()} | options))
     trainer.fit(x, y)
     return trainer
+
+
+def data(rows: int) -> tuple[Any, Any, Any]:
+    """A network, and rows for it."""
+    return models.mlp((6, 8, 4)), *regression(rows=rows, features=6, outputs=4)
 
 
 def moved(trainer: Trainer, model: Any) -> dict[str, Any]:
@@ -43,12 +41,18 @@ def moved(trainer: Trainer, model: Any) -> dict[str, Any]:
     return {n: a - before[n] for n, a in trainer.get_state().items()}
 
 
+def moves(model: Any, x: Any, y: Any, **options: Any) -> dict[str, Any]:
+    """How far a training moves the weights."""
+    return moved(train(model, x, y, **options), model)
+
+
 def distance(mine: dict[str, Any], true: dict[str, Any]) -> float:
     """‖mine − true‖ / ‖true‖ over all tensors."""
-    wrong = sum(float(((mine[n] - t).astype(np.float64) ** 2).sum()) for n, t in true.items())
-    return float(
-        np.sqrt(wrong / sum(float((t.astype(np.float64) ** 2).sum()) for t in true.values()))
-    )
+
+    def size(tensors: Any) -> Any:
+        return np.sqrt(sum((t.astype(np.float64) ** 2).sum() for t in tensors))
+
+    return float(size(mine[n] - t for n, t in true.items()) / size(true.values()))
 
 
 def by_hand(weights: dict[str, Any], x: Any, y: Any, kind: Any, scale: float) -> dict[str, Any]:
@@ -62,21 +66,16 @@ def by_hand(weights: dict[str, Any], x: Any, y: Any, kind: Any, scale: float) ->
     out = cast(cast(h @ w2) + b2)
     error = cast(scale * 2 * (out - y) / out.size)
     inner = cast(cast(error @ w2.T) * cast(1 - cast(h * h)))
-    made = {
-        "W1": cast(cast(x).T @ inner),
-        "b1": inner.sum(axis=0),
-        "W2": cast(h.T @ error),
-        "b2": error.sum(axis=0),
-    }
+    made = {"W1": cast(cast(x).T @ inner), "W2": cast(h.T @ error)}
+    made |= {"b1": inner.sum(axis=0), "b2": error.sum(axis=0)}
     return {n: g / scale for n, g in made.items()}
 
 
 @pytest.mark.parametrize(("precision", "kind"), [(STATIC, np.float16), (BF16, ml_dtypes.bfloat16)])
 def test_a_step_by_hand(precision: Any, kind: Any) -> None:
     """Rounding at every tensor of both passes; sums of biases, loss and update in float32."""
-    model = models.mlp((6, 8, 4))
-    x, y = regression(rows=8, features=6, outputs=4)
-    got = moved(train(model, x, y, precision=precision, learning_rate=1.0), model)
+    model, x, y = data(8)
+    got = moves(model, x, y, precision=precision, learning_rate=1.0)
     scale = 256.0 if kind is np.float16 else 1.0
     wanted = by_hand(half_models.widened(model), x, y, kind, scale)
     exact = by_hand(half_models.widened(model), x, y, np.float32, 1.0)
@@ -93,16 +92,14 @@ def test_gradients_are_those_of_torch_in_autocast(name: str, precision: str) -> 
     torch = pytest.importorskip("torch")
     model = half_models.network(name)
     x, y = half_models.data(name, 8)
-    mine = moved(train(model, x, y, precision=precision, learning_rate=1.0), model)
-    true = moved(train(model, x, y, precision="float32", learning_rate=1.0), model)
+    mine, true = (
+        moves(model, x, y, precision=p, learning_rate=1.0) for p in (precision, "float32")
+    )
     torch.manual_seed(3)
     module = half_models.NETWORKS[name]()
     kind = torch.float16 if precision == FP16 else torch.bfloat16
     exact = _torch(torch, module, x, y, None)
-    theirs = _torch(torch, module, x, y, kind)
-    sizes = {n: np.linalg.norm(g) for n, g in exact.items()}
-    torch_error = np.sqrt(sum(np.linalg.norm(theirs[n] - exact[n]) ** 2 for n in exact))
-    torch_error /= np.sqrt(sum(s**2 for s in sizes.values()))
+    torch_error = distance(_torch(torch, module, x, y, kind), exact)
     assert 0 < distance(mine, true) < 3 * torch_error + STEP[precision]
 
 
@@ -122,9 +119,9 @@ def test_float16_on_onnxruntime(name: str) -> None:
         pytest.importorskip("torch")
     model = half_models.network(name)
     x, y = half_models.data(name, 32)
-    true = moved(train(model, x, y, precision="float32", backend="fused"), model)
+    true = moves(model, x, y, precision="float32", backend="fused")
     for precision in ({"name": FP16, "loss_scale": 1024.0}, STATIC):
-        mine = moved(train(model, x, y, precision=precision, backend="fused"), model)
+        mine = moves(model, x, y, precision=precision, backend="fused")
         assert STEP[FP16] / 8 < distance(mine, true) < 0.01
 
 
@@ -138,10 +135,8 @@ def test_short_types_on_xla(name: str, precision: Any) -> None:
     model = half_models.network(name)
     x, y = half_models.data(name, 16)
     settings: dict[str, Any] = {"precision": precision, "learning_rate": 1.0, "batch_size": 16}
-    true = moved(train(model, x, y, **(settings | {"precision": "float32"})), model)
-    emulated, mine = (
-        moved(train(model, x, y, backend=b, **settings), model) for b in (Emulated(), "xla")
-    )
+    true = moves(model, x, y, **(settings | {"precision": "float32"}))
+    emulated, mine = (moves(model, x, y, backend=b, **settings) for b in (Emulated(), "xla"))
     rounding = distance(emulated, true)
     assert 0.3 * rounding < distance(mine, true) < 3 * rounding
 
@@ -150,32 +145,28 @@ def test_short_types_on_xla(name: str, precision: Any) -> None:
 @pytest.mark.parametrize("precision", [FP16, STATIC, BF16])
 def test_short_types_on_cuda(precision: Any) -> None:
     """As the emulation; skipped with the reason where there is no CUDA device."""
-    model = models.mlp((6, 8, 4))
-    x, y = regression(rows=16, features=6, outputs=4)
-    settings: dict[str, Any] = {"precision": precision, "learning_rate": 0.05}
-    emulated = moved(train(model, x, y, **settings), model)
-    mine = moved(train(model, x, y, backend="fused", device="cuda", **settings), model)
+    model, x, y = data(16)
+    emulated = moves(model, x, y, precision=precision)
+    mine = moves(model, x, y, backend="fused", device="cuda", precision=precision)
     assert distance(mine, emulated) < 4 * STEP[BF16 if precision == BF16 else FP16]
 
 
 def test_small_gradients_need_the_loss_scale() -> None:
     """A loss of 1e-8 has gradients below what float16 holds."""
-    model = models.mlp((6, 8, 4))
-    x, y = regression(rows=8, features=6, outputs=4)
-    loss = [{"name": "squared_error", "factor": 1e-8}]
-    options: dict[str, Any] = {"loss": loss, "learning_rate": 1e7}
-    true = moved(train(model, x, y, precision="float32", **options), model)
     none = {"name": FP16, "dynamic": False, "loss_scale": 1.0}
-    lost = moved(train(model, x, y, precision=none, **options), model)
+    loss = [{"name": "squared_error", "factor": 1e-8}]
+    true, lost, scaled = (
+        moves(*data(8), precision=p, loss=loss, learning_rate=1e7) for p in ("float32", none, FP16)
+    )
     assert not any(lost[n].any() for n in ("W1", "b1", "W2"))
-    assert distance(moved(train(model, x, y, precision=FP16, **options), model), true) < 0.01
+    assert distance(scaled, true) < 0.01
 
 
 def overflowing() -> tuple[Any, Any, Any]:
     """A network and rows of which the third batch of 8 has large gradients."""
-    x, y = regression(rows=48, features=6, outputs=4)
+    model, x, y = data(48)
     y[16:24] *= 1e4
-    return models.mlp((6, 8, 4)), x, y
+    return model, x, y
 
 
 def test_steps_with_infinite_gradients_are_left_out() -> None:
@@ -205,18 +196,11 @@ def test_steps_with_infinite_gradients_are_left_out() -> None:
 
 def test_statistics_of_a_step_that_is_left_out_stay() -> None:
     """BatchNormalization's running statistics, and those that are not left out move."""
-    rng = np.random.default_rng(2)
-    vectors = {n: np.full(6, v) for n, v in (("s", 1.0), ("b", 0.0), ("mean", 0.0), ("var", 1.0))}
-    model = models.model(
-        [
-            helper.make_node("BatchNormalization", ["X", "s", "b", "mean", "var"], ["h"]),
-            helper.make_node("MatMul", ["h", "W"], ["Y"]),
-        ],
-        [models.floats("X", "N", 6)],
-        [models.floats("Y", "N", 4)],
-        {**vectors, "W": rng.standard_normal((6, 4))},
-    )
-    x, y = regression(rows=16, features=6, outputs=4)
+    weights = {n: np.full(6, v) for n, v in (("s", 1.0), ("b", 0.0), ("mean", 0.0), ("var", 1.0))}
+    weights["W"] = np.random.default_rng(2).standard_normal((6, 4))
+    body = "h = BatchNormalization(X, s, b, mean, var)  Y = MatMul(h, W)"
+    model = models.parsed(body, weights, outputs="float[N, 4] Y")
+    _, x, y = data(16)
     y[8:] *= 1e6
     trainer = make(model, backend=Emulated(), precision={"name": FP16, "loss_scale": 1024.0})
     seen = []
@@ -253,12 +237,11 @@ def test_a_resumed_training_ends_in_the_same_bits(
 )
 def test_several_steps_in_a_graph_are_single_steps(options: dict[str, Any]) -> None:
     """The loss scale goes from step to step within the graph."""
-    model, x, y = models.mlp((6, 8, 4)), *regression(rows=64, features=6, outputs=4)
     precision = {"name": FP16, "growth_steps": 2}
     ends = []
     for steps in (1, 4):
         backend = {"name": "fused", "steps_per_run": steps}
-        trainer = train(model, x, y, backend=backend, precision=precision, **options)
+        trainer = train(*data(64), backend=backend, precision=precision, **options)
         ends.append({**trainer.get_state(), **trainer.engine.slots()})
     same(ends[0], ends[1], 1e-5)
     assert ends[0][SCALE] > 65536
@@ -303,8 +286,8 @@ def test_float32_changes_no_graph() -> None:
 
 def test_float64_parts_stay() -> None:
     """A float64 file is not changed by a precision."""
-    model = half_models.converted(models.mlp((6, 8, 4)), TensorProto.DOUBLE)
-    x, y = regression(rows=16, features=6, outputs=4)
+    small, x, y = data(16)
+    model = half_models.converted(small, TensorProto.DOUBLE)
     ends = [
         train(model, x, y, backend="fused", precision=p).get_state() for p in ("float32", STATIC)
     ]
@@ -320,17 +303,19 @@ def test_float16_files_in_float16() -> None:
     assert half_models.without_values(trainer.export()) == half_models.without_values(model)
 
 
-def test_what_cannot_be_computed_is_refused_with_the_reason() -> None:
-    model, x, y = models.mlp(), *regression(rows=16, features=6)
-    with pytest.raises(Unsupported, match=r"no bfloat16 kernel of MatMul on cpu.*'bf16_mixed'"):
-        train(model, x, y, backend="fused", precision=BF16)
-
-
-@pytest.mark.parametrize("backend", ["training_agent", "training_session"])
-def test_onnxruntimes_own_gradients_have_no_precision(backend: str) -> None:
-    model, x, y = models.mlp(), *regression(rows=16, features=6)
-    with pytest.raises(Unsupported, match="itself, without the casts of precision"):
-        train(model, x, y, backend=usable(backend), precision=FP16)
+@pytest.mark.parametrize(
+    ("backend", "precision", "reason"),
+    [
+        ("fused", BF16, r"no bfloat16 kernel of MatMul on cpu.*'bf16_mixed'"),
+        ("training_agent", FP16, "itself, without the casts of precision"),
+        ("training_session", FP16, "itself, without the casts of precision"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_with_the_reason(
+    backend: str, precision: str, reason: str
+) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        train(*data(16), backend=usable(backend), precision=precision)
 
 
 def test_skipped_steps_are_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -367,19 +352,13 @@ def test_accuracy_on_digits_is_that_of_float32() -> None:
     order = np.random.default_rng(0).permutation(len(x))
     held, rest = order[:597], order[597:]
     model = models.mlp((64, 32, 10), "Relu")
-    options: dict[str, Any] = {
-        "loss": "softmax_cross_entropy",
-        "optimizer": "adam",
-        "learning_rate": 3e-3,
-        "batch_size": 32,
-        "epochs": 30,
-    }
+    options: dict[str, Any] = {"loss": "softmax_cross_entropy", "optimizer": "adam"}
+    options |= {"learning_rate": 3e-3, "batch_size": 32, "epochs": 30}
     shares = {}
     for precision in ("float32", FP16):
+        options["precision"] = precision
         for backend in ("fused", Emulated()):
-            trainer = train(
-                model, x[rest], y[rest], precision=precision, backend=backend, **options
-            )
+            trainer = train(model, x[rest], y[rest], backend=backend, **options)
             hits = trainer.predict(x[held]).argmax(axis=1) == y[held]
             shares[precision, getattr(backend, "name", backend)] = 100 * hits.mean()
     for backend in ("fused", "emulated"):
@@ -391,17 +370,12 @@ def test_estimators_take_a_precision() -> None:
     from ortflex_plugins.estimators import OrtRegressor
 
     x, y = regression(rows=40, features=6)
-    options: dict[str, Any] = {
-        "max_iter": 3,
-        "batch_size": 8,
-        "random_state": 1,
-        "backend": Emulated(),
-    }
-    fits = {
-        name: OrtRegressor(precision=precision, **options).fit(x, y.ravel())
-        for name, precision in (("plain", "float32"), ("mixed", STATIC))
-    }
-    plain, mixed = fits["plain"].coefs_[0], fits["mixed"].coefs_[0]
+    options: dict[str, Any] = {"max_iter": 3, "batch_size": 8, "random_state": 1}
+    options["backend"] = Emulated()
+    plain, mixed = (
+        OrtRegressor(precision=precision, **options).fit(x, y.ravel()).coefs_[0]
+        for precision in ("float32", STATIC)
+    )
     assert plain.dtype == mixed.dtype == np.float32
     assert 0 < np.abs(plain - mixed).max() < 0.01
     with pytest.raises(ValueError, match="float61"):

@@ -40,27 +40,18 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fresh")
 def test_public_names_of_0_2_are_where_they_were(old: str) -> None:
     with pytest.warns(DeprecationWarning, match="ortflex_core"):
-        found = _names(old)
-    assert all(value is getattr(ortflex_core, name) for name, value in found.items())
-
-
-def _names(old: str) -> dict[str, object]:
-    module = importlib.import_module(old)
+        module = importlib.import_module(old)
     with pytest.raises(AttributeError):
         _ = module.no_such_name
-    return {name: getattr(module, name) for name in PUBLIC[old]}
+    assert all(getattr(module, n) is getattr(ortflex_core, n) for n in PUBLIC[old])
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_package_hands_on_a_module_that_moved() -> None:
+def test_modules_that_moved_are_handed_on_by_the_package_and_inside_of_it() -> None:
+    """A pickle names classes by the module that defines them."""
     with pytest.warns(DeprecationWarning, match="ortflex_core.protocols"):
         from ortflex_core import protocols
     assert protocols.Loss is ortflex_core.Loss
-
-
-@pytest.mark.usefixtures("fresh")
-def test_modules_inside_of_a_package_that_moved() -> None:
-    """A pickle names classes by the module that defines them."""
     with pytest.warns(DeprecationWarning, match=r"ortflex_core\.views"):
         module = importlib.import_module("ortflex_core.views.history")
     assert module.History is ortflex_core.History

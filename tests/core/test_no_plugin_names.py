@@ -7,10 +7,11 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ortflex_core import KINDS, Arguments, ConfigError, Plugins
+from ortflex_core import KINDS, Arguments, ConfigError, PluginError, Plugins, Unsupported
 from ortflex_core.compiler.problem.losses import penalty_terms, read_penalties
 from ortflex_core.training.config.arguments import ASSUMED_LOSS, PLAIN_DESCENT, short_forms
 from tests.training import plugins
@@ -69,6 +70,8 @@ def named(source: str) -> set[str]:
     return found
 
 
+SIGNATURE = "training/trainer.py"
+"""It repeats the defaults of the list, which test_arguments.py compares."""
 MODULES = {
     path.relative_to(ROOT / "ortflex_core").as_posix(): path
     for path in sorted((ROOT / "ortflex_core").rglob("*.py"))
@@ -77,23 +80,16 @@ MODULES = {
 
 
 def test_no_module_names_a_plugin() -> None:
-    found = {
-        (place, name) for place, path in MODULES.items() for name in named(path.read_text("utf-8"))
-    }
-    assert {(place, name) for place, name in found if place not in (DATA, SIGNATURE)} == ALLOWED
-
-
-SIGNATURE = "training/trainer.py"
-"""It repeats the defaults of the list, which test_arguments.py compares."""
+    others = {place: path for place, path in MODULES.items() if place not in (DATA, SIGNATURE)}
+    assert {(p, name) for p, path in others.items() for name in named(path.read_text())} == ALLOWED
 
 
 def test_the_list_names_its_defaults_alone() -> None:
     """A default of the Trainer, what is assumed without one, or an argument that is short for a plugin."""
-    defaults = {
-        field.default for field in Arguments.__attrs_attrs__ if isinstance(field.default, str)
-    }
+    fields = Arguments.__attrs_attrs__
+    defaults = {field.default for field in fields if isinstance(field.default, str)}
     short = {plugin for kind in KINDS for plugin in short_forms(kind).values()}
-    short |= {field.metadata["plugin"] for field in Arguments.__attrs_attrs__}
+    short |= {field.metadata["plugin"] for field in fields}
     for place, more in ((DATA, {ASSUMED_LOSS, PLAIN_DESCENT, *short}), (SIGNATURE, set[str]())):
         assert named(MODULES[place].read_text("utf-8")) <= defaults | more, place
 
@@ -119,17 +115,13 @@ def test_words_with_another_meaning_are_names_of_plugins() -> None:
 # ---------------------------------------------------------------------- what is asked instead
 
 
-def test_a_table_without_a_name_means_the_penalty_that_says_so() -> None:
+def test_a_table_without_a_name_means_the_penalty_that_says_so(monkeypatch: Any) -> None:
+    """Where no penalty says so, the name is missing."""
     (term,) = penalty_terms(read_penalties({"coef": {"l2": 0.5}}, plugins()), ["coef"])
     assert term.penalty.describe() == {"name": "elastic", "l1": 0.0, "l2": 0.5}
     said = [n for n, cls in plugins()["penalties"].classes() if cls.unnamed is not None]
     assert said == ["elastic"]
-
-
-def test_where_no_penalty_says_so_the_name_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortflex_plugins.penalties.elastic import ElasticPenalty
-
-    monkeypatch.setattr(ElasticPenalty, "unnamed", None)
+    monkeypatch.setattr(type(term.penalty), "unnamed", None)
     with pytest.raises(ConfigError, match=r"penalty\.coef: the key 'name' is missing"):
         read_penalties({"coef": {"l2": 0.5}}, plugins())
 
@@ -142,10 +134,7 @@ def test_comparisons_see_gradients_in_the_steps_of_plain_descent() -> None:
     assert made.update(None, 3.0, 2.0, 0.5, {}, 1) == (2.0, {})
 
 
-def test_without_any_backend_the_error_names_disabled_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ortflex_core import PluginError, Unsupported
+def test_without_any_backend_the_error_names_disabled_ones(monkeypatch: Any) -> None:
     from ortflex_core.training.engines import backend_choice
 
     owners = {entry.owner for entry in Plugins.discover()["backends"]}

@@ -45,13 +45,10 @@ def executed(cells: list[str], folder: Path) -> list[list[Any]]:
 
 def shown(outputs: list[Any]) -> str:
     """The plain text of outputs, errors included."""
-    texts = [
-        o.get("text")
-        or o.get("data", {}).get("text/plain", "")
-        or "\n".join(o.get("traceback", []))
+    return "\n".join(
+        o.get("text") or o.get("data", {}).get("text/plain") or "\n".join(o.get("traceback", []))
         for o in outputs
-    ]
-    return "\n".join(texts)
+    )
 
 
 @pytest.mark.once
@@ -85,7 +82,7 @@ class Shell:
         monkeypatch.setitem(sys.modules, "IPython", ipython)
 
 
-def test_models_are_one_line_in_ipython(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_one_line_in_ipython_unless_the_user_displays_them(monkeypatch: Any) -> None:
     shell = Shell(monkeypatch, None)
     exported = make(models.linear()).export()
     pieces: list[str] = []
@@ -93,10 +90,6 @@ def test_models_are_one_line_in_ipython(monkeypatch: pytest.MonkeyPatch) -> None
     shell.printers[onnx.ModelProto](exported, printer, False)
     assert pieces == [one_line(exported)]
     assert "initializer" in repr(exported)  # outside of IPython nothing changes
-
-
-def test_a_display_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = Shell(monkeypatch, object())
     own = shell.printers[onnx.ModelProto] = object()
     displayed_briefly(models.linear())
     assert shell.printers[onnx.ModelProto] is own
@@ -104,10 +97,7 @@ def test_a_display_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("kernel", "stream"), [(object(), "out"), (None, "err")])
 def test_what_is_trained_goes_to_the_output_of_a_cell(
-    kernel: object,
-    stream: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    kernel: object, stream: str, monkeypatch: Any, capfd: Any
 ) -> None:
     from ortflex_core.training.views.progress import say
 

@@ -15,7 +15,6 @@ from tests import models
 from tests.training import make, regression, same
 
 X, Y = regression(rows=20, features=6)
-node = helper.make_node
 
 
 def old(model: ModelProto, opset: int, ir: int = 4) -> ModelProto:
@@ -63,34 +62,22 @@ def test_the_export_stays_at_the_user_s_opset(opset: int, ir: int) -> None:
 
 def resized() -> ModelProto:
     """Operators whose meaning changed: Softmax over the rest, Dropout's ratio, axes as attributes."""
-    rng = np.random.default_rng(0)
-    return models.model(
-        [
-            node("MatMul", ["X", "W"], ["m"], name="product"),
-            node("Unsqueeze", ["m"], ["u"], axes=[2], name="unsqueeze"),
-            node("Softmax", ["u"], ["s"], name="softmax"),  # over all but the first axis, then
-            node("Dropout", ["s"], ["d"], ratio=0.5, name="dropout"),
-            node("Clip", ["d"], ["c"], min=0.01, max=0.9, name="clip"),
-            node("Squeeze", ["c"], ["q"], axes=[2], name="squeeze"),
-            node("ReduceSum", ["q"], ["Y"], axes=[1], keepdims=1, name="sum"),
-        ],
-        [models.floats("X", "N", 6)],
-        [models.floats("Y", "N", 1)],
-        {"W": rng.standard_normal((6, 5))},
-    )
+    body = """
+        m = MatMul(X, W)  u = Unsqueeze <axes = [2]> (m)  s = Softmax(u)
+        d = Dropout <ratio = 0.5> (s)  c = Clip <min = 0.01, max = 0.9> (d)
+        q = Squeeze <axes = [2]> (c)  Y = ReduceSum <axes = [1], keepdims = 1> (q)
+    """
+    weights = {"W": np.random.default_rng(0).standard_normal((6, 5))}
+    return models.parsed(body, weights, outputs="float[N, 1] Y")
 
 
 @pytest.mark.parametrize("opset", [9, 10])
 def test_operators_whose_meaning_changed(opset: int) -> None:
     source = old(resized(), opset)
     trainer = make(source, backend="fused", params=["W"], epochs=1)
-    np.testing.assert_allclose(
-        trainer.predict(X), models.predict(source, {"X": X})["Y"], rtol=1e-5, atol=1e-6
-    )
+    same({"Y": trainer.predict(X)}, models.predict(source, {"X": X}))
     trainer.fit(X, Y)
-    np.testing.assert_allclose(
-        trainer.predict(X), models.predict(trainer.export(), {"X": X})["Y"], rtol=1e-5, atol=1e-6
-    )
+    same({"Y": trainer.predict(X)}, models.predict(trainer.export(), {"X": X}))
 
 
 def test_too_old_to_be_raised() -> None:
@@ -99,52 +86,42 @@ def test_too_old_to_be_raised() -> None:
         Model(old(models.mlp(), 6, 3))
 
 
-def test_a_conversion_that_computes_something_else_is_refused(monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("converted", "text"),
+    [
+        (
+            models.mlp(activation="Sigmoid"),
+            r"has opset 9 and .* to 17 internally, but then the output 'Y' differs by",
+        ),
+        (
+            models.renamed(models.mlp(), {"W1": "1"}),
+            r"but then the initializer 'W1' is lost\. Export the model again",
+        ),
+    ],
+    ids=["other values", "a lost name"],
+)
+def test_a_wrong_conversion_is_refused(converted: ModelProto, text: str, monkeypatch: Any) -> None:
     def wrong(model: ModelProto, target: int) -> ModelProto:
-        out = models.mlp(activation="Sigmoid")
         assert target == upgrade.TARGET
-        return out
+        return converted
 
     monkeypatch.setattr(onnx.version_converter, "convert_version", wrong)
-    text = (
-        r"has opset 9 and has to be converted to 17 internally, but then the output 'Y' differs by"
-    )
     with pytest.raises(ModelError, match=text):
-        Model(old(models.mlp(), 9))
-
-
-def test_a_conversion_that_loses_a_name_is_refused(monkeypatch: Any) -> None:
-    def wrong(model: ModelProto, target: int) -> ModelProto:
-        return models.renamed(models.mlp(), {"W1": "1"})
-
-    monkeypatch.setattr(onnx.version_converter, "convert_version", wrong)
-    with pytest.raises(ModelError, match=r"but then the initializer 'W1' is lost\. Export the mo"):
         Model(old(models.mlp(), 9))
 
 
 def test_a_mistake_of_the_converter_is_caught() -> None:
     # Up to opset 12 Hardmax is over all axes after the first; the converter leaves it as it is.
-    model = models.model(
-        [
-            node("MatMul", ["X", "W"], ["m"]),
-            node("Hardmax", ["m"], ["h"]),
-            node("Mul", ["m", "h"], ["Y"]),
-        ],
-        [models.floats("X", "N", 2, 6)],
-        [models.floats("Y", "N", 2, 3)],
-        {"W": np.random.default_rng(0).standard_normal((6, 3))},
-    )
+    weights = {"W": np.random.default_rng(0).standard_normal((6, 3))}
+    body = "m = MatMul(X, W)  h = Hardmax(m)  Y = Mul(m, h)"
+    model = models.parsed(body, weights, "float[N, 2, 6] X", "float[N, 2, 3] Y")
     with pytest.raises(ModelError, match=r"to 17 internally, but then the output 'Y' differs by"):
         Model(old(model, 11))
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    model = models.model(
-        [node("MatMul", ["X", "W"], ["m"]), node("Upsample", ["m", "s"], ["Y"])],
-        [models.floats("X", "N", 6), models.floats("s", 2)],
-        [models.floats("Y", "N", 2)],
-        {"W": np.ones((6, 1))},
-    )
+    body, inputs = "m = MatMul(X, W)  Y = Upsample(m, s)", "float[N, 6] X, float[2] s"
+    model = models.parsed(body, {"W": np.ones((6, 1))}, inputs, "float[N, 2] Y")
     text = "cannot be compared with the original: Upsample node .*Export the model again with opset"
     with pytest.raises(ModelError, match=text):
         Model(old(model, 9))

@@ -49,36 +49,22 @@ def test_a_float_with_integer_tensors_is_refused(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "numpy"),
+    "formula",
     [
-        (lambda x, y: x + y, np.add),
-        (lambda x, y: 2 - x * y, lambda x, y: 2 - x * y),
-        (lambda x, y: x - 1, lambda x, y: x - 1),
-        (lambda x, y: x / y, np.divide),
-        (lambda x, y: 1 / y, lambda x, y: 1 / y),
-        (lambda x, y: y**2, lambda x, y: y**2),
-        (lambda x, y: -x, lambda x, y: -x),
-        (lambda x, y: abs(x), lambda x, y: abs(x)),
-        (lambda x, y: x @ y, lambda x, y: x @ y),
-        (lambda x, y: x < y, np.less),
-        (lambda x, y: x > y, np.greater),
-        (lambda x, y: x <= y, np.less_equal),
-        (lambda x, y: x >= y, np.greater_equal),
+        *("x + y", "2 - x * y", "x - 1", "x / y", "1 / y", "y**2", "-x", "abs(x)", "x @ y"),
+        *("x < y", "x > y", "x <= y", "x >= y"),
     ],
 )
-def test_python_operators(trace: Trace, python: Any, numpy: Any) -> None:
+def test_python_operators(trace: Trace, formula: str) -> None:
     arrays = {"x": np.eye(2) - 0.3, "y": np.array([[2.0, 0.5], [1.0, 3.0]])}
-    x, y = (trace.input(n, a.dtype, a.shape) for n, a in arrays.items())
-    got = run(build(trace, {"out": python(x, y)}, name="p"), arrays)["out"]
-    np.testing.assert_allclose(got, numpy(*arrays.values()), rtol=1e-15)
+    tensors = {n: trace.input(n, a.dtype, a.shape) for n, a in arrays.items()}
+    got = run(build(trace, {"out": eval(formula, {}, tensors)}, name="p"), arrays)["out"]
+    np.testing.assert_allclose(got, eval(formula, {}, arrays), rtol=1e-15)
 
 
-def test_a_tensor_has_no_truth_value(x: Tensor) -> None:
+def test_a_tensor_has_neither_truth_value_nor_elements(x: Tensor) -> None:
     with pytest.raises(GraphError, match=r"<Greater: bool\[N, 3\]> has no value .* op\.Where"):
         bool(x > 0)
-
-
-def test_a_tensor_is_not_iterable(x: Tensor) -> None:
     with pytest.raises(TypeError):
         iter(x)  # type: ignore[call-overload]
 
@@ -96,11 +82,13 @@ def test_equality_is_identity(trace: Trace, x: Tensor) -> None:
     assert kinds(trace) == []
 
 
-def test_factors_of_one_and_terms_of_zero_vanish(trace: Trace, x: Tensor) -> None:
+def test_nodes_that_change_nothing_vanish(trace: Trace, x: Tensor) -> None:
     same = [1.0 * x, x * 1.0, x / 1.0, x + 0.0, 0.0 + x, x - 0.0, trace.op.Identity(x)]
     assert all(t is x for t in same)
     assert trace.op.Cast(x, to=x.dtype) is x
+    assert trace.op.Transpose(x, perm=[0, 1]) is x
     assert kinds(trace) == []
+    assert trace.op.Transpose(x, perm=[1, 0]) is not x
 
 
 def test_a_factor_of_another_rank_is_kept(trace: Trace, x: Tensor) -> None:
@@ -122,8 +110,6 @@ def test_scalar_factors_are_joined_on_the_host(trace: Trace, x: Tensor) -> None:
     assert [repr(h.expression) for h in program.hosts] == ["Mul(rate, Mul(2.0, weight))"]
     assert program.nodes == 1
 
-
-def test_a_sum_of_host_scalars_is_one_input(trace: Trace, x: Tensor) -> None:
     rate = trace.bind(Host.symbol("rate"), x.dtype)
     program = build(trace, {"y": x * (1 - rate * 2)}, name="p")
     assert [repr(h.expression) for h in program.hosts] == ["Sub(1.0, Mul(rate, 2.0))"]
@@ -186,7 +172,7 @@ def test_what_is_an_input_here_and_an_attribute_there_has_one_name() -> None:
         (lambda op, x: op.Gelu(x), r"the operator Gelu is not in ai\.onnx opset 17 yet"),
         (
             lambda op, x: op.Softmax(x, axes=1),
-            r"Softmax has no attribute 'axes' at opset 13; did you mean 'axis'",
+            "Softmax has no attribute 'axes' at opset 13; did you",
         ),
         (lambda op, x: op.Exp(x, x), "Exp takes at most 1 inputs, got 2"),
         (lambda op, x: op.MatMul(x, x), "MatMul.* is ill-typed: .*[Ii]ncompatible dimensions"),
@@ -216,13 +202,6 @@ def test_several_outputs_come_as_a_tuple(trace: Trace) -> None:
 def test_symbolic_sizes_survive(x: Tensor) -> None:
     assert (x * 2 + 1).shape == ("N", 3)
     assert repr(x.trace.op.Abs(x)) == "<Abs: float32[N, 3]>"
-
-
-def test_an_identity_transposition_makes_no_node() -> None:
-    trace = Trace({"": 17})
-    x = trace.input("x", np.float32, (2, 3))
-    assert trace.op.Transpose(x, perm=[0, 1]) is x
-    assert trace.op.Transpose(x, perm=[1, 0]) is not x
 
 
 REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]

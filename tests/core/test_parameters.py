@@ -21,6 +21,7 @@ from ortflex_core import Model, Trainer, choose_parameters, internals_of
 from ortflex_core.compiler.parameters import evidence
 from ortflex_core.compiler.problem.description import headline
 from tests import models
+from tests.training import make, regression
 
 pytestmark = pytest.mark.sampled
 
@@ -112,8 +113,9 @@ def test_what_torch_trains_is_trained_of_other_packages_networks(package: str, h
 # ---------------------------------------------------------------------- the evidence, piece by piece
 
 rng = np.random.default_rng(0)
-POSITIONS = np.arange(8)[:, None] / 100.0 ** (np.arange(0, 6, 2) / 6)
-SINES = np.stack([np.sin(POSITIONS), np.cos(POSITIONS)], -1).reshape(8, 6)
+MASK = np.triu(np.ones((5, 5)), 1)
+SIN, COS = (f(np.arange(8)[:, None] / 100.0 ** (np.arange(0, 6, 2) / 6)) for f in (np.sin, np.cos))
+SINES = np.stack([SIN, COS], -1).reshape(8, 6)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +128,13 @@ SINES = np.stack([np.sin(POSITIONS), np.cos(POSITIONS)], -1).reshape(8, 6)
         (10000.0 ** -np.linspace(0, 1, 6), {"regular"}),
         (np.eye(6), {"regular"}),
         (SINES, {"sines"}),
-        (np.concatenate([np.sin(POSITIONS), np.cos(POSITIONS)], -1)[None], {"sines"}),
-        (np.concatenate([np.cos(POSITIONS), np.cos(2 * POSITIONS)], -1), {"sines"}),
-        (np.concatenate([np.sin(POSITIONS)] * 2, -1), {"sines"}),
-        (np.repeat(np.sin(POSITIONS), 2, -1), {"sines"}),
+        (np.concatenate([SIN, COS], -1)[None], {"sines"}),
+        (np.concatenate([COS, 2 * COS**2 - 1], -1), {"sines"}),
+        (np.concatenate([SIN, SIN], -1), {"sines"}),
+        (np.repeat(SIN, 2, -1), {"sines"}),
         (SINES + 0.01 * rng.standard_normal(SINES.shape), {"random"}),
-        (np.triu(np.full((5, 5), -np.inf), 1), {"mask"}),
-        (np.triu(np.full((5, 5), -1e9), 1), {"mask"}),
+        (np.where(MASK, -np.inf, 0), {"mask"}),
+        (-1e9 * MASK, {"mask"}),
         (rng.standard_normal((5, 5)) * 1e5, {"random"}),
         (np.array([0.6, 0.0, 0.8]), {"unit"}),
         (np.float32(3), set()),
@@ -144,51 +146,44 @@ def test_evidence_from_values_distinguishes_weights_from_constants(
     assert {fact.name for fact in evidence.of_values(np.asarray(values))} == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("encoder.layers.0.weight", "weight name"),
-        ("lstm.weight_ih_l0_reverse", "weight name"),
-        ("model/norm/gamma:0", "weight name"),
-        ("vit.cls_token", "weight name"),
-        ("pos_embed", "weight name"),
-        ("rotary.inv_freq", "buffer name"),
-        ("bn.running_mean", "buffer name"),
-        ("attn_mask", "buffer name"),
-        ("0.parametrizations.weight.0._u", "buffer name"),
-        ("w1", ""),
-        ("unity", ""),
-    ],
-)
-def test_evidence_from_names_distinguishes_weights_from_constants(name: str, expected: str) -> None:
-    assert [fact.name for fact in evidence.of_name(name)] == ([expected] if expected else [])
+OF_NAMES = {
+    "weight name": (
+        *("encoder.layers.0.weight", "lstm.weight_ih_l0_reverse", "model/norm/gamma:0"),
+        *("vit.cls_token", "pos_embed"),
+    ),
+    "buffer name": (
+        *("rotary.inv_freq", "bn.running_mean", "attn_mask", "0.parametrizations.weight.0._u"),
+    ),
+}
+
+
+@pytest.mark.parametrize("expected", OF_NAMES)
+def test_evidence_from_names_distinguishes_weights_from_constants(expected: str) -> None:
+    for name in OF_NAMES[expected]:
+        assert [fact.name for fact in evidence.of_name(name)] == [expected], name
+    assert not [*evidence.of_name("w1"), *evidence.of_name("unity")]
+
+
+def chosen(body: str, **weights: Any) -> dict[str, bool]:
+    """The weights of a network of 4 × 4 numbers, and whether they are trained."""
+    model = Model(models.parsed(body, weights, "float[4, 4] X", "float[4, 3] Y"))
+    return {c.name: c.trained for c in choose_parameters(model, ["Y"], None)}
 
 
 def test_an_addend_before_any_product_is_a_constant_unless_more_speaks_for_it() -> None:
     """The same graph: a scaler's offset, a table of positions, positions by another name."""
-    node, floats = models.helper.make_node, models.floats
-    for name, shape, expected in [
-        ("offset", (4,), False),
-        ("pos_embed", (4, 4), True),
-        ("offset", (4, 4), False),
-    ]:
-        nodes = [node("Add", ["X", name], ["a"]), node("MatMul", ["a", "W"], ["Y"])]
+    for name, shape, expected in (
+        *(("offset", (4,), False), ("pos_embed", (4, 4), True), ("offset", (4, 4), False)),
+    ):
         weights = {name: rng.standard_normal(shape), "W": rng.standard_normal((4, 3))}
-        model = Model(models.model(nodes, [floats("X", 4, 4)], [floats("Y", 4, 3)], weights))
-        assert {c.name: c.trained for c in choose_parameters(model, ["Y"], None)} == {
-            name: expected,
-            "W": True,
-        }
+        found = chosen(f"a = Add(X, {name})  Y = MatMul(a, W)", **weights)
+        assert found == {name: expected, "W": True}
 
 
 def test_a_name_alone_makes_no_constant_of_what_stands_in_a_product() -> None:
     """Names that torch gives to buffers are those of weights in files of others."""
-    node, floats = models.helper.make_node, models.floats
     for name in ("table", "filters", "mean", "window", "grid"):
-        nodes = [node("MatMul", ["X", name], ["Y"])]
-        weights = {name: np.ones((4, 3))}
-        model = Model(models.model(nodes, [floats("X", 4, 4)], [floats("Y", 4, 3)], weights))
-        assert [c.trained for c in choose_parameters(model, ["Y"], None)] == [True], name
+        assert chosen(f"Y = MatMul(X, {name})", **{name: np.ones((4, 3))}) == {name: True}
 
 
 # ---------------------------------------------------------------------- what fit says
@@ -199,16 +194,9 @@ LINE = (
 )
 
 
-def small() -> tuple[Trainer, Any, Any]:
-    trainer = Trainer(models.mlp(), loss="squared_error", epochs=1)
-    inputs = trainer.model.inputs[0].shape
-    outputs = trainer.model.outputs[0].shape
-    x = rng.standard_normal((8, inputs[1])).astype(np.float32)  # type: ignore[index]
-    return trainer, x, np.zeros((8, outputs[1]), np.float32)  # type: ignore[index]
-
-
 def test_fit_says_in_one_line_what_is_trained(capsys: Any, caplog: Any) -> None:
-    trainer, x, y = small()
+    trainer = Trainer(models.mlp(), loss="squared_error", epochs=1)
+    x, y = regression(rows=8, features=6)
     numbers = sum(a.size for a in trainer.get_state().values())
     line = LINE.replace("85", f"{numbers}")
     trainer.fit(x, y)
@@ -223,44 +211,33 @@ def test_fit_says_in_one_line_what_is_trained(capsys: Any, caplog: Any) -> None:
     assert line not in capsys.readouterr().err
 
 
+def line_of(**options: Any) -> str:
+    made = internals_of(make(models.mlp(), **options))
+    return headline(made.problem, made.setup.requests)
+
+
 def test_the_line_counts_what_is_left_out_by_sort() -> None:
-    made = Trainer(
-        models.mlp(),
-        loss="squared_error",
-        params=["!W1"],
-        groups=[{"params": "b1", "frozen": True}],
-    )
-    assert "; left out: 1 by params=, 1 by groups=;" in headline(
-        internals_of(made).problem, internals_of(made).setup.requests
-    )
+    frozen = [{"params": "b1", "frozen": True}]
+    line = line_of(params=["!W1"], groups=frozen)
+    assert "; left out: 1 by params=, 1 by groups=;" in line
 
 
 @pytest.mark.parametrize(("start", "words"), [(0, ""), (2, " (2 of them from a later epoch on)")])
 def test_the_line_counts_what_is_trained_later(start: int, words: str) -> None:
-    groups = [{"params": ["W1", "b1"], "start_epoch": start}]
-    made = Trainer(models.mlp(), loss="squared_error", groups=groups)
-    line = headline(internals_of(made).problem, internals_of(made).setup.requests)
+    line = line_of(groups=[{"params": ["W1", "b1"], "start_epoch": start}])
     assert line.startswith("training 6 tensors")
     assert f"numbers{words};" in line
 
 
 def test_a_resume_trains_what_the_checkpoint_trained(tmp_path: Path, monkeypatch: Any) -> None:
     """Whatever would be chosen today: here a token that was no weight by the points of its time."""
-    node, floats = models.helper.make_node, models.floats
-    nodes = [
-        node("Shape", ["X"], ["size"], start=0, end=1),
-        node("Concat", ["size", "rest"], ["shape"], axis=0),
-        node("Expand", ["cls_token", "shape"], ["tokens"]),
-        node("Concat", ["tokens", "X"], ["rows"], axis=1),
-        node("MatMul", ["rows", "W"], ["products"]),
-        node("ReduceMean", ["products"], ["Y"], axes=[1], keepdims=0),
-    ]
-    weights = {
-        "cls_token": rng.standard_normal((1, 1, 4)),
-        "W": rng.standard_normal((4, 3)),
-        "rest": np.array([1, 4]),
-    }
-    proto = models.model(nodes, [floats("X", "N", 2, 4)], [floats("Y", "N", 3)], weights)
+    body = """
+        size = Shape <start = 0, end = 1> (X)  shape = Concat <axis = 0> (size, rest)
+        tokens = Expand(cls_token, shape)  rows = Concat <axis = 1> (tokens, X)
+        products = MatMul(rows, W)  Y = ReduceMean <axes = [1], keepdims = 0> (products)
+    """
+    weights = {"cls_token": rng.standard_normal((1, 1, 4)), "W": rng.standard_normal((4, 3))}
+    proto = models.parsed(body, weights | {"rest": np.array([1, 4])}, "float[N, 2, 4] X")
     x, y = rng.standard_normal((8, 2, 4)).astype(np.float32), np.zeros((8, 3), np.float32)
     with monkeypatch.context() as older:
         older.setitem(evidence.POINTS, "joined", -20)
@@ -268,10 +245,7 @@ def test_a_resume_trains_what_the_checkpoint_trained(tmp_path: Path, monkeypatch
         trainer.fit(x, y)
         trainer.save(tmp_path / "saved")
     assert internals_of(trainer).problem.parameters == ("W",)
-    assert internals_of(Trainer(proto, loss="squared_error")).problem.parameters == (
-        "cls_token",
-        "W",
-    )
+    assert internals_of(make(proto)).problem.parameters == ("cls_token", "W")
     again = Trainer.resume(tmp_path / "saved")
     assert internals_of(again).problem.parameters == ("W",)
     again.fit(x, y)
