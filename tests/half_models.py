@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests import models
@@ -21,22 +18,9 @@ F16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 
 def exported(module: Any, row: Any, opset: int = 17) -> ModelProto:
     """A module of torch as its older exporter writes it, with a dynamic batch."""
-    import torch
+    from tests.torch_files import exported as written
 
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module.eval(),
-            (row,),
-            file,
-            input_names=["X"],
-            output_names=["Y"],
-            dynamic_axes={"X": {0: "N"}, "Y": {0: "N"}},
-            opset_version=opset,
-            dynamo=False,
-        )
-    return onnx.load_model_from_string(file.getvalue())
+    return written(module.eval(), row, ["X"], ["Y"], opset_version=opset)
 
 
 def lenet() -> Any:

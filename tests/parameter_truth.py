@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +10,8 @@ import onnx
 import torch
 from onnx import ModelProto, numpy_helper
 from torch import nn
+
+from tests import torch_files
 
 EXPORTS = ("dynamo-train", "dynamo-eval", "script-train", "script-eval")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
@@ -42,9 +42,7 @@ def exported(net: nn.Module, inputs: tuple[Any, ...], how: str) -> ModelProto:
     errors = []
     for dynamic in (True, False):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return _export(net, inputs, exporter, mode, dynamic)
+            return _export(net, inputs, exporter, mode, dynamic)
         except Exception as error:  # torch's exporters raise anything
             errors.append(error)
     raise errors[-1]
@@ -54,35 +52,16 @@ def _export(
     net: nn.Module, inputs: tuple[Any, ...], exporter: str, mode: str, dynamic: bool
 ) -> ModelProto:
     names = [f"input{k}" for k in range(len(inputs))]
+    options: dict[str, Any] = torch_files.AS_TRAINED if mode == "train" else {}
     if exporter == "dynamo":
-        shapes: Any = None
-        if dynamic:
-            batch = torch.export.Dim.DYNAMIC
-            shapes = tuple({0: batch} for _ in inputs)
-            forward = type(net).forward
-            if forward.__code__.co_flags & 4:  # *args
-                shapes = (shapes,)
-        program = torch.onnx.export(
-            net, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes, optimize=mode == "eval"
-        )
-        assert program is not None
-        return program.model_proto
-    out = io.BytesIO()
-    options: dict[str, Any] = {}
-    if mode == "train":
-        options = {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
-    axes = {n: {0: "batch"} for n in names} if dynamic else None
-    torch.onnx.export(
-        net,
-        inputs,
-        out,
-        dynamo=False,
-        input_names=names,
-        dynamic_axes=axes,
-        opset_version=17,
-        **options,
+        options = {"optimize": mode == "eval"}
+        if dynamic and type(net).forward.__code__.co_flags & 4:  # *args
+            batch = {0: torch.export.Dim.DYNAMIC}
+            options["dynamic_shapes"] = (tuple(batch for _ in inputs),)
+    fixed = not dynamic
+    return torch_files.exported(
+        net, inputs, names, dynamo=exporter == "dynamo", fixed=fixed, **options
     )
-    return onnx.load_from_string(out.getvalue())
 
 
 def trained_values(net: nn.Module, inputs: tuple[Any, ...]) -> dict[str, np.ndarray]:

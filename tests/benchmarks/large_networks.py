@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+from tests import torch_files
 
 
 class Residual(nn.Module):
@@ -168,19 +168,6 @@ def made(name: str, folder: Path, **size: int) -> tuple[Path, Any, Any]:
 
 def exported(network: nn.Module, x: Any) -> bytes:
     """The file of a network, with its BatchNormalization and Dropout as they are and a free batch."""
-    written = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            network,
-            (torch.tensor(x),),
-            written,  # type: ignore[arg-type]
-            input_names=["x"],
-            output_names=["y"],
-            opset_version=17,
-            dynamic_axes={"x": {0: "N"}, "y": {0: "N"}},
-            do_constant_folding=False,
-            training=torch.onnx.TrainingMode.PRESERVE,
-            dynamo=False,
-        )
-    return written.getvalue()
+    return torch_files.exported(
+        network, torch.tensor(x), **torch_files.AS_TRAINED
+    ).SerializeToString()

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ import torch
 from torch import nn
 
 from ortflex_core import OrtflexError, Trainer
+from tests import torch_files
 
 ROOT = Path(__file__).parents[2]
 ROWS, STEPS, RATE, CLASSES = 4, 20, 2e-4, 5
@@ -128,21 +127,11 @@ def exported(net: nn.Module, x: torch.Tensor, dynamo: bool, merge: bool) -> byte
 
     Without ``merge``, BatchNormalization stays beside its convolution, whose weights torch trains.
     """
-    file = io.BytesIO()
     if dynamo:
-        shapes = ({0: torch.export.Dim("batch", min=2)},)
-        program = torch.onnx.export(
-            net, (x,), dynamo=True, dynamic_shapes=shapes, verbose=False, optimize=merge
-        )
-        program.save(file)
-    else:
-        axes = {"x": {0: "batch"}, "y": {0: "batch"}}
-        given: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": axes}
-        if not merge:
-            # A folded product of a parameter and a number would be trained in its place.
-            given |= {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
-        torch.onnx.export(net, (x,), file, dynamo=False, **given)
-    return file.getvalue()
+        options: dict[str, Any] = {"optimize": merge}
+    else:  # a folded product of a parameter and a number would be trained in its place
+        options = {} if merge else torch_files.AS_TRAINED
+    return torch_files.exported(net, x, dynamo=dynamo, **options).SerializeToString()
 
 
 def with_head(net: nn.Module, values: list[np.ndarray]) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -198,9 +187,7 @@ def compare(name: str, dynamo: bool, freeze: Any) -> str:
     """``right`` or ``wrong`` with the largest differences from float64, or why there is no run."""
     net, x = network(name)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            file = exported(net, x[:ROWS], dynamo, merge=bool(freeze))
+        file = exported(net, x[:ROWS], dynamo, merge=bool(freeze))
     except Exception as error:
         return f"not exported: {type(error).__name__}: {str(error).splitlines()[0][:100]}"
     try:

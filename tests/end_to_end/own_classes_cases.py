@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import onnx
 import torch
 from torch import nn
 
@@ -195,19 +193,3 @@ def _last(head: nn.Module) -> int:
 def head_parameters(net: nn.Sequential) -> list[nn.Parameter]:
     """The parameters of the last layer."""
     return list(net[1][_last(net[1])].parameters())
-
-
-def exported(net: nn.Module, x: torch.Tensor, dynamo: bool) -> onnx.ModelProto:
-    """The file of one of torch's exporters."""
-    if dynamo:
-        shapes = ({0: torch.export.Dim("batch", min=2)},)
-        program = torch.onnx.export(
-            net, (x,), dynamo=True, dynamic_shapes=shapes, verbose=False, input_names=["x"]
-        )
-        return program.model_proto
-    file = io.BytesIO()
-    axes = {"x": {0: "batch"}, "y": {0: "batch"}}
-    torch.onnx.export(
-        net, (x,), file, dynamo=False, input_names=["x"], output_names=["y"], dynamic_axes=axes
-    )
-    return onnx.load_from_string(file.getvalue())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
-import warnings
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,8 @@ pytestmark = pytest.mark.once
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript", reason="torch's newer exporter needs onnxscript")
+
+from tests import torch_files  # noqa: E402
 
 # torch 2.13 writes Gelu into files that it calls opset 18 when asked for more than 23.
 NEWEST = 26
@@ -50,22 +50,9 @@ def exported(name: str, opset: int, training: bool = True) -> tuple[Any, onnx.Mo
         network = sequence.NETWORKS[name]()
         shape = sequence.SHAPES.get(name)
         x = torch.randn(shape) if shape else torch.randint(0, 11, (3, 7))
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # torchvision is not installed
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own use of torch
-        program = torch.onnx.export(
-            network.train(training),
-            (x,),
-            dynamo=True,
-            opset_version=opset,
-            input_names=["x"],
-            output_names=["y"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            # Optimized, weights are folded into others, which no longer have torch's names.
-            optimize=False,
-            verbose=False,
-        )
-    model = program.model_proto
+    # Optimized, weights are folded into others, which no longer have torch's names.
+    options = {"opset_version": opset, "optimize": False}
+    model = torch_files.exported(network.train(training), x, dynamo=True, **options)
     # It writes version 10; what is in these files was there before.
     model.ir_version = min(model.ir_version, require_runtime().max_ir)
     assert {o.domain: o.version for o in model.opset_import}[""] == opset

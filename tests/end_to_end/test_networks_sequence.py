@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +16,9 @@ from ortflex_core import Array, gradient_model
 from tests.training import make
 
 torch = pytest.importorskip("torch")
+
+from tests import torch_files  # noqa: E402
+
 nn = torch.nn
 F = nn.functional
 
@@ -142,25 +143,8 @@ def made(name: str, fixed: bool = False) -> tuple[Any, onnx.ModelProto, Any]:
     torch.manual_seed(3)
     network = NETWORKS[name]().train()
     x = torch.randn(SHAPES[name]) if name in SHAPES else torch.randint(0, 11, (3, 7))
-    file = io.BytesIO()
-    axes = None if fixed else {"x": {0: "batch"}, "y": {0: "batch"}}
-    with warnings.catch_warnings():
-        # The exporter announces its successor.
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            network,
-            (x,),
-            file,
-            input_names=["x"],
-            output_names=["y"],
-            opset_version=17,
-            dynamic_axes=axes,
-            training=torch.onnx.TrainingMode.TRAINING,
-            # Folded constants have no longer the parameters' names.
-            do_constant_folding=False,
-            dynamo=False,
-        )
-    return network, onnx.load_model_from_string(file.getvalue()), x
+    options = torch_files.AS_TRAINED | {"training": torch.onnx.TrainingMode.TRAINING}
+    return network, torch_files.exported(network, x, fixed=fixed, **options), x
 
 
 def compare(got: Mapping[str, Array], network: Any) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +18,9 @@ import pytest
 from tests.training import make
 
 torch = pytest.importorskip("torch")
+
+from tests import torch_files  # noqa: E402
+
 nn = torch.nn
 
 RATE = 1e5
@@ -167,23 +168,9 @@ def made(name: str) -> tuple[Any, onnx.ModelProto]:
                     tensor.uniform_(0.5, 1.5)
                 for tensor in (layer.bias, layer.running_mean):
                     tensor.uniform_(-0.3, 0.3)
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        # This exporter is torch's old one; models made by it are what people have.
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            network,
-            (torch.zeros(2, *shape),),
-            file,
-            dynamo=False,
-            opset_version=17,
-            input_names=["X"],
-            output_names=["scores"],
-            dynamic_axes={"X": {0: "N"}, "scores": {0: "N"}},
-            training=torch.onnx.TrainingMode.PRESERVE,
-            do_constant_folding=False,
-        )
-    return network, onnx.load_model_from_string(file.getvalue())
+    # This exporter is torch's old one; models made by it are what people have.
+    x = torch.zeros(2, *shape)
+    return network, torch_files.exported(network, x, ["X"], ["scores"], **torch_files.AS_TRAINED)
 
 
 def batch(name: str, rows: int) -> tuple[Any, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from onnx import helper
 
 torch = pytest.importorskip("torch")
 
-from tests import models  # noqa: E402
+from tests import models, torch_files  # noqa: E402
 from tests.end_to_end import own_classes_cases as cases  # noqa: E402
 from tests.training import make  # noqa: E402
 
@@ -42,9 +40,7 @@ def fine_tuned(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The scores after 20 steps of SGD, of ortflex and of torch, from one file."""
     net, x = cases.network(*form)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        file = stored(cases.exported(net, x[:ROWS], dynamo))
+    file = stored(torch_files.exported(net, x[:ROWS], dynamo=dynamo))
     return compared(net, x, form, file, freeze)[1:]
 
 
@@ -84,18 +80,18 @@ def compared(
     return trainer, trainer.predict(x.numpy()), net(x).detach().numpy()
 
 
-@pytest.mark.parametrize("freeze", ["backbone", ()], ids=["head", "all"])
-@pytest.mark.parametrize("form", FAST, ids=" ".join)
-def test_a_new_head_trains_as_in_torch(form: tuple[str, str, str], freeze: Any) -> None:
-    got, wanted = fine_tuned(form, False, freeze)
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=TOLERANCE)
+def chosen(form: tuple[str, str, str], dynamo: bool) -> Any:
+    """A form of network by one of the exporters; few are not slow."""
+    marks = [pytest.mark.slow] * (dynamo or form not in FAST)
+    label = f"{' '.join(form)}-{'dynamo' if dynamo else 'torchscript'}"
+    return pytest.param(form, dynamo, marks=marks, id=label)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("freeze", ["backbone", ()], ids=["head", "all"])
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
-@pytest.mark.parametrize("form", FORMS, ids=" ".join)
-def test_every_form_of_network(form: tuple[str, str, str], dynamo: bool, freeze: Any) -> None:
+@pytest.mark.parametrize(("form", "dynamo"), [chosen(f, d) for f in FORMS for d in (False, True)])
+def test_a_new_head_trains_as_in_torch(
+    form: tuple[str, str, str], dynamo: bool, freeze: Any
+) -> None:
     got, wanted = fine_tuned(form, dynamo, freeze)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=TOLERANCE)
 
@@ -138,9 +134,9 @@ HALVES: dict[str, dict[str, Any]] = {
 def in_half(net: Any, x: Any, way: str) -> onnx.ModelProto:
     """A float16 file of a network, whose values float16 can hold."""
     if way == "torch":
-        return cases.exported(copy.deepcopy(net).half(), x.half(), False)
+        return torch_files.exported(copy.deepcopy(net).half(), x.half())
     float16 = pytest.importorskip("onnxruntime.transformers.float16")
-    file = cases.exported(net, x, False)
+    file = torch_files.exported(net, x)
     # With the types of the weights, as torch's newer exporter writes them, it also puts Casts on weights.
     file.graph.value_info.extend(
         helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in file.graph.initializer
@@ -158,9 +154,7 @@ def test_float16_files_train_as_in_torch(way: str, freeze: Any) -> None:
     x = x.half().float()
     for value in net.parameters():
         value.data = value.data.half().float()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        file = in_half(net, x[:ROWS], way)
+    file = in_half(net, x[:ROWS], way)
     trainer, got, wanted = compared(net, x, form, file, freeze)
     np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)
     made, types = trainer.export(), {t.name: t.data_type for t in file.graph.initializer}
@@ -188,14 +182,8 @@ def test_two_heads_train_as_in_torch() -> None:
 
     torch.manual_seed(3)
     net, x = Both(), torch.randn(12, 6)
-    names = {"input_names": ["x"], "output_names": ["kind", "price"]}
-    axes = {name: {0: "N"} for name in ("x", "kind", "price")}
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(net, (x,), file, dynamo=False, dynamic_axes=axes, **names)
     trainer = make(
-        file.getvalue(),
+        torch_files.exported(net, x, outputs=["kind", "price"]),
         head={"outputs": 5, "at": "kind"},
         loss={"kind": "softmax_cross_entropy", "price": "squared_error"},
         optimizer="sgd",

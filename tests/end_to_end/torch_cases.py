@@ -6,17 +6,16 @@ that a gradient has to pass through. ``LEFT_OUT`` has the modules that are not t
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-import onnx
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from tests import torch_files  # noqa: E402
+
 nn = torch.nn
 
 ROWS = 3
@@ -269,32 +268,5 @@ def exported(name: str, case: Case, dynamo: bool) -> tuple[Any, Any, Any]:
     net = Net(name, case).eval()
     shape = (ROWS, *case.shape)
     x = torch.randint(0, 7, shape) if case.whole else torch.randn(shape)
-    out = io.BytesIO()
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if dynamo:
-                program = torch.onnx.export(
-                    net,
-                    (x,),
-                    dynamo=True,
-                    input_names=["x"],
-                    output_names=["y"],
-                    verbose=False,
-                    dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-                )
-                return net, x.numpy(), program.model_proto
-            torch.onnx.export(
-                net,
-                (x,),
-                out,
-                dynamo=False,
-                input_names=["x"],
-                output_names=["y"],
-                dynamic_axes={"x": {0: "N"}, "y": {0: "N"}},
-                opset_version=17,
-            )
-    finally:
-        logging.disable(logging.NOTSET)
-    return net, x.numpy(), onnx.load_model_from_string(out.getvalue())
+    model = torch_files.exported(net, x, dynamo=dynamo)
+    return net, x.numpy(), model
