@@ -421,11 +421,7 @@ def _problem(
 def _backends(
     problem: Problem, prefix: Prefix | None, plugins: Plugins
 ) -> dict[str, tuple[str, ...]]:
-    """Why each backend cannot train the model, or the rest of it after a prefix that is worth it.
-
-    Raises:
-        OrtflexError: no backend can.
-    """
+    """Why each backend cannot train the model, or the rest of it after a prefix that is worth it."""
     device, runtime = plugins.component("devices", default("device")), require_runtime()
     check_strings(problem, problem.predicted)
     losses.check_precision(problem.model, problem.parameters)

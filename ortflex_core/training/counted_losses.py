@@ -32,12 +32,7 @@ def rules(loss: Loss) -> dict[str, str]:
 
 
 def count_labels(internals: Internals, feed: Feed) -> None:
-    """Replace rules of the losses by what they give for the labels of a training.
-
-    Raises:
-        DataError: an iterable gives the rows, which are not known before training; or a class has no
-            label.
-    """
+    """Replace rules of the losses by what they give for the labels of a training."""
     requests = internals.setup.requests
     if any(rules(request.loss) for request in requests):
         _replace(internals, [_fitted(internals, request, feed) for request in requests])

@@ -158,11 +158,7 @@ def _entries(setup: Setup) -> Iterator[Entry]:
 
 
 def _digests_of_frozen(model: Model, trained: Collection[str]) -> dict[str, str]:
-    """A digest of every initializer of a model's file, and of its adapters, that is not trained.
-
-    Raises:
-        ModelError: the data of an initializer are in another file, which has been changed in place.
-    """
+    """A digest of every initializer of a model's file, and of its adapters, that is not trained."""
     graph = model.proto.graph
     out = {
         tensor.name: digests.of_array(model_file.array_of(tensor, model.files))

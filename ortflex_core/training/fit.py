@@ -383,11 +383,7 @@ def _history(loop: Loop) -> History:
 
 
 def _warn(internals: Internals, *, validated: bool, first: bool) -> None:
-    """Warn of metrics without validation data, and before the first run of what a user may not expect.
-
-    Raises:
-        ModelError: ``update_bn``, but the training changes no running statistics.
-    """
+    """Warn of metrics without validation data, and before the first run of what a user may not expect."""
     setup = internals.setup
     if setup.metrics and not validated:
         _log.warning(

@@ -131,11 +131,7 @@ class Receipt:
 
 
 def read(model: ModelProto, label: str) -> Receipt | None:
-    """The receipt of a model; None if it has none.
-
-    Raises:
-        ModelError: it was changed since it was written, or is not of this form.
-    """
+    """The receipt of a model; None if it has none."""
     texts = [entry.value for entry in model.metadata_props if entry.key == RECEIPT]
     return parse(texts[0], label) if texts else None
 

@@ -109,11 +109,7 @@ class Setup:
     def build_engine(
         self, candidate: Problem, backends: Sequence[Backend] | None = None
     ) -> tuple[Backend, Engine]:
-        """The first backend that supports a problem, and its engine; of all backends by default.
-
-        Raises:
-            Unsupported: no backend does; the reasons of each are given.
-        """
+        """The first backend that supports a problem, and its engine; of all backends by default."""
         peers = candidate.peers if self.sync_every is not None else None
         alone = candidate if peers is None else local_steps.of_one_process(candidate, peers)
         setting = backend_choice.Setting(alone, self.device, self.runtime)
@@ -132,9 +128,6 @@ class Setup:
         """The user's data as columns, with class labels as indices.
 
         For predictions, they may lack the inputs that only losses read.
-
-        Raises:
-            DataError: they cannot be read, or do not fit the model and the losses.
         """
         columns = open_source(X, y, sample_weight, self.model, self.requests, predicting=predicting)
         encoded = encode_labels(columns, self.requests, self.classes, self.model)
@@ -310,9 +303,6 @@ def edit_model(model: Model, edits: Mapping[str, Edit], seed: int) -> Model:
     """The model with some edits, by the arguments that name them; without edits, the model itself.
 
     Adapters of an earlier Trainer are left out.
-
-    Raises:
-        ConfigError, ModelError: an edit does not fit the model.
     """
     if not edits:
         return model
@@ -368,11 +358,7 @@ def _with_scales(
 
 
 def _transforms(values: Mapping[str, Any], plugins: Plugins) -> tuple[TransformTerm, ...]:
-    """The transforms: the short forms that have a bound, then the list.
-
-    Raises:
-        ConfigError, PluginError: no plugin has the name of a short form.
-    """
+    """The transforms: the short forms that have a bound, then the list."""
     problems = Problems()
     short = {name: (plugin, values.get(name)) for name, plugin in short_forms("transforms").items()}
     made = [

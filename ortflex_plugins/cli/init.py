@@ -119,11 +119,7 @@ def template(
     look: Look | None = None,
     head: int | Sequence[str | int] | None = None,
 ) -> str:
-    """The file for a model; its path is written relative to ``folder``.
-
-    Raises:
-        ConfigError, ModelError: the model has no float output or nothing to train, or gets no such head.
-    """
+    """The file for a model; its path is written relative to ``folder``."""
     from ortflex_core import Arguments, apply_edits, find_changes, read_head, trainable_model
 
     if head is not None:
@@ -291,11 +287,7 @@ def _embedding_rows(model: Model) -> set[int]:
 
 
 def candidates(model: Model) -> list[TensorSpec]:
-    """The float tensors that a loss can be attached to: the outputs, or the scores before a ZipMap.
-
-    Raises:
-        ModelError: the model has no such tensor.
-    """
+    """The float tensors that a loss can be attached to: the outputs, or the scores before a ZipMap."""
     from ortflex_core import FLOATS, default_output
 
     floats = [spec for spec in model.outputs if spec.dtype in FLOATS]

@@ -276,11 +276,7 @@ def _with_losses(
 def _labels(
     settings: Mapping[str, Any], plugins: Plugins
 ) -> tuple[Mapping[str, Any], Array | None, int | None]:
-    """The settings, which say where the data have no labels, some labels, and the number of rows, if small.
-
-    Raises:
-        DataError: the data cannot be read, with labels or without.
-    """
+    """The settings, which say where the data lack labels; some labels and the number of rows, if small."""
     from ortflex_core import Columns, Parts, Pieces, Recipe, read_if_small
 
     checked = Recipe.from_mapping({**settings, "loss": "squared_error"}, plugins)
@@ -301,11 +297,7 @@ def _labels(
 
 
 def load_rows(parts: Parts, source: DataSource, path: str) -> tuple[Any, bool]:
-    """The rows of a data source, and whether they have labels.
-
-    Raises:
-        DataError: the data cannot be read, with labels or without.
-    """
+    """The rows of a data source, and whether they have labels."""
     from ortflex_core import DataError
 
     try:
@@ -408,9 +400,6 @@ def model_inputs(trainer: Trainer, source: Any) -> dict[str, Array]:
     """Some rows of the inputs of the file, in its types; the data may have other columns, too.
 
     Empty for data that are not rows, and for inputs of bfloat16, which onnxruntime takes from no array.
-
-    Raises:
-        DataError: the data lack an input, or have it in another shape.
     """
     import attrs
 

@@ -298,11 +298,7 @@ def rescue(trainer: Trainer, folder: Path) -> str:
 
 
 def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
-    """Write recipe.toml and versions.json.
-
-    Raises:
-        OutputError: the folder cannot be written to.
-    """
+    """Write recipe.toml and versions.json."""
     inner = internals_of(trainer)
     write_bytes(folder / _RECIPE, resolved.to_toml(folder).encode())
     versions = {

@@ -131,11 +131,7 @@ def find_weights(run: Path, which: str | None = None) -> Path:
 
 
 def export(found: Path, output: Path, *, inference: bool, trust_code: bool) -> None:
-    """Write the model that :func:`find_weights` found.
-
-    Raises:
-        OrtflexError: it is damaged, or names code; the file cannot be written.
-    """
+    """Write the model that :func:`find_weights` found."""
     from ortflex_core import Model, Plugins
 
     if found.suffix == ".onnx":
@@ -262,9 +258,6 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
 
     Returns:
         A description of the data, and the data source or the rows.
-
-    Raises:
-        DataError: the data cannot be read, or rows cannot be held out of them.
     """
     from ortflex_core import Parts
 
@@ -321,11 +314,7 @@ def _held_out(data: DataSource, recipe: Recipe, seed: int) -> tuple[str, Columns
 
 
 def features(source: Any) -> Any:
-    """The inputs of a source, with or without labels.
-
-    Raises:
-        DataError: they cannot be read, with labels or without.
-    """
+    """The inputs of a source, with or without labels."""
     import attrs
 
     from ortflex_core import Columns

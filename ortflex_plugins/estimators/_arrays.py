@@ -72,20 +72,12 @@ def as_inputs(
 
 
 def as_input(spec: TensorSpec, X: Array) -> Array:
-    """X [rows, features] in the type and the shape of the input, for example the shape of images.
-
-    Raises:
-        DataError: numbers out of the range of the type, or an element that should be a string.
-    """
+    """X [rows, features] in the type and the shape of the input, for example the shape of images."""
     return _shaped(spec, _texts(spec, X) if is_text(spec) else _cast(spec, X, "X"))
 
 
 def as_labels(spec: TensorSpec, y: Array) -> Array:
-    """Labels in the type and the shape of the loss's prediction; class indices are not changed.
-
-    Raises:
-        DataError: numbers out of the range of the type.
-    """
+    """Labels in the type and the shape of the loss's prediction; class indices are not changed."""
     return _shaped(spec, _cast(spec, y, "y")) if y.dtype.kind == "f" else y
 
 

@@ -78,11 +78,7 @@ _EDITING = ("edits", "head")
 
 
 def edited(estimator: Any, model: ModelProto, random: np.random.RandomState) -> ModelProto:
-    """The model of an estimator after the options ``edits`` and ``head``, with first values of its seed.
-
-    Raises:
-        ConfigError, ModelError: they do not fit the model.
-    """
+    """The model of an estimator after the options ``edits`` and ``head``, with first values of its seed."""
     options = dict(estimator.options or {})
     if not any(options.get(name) for name in _EDITING):
         return model
@@ -97,12 +93,7 @@ def edited(estimator: Any, model: ModelProto, random: np.random.RandomState) -> 
 
 
 def asked_loss(loss: Any) -> tuple[str | None, dict[str, Any]]:
-    """The tensor that ``loss=`` names, if any, and the loss as a table.
-
-    Raises:
-        ConfigError: it is not a loss.
-        ValueError: several losses.
-    """
+    """The tensor that ``loss=`` names, if any, and the loss as a table."""
     if loss is None:
         return None, {}
     tables = loss_tables(loss)

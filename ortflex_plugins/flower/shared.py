@@ -222,11 +222,7 @@ def as_arrays(record: Any) -> dict[str, Array]:
 
 
 def _values(array: Any) -> Array:
-    """An array of a message, whose header claims no more than its bytes hold.
-
-    Raises:
-        TypeError, ValueError: it is not a .npy file, has Python objects, or claims another size.
-    """
+    """An array of a message, whose header claims no more than its bytes hold."""
     file = io.BytesIO(array.data)
     version = np.lib.format.read_magic(file)
     old = version == (1, 0)

@@ -26,12 +26,7 @@ def check_model(onx: Any, name: str = "model_onnx") -> None:
 
 
 def check_count(name: str, value: Any, least: int, hint: str = "") -> None:
-    """Refuse everything but integers of at least ``least``.
-
-    Raises:
-        TypeError: the value is not an integer.
-        ValueError: the integer is too small.
-    """
+    """Refuse everything but integers of at least ``least``."""
     integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integer or value < least:
         text = f"{name}: expected an integer >= {least}, got {value!r}{hint}"
@@ -39,12 +34,7 @@ def check_count(name: str, value: Any, least: int, hint: str = "") -> None:
 
 
 def check_number(name: str, value: Any, *, least: float = 0.0, beyond: bool = False) -> None:
-    """Refuse everything but finite numbers of at least ``least``, or above it (``beyond``).
-
-    Raises:
-        TypeError: the value is not a number.
-        ValueError: the number is out of range.
-    """
+    """Refuse everything but finite numbers of at least ``least``, or above it (``beyond``)."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(
         value, bool
     )

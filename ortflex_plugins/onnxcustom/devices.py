@@ -82,12 +82,7 @@ def ort_device_to_string(device: Any) -> str:
 
 
 def core_device(device: Any) -> Device:
-    """The core's device of a string or an ``OrtDevice``.
-
-    Raises:
-        ValueError, TypeError: as for :func:`get_ort_device`.
-        Unsupported: the device cannot be used here.
-    """
+    """The core's device of a string or an ``OrtDevice``."""
     text = device if isinstance(device, str) else ort_device_to_string(device)
     return _checked_device(*_parse(text))
 

@@ -109,11 +109,7 @@ class Steps:
         return loss
 
     def evaluate(self, data: Mapping[str, Array], output: str | None = None) -> Array:
-        """The loss, or another tensor, of some data with the current weights.
-
-        Raises:
-            GraphError: onnxruntime refuses the data.
-        """
+        """The loss, or another tensor, of some data with the current weights."""
         name = output or self._loss
         return self.engine.predict(_batch(data), [name])[name]
 
@@ -123,11 +119,7 @@ class Steps:
         return {n: state[n] for n in self.weights}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Replace weights.
-
-        Raises:
-            DataError: a name is unknown, or an array has another shape.
-        """
+        """Replace weights."""
         kinds = self.model.initializers
         self.engine.load(
             {n: np.asarray(a, kinds[n].numpy if n in kinds else None) for n, a in state.items()}

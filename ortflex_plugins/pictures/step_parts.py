@@ -25,9 +25,6 @@ def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
     """One training step on a batch of ``rows`` rows, before simplifications.
 
     With ``norm``, the outputs have the norm of all gradients together.
-
-    Raises:
-        NoGradientRule, NotDifferentiable: the problem cannot be differentiated.
     """
     single = attrs.evolve(problem, updating=attrs.evolve(problem.updating, accumulate=1))
     program = step_program(single, rows=rows, plain=True, norm=norm)

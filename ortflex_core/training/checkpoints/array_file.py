@@ -93,11 +93,7 @@ def dump_arrays(
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    """The arrays of a file, and the strings of its header.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
+    """The arrays of a file, and the strings of its header."""
     with ArrayFile(path) as file:
         return {name: file.array(name) for name in file.names}, dict(file.metadata)
 

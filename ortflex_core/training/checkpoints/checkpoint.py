@@ -452,11 +452,7 @@ def _digest(path: Path) -> str:
 
 
 def _is_model_intact(place: Path, files: Mapping[str, str], *, needed: bool) -> bool:
-    """Whether the model of a checkpoint is as it was written.
-
-    Raises:
-        CheckpointError: it is not, and it is ``needed``; the message says how to continue without it.
-    """
+    """Whether the model of a checkpoint is as it was written."""
     model = {name: digest for name, digest in files.items() if name != _STATE}
     try:
         _verify_files(place, model)

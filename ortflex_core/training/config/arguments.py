@@ -20,28 +20,7 @@ from ortflex_core.compiler.problem.groups import GROUP_KEYS, table_problems
 from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.errors import ConfigError, suggest
 from ortflex_core.kernel.synonyms import translate_key
-from ortflex_core.training.config.checks import (
-    Check,
-    check_cache,
-    check_choice,
-    check_classes,
-    check_count,
-    check_dropout,
-    check_flag,
-    check_flag_or_names,
-    check_head,
-    check_names,
-    check_nothing,
-    check_positive,
-    check_recompute,
-    check_threads,
-    immutable,
-    labels,
-    optional,
-    per_output,
-    several,
-    texts,
-)
+from ortflex_core.training.config import checks
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.graph.program import Recompute
@@ -60,8 +39,8 @@ def argument(
     of: str = "",
     short_for: str = "",
     plugin: str = "",
-    keep: Callable[[Any], Any] = immutable,
-    check: Check = check_nothing,
+    keep: Callable[[Any], Any] = checks.immutable,
+    check: checks.Check = checks.check_nothing,
 ) -> Any:
     """A field of :class:`Arguments` or of a class with more keys.
 
@@ -74,8 +53,9 @@ def argument(
         plugin: the name of that plugin, if it is not that of the argument; or of the plugin that a
             table without a name means.
         keep: converts a value to the form in which it is stored.
-        check: finds the problems of a stored value.
+        check: finds the problems of a stored value; where the default is None, it is valid, too.
     """
+    check = checks.optional(check) if default is None else check
     metadata = {"help": help, "kind": kind, "of": of, "short_for": short_for, "check": check}
     metadata["plugin"] = plugin
     return attrs.field(default=default, converter=keep, metadata=metadata)
@@ -112,15 +92,15 @@ class Arguments:
         kind="a number, a list of labels, or a table",
         short_for="edits",
         plugin="new_head",
-        keep=labels,
-        check=optional(check_head),
+        keep=checks.labels,
+        check=checks.check_head,
     )
     edits: Any = argument(
         "one or more changes to the model, which are made before training and kept in the "
         "exported file; ``head`` is applied after them",
         (),
         kind=_COMPONENTS,
-        keep=several,
+        keep=checks.several,
         of="edits",
     )
     quantize: Any = argument(
@@ -138,22 +118,22 @@ class Arguments:
         "the parameters to train: names, module paths and globs, where ``!glob`` excludes "
         "parameters; by default, all trainable parameters of the model",
         None,
-        keep=texts,
-        check=optional(check_names),
+        keep=checks.texts,
+        check=checks.check_names,
     )
     freeze: str | Iterable[str] = argument(
         "the parameters that are not trained: names, module paths and globs; ``backbone`` means "
         "all parameters except those of the head",
         (),
-        keep=texts,
-        check=check_names,
+        keep=checks.texts,
+        check=checks.check_names,
     )
     adapters: Any = argument(
         "one or more adapters, which add small trained tensors to matrix products; all weights of "
         "the model are frozen, except those in ``params``",
         (),
         kind=_COMPONENTS,
-        keep=several,
+        keep=checks.several,
         of="adapters",
     )
     penalty: Any = argument(
@@ -168,7 +148,7 @@ class Arguments:
     learning_rate: float | None = argument(
         "the base learning rate; by default, that of the optimizer",
         None,
-        check=optional(check_positive),
+        check=checks.check_positive,
     )
     schedule: Any = argument(
         "the learning rate over time", "constant", kind=COMPONENT, of="schedules"
@@ -181,20 +161,20 @@ class Arguments:
         "epoch, counted from 0, in which the group is trained",
         (),
         kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
-        keep=texts,
+        keep=checks.texts,
         check=table_problems,
     )
     # Short forms of the transforms with these names; they come first, in this order.
     clip_value: float | None = argument(
         "the maximum absolute value of each gradient element",
         None,
-        check=optional(check_positive),
+        check=checks.check_positive,
         short_for="transforms",
     )
     clip_norm: float | None = argument(
         "the maximum Euclidean norm of all gradients together, applied after ``clip_value``",
         None,
-        check=optional(check_positive),
+        check=checks.check_positive,
         short_for="transforms",
     )
     transforms: Any = argument(
@@ -202,14 +182,14 @@ class Arguments:
         "and ``clip_norm``",
         (),
         kind=_COMPONENTS,
-        keep=several,
+        keep=checks.several,
         of="transforms",
     )
     accumulate: int = argument(
         "the number of batches per optimizer step in each process; the gradient of a step equals "
         "that of one large batch with the same rows",
         1,
-        check=check_count,
+        check=checks.check_count,
     )
     constraint: Any = argument(
         "the constraint on the weights after each step: one for all parameters, or ``{parameter glob: "
@@ -237,8 +217,8 @@ class Arguments:
         "(gradient checkpointing): ``True``, the number of segments, or the names of the tensors "
         "to keep",
         False,
-        keep=texts,
-        check=check_recompute,
+        keep=checks.texts,
+        check=checks.check_recompute,
     )
     device: Any = argument(
         "the device on which the model is trained; append ``:1`` to the name of a device to select "
@@ -269,70 +249,70 @@ class Arguments:
         "the results differ from those of a single process. By default, the processes add their "
         "gradients in every step",
         None,
-        check=optional(check_count),
+        check=checks.check_count,
     )
     shard_state: bool = argument(
         "with ``distributed``, each process keeps the optimizer state of only its part of the "
         "weights, updates this part and sends it to the others (ZeRO-1); the result is the same",
         False,
-        check=check_flag,
+        check=checks.check_flag,
     )
     batch_size: int = argument(
         "the number of rows per batch, at most the number of rows in the data",
         32,
-        check=check_count,
+        check=checks.check_count,
     )
     drop_last: bool = argument(
         "drops the last batch of an epoch if it has fewer rows than the others; validation rows "
         "are never dropped",
         False,
-        check=check_flag,
+        check=checks.check_flag,
     )
-    epochs: int = argument("the number of passes over the data", 10, check=check_count)
-    shuffle: bool = argument("shuffles the rows in every epoch", True, check=check_flag)
+    epochs: int = argument("the number of passes over the data", 10, check=checks.check_count)
+    shuffle: bool = argument("shuffles the rows in every epoch", True, check=checks.check_flag)
     seed: int = argument(
         "the seed of the random number generators",
         0,
-        check=partial(check_count, least=0, most=MOST_SEED),
+        check=partial(checks.check_count, least=0, most=MOST_SEED),
     )
     reduction: Literal["mean", "sum"] = argument(
         "how the losses l of the rows, with sample weights w, are combined into the loss of a "
         "batch: ``mean`` is Σ w·l / Σ w, and ``sum`` is Σ w·l",
         "mean",
-        check=check_choice("mean", "sum"),
+        check=checks.check_choice("mean", "sum"),
     )
     metrics: Any = argument(
         "one or more metrics to compute on the validation data and in ``Trainer.evaluate``; if "
         "several outputs have a loss, use ``{output: metrics}`` or tables with the key ``predicted``",
         (),
         kind=_COMPONENTS,
-        keep=per_output,
+        keep=checks.per_output,
         of="metrics",
     )
     callbacks: Any = argument(
         "one or more callbacks: names, or objects with hooks",
         (),
         kind=_COMPONENTS,
-        keep=several,
+        keep=checks.several,
         of="callbacks",
     )
     classes: Sequence[Any] | None = argument(
         "the class labels, in the order of the logits; by default, the labels in the file, if it "
         "has any",
         None,
-        check=optional(check_classes),
+        check=checks.check_classes,
     )
     reinitialize: bool | str | Iterable[str] = argument(
         "the parameters that are initialized with new random values before training: ``True`` "
         "for all, or names and globs",
         False,
-        keep=texts,
-        check=check_flag_or_names,
+        keep=checks.texts,
+        check=checks.check_flag_or_names,
     )
     check_finite: bool = argument(
         "raises an error if the data contains NaN or infinity; each array is checked only once",
         True,
-        check=check_flag,
+        check=checks.check_flag,
     )
     cache: Literal["auto", "memory", "disk", False] = argument(
         "where to store the outputs of the prefix, which is the part of the model that precedes "
@@ -341,67 +321,67 @@ class Arguments:
         "compute (for example, if it has no matrix products, convolutions or recurrent layers), "
         "and uses a file if they are large. ``False`` runs the whole model in each step",
         "auto",
-        check=check_cache,
+        check=checks.check_cache,
     )
     batch_norm: Literal["auto", "train", "freeze"] = argument(
         "``train`` normalizes with the batch statistics, and updates the running statistics if "
         "they are initializers; ``freeze`` normalizes with the running statistics; ``auto`` "
         "means ``freeze`` if scale and bias are both frozen, and ``train`` otherwise",
         "auto",
-        check=check_choice("auto", "train", "freeze"),
+        check=checks.check_choice("auto", "train", "freeze"),
     )
     update_bn: bool = argument(
         "recomputes the running statistics of BatchNormalization from the training rows when "
         "``fit`` ends, with the averaged weights if there are any; ``Trainer.update_bn`` does "
         "this at any time",
         False,
-        check=check_flag,
+        check=checks.check_flag,
     )
     dropout: Literal["file", "off"] | float = argument(
         "``file`` applies dropout only in the Dropout nodes that are in training mode in the file, "
         "with the ratios in the file; ``off`` turns dropout off; a number applies dropout with "
         "this ratio in all Dropout nodes",
         "file",
-        check=check_dropout,
+        check=checks.check_dropout,
     )
     threads: int | Literal["auto"] = argument(
         "the number of threads within an operator; ``auto`` means one thread for a step with "
         "fewer than 50 million operations, and one thread per CPU otherwise",
         "auto",
-        check=check_threads,
+        check=checks.check_threads,
     )
     gradients: str | Iterable[str] = argument(
         "families of gradient rules that take precedence over those of ortflex and of other distributions",
         (),
-        keep=texts,
-        check=check_names,
+        keep=checks.texts,
+        check=checks.check_names,
     )
     prefer: str | Iterable[str] = argument(
         "the distributions to prefer if several have a plugin with the same name, in order of "
         "preference; ``my-package/adam`` selects a single plugin",
         (),
-        keep=texts,
-        check=check_names,
+        keep=checks.texts,
+        check=checks.check_names,
     )
     free_batch: bool = argument(
         "trains a model with a fixed batch dimension on batches of any size, provided that its "
         "graph treats all rows independently; the exported file keeps the fixed size unless you pass "
         "``free_batch=True`` to ``Trainer.export``",
         False,
-        check=check_flag,
+        check=checks.check_flag,
     )
     receipt: bool = argument(
         "adds a receipt to the metadata of an exported file, so that ``ortflex verify`` can check "
         "the file or repeat the run. The receipt contains the recipe, the package versions, and "
         "the digests of the model, the data and the result",
         True,
-        check=check_flag,
+        check=checks.check_flag,
     )
     progress: bool | None = argument(
         "shows a progress bar. By default, a bar is shown in terminals and notebooks, and one "
         "line per epoch is printed elsewhere. ``False`` shows nothing",
         None,
-        check=optional(check_flag),
+        check=checks.check_flag,
     )
 
     def problems(self) -> dict[str, list[str]]:
@@ -438,7 +418,9 @@ def check_attribute(name: str, value: Any) -> None:
     """
     if name in SETTABLE:
         given = name == "learning_rate" and value is None
-        problems = check_positive(name, value) if given else wrong({name: value}).get(name, [])
+        problems = (
+            checks.check_positive(name, value) if given else wrong({name: value}).get(name, [])
+        )
         if lines := [*problems]:
             raise ConfigError(lines)
     elif name in _PARTS or name in _known():

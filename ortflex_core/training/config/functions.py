@@ -80,11 +80,7 @@ class OfFunction(Component):
         return {"name": self.path or self.name, **self.arguments}
 
     def in_file(self) -> dict[str, Any]:
-        """The path of the function and its arguments.
-
-        Raises:
-            ConfigError: the function has no path.
-        """
+        """The path of the function and its arguments."""
         return {"name": _path_in_file(self.path, self.function), **self.arguments}
 
     def _content(self) -> tuple[Any, ...]:
@@ -199,11 +195,7 @@ class FunctionCallback:
         setattr(self, _hook_of(function), hook(marked))
 
     def in_file(self) -> str:
-        """The path of the function.
-
-        Raises:
-            ConfigError: the function has no path.
-        """
+        """The path of the function."""
         return _path_in_file(self.path, self.function)
 
     def __eq__(self, other: object) -> bool:

@@ -135,12 +135,7 @@ class ColumnFiles:
 
 
 def check_room(layout: Layout) -> None:
-    """Refuse columns that do not fit on the disk.
-
-    Raises:
-        DataError: how much they need, and how much is free.
-        OutputError: the folder cannot be written to.
-    """
+    """Refuse columns that do not fit on the disk."""
     folder = _folder()
     free = shutil.disk_usage(folder).free
     if _end(layout) + _DIGEST > free:

@@ -163,9 +163,6 @@ class Derivation:
         """The derived columns of some rows of the inputs.
 
         Rows that are fewer than a fixed batch dimension are computed with copies of the last one.
-
-        Raises:
-            DataError: as :meth:`Part.__call__`.
         """
         count = len(next(iter(given.values())))
         if self.fixed is not None and 0 < count < self.fixed:
@@ -323,9 +320,6 @@ class Derivation:
         """Test on some rows that each row of the columns depends on one row; returns the columns.
 
         The same rows in another order, and in two parts, have to give the same rows of the columns.
-
-        Raises:
-            DataError: they do not.
         """
         inputs = {name: given[name] for name in self.taken}
         count = len(next(iter(inputs.values())))

@@ -131,11 +131,7 @@ class Buffer:
 
 
 def fill_buffers(parts: Iterable[Part], size: int, first: int, key: int | None) -> Iterator[Buffer]:
-    """Buffers of ``size`` rows, the last one shorter; ``first`` is the number of the first buffer.
-
-    Raises:
-        DataError: the shapes of parts differ.
-    """
+    """Buffers of ``size`` rows, the last one shorter; ``first`` is the number of the first buffer."""
     number, held, count = first, list[Part](), 0
     for part in parts:
         if held:

@@ -17,11 +17,7 @@ from ortflex_core.kernel.errors import DataError
 
 
 def check_source(problem: Problem, source: Source, batch_size: int) -> None:
-    """Refuse data of which it is known that a batch has a single row.
-
-    Raises:
-        DataError: the node, and the ways out.
-    """
+    """Refuse data of which it is known that a batch has a single row."""
     if source.rows is None:
         return
     size = min(batch_size, source.rows)
@@ -40,11 +36,7 @@ def check_source(problem: Problem, source: Source, batch_size: int) -> None:
 
 
 def check_batch(problem: Problem, rows: int, predicted: Sequence[str] | None = None) -> None:
-    """Refuse a batch of one row. ``predicted`` are the tensors of the losses, by default the problem's.
-
-    Raises:
-        DataError: the node, and the ways out.
-    """
+    """Refuse a batch of one row. ``predicted`` are the tensors of the losses, by default the problem's."""
     if rows == 1:
         _refuse(
             problem,

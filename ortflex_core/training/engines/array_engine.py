@@ -29,11 +29,7 @@ Execute = Callable[[Program, Mapping[str, Array]], Mapping[str, Array]]
 
 
 def _checked(given: Mapping[str, Array], known: Mapping[str, Array], what: str) -> dict[str, Array]:
-    """Copies of arrays that replace known ones.
-
-    Raises:
-        DataError: a name is unknown, or a shape is another one.
-    """
+    """Copies of arrays that replace known ones."""
     check_state(given, {n: a.shape for n, a in known.items()}, what)
     return {n: np.array(a) for n, a in given.items()}
 

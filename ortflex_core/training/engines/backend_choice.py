@@ -224,12 +224,7 @@ def ask_reasons(culprit: object, ask: Callable[[], Any], label: str, method: str
 
 
 def check_available(plugins: Plugins, device: Device, runtime: Runtime) -> None:
-    """Refuse a device that this machine or this runtime does not have.
-
-    Raises:
-        Unsupported: with the first reason.
-        BrokenPlugin: the device raises, or returns something other than reasons.
-    """
+    """Refuse a device that this machine or this runtime does not have."""
     label = describe_source(plugins, "devices", device)
     unavailable = ask_reasons(device, lambda: type(device).available(runtime), label, "available")
     if unavailable:

@@ -19,11 +19,7 @@ def load_graphs(programs: Mapping[str, Program | bytes]) -> dict[str, ModelProto
 
 
 def write_programs(programs: Mapping[str, Program | bytes], folder: Path) -> dict[str, str]:
-    """Write the graphs of an engine to ``<folder>/<name>.onnx``; returns the paths.
-
-    Raises:
-        OutputError: the folder cannot be written to.
-    """
+    """Write the graphs of an engine to ``<folder>/<name>.onnx``; returns the paths."""
     paths = {name: make_folder(folder) / f"{name}.onnx" for name in programs}
     for name, program in programs.items():
         write_bytes(paths[name], program.model if isinstance(program, Program) else program)

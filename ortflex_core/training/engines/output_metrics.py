@@ -86,9 +86,6 @@ def place_metrics(
     """The metrics with the losses whose labels they read.
 
     An output is named as in ``loss=``, or by its labels.
-
-    Raises:
-        ConfigError: a metric names no output of a loss, or there are several and it names none.
     """
     known = {name: k for k, request in reversed([*enumerate(requests)]) for name in request.names}
     outputs = list(dict.fromkeys(request.output for request in requests))

@@ -42,11 +42,7 @@ class Card:
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
 
     def text(self) -> str:
-        """The card, in Markdown.
-
-        Raises:
-            ConfigError: metadata that YAML cannot represent.
-        """
+        """The card, in Markdown."""
         front = {
             "library_name": "ortflex",
             "tags": ["onnx", "ortflex"],

@@ -64,11 +64,7 @@ def write(
     adapters: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
 ) -> None:
-    """Write a state file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a state file."""
     table = {name: attrs.asdict(tensor) for name, tensor in tensors.items()}
     content: dict[str, Any] = {"model": model, "tensors": table}
     if adapters:
