@@ -12,7 +12,7 @@ import numpy as np
 
 from ortflex_core.compiler.graph.ports import Key, Port, ports_of
 from ortflex_core.compiler.graph.program import Program
-from ortflex_core.compiler.problem.problem import LossTerm, Problem
+from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs.stages import PENALTY, evaluation_program, prediction_program
 from ortflex_core.compiler.programs.step import step_program
 from ortflex_core.kernel.batches import Batch
@@ -52,10 +52,8 @@ class Double:
         results = self._outputs(False, start, batches, rate)
         factors = _factors(problem, batches)
         penalty = np.sum(results.get(PENALTY, 0.0)).item()
-        loss = sum(
-            results[part.total_port].item() * factors[part.scale_symbol]
-            for part in _parts(problem, batches)
-        )
+        parts = [term.at(0, k, None) for term in problem.terms for k in range(len(batches))]
+        loss = sum(results[p.total_port].item() * factors[p.scale_symbol] for p in parts)
 
         def new(group: Mapping[str, Array], ports: Mapping[str, Port]) -> dict[str, Array]:
             with np.errstate(over="ignore"):  # the comparison checks for values that are not finite
@@ -152,11 +150,6 @@ def _columns(problem: Problem, batches: Sequence[Batch]) -> dict[Key, Array]:
         for name in batch.columns
         if name in ports
     }
-
-
-def _parts(problem: Problem, batches: Sequence[Batch]) -> list[LossTerm]:
-    """Every loss term in every batch of a step."""
-    return [term.at(0, k, None) for term in problem.terms for k in range(len(batches))]
 
 
 def _factors(problem: Problem, batches: Sequence[Batch]) -> dict[str, float]:

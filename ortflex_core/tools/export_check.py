@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import numpy as np
-import onnx
 
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.onnx_files.model_file import HUGE
@@ -56,16 +55,10 @@ def exporter(model: Model, names: Sequence[str]) -> Export:
         if too_large or model.half:
             return {}
         proto = model.export(state, free_batch=model.free_batch, inferring=True)
-        return _run(proto, {n: batch.array(n) for n in inputs}, names)
+        arrays = cpu_session(proto).run(list(names), {n: batch.array(n) for n in inputs})
+        return dict(zip(names, arrays, strict=True))
 
     return export
-
-
-def _run(
-    model: onnx.ModelProto, feeds: Mapping[str, Array], names: Sequence[str]
-) -> dict[str, Array]:
-    arrays = cpu_session(model).run(list(names), dict(feeds))
-    return dict(zip(names, arrays, strict=True))
 
 
 def errors(problem: Problem, mine: Served, true: Served) -> list[tuple[Kind, str, float, bool]]:

@@ -103,7 +103,11 @@ class Runs:
         broken = [p for p in (*steps, *best) if identifier and _damaged(p)]
         known = {*own, *broken, *(p for p in best if identifier and _run_of(p) == identifier)}
         if self._nameless:  # checkpoints without an identifier belong to it, other files do not
-            known |= {p for p in (*steps, *best) if _run_of(p) is None and _has_record(p)}
+            known |= {
+                p
+                for p in (*steps, *best)
+                if _run_of(p) is None and (p / "checkpoint.json").is_file()
+            }
         foreign = [p.name for p in (*steps, *best) if p not in known]
         if foreign:
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
@@ -117,14 +121,10 @@ class Runs:
         if step == 0:
             self._written, self._before = [], own
             return
-        later = [p for p in steps if _number(p) > step]
+        later = [p for p in steps if int(p.name.removeprefix("step-")) > step]
         self._written = [p for p in own if p not in later]
         if later:
             _move_aside(later, place)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def _run_of(path: Path) -> str | None:
@@ -150,10 +150,6 @@ def _damaged(path: Path) -> bool:
         names = {inner.name for inner in path.iterdir()}
         return not names or any(name in names for name in _FILES)
     return not (isinstance(table, dict) and "format" in table)
-
-
-def _has_record(path: Path) -> bool:
-    return (path / "checkpoint.json").is_file()
 
 
 def _move_aside(paths: list[Path], place: Path) -> None:

@@ -66,7 +66,8 @@ class Mlflow(Tracker):
         """A run in the store."""
         from mlflow.tracking import MlflowClient
 
-        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _local(trainer.folder)
+        file = (trainer.folder / "mlflow.db").absolute()
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{file.as_posix()}"
         try:
             client = MlflowClient(uri)
             if known is None or not _continues(client, known):
@@ -170,10 +171,6 @@ def _write_model(trainer: Trainer, folder: Path) -> None:
         pip_requirements=["onnx", "onnxruntime"],  # else it runs the model to find them out
         save_as_external_data=proto.ByteSize() > _LARGEST,
     )
-
-
-def _local(folder: Path) -> str:
-    return f"sqlite:///{(folder / 'mlflow.db').absolute().as_posix()}"
 
 
 def _allowed(name: str) -> str:

@@ -6,19 +6,13 @@ from pathlib import Path
 
 import click
 
-from ortflex_plugins.cli.overrides import trusting_code
+from ortflex_plugins.cli.overrides import output_option, trusting_code
 
 
 @click.command("apply-state")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("state", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="The file to write.",
-)
+@output_option("The file to write.", required=True)
 @click.option(
     "--strict/--no-strict",
     default=True,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from ortflex_plugins.cli.overrides import output_option
+
 if TYPE_CHECKING:
     from ortflex_core import Array, Model
 
@@ -50,12 +52,7 @@ class Difference:
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the differences to this .html file.",
-)
+@output_option("Also write the differences to this .html file.")
 def diff(first: Path, second: Path, as_json: bool, output: Path | None) -> None:
     """Show the differences between two models, for example before and after training.
 

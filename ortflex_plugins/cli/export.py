@@ -6,18 +6,12 @@ from pathlib import Path
 
 import click
 
-from ortflex_plugins.cli.overrides import trusting_code
+from ortflex_plugins.cli.overrides import output_option, trusting_code
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="The .onnx file to write.",
-)
+@output_option("The .onnx file to write.", required=True)
 @click.option(
     "--checkpoint",
     type=click.Choice(["best", "newest"]),

@@ -8,18 +8,11 @@ from pathlib import Path
 
 import click
 
-from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
+from ortflex_plugins.cli.overrides import RecipeCommand, output_option, trusting_code
 
 
 @click.command("export-step", cls=RecipeCommand)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("step"),
-    show_default=True,
-    help="The folder to write.",
-)
+@output_option("The folder to write.", default=Path("step"), show_default=True, folder=True)
 @click.option(
     "--rows",
     type=int,

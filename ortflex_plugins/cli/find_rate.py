@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortflex_plugins.cli.overrides import RecipeCommand, trusting_code
+from ortflex_plugins.cli.overrides import RecipeCommand, output_option, trusting_code
 from ortflex_plugins.cli.terminal import new_table, right
 
 if TYPE_CHECKING:
@@ -28,12 +28,9 @@ _PICTURES = (".svg", ".png", ".pdf")
 )
 @click.option("--end", type=float, default=10.0, show_default=True, help="The last learning rate.")
 @click.option("--steps", type=int, default=100, show_default=True, help="The number of steps.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A file for the results of all steps: a .csv table, or an .svg, .png or .pdf plot, which needs "
-    "matplotlib.",
+@output_option(
+    "A file for the results of all steps: a .csv table, or an .svg, .png or .pdf plot, which needs "
+    "matplotlib."
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @trusting_code

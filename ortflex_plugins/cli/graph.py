@@ -8,17 +8,14 @@ from pathlib import Path
 import click
 
 from ortflex_plugins.cli.completion import names_of
-from ortflex_plugins.cli.overrides import HEAD, classes_of, trusting_code
+from ortflex_plugins.cli.overrides import HEAD, classes_of, output_option, trusting_code
 
 
 @click.command()
 @click.argument("source", metavar="MODEL", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write: .svg, .html (with boxes that expand when clicked) or .png. By default, an "
-    ".svg file next to MODEL, or graph.svg in the run folder.",
+@output_option(
+    "The file to write: .svg, .html (with boxes that expand when clicked) or .png. By default, an "
+    ".svg file next to MODEL, or graph.svg in the run folder."
 )
 @click.option(
     "--training",

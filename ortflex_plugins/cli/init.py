@@ -13,6 +13,7 @@ import attrs
 import click
 
 from ortflex_core import ConfigError, ModelError, printable
+from ortflex_plugins.cli.overrides import output_option
 
 if TYPE_CHECKING:
     from ortflex_core import Model, Plugins, TensorSpec
@@ -27,14 +28,7 @@ _ENOUGH = 50
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("train.toml"),
-    show_default=True,
-    help="The file to write.",
-)
+@output_option("The file to write.", default=Path("train.toml"), show_default=True)
 @click.option(
     "--data", help="A data file or folder. The loss is chosen to match the shapes and labels in it."
 )

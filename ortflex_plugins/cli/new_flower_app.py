@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ortflex_plugins.cli.overrides import trusting_code
+from ortflex_plugins.cli.overrides import output_option, trusting_code
 
 FOLDER = Path(__file__).parent / "templates" / "flower"
 _NAME = re.compile(r"(?=.{1,32}$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # Flower's rule
@@ -15,13 +15,11 @@ _NAME = re.compile(r"(?=.{1,32}$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # Flower's rule
 
 @click.command("new-flower-app")
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+@output_option(
+    "The folder to write. Its name is also the name of the project.",
     default=Path("flower-app"),
     show_default=True,
-    help="The folder to write. Its name is also the name of the project.",
+    folder=True,
 )
 @trusting_code
 def new_flower_app(recipe: Path, output: Path, trust_code: bool) -> None:

@@ -13,6 +13,7 @@ import click
 
 from ortflex_plugins.cli.completion import kinds as complete_kinds
 from ortflex_plugins.cli.completion import word
+from ortflex_plugins.cli.overrides import output_option
 
 if TYPE_CHECKING:
     from ortflex_core import Plugins
@@ -25,12 +26,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 @click.command("new-plugin")
 @click.argument("kind", shell_complete=complete_kinds)
 @click.argument("name")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+@output_option(
+    "The folder in which to create the package. By default, the current folder.",
     default=Path(),
-    help="The folder in which to create the package. By default, the current folder.",
+    folder=True,
 )
 def new_plugin(kind: str, name: str, output: Path) -> None:
     """Create a package that contains a new plugin called NAME and its tests.
@@ -86,7 +85,7 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
         "word": singular(group),
         "Word": f"{'An' if kind[0] in 'aeiou' else 'A'} {singular(group)}",
         "bounds": _bounds(),
-        "object": _TABLES.get(group) or _class(name),
+        "object": _TABLES.get(group) or "".join(part.capitalize() for part in name.split("_")),
         "use": _use(group, name),
     }
 
@@ -149,10 +148,6 @@ def _bounds() -> str:
     major, minor = (int(part) for part in __version__.split(".")[:2])
     following = f"0.{minor + 1}" if major == 0 else str(major + 1)
     return f">={major}.{minor},<{following}"
-
-
-def _class(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def _suggestion(name: str, kind: str) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from ortflex_plugins.cli.completion import overrides
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 trusting_code = click.option(
     "--trust-code",
@@ -21,6 +23,12 @@ trusting_code = click.option(
     ),
 )
 """The decorator of commands that read such files."""
+
+
+def output_option(help: str, *, folder: bool = False, **options: Any) -> Callable[[_F], _F]:
+    """The decorator of commands with the option -o for a file, or a folder."""
+    kind = click.Path(dir_okay=folder, file_okay=not folder, path_type=Path)
+    return click.option("-o", "--output", type=kind, help=help, **options)
 
 
 HEAD = (

@@ -33,13 +33,20 @@ def details(plugins: Plugins, what: str) -> tuple[list[Entry], str]:
     if kind is not None:
         registry = plugins[kind]
         return list(registry), _kind(registry)
-    named = [(r, e) for r in plugins if r.kind != HOOKS for e in r if _is(e, what)]
+    low = what.lower()
+    named = [
+        (r, e)
+        for r in plugins
+        if r.kind != HOOKS
+        for e in r
+        if low in (e.name.lower(), e.qualified.lower())
+    ]
     aliased = [
         (singular(registry.kind), called)
         for registry in plugins
         if registry.kind != HOOKS
         for called, plugin in registry.classes()
-        if what.lower() in getattr(plugin, "aliases", ())
+        if low in getattr(plugin, "aliases", ())
     ]
     if not named:
         known = [*plugins.kinds, *(entry.name for registry in plugins for entry in registry)]
@@ -64,10 +71,6 @@ def kind_of(what: str, kinds: Kinds) -> str | None:
     """
     low = what.lower()
     return next((kind for kind in kinds if low in (kind, singular(kind), word(kind))), None)
-
-
-def _is(entry: Entry, what: str) -> bool:
-    return what.lower() in (entry.name.lower(), entry.qualified.lower())
 
 
 def _kind(registry: Registry) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortflex_plugins.cli.overrides import trusting_code
+from ortflex_plugins.cli.overrides import output_option, trusting_code
 
 if TYPE_CHECKING:
     from ortflex_core import Array
@@ -23,14 +23,11 @@ _ENDINGS = (".npz", ".npy", ".csv")
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("data", required=False)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+@output_option(
+    "The file to write. An .npz file stores all outputs by name, a .csv file stores all outputs as "
+    "columns, and an .npy file stores a single output.",
     default=Path("predictions.npz"),
     show_default=True,
-    help="The file to write. An .npz file stores all outputs by name, a .csv file stores all outputs as "
-    "columns, and an .npy file stores a single output.",
 )
 @click.option(
     "--tensor",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortflex_plugins.cli.completion import names_of
+from ortflex_plugins.cli.overrides import output_option
 from ortflex_plugins.cli.terminal import new_table, plain, right
 
 if TYPE_CHECKING:
@@ -121,12 +122,9 @@ _SATURATED = 0.02
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The random seed.")
 @click.option("--no-training", is_flag=True, help="Calibrate the model without training it.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write. By default, the weight type is added to the name of MODEL, as in "
-    "model-int8.onnx.",
+@output_option(
+    "The file to write. By default, the weight type is added to the name of MODEL, as in "
+    "model-int8.onnx."
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def quantize(

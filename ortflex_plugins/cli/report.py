@@ -7,20 +7,17 @@ from pathlib import Path
 
 import click
 
+from ortflex_plugins.cli.overrides import output_option
+
 _EVERY = 5
 """Seconds between updates of the page while a run is in progress."""
 
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help=(
-        "The page to write. By default, report.html in the run folder, or in the current folder "
-        "if there are several runs."
-    ),
+@output_option(
+    "The page to write. By default, report.html in the run folder, or in the current folder "
+    "if there are several runs."
 )
 @click.option(
     "--watch",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ortflex_plugins.cli.overrides import output_option
 from ortflex_plugins.cli.terminal import new_table, plain, right
 
 if TYPE_CHECKING:
@@ -17,11 +18,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write. By default, `-small` is added to the name of MODEL, as in model-small.onnx.",
+@output_option(
+    "The file to write. By default, `-small` is added to the name of MODEL, as in model-small.onnx."
 )
 @click.option(
     "--data",

@@ -15,16 +15,8 @@ if TYPE_CHECKING:
 
 
 _OF_TRAINING = (
-    *(
-        "callbacks",
-        "averaging",
-        "reinitialize",
-        "groups",
-        "distributed",
-        "sync_every",
-        "shard_state",
-        "accumulate",
-    ),
+    *("callbacks", "averaging", "reinitialize", "groups", "distributed", "sync_every"),
+    *("shard_state", "accumulate"),
     *("optimizer", "schedule", "penalty", "constraint", "transforms", "clip_value", "clip_norm"),
 )
 """The keys of a recipe that change weights before or during training, not a trained model."""

@@ -91,17 +91,14 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if parsed == value and value[:1] + value[-1:] in ("[]", "{}"):
         raise ConfigError(
             f"{text}: {value} is not valid TOML; the shell removes quotation marks, so put the "
-            "whole argument in quotation marks: " + f"'{key.strip()}={_WORD.sub(_quoted, value)}'"
+            "whole argument in quotation marks: "
+            + f"'{key.strip()}={_WORD.sub(r'"\g<0>"', value)}'"
         )
     return tuple(keys), parsed
 
 
 # Words in a list, and values in a table, whose quotation marks the shell has removed.
 _WORD = re.compile(r"(?<![\w\"'.-])(?!(?:true|false)\b)[A-Za-z][\w./-]*(?!\s*=)(?![\w\"'./-])")
-
-
-def _quoted(word: re.Match[str]) -> str:
-    return f'"{word[0]}"'
 
 
 def _value(text: str) -> Any:

@@ -152,14 +152,10 @@ def unfit(
     if other:
         return DataError(f"{text}; the first batch had {before}")
     sizes = {str(shape[0]) for shape in shapes.values() if shape}
-    fixed = [spec for spec in problem.model.inputs if _is_fixed(spec.shape)]
+    known = [spec.shape[1:] for spec in problem.model.inputs if spec.shape is not None]
+    fixed = any(all(isinstance(d, int) for d in shape) for shape in known)
     named = fixed and not sizes.isdisjoint(re.findall(r"\d+", why))
     return DataError(f"{text}{_FIXED_ROWS}" if named else text)
-
-
-def _is_fixed(shape: Shape | None) -> bool:
-    """Whether all sizes but the number of rows are known."""
-    return shape is not None and all(isinstance(d, int) for d in shape[1:])
 
 
 def _uncertain(problem: Problem, batch: Batch) -> Shapes:

@@ -143,7 +143,9 @@ class Assembly:
             sizes = [size for size in specs[name].shape or () if isinstance(size, int)]
             array = np.full(sizes, value, specs[name].numpy)
             graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-        _number_nodes(graph)
+        taken: set[str] = set()
+        for node in graph.node:
+            node.name = fresh_name(node.name or node.op_type, taken)
         out = ModelProto(ir_version=ir_for(self._opsets[""]), producer_name="ortflex", graph=graph)
         imports = [onnx.helper.make_opsetid(d, v) for d, v in sorted(self._opsets.items())]
         out.opset_import.extend(imports)
@@ -175,10 +177,3 @@ def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
     out.output.extend(names.get(o, o) for o in node.output)
     out.attribute.extend(rename_captures(a, names) for a in node.attribute)
     return out
-
-
-def _number_nodes(graph: GraphProto) -> None:
-    """Give nodes of one name different names."""
-    taken: set[str] = set()
-    for node in graph.node:
-        node.name = fresh_name(node.name or node.op_type, taken)
