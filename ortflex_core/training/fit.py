@@ -32,8 +32,7 @@ from ortflex_core.training import agreement, receipt
 from ortflex_core.training.announcement import announce, announce_skipped
 from ortflex_core.training.checkpointing import resume_source
 from ortflex_core.training.counted_losses import count_labels
-from ortflex_core.training.data import rank_checks as ranks
-from ortflex_core.training.data import single_rows
+from ortflex_core.training.data import ranks, single_rows
 from ortflex_core.training.data.augmentation import AlteredBatches
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed, held_out

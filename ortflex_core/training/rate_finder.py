@@ -17,7 +17,7 @@ from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Progress
 from ortflex_core.training import agreement, fit
-from ortflex_core.training.data import rank_checks as ranks
+from ortflex_core.training.data import ranks
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.data.opening import as_found
 from ortflex_core.training.data.rows import reading

@@ -103,11 +103,8 @@ class Runs:
         broken = [p for p in (*steps, *best) if identifier and _damaged(p)]
         known = {*own, *broken, *(p for p in best if identifier and _run_of(p) == identifier)}
         if self._nameless:  # checkpoints without an identifier belong to it, other files do not
-            known |= {
-                p
-                for p in (*steps, *best)
-                if _run_of(p) is None and (p / "checkpoint.json").is_file()
-            }
+            there = (p for p in (*steps, *best) if (p / "checkpoint.json").is_file())
+            known |= {p for p in there if _run_of(p) is None}
         foreign = [p.name for p in (*steps, *best) if p not in known]
         if foreign:
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")

@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
 from ortflex_core import Callback, ConfigError, OrtflexError, Parts, hook, internals_of, to_plain
+from ortflex_plugins.callbacks._extras import require
 
 if TYPE_CHECKING:
     from ortflex_core import Progress, Saved, Trainer
@@ -26,19 +27,20 @@ Outcome = Literal["finished", "interrupted", "failed"]
 class Tracker(Callback):
     """Writes the parameters, the History and the outcome of a run to a tracker.
 
-    A subclass opens the tracker's run, which has ``log(metrics, step=…)``, and ends it. A resumed
-    training continues the run whose identifier is in its checkpoint. Errors of the tracker during the
-    training become warnings.
+    ``tracker`` is the name of the callback, of its package and of the extra of ortflex. A subclass
+    opens the tracker's run, which has ``log(metrics, step=…)``, and ends it. A resumed training
+    continues the run whose identifier is in its checkpoint. Errors of the tracker during the training
+    become warnings.
     """
 
+    tracker: ClassVar[str]
     _run: Any = attrs.field(default=None, init=False, repr=False, eq=False)
     _id: str | None = attrs.field(default=None, init=False)
     _outcome: Outcome = attrs.field(default="finished", init=False)
 
-    @property
-    @abc.abstractmethod
-    def tracker(self) -> str:
-        """The name of the callback."""
+    def __attrs_post_init__(self) -> None:
+        """Check that the package is installed."""
+        require(self.tracker)
 
     @abc.abstractmethod
     def open(self, trainer: Trainer, known: str | None) -> tuple[Any, str]:
@@ -49,13 +51,8 @@ class Tracker(Callback):
         """End a run."""
 
     def store(self, run: Any, trainer: Trainer, folder: Path) -> None:
-        """Store the trained model, if ``stores``; ``folder`` is empty and is removed afterwards."""
+        """Store the trained model, if ``model``; ``folder`` is empty and is removed afterwards."""
         raise NotImplementedError
-
-    @property
-    def stores(self) -> bool:
-        """Whether the trained model is stored; by default not."""
-        return False
 
     @property
     def run_id_(self) -> str | None:
@@ -95,7 +92,7 @@ class Tracker(Callback):
         if run is None:
             return
         with self._tolerant("the end of the run"):
-            if self.stores and self._outcome != "failed":
+            if getattr(self, "model", False) and self._outcome != "failed":
                 with tempfile.TemporaryDirectory() as folder:
                     self.store(run, trainer, Path(folder))
             self.close(run, self._outcome)

@@ -8,12 +8,11 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
 from ortflex_core import ConfigError, internals_of, setting
-from ortflex_plugins.callbacks._extras import require
 from ortflex_plugins.callbacks._tracking import Outcome, Tracker, arguments
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ class Mlflow(Tracker):
     Source: mlflow.tracking.MlflowClient.
     """
 
+    tracker: ClassVar[str] = "mlflow"
     experiment: str = setting(default="ortflex", help="the name of the experiment")
     run: str | None = setting(
         default=None, help="the name of the run; by default, MLflow chooses one"
@@ -52,15 +52,6 @@ class Mlflow(Tracker):
         "variable MLFLOW_TRACKING_URI or, without it, the file mlflow.db in the run folder",
     )
     model: bool = setting(default=True, help="whether to also store the trained model")
-
-    def __attrs_post_init__(self) -> None:
-        """Check that the package is installed."""
-        require("mlflow", "mlflow", "mlflow")
-
-    @property
-    def tracker(self) -> str:
-        """The name of the callback."""
-        return "mlflow"
 
     def open(self, trainer: Trainer, known: str | None) -> tuple[_Run, str]:
         """A run in the store."""
@@ -97,11 +88,6 @@ class Mlflow(Tracker):
         tags = [RunTag(name, str(value)) for name, value in about.items()]
         client.log_batch(run, params=params, tags=tags)
         return str(run)
-
-    @property
-    def stores(self) -> bool:
-        """Whether the trained model is stored."""
-        return self.model
 
     def store(self, run: _Run, trainer: Trainer, folder: Path) -> None:
         """The model as an artifact."""

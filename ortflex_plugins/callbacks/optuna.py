@@ -33,7 +33,7 @@ class Optuna(Callback):
 
     def __attrs_post_init__(self) -> None:
         """Check the trial, and that the package is installed."""
-        require("optuna", "optuna", "optuna")
+        require("optuna")
         if not all(hasattr(self.trial, name) for name in ("report", "should_prune")):
             raise ConfigError(
                 "optuna: trial must be the trial that the study passes to its objective, got "

@@ -55,7 +55,7 @@ class Tensorboard(Callback):
 
     def __attrs_post_init__(self) -> None:
         """Check that the package is installed; drop the hook of steps if it is not used."""
-        require("tensorboard", "tensorboardX", "tensorboard")
+        require("tensorboard", "tensorboardX")
         if not self.steps:
             self.steps_end = None  # type: ignore[assignment,method-assign]
 

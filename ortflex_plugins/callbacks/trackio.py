@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
 from ortflex_core import setting
-from ortflex_plugins.callbacks._extras import require
 from ortflex_plugins.callbacks._tracking import Outcome, Tracker, parameters
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ class Trackio(Tracker):
     Source: trackio.init.
     """
 
+    tracker: ClassVar[str] = "trackio"
     project: str = setting(default="ortflex", help="the name of the project")
     run: str | None = setting(
         default=None, help="the name of the run; by default, trackio chooses one"
@@ -40,15 +40,6 @@ class Trackio(Tracker):
         default=None,
         help="the Hugging Face Space to which the run is sent; by default, it stays local",
     )
-
-    def __attrs_post_init__(self) -> None:
-        """Check that the package is installed."""
-        require("trackio", "trackio", "trackio")
-
-    @property
-    def tracker(self) -> str:
-        """The name of the callback."""
-        return "trackio"
 
     def open(self, trainer: Trainer, known: str | None) -> tuple[Any, str]:
         """A run; its name identifies it."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
 from ortflex_core import setting
-from ortflex_plugins.callbacks._extras import require
 from ortflex_plugins.callbacks._tracking import Outcome, Tracker, parameters
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ class Wandb(Tracker):
     Source: wandb.init with ``reinit="create_new"``.
     """
 
+    tracker: ClassVar[str] = "wandb"
     project: str = setting(default="ortflex", help="the name of the project")
     run: str | None = setting(
         default=None, help="the name of the run; by default, wandb chooses one"
@@ -46,15 +46,6 @@ class Wandb(Tracker):
         "without it, `online`",
     )
     model: bool = setting(default=True, help="whether to also store the trained model")
-
-    def __attrs_post_init__(self) -> None:
-        """Check that the package is installed."""
-        require("wandb", "wandb", "wandb")
-
-    @property
-    def tracker(self) -> str:
-        """The name of the callback."""
-        return "wandb"
 
     def open(self, trainer: Trainer, known: str | None) -> tuple[Any, str]:
         """A run in the run folder's ``wandb``."""
@@ -73,11 +64,6 @@ class Wandb(Tracker):
             settings=wandb.Settings(console="off", silent=True),
         )
         return run, str(run.id)
-
-    @property
-    def stores(self) -> bool:
-        """Whether the trained model is stored."""
-        return self.model
 
     def store(self, run: Any, trainer: Trainer, folder: Path) -> None:
         """The model as an artifact."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import re
 from collections.abc import Iterator
@@ -23,7 +24,6 @@ from ortflex_core import (
     suggest,
 )
 from ortflex_plugins.cli.completion import word
-from ortflex_plugins.cli.home_page import home_page
 from ortflex_plugins.cli.terminal import folded, folded_table
 
 
@@ -34,13 +34,8 @@ def details(plugins: Plugins, what: str) -> tuple[list[Entry], str]:
         registry = plugins[kind]
         return list(registry), _kind(registry)
     low = what.lower()
-    named = [
-        (r, e)
-        for r in plugins
-        if r.kind != HOOKS
-        for e in r
-        if low in (e.name.lower(), e.qualified.lower())
-    ]
+    entries = ((r, e) for r in plugins if r.kind != HOOKS for e in r)
+    named = [(r, e) for r, e in entries if low in (e.name.lower(), e.qualified.lower())]
     aliased = [
         (singular(registry.kind), called)
         for registry in plugins
@@ -141,3 +136,16 @@ def paragraphs(registry: Registry, loaded: Any) -> list[str]:
 
 def _short(value: Any) -> str:
     return repr(value) if isinstance(value, str) else f"{value}"
+
+
+def home_page(distribution: str) -> str:
+    """The home page in the metadata of a distribution, or an empty string."""
+    try:
+        metadata = importlib.metadata.metadata(distribution)
+        lines = [line.partition(",") for line in metadata.get_all("Project-URL") or ()]
+        home = next(iter(metadata.get_all("Home-page") or ()), "")
+    except Exception:  # the file is missing, or not UTF-8
+        return ""
+    pages = {label.strip().lower(): page.strip() for label, _, page in lines}
+    known = (pages.get(n) for n in ("homepage", "home", "documentation", "repository", "source"))
+    return next(filter(None, known), "") or home or next(iter(pages.values()), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import attrs
@@ -29,13 +29,13 @@ from ortflex_core import (
     PluginError,
     Trainer,
     complete_shapes,
+    hook,
     internals_of,
     short_tracebacks,
 )
 from ortflex_plugins.estimators import _parameters
 from ortflex_plugins.estimators._arrays import as_inputs, as_labels, columns, given, is_text
 from ortflex_plugins.estimators._networks import perceptron, single
-from ortflex_plugins.estimators._stopping import Stopping
 
 _FLOATS = [np.float64, np.float32]
 _TYPES = ("auto", "float32", "float64")
@@ -431,3 +431,43 @@ OWN_DEFAULTS: Mapping[str, Any] = {
     "precision": "auto",  # the type of a built model, which is trained as it is
 }
 """Defaults of the estimators that differ from the Trainer's: those of scikit-learn's MLPs."""
+
+
+class Stopping:
+    """A callback that ends training after ``patience`` epochs without an improvement by more than ``tol``.
+
+    Without ``score`` the training loss has to fall. With it, the score of the held-out rows has to rise,
+    and the weights with the best score are restored.
+    """
+
+    def __init__(self, tol: float, patience: int, score: Callable[[], float] | None) -> None:
+        self._tol, self._patience, self._score = tol, patience, score
+        self._best = np.inf
+        self._waited = 0
+        self._kept: tuple[Any, ...] | None = None
+        self.scores: list[float] = []
+        self.stopped = False
+
+    @hook
+    def epoch_end(self, trainer: Any, record: Mapping[str, float]) -> bool:
+        """Compare with the best epoch; True ends the training."""
+        value = record["loss"] + record["penalty"]
+        if self._score is not None:
+            self.scores.append(self._score())
+            value = -self.scores[-1]
+        self._waited = 0 if value <= self._best - self._tol else self._waited + 1
+        if value < self._best:
+            self._best = value
+            if self._score is not None:
+                engine = trainer.engine
+                self._kept = (engine.state(), engine.buffers())
+        self.stopped = self._waited > self._patience
+        return self.stopped
+
+    @hook
+    def train_end(self, trainer: Any) -> None:
+        """Restore the weights of the best score."""
+        if self._kept is not None:
+            state, buffers = self._kept
+            trainer.engine.load(state)
+            trainer.engine.load_buffers(buffers)

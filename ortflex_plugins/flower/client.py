@@ -22,7 +22,7 @@ from ortflex_core import (
     split,
 )
 from ortflex_plugins.flower import client_state, shared
-from ortflex_plugins.flower._installed import require_flower
+from ortflex_plugins.flower.shared import require_flower
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

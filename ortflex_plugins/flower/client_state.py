@@ -13,7 +13,7 @@ import numpy as np
 
 from ortflex_core import Array, ConfigError, internals_of
 from ortflex_plugins.flower import shared
-from ortflex_plugins.flower._installed import require_flower
+from ortflex_plugins.flower.shared import require_flower
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -22,7 +22,7 @@ from ortflex_core import (
     short_repr,
 )
 from ortflex_plugins.flower import shared
-from ortflex_plugins.flower._installed import require_flower
+from ortflex_plugins.flower.shared import require_flower
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message, MetricRecord

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import importlib
 import io
 import math
 from collections.abc import Iterable, Mapping
@@ -17,13 +18,13 @@ from ortflex_core import (
     DataError,
     buffer_value,
     find_changes,
+    install_command,
     internals_of,
     running_statistics,
     short_repr,
     suggest,
     tensors_of,
 )
-from ortflex_plugins.flower._installed import require_flower
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord
@@ -241,3 +242,26 @@ def _listed(arrays: Mapping[str, Array]) -> str:
 
 def _kind(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
+
+
+OLDEST = (1, 22)
+"""The first version whose Message API has everything that is used here."""
+
+
+def require_flower(module: str = "flwr.app") -> Any:
+    """A module of Flower."""
+    try:
+        flwr = importlib.import_module("flwr")
+    except ImportError as error:
+        raise ConfigError(
+            f"Flower is not installed: {install_command('stock', 'flower')}. It needs an environment with "
+            "protobuf below version 7"
+        ) from error
+    version = str(getattr(flwr, "__version__", "0"))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST:
+        raise ConfigError(
+            f"Flower {version} is too old, its Message API lacks what is needed; expected "
+            f"{'.'.join(map(str, OLDEST))} or newer: {install_command('stock', 'flower')} --upgrade"
+        )
+    return importlib.import_module(module)

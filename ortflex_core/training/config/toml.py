@@ -89,10 +89,10 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     value = value.strip()
     parsed = _value(value)
     if parsed == value and value[:1] + value[-1:] in ("[]", "{}"):
+        quoted = _WORD.sub(r'"\g<0>"', value)
         raise ConfigError(
             f"{text}: {value} is not valid TOML; the shell removes quotation marks, so put the "
-            "whole argument in quotation marks: "
-            + f"'{key.strip()}={_WORD.sub(r'"\g<0>"', value)}'"
+            f"whole argument in quotation marks: '{key.strip()}={quoted}'"
         )
     return tuple(keys), parsed
 

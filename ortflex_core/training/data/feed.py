@@ -11,14 +11,14 @@ from typing import Any
 import attrs
 
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.kernel.batches import ArrayBatches, Batch, Epoch, Lasting, Source
+from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.kernel.batches import ArrayBatches, Batch, Epoch, Lasting, Source, totals
 from ortflex_core.kernel.component import expected_count, is_count
 from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.protocols.loss import Loss
 from ortflex_core.kernel.types import Array, Size
 from ortflex_core.training.data import single_rows
-from ortflex_core.training.data.chunks import chunk_size, slices
 from ortflex_core.training.data.columns import Columns, split
 from ortflex_core.training.data.derived_pieces import store
 from ortflex_core.training.data.iterables import Batches, IterableBatches, gives_batches
@@ -370,3 +370,33 @@ def held_out(given: Any, labeled: bool = True) -> tuple[Any, Any, Any]:
 def _batch_list(given: Sequence[Any]) -> bool:
     """Whether this is a list of batches, not a single batch."""
     return isinstance(given, list) and all(isinstance(g, tuple) and len(g) in (2, 3) for g in given)
+
+
+# Rows of a batch: enough for speed, few enough for memory.
+_CHUNK = 1024
+
+
+def chunk_size(problem: Problem, rows: int) -> int:
+    """The rows that are evaluated at a time: a fixed batch dimension, or the size of training batches."""
+    fixed = [i.shape[0] for i in problem.model.inputs if i.shape and isinstance(i.shape[0], int)]
+    if fixed and rows % fixed[0]:
+        raise DataError(
+            f"the model has a fixed batch dimension of {fixed[0]}, and {rows} rows are not a "
+            "multiple of it; pass a multiple of it, or create the Trainer with free_batch=True"
+        )
+    if any(term.tensors for term in problem.terms):
+        return fixed[0] if fixed else problem.batch_size  # pairs of a batch; boxes and anchors
+    return fixed[0] if fixed else max(_CHUNK, problem.batch_size)
+
+
+def slices(
+    columns: Mapping[str, Array], rows: int, size: int, denominators: Sequence[float | Array]
+) -> list[Batch]:
+    """Consecutive rows, ``size`` at a time; views, not copies."""
+    out = []
+    for start in range(0, rows, size):
+        part = {name: array[start : start + size] for name, array in columns.items()}
+        count = min(size, rows - start)
+        of_part = totals(denominators, count, slice(start, start + size))
+        out.append(Batch(part, None, count, of_part))
+    return out

@@ -9,7 +9,7 @@ the step, the rate and the hyperparameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -22,10 +22,10 @@ from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.compiler.programs.step import gradient_program, step_program, update_program
 from ortflex_core.kernel.errors import GraphError
+from ortflex_core.kernel.host_scalars import Host, HostNodes
 from ortflex_core.kernel.types import Shape, TensorSpec
 from ortflex_core.training.portable.assembly import Assembly, Entry
 from ortflex_core.training.portable.rate_table import RateTable
-from ortflex_core.training.portable.scalars import Scalars
 
 DOUBLE, INT64 = TensorProto.DOUBLE, TensorProto.INT64
 STATE: tuple[Role, ...] = ("parameter", "buffer", "slot", "average", "counter")
@@ -447,3 +447,21 @@ class _StepGraph(_Graph):
 
 def _role(key: Key) -> str:
     return key.role if isinstance(key, Port) else ""
+
+
+class Scalars:
+    """The values of host expressions as tensors of an assembly; equal expressions are computed once."""
+
+    def __init__(self, assembly: Assembly, symbol: Callable[[str], str]) -> None:
+        self._assembly = assembly
+        self._nodes = HostNodes(symbol, assembly.constant, assembly.node)
+        self._cast: dict[tuple[str, int], str] = {}
+
+    def cast(self, expression: Host, dtype: int) -> str:
+        """The name of a scalar of any type."""
+        name = self._nodes.value(expression)
+        if dtype == TensorProto.DOUBLE:
+            return name
+        if (name, dtype) not in self._cast:
+            self._cast[name, dtype] = self._assembly.node("Cast", name, to=dtype)
+        return self._cast[name, dtype]
