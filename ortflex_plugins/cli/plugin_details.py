@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 import re
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from ortflex_core import (
     suggest,
 )
 from ortflex_plugins.cli.completion import word
+from ortflex_plugins.cli.home_page import home_page
 from ortflex_plugins.cli.terminal import folded, folded_table
 
 
@@ -136,16 +136,3 @@ def paragraphs(registry: Registry, loaded: Any) -> list[str]:
 
 def _short(value: Any) -> str:
     return repr(value) if isinstance(value, str) else f"{value}"
-
-
-def home_page(distribution: str) -> str:
-    """The home page in the metadata of a distribution, or an empty string."""
-    try:
-        metadata = importlib.metadata.metadata(distribution)
-        lines = [line.partition(",") for line in metadata.get_all("Project-URL") or ()]
-        home = next(iter(metadata.get_all("Home-page") or ()), "")
-    except Exception:  # the file is missing, or not UTF-8
-        return ""
-    pages = {label.strip().lower(): page.strip() for label, _, page in lines}
-    known = (pages.get(n) for n in ("homepage", "home", "documentation", "repository", "source"))
-    return next(filter(None, known), "") or home or next(iter(pages.values()), "")

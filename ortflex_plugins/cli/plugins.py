@@ -10,7 +10,7 @@ import click
 
 from ortflex_core import HOOKS, Entry, PluginError, Plugins, Registry
 from ortflex_plugins.cli.completion import names_of
-from ortflex_plugins.cli.plugin_details import home_page
+from ortflex_plugins.cli.home_page import home_page
 from ortflex_plugins.cli.terminal import new_table, open_console, plain, show_table
 
 if TYPE_CHECKING:
