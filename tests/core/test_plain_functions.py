@@ -24,7 +24,7 @@ from ortflex_core import (
     check_model,
 )
 from tests.models import linear, weights_of
-from tests.training import make, plugins, regression
+from tests.training import Recorder, make, plugins, regression, same
 
 pytestmark = pytest.mark.per_python
 
@@ -90,13 +90,11 @@ def test_a_loss_of_classes_gets_class_numbers() -> None:
     x, y = rng.normal(size=(20, 5)).astype(np.float32), rng.integers(0, 3, 20)
     options = {"metrics": "accuracy", "epochs": 2, "backend": "fused"}
     own, ours = (
-        make(linear(5, 3), loss=loss, **options)
+        make(linear(5, 3), loss=loss, **options).fit(x, y, validation_data=(x, y))
         for loss in (scores_of_classes, "softmax_cross_entropy")
     )
-    for trainer in (own, ours):
-        trainer.fit(x, y, validation_data=(x, y))
-    np.testing.assert_allclose(own.history_["loss"], ours.history_["loss"], rtol=1e-5)
-    assert own.history_["validation_accuracy"] == ours.history_["validation_accuracy"]
+    np.testing.assert_allclose(own["loss"], ours["loss"], rtol=1e-5)
+    assert own["validation_accuracy"] == ours["validation_accuracy"]
 
 
 def test_a_function_is_a_metric() -> None:
@@ -106,12 +104,9 @@ def test_a_function_is_a_metric() -> None:
     scores = trainer.evaluate(X, Y, sample_weight=weights)
     error = trainer.predict(X) - Y
     assert scores["largest_error"] == pytest.approx(np.abs(error).max())
-    assert scores["weighted_bias"] == pytest.approx(
-        np.average(error.ravel(), weights=weights), rel=1e-4
-    )
+    bias = np.average(error.ravel(), weights=weights)
+    assert scores["weighted_bias"] == pytest.approx(bias, rel=1e-4)
 
-
-def test_a_metric_says_which_values_are_better() -> None:
     largest = make(linear(), metrics=[largest_error])
     assert largest.fit(X, Y, validation_data=(X, Y)).columns[-1] == "validation_largest_error"
     with pytest.raises(DataError, match="vector"):
@@ -141,25 +136,13 @@ def test_a_function_is_a_schedule() -> None:
     ids=["step", "epoch", "rows", "progress"],
 )
 def test_a_schedule_may_take_each_counter(function: Any, rates: list[int]) -> None:
-    seen: list[float] = []
-
-    def step_end(rate: float) -> None:
-        seen.append(rate)
-
-    x, y = regression(16)
-    trainer = make(
-        linear(),
-        schedule=function,
-        learning_rate=0.5,
-        epochs=2,
-        batch_size=8,
-        callbacks=[step_end],
-    )
-    trainer.fit(x, y)
-    assert seen == [0.5 * n for n in rates]
+    recorder = Recorder()
+    options = {"learning_rate": 0.5, "epochs": 2, "batch_size": 8, "callbacks": [recorder]}
+    make(linear(), schedule=function, **options).fit(*regression(16))
+    assert [step["rate"] for step in recorder.all("step_end")] == [0.5 * n for n in rates]
 
 
-def test_functions_are_callbacks() -> None:
+def test_functions_are_callbacks_and_known_to_check() -> None:
     calls: list[Any] = []
 
     def train_start(progress: Any) -> None:
@@ -172,6 +155,7 @@ def test_functions_are_callbacks() -> None:
     make(linear(), callbacks=[train_start, watch], epochs=5, backend="fused").fit(X, Y)
     assert calls == [("start", 0), 1, 2]
     assert not hasattr(watch, "ortflex_impl")
+    assert check_model(linear(), loss=quartic).trainable
 
 
 def _of_nothing(op: Any) -> None: ...
@@ -230,8 +214,7 @@ def test_a_checkpoint_has_paths_and_names_no_code(tmp_path: Path) -> None:
     for way in (own, {"trust_code": True, "epochs": 4}):
         again = Trainer.resume(tmp_path, progress=False, callbacks=(), **way)
         again.fit(X, Y)
-        for name, array in whole.get_state().items():
-            np.testing.assert_array_equal(again.get_state()[name], array)
+        same(again.get_state(), whole.get_state(), 0)
 
 
 def test_a_function_without_a_path_has_to_be_passed_again(tmp_path: Path) -> None:
@@ -277,14 +260,8 @@ def test_a_recipe_names_functions_of_a_file(tmp_path: Path) -> None:
     trainer = Trainer.from_recipe(loaded, plugins())
     trainer.progress = False
     loaded.run(trainer)
-    trained = weights_of(onnx.load(tmp_path / "run" / "trained.onnx"))
-    for name, array in trainer.get_state().items():
-        np.testing.assert_array_equal(trained[name], array)
+    same(weights_of(onnx.load(tmp_path / "run" / "trained.onnx")), trainer.get_state(), 0)
     with pytest.raises((ConfigError, PluginError), match=r"own\.py:cubed"):
         Recipe.load(tmp_path / "run" / "recipe.toml")
     again = Recipe.load(tmp_path / "run" / "recipe.toml", trust_code=True)
     assert Trainer.from_recipe(again, plugins()).learning_rate == trainer.learning_rate
-
-
-def test_check_knows_a_function() -> None:
-    assert check_model(linear(), loss=quartic).trainable

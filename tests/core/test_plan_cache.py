@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from ortflex_core import DataError, PlanCache
+from tests import models
 from tests.training import every_backend, make, same
 
 
@@ -17,19 +17,12 @@ def embedding() -> onnx.ModelProto:
     """The mean of embeddings of a sequence of any length, and a linear layer."""
     rng = np.random.default_rng(0)
     weights = {"table": rng.standard_normal((50, 4)), "w": rng.standard_normal((4, 1))}
-    nodes = [
-        helper.make_node("Gather", ["table", "tokens"], ["embedded"]),
-        helper.make_node("ReduceMean", ["embedded"], ["mean"], axes=[1], keepdims=0),
-        helper.make_node("MatMul", ["mean", "w"], ["out"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "embedding",
-        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["N", "T"])],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["N", 1])],
-        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    body = """
+        embedded = Gather(table, tokens)
+        mean = ReduceMean <axes = [1], keepdims = 0> (embedded)
+        out = MatMul(mean, w)
+    """
+    return models.parsed(body, weights, "int64[N, T] tokens", "float[N, 1] out")
 
 
 def batches() -> Any:
@@ -48,7 +41,8 @@ def test_a_bound_on_the_shapes_that_are_kept_changes_no_bit(
     if backend == "training_session" and accumulate > 1:
         pytest.skip("it updates the weights itself")
     options: dict[str, Any] = {"backend": backend, "accumulate": accumulate, "batch_size": 8}
-    free = make(embedding(), **options, epochs=2, shuffle=False)
+    options |= {"epochs": 2, "shuffle": False}
+    free = make(embedding(), **options)
     if backend == "xla" and accumulate > 1:  # a step is one graph of all its batches
         with pytest.raises(DataError, match="'tokens'"):
             free.fit(batches)
@@ -62,7 +56,7 @@ def test_a_bound_on_the_shapes_that_are_kept_changes_no_bit(
         made.append(self)
 
     monkeypatch.setattr(PlanCache, "__init__", bounded)
-    tight = make(embedding(), **options, epochs=2, shuffle=False)
+    tight = make(embedding(), **options)
     tight.fit(batches)
     same(tight.get_state(), free.get_state(), 0.0)
     assert all(len(list(cache)) <= 2 for cache in made)

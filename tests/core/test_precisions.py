@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from tests import models
 from tests.training import make, regression
@@ -20,19 +20,9 @@ both = partial(zip, strict=True)
 def two_precisions() -> ModelProto:
     """``single = X @ W`` in float32 and ``double = X @ V`` in float64."""
     rng = np.random.default_rng(5)
-    model = models.model(
-        [
-            helper.make_node("MatMul", ["X", "W"], ["single"]),
-            helper.make_node("Cast", ["X"], ["X64"], to=TensorProto.DOUBLE),
-            helper.make_node("MatMul", ["X64", "V"], ["double"]),
-        ],
-        [models.floats("X", "N", 4)],
-        [
-            models.floats("single", "N", 2),
-            helper.make_tensor_value_info("double", TensorProto.DOUBLE, ["N", 3]),
-        ],
-        {"W": rng.standard_normal((4, 2))},
-    )
+    body = "single = MatMul(X, W)  X64 = Cast <to = 11> (X)  double = MatMul(X64, V)"
+    weights, outputs = {"W": rng.standard_normal((4, 2))}, "float[N, 2] single, double[N, 3] double"
+    model = models.parsed(body, weights, "float[N, 4] X", outputs)
     model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((4, 3)), "V"))
     return model
 
@@ -57,18 +47,10 @@ def by_hand(steps: int, rate: float, l2: float, bound: float) -> tuple[list[floa
 def test_losses_of_two_precisions_add_up(backend: str, first: str) -> None:
     """One array of costs was read in the type of the first one."""
     labels = {"label/single": SINGLE, "label/double": DOUBLE}
-    trainer = make(
-        two_precisions(),
-        backend=backend,
-        loss=dict.fromkeys([first, *({"single", "double"} - {first})], "squared_error"),
-        penalty={"name": "l2", "l2": 0.05},
-        optimizer="sgd",
-        learning_rate=0.1,
-        batch_size=5,
-        epochs=1,
-        shuffle=False,
-        clip_norm=1.5,
-    )
+    losses = dict.fromkeys([first, *({"single", "double"} - {first})], "squared_error")
+    options = {"learning_rate": 0.1, "batch_size": 5, "epochs": 1, "shuffle": False}
+    options |= {"penalty": {"name": "l2", "l2": 0.05}, "clip_norm": 1.5}
+    trainer = make(two_precisions(), backend=backend, loss=losses, **options)
     history = trainer.fit(X, labels)
     costs, weights = by_hand(4, 0.1, 0.05, 1.5)
     assert history.losses == pytest.approx([np.mean(costs)], rel=1e-5)

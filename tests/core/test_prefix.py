@@ -12,28 +12,22 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
-from ortflex_core import Array, Trainer, check_model, internals_of
+from ortflex_core import Trainer, check_model, internals_of
 from ortflex_core.compiler.programs.prefix import Prefix, find_prefix
 from ortflex_core.training.data.prefix_session import PrefixSession
 from tests import models
 from tests.training import make
 
-node = helper.make_node
 HEAD = ["full", "shift"]
 
 
-def network(*middle: onnx.NodeProto, **weights: Any) -> onnx.ModelProto:
+def network(middle: str, **weights: Any) -> onnx.ModelProto:
     """``X`` [N, 4], a frozen product ``a``, the nodes from ``a`` to ``b`` [N, 5], and a trained head."""
     rng = np.random.default_rng(2)
-    tensors: dict[str, Array] = {
-        "frozen": rng.standard_normal((4, 5)),
-        "head": rng.standard_normal((5, 1)),
-        **weights,
-    }
-    nodes = [node("MatMul", ["X", "frozen"], ["a"]), *middle, node("MatMul", ["b", "head"], ["Y"])]
-    return models.model(nodes, [models.floats("X", "N", 4)], [models.floats("Y", "N", 1)], tensors)
+    tensors = {"frozen": rng.standard_normal((4, 5)), "head": rng.standard_normal((5, 1))} | weights
+    body = f"a = MatMul(X, frozen)  {middle}  Y = MatMul(b, head)"
+    return models.parsed(body, tensors, "float[N, 4] X", "float[N, 1] Y")
 
 
 def prefix_of(model: onnx.ModelProto, params: Any = "head", **options: Any) -> Prefix | None:
@@ -50,79 +44,45 @@ def columns(model: onnx.ModelProto, params: Any = "head", **options: Any) -> lis
 NORM = {k: np.ones(5) for k in ("scale", "mean", "var")} | {"bias": np.zeros(5)}
 
 
+CONSTANTS = NORM | {"offset": np.ones(5), "ratio": np.float32(0.5), "on": np.array(True)}
+BATCH_NORM = "b = BatchNormalization(a, scale, bias, mean, var)"
+DROPOUT = "b = Dropout(a, ratio, on)"
+LATER = {"params": ["head", "offset"], "groups": [{"params": "offset", "start_epoch": 3}]}
+
+
 @pytest.mark.parametrize(
-    ("nodes", "weights", "options", "expected"),
+    ("middle", "options", "expected"),
     [
-        ([node("Relu", ["a"], ["b"])], {}, {}, ["b"]),
-        ([node("Add", ["a", "offset"], ["b"])], {"offset": np.ones(5)}, {}, ["b"]),
-        ([node("RandomNormalLike", ["a"], ["r"]), node("Add", ["a", "r"], ["b"])], {}, {}, ["a"]),
-        ([node("Bernoulli", ["a"], ["b"])], {}, {}, ["a"]),
-        (
-            [node("BatchNormalization", ["a", "scale", "bias", "mean", "var"], ["b"])],
-            NORM,
-            {},
-            ["b"],
-        ),
-        (
-            [node("BatchNormalization", ["a", "scale", "bias", "mean", "var"], ["b"])],
-            NORM,
-            {"batch_norm": "train"},
-            ["a"],
-        ),
-        (
-            [node("BatchNormalization", ["a", "scale", "bias", "mean", "var"], ["b"])],
-            NORM,
-            {"params": ["head", "bias"]},
-            ["a"],
-        ),
-        (
-            [node("Dropout", ["a", "ratio", "on"], ["b"])],
-            {"ratio": np.float32(0.5), "on": np.array(True)},
-            {},
-            ["a"],
-        ),
-        (
-            [node("Dropout", ["a", "ratio", "on"], ["b"])],
-            {"ratio": np.float32(0.5), "on": np.array(True)},
-            {"dropout": "off"},
-            ["b"],
-        ),
+        ("b = Relu(a)", {}, "b"),
+        ("b = Add(a, offset)", {}, "b"),
+        ("b = Add(a, offset)", LATER, "a"),
+        ("r = RandomNormalLike(a)  b = Add(a, r)", {}, "a"),
+        ("b = Bernoulli(a)", {}, "a"),
+        (BATCH_NORM, {}, "b"),
+        (BATCH_NORM, {"batch_norm": "train"}, "a"),
+        (BATCH_NORM, {"params": ["head", "bias"]}, "a"),
+        (DROPOUT, {}, "a"),
+        (DROPOUT, {"dropout": "off"}, "b"),
     ],
-    ids=["relu", "add", "draw", "bernoulli", "frozen", "batch", "trained", "dropout", "off"],
 )
-def test_where_it_ends(
-    nodes: Any, weights: dict[str, Array], options: dict[str, Any], expected: list[str]
-) -> None:
-    assert columns(network(*nodes, **weights), **{"params": "head"} | options) == expected
-
-
-def test_a_parameter_of_a_later_epoch_is_behind_it() -> None:
-    model = network(node("Add", ["a", "offset"], ["b"]), offset=np.ones(5))
-    groups = [{"params": "offset", "start_epoch": 3}]
-    assert columns(model, ["head", "offset"], groups=groups) == ["a"]
+def test_where_it_ends(middle: str, options: dict[str, Any], expected: str) -> None:
+    weights = {name: array for name, array in CONSTANTS.items() if name in middle}
+    assert columns(network(middle, **weights), **{"params": "head"} | options) == [expected]
 
 
 def test_an_input_that_the_rest_reads_too_is_passed_on() -> None:
-    nodes = [
-        node("Relu", ["a"], ["r"]),
-        node("MatMul", ["X", "second"], ["t"]),
-        node("Add", ["r", "t"], ["b"]),
-    ]
-    model = network(*nodes, second=np.ones((4, 5)))
+    model = network("r = Relu(a)  t = MatMul(X, second)  b = Add(r, t)", second=np.ones((4, 5)))
     assert columns(model, ["head", "second"]) == ["X", "r"]
     assert columns(models.mlp(), None) == []
 
 
 def test_a_tensor_without_an_axis_of_rows_is_computed_by_the_rest() -> None:
     """Sizes and transposed tensors are no columns; what they are computed from is."""
-    nodes = [
-        node("Shape", ["a"], ["size"]),
-        node("Transpose", ["a"], ["turned"], perm=[1, 0]),
-        node("MatMul", ["inner", "turned"], ["t"]),
-        node("Transpose", ["t"], ["u"], perm=[1, 0]),
-        node("Reshape", ["u", "size"], ["b"]),
-    ]
-    model = network(*nodes, inner=np.eye(5))
+    body = """
+        size = Shape(a)  turned = Transpose <perm = [1, 0]> (a)  t = MatMul(inner, turned)
+        u = Transpose <perm = [1, 0]> (t)  b = Reshape(u, size)
+    """
+    model = network(body, inner=np.eye(5))
     found = prefix_of(model, ["head", "inner"])
     assert found is not None
     assert [spec.name for spec in found.columns] == ["a"]
@@ -130,23 +90,20 @@ def test_a_tensor_without_an_axis_of_rows_is_computed_by_the_rest() -> None:
 
 
 def test_adapters_are_behind_it_and_their_frozen_product_is_not() -> None:
-    model = network(node("MatMul", ["a", "inner"], ["b"]), inner=np.eye(5))
+    model = network("b = MatMul(a, inner)", inner=np.eye(5))
     adapters = {"name": "lora", "rank": 2, "targets": ["inner"]}
     assert columns(model, None, adapters=adapters) == ["a", "b/base"]
 
 
 def test_what_is_worth_it() -> None:
     """Products are, and so are operators without a gradient; arithmetic is not."""
-    scaled = models.model(
-        [node("Sub", ["X", "mean"], ["c"]), node("MatMul", ["c", "w"], ["Y"])],
-        [models.floats("X", "N", 3)],
-        [models.floats("Y", "N", 1)],
-        {"mean": np.ones(3), "w": np.ones((3, 1))},
-    )
+    weights = {"mean": np.ones(3), "w": np.ones((3, 1))}
+    body = "c = Sub(X, mean)  Y = MatMul(c, w)"
+    scaled = models.parsed(body, weights, "float[N, 3] X", "float[N, 1] Y")
     found = prefix_of(scaled, "w")
     assert found is not None
     assert not found.work
-    product = prefix_of(network(node("Relu", ["a"], ["b"])))
+    product = prefix_of(network("b = Relu(a)"))
     assert product is not None
     assert product.work == "MatMul"
 

@@ -29,22 +29,20 @@ from tests.training import every_backend, make
 helper = models.helper
 
 
-def scaled(rows: Any = "N") -> Any:
-    """A Scaler of ai.onnx.ml, which has no shape inference, before a linear model."""
-    model = models.model(
-        [
-            helper.make_node(
-                "Scaler", ["X"], ["scaled"], domain="ai.onnx.ml", offset=[1.0], scale=[0.5]
-            ),
-            helper.make_node("MatMul", ["scaled", "W"], ["product"]),
-            helper.make_node("Add", ["product", "b"], ["Y"]),
-        ],
-        [models.floats("X", rows, 4)],
-        [models.floats("Y", None, None)],
-        {"W": np.ones((4, 1)), "b": np.zeros(1)},
+SCALE = "scaled = ai.onnx.ml.Scaler <offset = [1.0], scale = [0.5]> (X)"
+"""Shape inference does not know this operator."""
+
+
+def after_scaler(body: str, weights: Any, given: str, *, scale: str = SCALE) -> Any:
+    return models.parsed(
+        f"{scale} {body}", weights, f"float[{given}] X", "float[?, ?] Y", ai_onnx_ml=3
     )
-    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
-    return model
+
+
+def scaled(rows: Any = "N") -> Any:
+    """A Scaler before a linear model."""
+    weights = {"W": np.ones((4, 1)), "b": np.zeros(1)}
+    return after_scaler("p = MatMul(scaled, W)  Y = Add(p, b)", weights, f"{rows}, 4")
 
 
 def test_shapes_are_found_by_running_the_model() -> None:
@@ -55,10 +53,8 @@ def test_shapes_are_found_by_running_the_model() -> None:
     assert model.value("scaled").shape == ("batch", 4)
     assert model.value("Y").shape == ("batch", 1)
 
-
-def test_a_model_that_cannot_be_run_stays_as_it_is() -> None:
     proto = scaled()
-    proto.graph.node[0].op_type = "Scalr"
+    proto.graph.node[0].op_type = "Scalr"  # cannot be run
     with pytest.raises(Exception, match="Scalr"):
         Model(proto)
 
@@ -78,26 +74,12 @@ def test_a_scaler_before_the_first_parameter_is_no_obstacle(backend: str) -> Non
 
 def wide(features: int, outputs: int, *, offset: int | None = None, rows: Any = "N") -> Any:
     """A Scaler before one product and a bias; with another ``offset`` the runtime cannot run it."""
-    rng = np.random.default_rng(0)
-    model = models.model(
-        [
-            helper.make_node(
-                "Scaler",
-                ["X"],
-                ["scaled"],
-                domain="ai.onnx.ml",
-                offset=[1.0] * (offset or features),
-                scale=[0.5] * (offset or features),
-            ),
-            helper.make_node("MatMul", ["scaled", "W"], ["product"]),
-            helper.make_node("Add", ["product", "b"], ["Y"]),
-        ],
-        [models.floats("X", rows, features)],
-        [models.floats("Y", None, None)],
-        {"W": rng.standard_normal((features, outputs)) / 8, "b": np.zeros(outputs)},
-    )
-    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
-    return model
+    weight = np.random.default_rng(0).standard_normal((features, outputs)) / 8
+    numbers = [f"[{', '.join([n] * (offset or features))}]" for n in ("1.0", "0.5")]
+    scale = SCALE.replace("[1.0]", numbers[0]).replace("[0.5]", numbers[1])
+    body, weights = "product = MatMul(scaled, W)  Y = Add(product, b)", {"W": weight}
+    weights["b"] = np.zeros(outputs)
+    return after_scaler(body, weights, f"{rows}, {features}", scale=scale)
 
 
 @pytest.mark.parametrize("elements", [1024, 1025, 40_000])
@@ -137,16 +119,12 @@ def test_tensors_that_stay_in_their_file_are_fed_from_there(
 def test_large_tensors_that_onnxruntime_is_not_fed_are_inside() -> None:
     """A bfloat16 table after an operator without inference; arrays of that type cannot be fed."""
     proto = wide(8, 4)
-    table = onnx.numpy_helper.from_array(np.ones((300, 8), np.float32), "table")
-    half = helper.make_tensor(
-        "table", onnx.TensorProto.BFLOAT16, [300, 8], np.ones(2400, np.float32).tolist()
-    )
-    assert table.dims == half.dims
+    half = helper.make_tensor("table", onnx.TensorProto.BFLOAT16, [300, 8], [1.0] * 2400)
     proto.graph.initializer.append(half)
+    proto.graph.node[0].input[0] = "moved"
+    proto.graph.node.insert(0, helper.make_node("Add", ["X", "mean"], ["moved"]))
+    proto.graph.node.insert(0, helper.make_node("ReduceMean", ["wider"], ["mean"], axes=[0]))
     proto.graph.node.insert(0, helper.make_node("Cast", ["table"], ["wider"], to=1))
-    proto.graph.node.insert(1, helper.make_node("ReduceMean", ["wider"], ["mean"], axes=[0]))
-    proto.graph.node.insert(2, helper.make_node("Add", ["X", "mean"], ["moved"]))
-    proto.graph.node[3].input[0] = "moved"
     model = Model(proto)
     complete_shapes(model)
     assert (model.unlearned, model.value("Y").shape) == ("", ("batch", 4))
@@ -178,37 +156,25 @@ def test_why_a_model_could_not_be_run_is_part_of_every_error_that_follows(
     assert "note: the types or shapes" in report.summary
 
 
-def mixed(*names: Any) -> Any:
+def mixed(names: str) -> Any:
     """An output of an operator without inference (Scaler), as long as a symbol, and twice as long."""
-    model = models.model(
-        [
-            helper.make_node(
-                "Scaler", ["X"], ["scaled"], domain="ai.onnx.ml", offset=[1.0], scale=[0.5]
-            ),
-            helper.make_node("Concat", ["scaled", "scaled"], ["Y"], axis=1),
-        ],
-        [models.floats("X", *names)],
-        [models.floats("Y", None, None)],
-        {},
-    )
-    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
-    return model
+    return after_scaler("Y = Concat <axis = 1> (scaled, scaled)", {}, names)
 
 
 @pytest.mark.parametrize(
     ("names", "scaled", "y"),
     [
-        (("N", "T"), ("batch", "T"), ("batch", None)),
-        (("N", None), ("batch", None), ("batch", None)),
-        (("N", 4), ("batch", 4), ("batch", 8)),
-        ((3, "T"), (3, "T"), (3, None)),
+        ("N, T", ("batch", "T"), ("batch", None)),
+        ("N, ?", ("batch", None), ("batch", None)),
+        ("N, 4", ("batch", 4), ("batch", 8)),
+        ("3, T", (3, "T"), (3, None)),
     ],
 )
 def test_sizes_that_follow_a_symbol_are_not_taken_for_fixed(
-    names: Any, scaled: Any, y: Any
+    names: str, scaled: Any, y: Any
 ) -> None:
     """The class: a size that was seen once is no fixed one where an input's free size made it."""
-    model = Model(mixed(*names))
+    model = Model(mixed(names))
     complete_shapes(model)
     assert model.value("scaled").shape == scaled
     assert model.value("Y").shape == y
@@ -265,29 +231,17 @@ def test_shapes_that_follow_the_values_of_inputs_stay_unknown(text: str) -> None
     feeds = {"x": x, "axes": at, "cotangent/y": g.astype(np.float32)}
     got = Runner(proto, {})(feeds)["gradient/x"]
     wide = x.astype(np.float64)
-    axis, e = (1, np.exp(wide)) if "Log" in text else (2, np.exp(wide))
-    if axis == 1:
-        total = e.sum(axis, keepdims=True)
-        expected = g * np.log(total) + (g * wide).sum(axis, keepdims=True) * e / total
-    else:
-        expected = g * e.mean(axis, keepdims=True) + (g * wide).sum(axis, keepdims=True) * e / 5
+    axis, e = 1 if "Log" in text else 2, np.exp(wide)
+    total, along = e.sum(axis, keepdims=True), (g * wide).sum(axis, keepdims=True) * e
+    expected = g * np.log(total) + along / total if axis == 1 else (g * total + along) / 5
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("text", "whole", "width"),
     [
-        (
-            "f = Cast <to = 1> (ids)  m = Add(x, f)  "
-            "a = ai.onnx.ml.Scaler <offset = [0.0], scale = [2.0]> (m)",
-            "int64[N, 4] ids",
-            4,
-        ),
-        (
-            "c = Compress <axis = 1> (x, ids)  a = ai.onnx.ml.Scaler <offset = [0.0], scale = [2.0]> (c)",
-            "bool[4] ids",
-            None,
-        ),
+        ("f = Cast <to = 1> (ids)  m = Add(x, f)", "int64[N, 4] ids", 4),
+        ("m = Compress <axis = 1> (x, ids)", "bool[4] ids", None),
     ],
 )
 def test_an_input_of_whole_numbers_leaves_known_what_does_not_follow_them(
@@ -297,11 +251,9 @@ def test_an_input_of_whole_numbers_leaves_known_what_does_not_follow_them(
 
     A width that follows their values stays unknown, another one is learned.
     """
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]> '
-        f"g (float[N, 4] x, {whole}) => (float[N, k] y) {{ {text}  y = Neg(a) }}"
-    )
-    model = Model(proto)
+    scale = "a = ai.onnx.ml.Scaler <offset = [0.0], scale = [2.0]> (m)"
+    places = f"float[N, 4] x, {whole}", "float[N, k] y"
+    model = Model(models.parsed(f"{text}  {scale}  y = Neg(a)", {}, *places, ai_onnx_ml=3))
     assert model.unknown()
     complete_shapes(model)
     assert model.unlearned == ""
@@ -310,17 +262,14 @@ def test_an_input_of_whole_numbers_leaves_known_what_does_not_follow_them(
     assert width is None or shape == ("batch", 4)
 
 
-def behind_a_product(operator: str, *after: Any) -> Any:
+def behind_a_product(operator: str, after: str) -> Any:
     """A product by a large constant, then nodes from ``product``; the last one gives Y."""
-    settings = {"transB": 1} if operator == "Gemm" else {}
-    weight = np.random.default_rng(0).standard_normal((300, 400) if settings else (400, 300))
-    nodes = [helper.make_node(operator, ["X", "W"], ["product"], **settings), *after]
-    shape = helper.make_node("Shape", ["product"], ["shape"])
-    return models.model(
-        [nodes[0], shape, *nodes[1:]],
-        [models.floats("X", "N", 400)],
-        [models.floats("Y", None, None)],
-        {"W": weight, "zero": np.asarray([0]), "axes": np.asarray([1])},
+    turned = operator == "Gemm"
+    weight = np.random.default_rng(0).standard_normal((300, 400) if turned else (400, 300))
+    call = f"{operator} {'<transB = 1>' if turned else ''} (X, W)"
+    body = f"product = {call}  shape = Shape(product)  {after}"
+    return models.parsed(
+        body, {"W": weight, "axes": np.asarray([1])}, "float[N, 400] X", "float[?, ?] Y"
     )
 
 
@@ -336,9 +285,7 @@ def test_products_by_large_constants_are_not_computed(
             super().__init__(model, large)
 
     monkeypatch.setattr("ortflex_core.compiler.model.shape_probe.Runner", Noting)
-    model = Model(
-        behind_a_product(operator, helper.make_node("Reshape", ["product", "shape"], ["Y"]))
-    )
+    model = Model(behind_a_product(operator, "Y = Reshape(product, shape)"))
     assert model.unknown()
     complete_shapes(model)
     ((probe, large),) = given
@@ -349,12 +296,8 @@ def test_products_by_large_constants_are_not_computed(
 
 
 def test_products_whose_values_decide_sizes_are_computed() -> None:
-    found = [
-        helper.make_node("NonZero", ["product"], ["places"]),
-        helper.make_node("Gather", ["places", "axes"], ["second"], axis=0),
-        helper.make_node("Cast", ["second"], ["Y"], to=1),
-    ]
-    model = Model(behind_a_product("MatMul", *found))
+    found = "places = NonZero(product)  second = Gather <axis = 0> (places, axes)"
+    model = Model(behind_a_product("MatMul", f"{found}  Y = Cast <to = 1> (second)"))
     nodes = model.ancestors(["Y"])
     products = shape_probe._large_products(model, nodes)
     assert products == {"product": 300}

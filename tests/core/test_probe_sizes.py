@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from ortflex_core import Model, complete_shapes, gradient_model
 from ortflex_core.compiler.runtime.session import cpu_session
@@ -42,40 +42,27 @@ FUNCTIONS: Mapping[str, tuple[list[Step], Callable[[int], int]]] = {
     "max(N - 40, 1)": ([("Sub", "40"), ("Max", "1")], lambda n: max(n - 40, 1)),
     "3 N": ([("Mul", "3")], lambda n: 3 * n),
 }
+SCALER = "ai.onnx.ml.Scaler <offset = [0.0], scale = [1.0]>"
 BATCHES = (1, 2, 3, 4, 5, 7, 16, 49, 51, 64, 65, 99, 101, 130)
 
 
 def model(steps: list[Step], kind: str) -> onnx.ModelProto:
     """``Y`` has f(N) rows: the sum of X · W repeated, or the first rows of X · W."""
-    make = helper.make_node
-    nodes = [make("Mul", ["X", "W"], ["product"]), make("Shape", ["X"], ["shape"])]
-    nodes.append(make("Slice", ["shape", "0", "1"], ["n"]))
-    size = "n"
+    body, size = "product = Mul(X, W)  shape = Shape(X)  n = Slice(shape, c0, c1)", "n"
     for k, (operator, constant) in enumerate(steps):
-        nodes.append(make(operator, [size, constant], [f"size {k}"]))
-        size = f"size {k}"
+        name = constant if constant == "n" else f"c{constant}"
+        body += f"  size{k} = {operator}({size}, {name})"
+        size = f"size{k}"
     if kind == "repeated":
-        nodes += [
-            make("ReduceSum", ["product", "0"], ["row"], keepdims=1),
-            make("Concat", [size, "3"], ["wanted"], axis=0),
-            make("Expand", ["row", "wanted"], ["rows"]),
-            # Without shape inference: what is known behind it was measured.
-            make("Scaler", ["rows"], ["Y"], domain="ai.onnx.ml", offset=[0.0], scale=[1.0]),
-        ]
+        body += "  row = ReduceSum <keepdims = 1> (product, c0)"
+        body += f"  wanted = Concat <axis = 0> ({size}, c3)  rows = Expand(row, wanted)"
+        # Without shape inference: what is known behind it was measured.
+        body += f"  Y = {SCALER} (rows)"
     else:
-        nodes += [
-            make("Slice", ["product", "0", size], ["rows"]),
-            make("Mul", ["rows", "rows"], ["Y"]),
-        ]
+        body += f"  rows = Slice(product, c0, {size})  Y = Mul(rows, rows)"
     constants = {c for _, c in steps if c != "n"} | {"0", "1", "3"}
-    values = [numpy_helper.from_array(np.array([int(c)], np.int64), c) for c in sorted(constants)]
-    values.append(numpy_helper.from_array(np.float32([1, 2, 3]), "W"))
-    info = helper.make_tensor_value_info
-    inputs = [info("X", TensorProto.FLOAT, ["N", 3])]
-    outputs = [info("Y", TensorProto.FLOAT, [None, None])]
-    graph = helper.make_graph(nodes, "computed sizes", inputs, outputs, values)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    values = {f"c{c}": np.array([int(c)]) for c in sorted(constants)} | {"W": np.arange(1, 4.0)}
+    return models.parsed(body, values, "float[N, 3] X", "float[?, ?] Y", ai_onnx_ml=3)
 
 
 def known_sizes_hold(proto: onnx.ModelProto, sizes: Callable[[int], Mapping[str, Any]]) -> None:
@@ -129,22 +116,9 @@ def test_gradients_through_computed_sizes_are_right_for_every_batch(name: str) -
 @pytest.mark.parametrize(("end", "step"), [(4, 1), (50, 1), (2**40, 3), (90, 2)])
 def test_constant_slices_of_the_rows(end: int, step: int) -> None:
     """They compute a size without reading one: min(N, 50), ceil(N / 3)."""
-    values = {"start": 0, "end": end, "axis": 0, "step": step}
-    nodes = [
-        helper.make_node("Scaler", ["X"], ["s"], domain="ai.onnx.ml", offset=[0.0], scale=[1.0]),
-        helper.make_node("Slice", ["s", *values], ["rows"]),
-        helper.make_node("Scaler", ["rows"], ["Y"], domain="ai.onnx.ml", offset=[0.0], scale=[1.0]),
-    ]
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "slice",
-        [info("X", TensorProto.FLOAT, ["N", 3])],
-        [info("Y", TensorProto.FLOAT, [None, None])],
-        [numpy_helper.from_array(np.array([v], np.int64), n) for n, v in values.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    values = {n: np.array([v]) for n, v in (("start", 0), ("end", end), ("axis", 0), ("by", step))}
+    body = f"s = {SCALER} (X)  rows = Slice(s, start, end, axis, by)  Y = {SCALER} (rows)"
+    proto = models.parsed(body, values, "float[N, 3] X", "float[?, ?] Y", ai_onnx_ml=3)
     known_sizes_hold(proto, lambda n: {"X": np.ones((n, 3), np.float32)})
     made = Model(proto)
     complete_shapes(made)
@@ -155,14 +129,11 @@ def test_constant_slices_of_the_rows(end: int, step: int) -> None:
 def test_a_size_that_is_computed_from_another_axis(divisor: int) -> None:
     proto = model([("Div", str(divisor)), ("Max", "1")], "repeated")
     nodes = {n.output[0]: n for n in proto.graph.node}
-    nodes["n"].input[:] = ["shape", "1", "two"]
-    nodes["row"].input[:] = ["product", "1"]
-    nodes["wanted"].input[:] = ["1", "size 1", "3"]
-    shape = ["N", "T", 3]
-    proto.graph.input[0].CopyFrom(helper.make_tensor_value_info("X", TensorProto.FLOAT, shape))
-    proto.graph.output[0].CopyFrom(
-        helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 3)
-    )
+    nodes["n"].input[:] = ["shape", "c1", "two"]
+    nodes["row"].input[:] = ["product", "c1"]
+    nodes["wanted"].input[:] = ["c1", "size1", "c3"]
+    proto.graph.input[0].CopyFrom(models.floats("X", "N", "T", 3))
+    proto.graph.output[0].CopyFrom(models.floats("Y", None, None, None))
     proto.graph.initializer.append(numpy_helper.from_array(np.array([2], np.int64), "two"))
     known_sizes_hold(proto, lambda n: {"X": np.ones((n, n, 3), np.float32)})
 
@@ -205,20 +176,12 @@ def test_halves_that_torch_exports_with_a_free_batch(split: str) -> None:
 
 def test_sizes_that_inference_knows_stay_where_a_run_proves_nothing() -> None:
     """The number of rows depends on values, so no measured size is trusted; that of a product is known."""
-    model = models.model(
-        [
-            helper.make_node("Greater", ["x", "zero"], ["places"]),
-            helper.make_node("ReduceMax", ["places_f"], ["chosen_f"], axes=[1], keepdims=0),
-            helper.make_node("Cast", ["chosen_f"], ["chosen"], to=TensorProto.BOOL),
-            helper.make_node("Compress", ["x", "chosen"], ["rows"], axis=0),
-            helper.make_node("MatMul", ["rows", "w"], ["y"]),
-        ],
-        [models.floats("x", "N", 6)],
-        [models.floats("y", "M", 10)],
-        {"w": np.ones((6, 10)), "zero": np.array(0, np.float32)},
-    )
-    cast = helper.make_node("Cast", ["places"], ["places_f"], to=TensorProto.FLOAT)
-    model.graph.node.insert(1, cast)
-    read = Model(model)
+    body = """
+        positive = Greater(x, zero)  places = Cast <to = 1> (positive)
+        most = ReduceMax <axes = [1], keepdims = 0> (places)  chosen = Cast <to = 9> (most)
+        rows = Compress <axis = 0> (x, chosen)  y = MatMul(rows, w)
+    """
+    weights = {"w": np.ones((6, 10)), "zero": np.array(0, np.float32)}
+    read = Model(models.parsed(body, weights, "float[N, 6] x", "float[M, 10] y"))
     complete_shapes(read)
     assert (read.value("y").shape or ())[1] == 10

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx.helper import make_node as node
 
 from ortflex_core import (
     RanksDiffer,
@@ -24,7 +23,6 @@ from ortflex_core import (
     run_ranks,
 )
 from tests import models
-from tests.models import floats
 from tests.training import plugins, usable
 
 rng = np.random.default_rng(12)
@@ -37,17 +35,10 @@ HELD = (X[:50], Y[:50], WEIGHT[:50])
 
 
 def training(model: Any = None, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {
-        "loss": "squared_error",
-        "learning_rate": 0.05,
-        "batch_size": 8,
-        "epochs": 3,
-        "threads": 1,
-        "progress": False,
-        "plugins": plugins(),
-        "backend": {"name": "fused", "steps_per_run": 1},
-    }
-    return Trainer(models.mlp() if model is None else model, **settings | options)
+    settings: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8, "epochs": 3, "threads": 1}
+    settings["backend"] = {"name": "fused", "steps_per_run": 1}
+    usual = {"loss": "squared_error", "progress": False, "plugins": plugins()}
+    return Trainer(models.mlp() if model is None else model, **usual | settings | options)
 
 
 def outcome(trainer: Trainer, data: Any, **fit: Any) -> dict[str, Any]:
@@ -74,15 +65,11 @@ def equal(size: int, data: Any, per_rank: int = 1, **options: Any) -> None:
     fit = options.pop("fit", {})
     make: Callable[..., Trainer] = options.pop("make", training)
     together = outcome(make(accumulate=size * per_rank, **options), data, **fit)
-    alone = results(
-        run_ranks(
-            size,
-            lambda group: outcome(
-                make(accumulate=per_rank, distributed=group, **options), data, **fit
-            ),
-        )
-    )
-    for rank, one in enumerate(alone):
+
+    def job(group: ThreadGroup) -> dict[str, Any]:
+        return outcome(make(accumulate=per_rank, distributed=group, **options), data, **fit)
+
+    for rank, one in enumerate(results(run_ranks(size, job))):
         assert one.keys() == together.keys()
         for name, value in together.items():
             assert one[name] == value, f"{name} on rank {rank} of {size}"
@@ -90,36 +77,29 @@ def equal(size: int, data: Any, per_rank: int = 1, **options: Any) -> None:
 
 def classifier(dropout: bool = False) -> Any:
     w = np.random.default_rng(5)
-    nodes = [node("MatMul", ["X", "a"], ["h"]), node("Tanh", ["h"], ["t"])]
-    last = "t"
-    if dropout:
-        nodes.append(node("Dropout", ["t", "ratio", "on"], ["d"]))
-        last = "d"
-    nodes.append(node("MatMul", [last, "b"], ["Y"]))
     weights = {"a": w.standard_normal((6, 7)) / 2, "b": w.standard_normal((7, 3)) / 2}
     if dropout:
         weights |= {"ratio": np.float32(0.3), "on": np.array(True)}
-    return models.model(nodes, [floats("X", "N", 6)], [floats("Y", "N", 3)], weights)
+    last = "Dropout(t, ratio, on)" if dropout else "Identity(t)"
+    return models.parsed(f"h = MatMul(X, a)  t = Tanh(h)  d = {last}  Y = MatMul(d, b)", weights)
 
 
+WEIGHTED = {"name": "softmax_cross_entropy", "ignore_index": -1, "class_weight": [0.5, 2.0, 1.0]}
+SQUARED, HUBER = {"name": "squared_error"}, {"name": "huber", "factor": 0.5}
+ELASTIC = {"name": "elastic", "l1": 0.01, "l2": 0.1}
+MAX_NORM = {"name": "max_norm", "bound": 1.0}
+LATE = {"params": "W2", "optimizer": "adam", "start_epoch": 1}
+PLATEAU = {"name": "plateau", "patience": 1}
+STOPPING = [{"name": "early_stopping", "patience": 1}]
+VALIDATED = {"validation_data": HELD}
 RECIPES: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "plain": ((X, Y), {}),
     "in the given order": ((X, Y), {"shuffle": False, "reduction": "sum", "learning_rate": 0.002}),
     "sample weights, Adam": ((X, Y, WEIGHT), {"optimizer": "adam"}),
-    "batches without weight": (
-        (X, Y, np.where(np.arange(ROWS) < 60, 0.0, 1.0)),
-        {"shuffle": False},
-    ),
+    "batches without weight": ((X, Y, np.where(np.arange(ROWS) < 60, 0.0, 1)), {"shuffle": False}),
     "class weights and a mask": (
         (X, np.where(np.arange(ROWS) % 5 == 0, -1, CLASSES)),
-        {
-            "model": classifier(),
-            "loss": {
-                "name": "softmax_cross_entropy",
-                "ignore_index": -1,
-                "class_weight": [0.5, 2.0, 1.0],
-            },
-        },
+        {"model": classifier(), "loss": WEIGHTED},
     ),
     "dropout": (
         (X, CLASSES),
@@ -127,53 +107,26 @@ RECIPES: Mapping[str, tuple[Any, dict[str, Any]]] = {
     ),
     "two losses": (
         (X, {"first": Y, "second": Y}),
-        {
-            "loss": [
-                {"name": "squared_error", "expected": "first"},
-                {"name": "huber", "expected": "second", "factor": 0.5},
-            ]
-        },
+        {"loss": [{**SQUARED, "expected": "first"}, {**HUBER, "expected": "second"}]},
     ),
     "penalty, clipping, momentum": (
         (X, Y),
-        {
-            "penalty": {"name": "elastic", "l1": 0.01, "l2": 0.1},
-            "clip_norm": 0.5,
-            "clip_value": 0.2,
-            "optimizer": "momentum",
-        },
+        {"penalty": ELASTIC, "clip_norm": 0.5, "clip_value": 0.2, "optimizer": "momentum"},
     ),
-    "groups": (
-        (X, Y),
-        {
-            "groups": [
-                {"params": "W1", "rate": 0.3},
-                {"params": "W2", "optimizer": "adam", "start_epoch": 1},
-            ]
-        },
-    ),
+    "groups": ((X, Y), {"groups": [{"params": "W1", "rate": 0.3}, LATE]}),
     "averages and constraints": (
         (X, Y),
-        {
-            "averaging": "ema",
-            "constraint": {"name": "max_norm", "bound": 1.0},
-            "optimizer": "adamw",
-        },
+        {"averaging": "ema", "constraint": MAX_NORM, "optimizer": "adamw"},
     ),
     "schedules by step and rows": ((X, Y), {"schedule": {"name": "cosine", "by": "rows"}}),
     "validation, metrics, plateau": (
         (X, Y, WEIGHT),
-        {
-            "metrics": ["mae", "r2"],
-            "schedule": {"name": "plateau", "patience": 1},
-            "fit": {"validation_data": HELD},
-            "epochs": 5,
-        },
+        {"metrics": ["mae", "r2"], "schedule": PLATEAU, "fit": VALIDATED, "epochs": 5},
     ),
     "early stopping": (
         (X, Y),
         {
-            "callbacks": [{"name": "early_stopping", "patience": 1}],
+            "callbacks": STOPPING,
             "fit": {"validation_data": 0.3},
             "epochs": 30,
             "learning_rate": 0.4,
@@ -208,12 +161,10 @@ def test_evaluation_in_chunks_is_that_of_one_process() -> None:
 
 
 def test_a_step_end_hook_of_rank_0_stops_all_after_the_same_step() -> None:
-    class Stop:
-        @hook
-        def step_end(self, progress: Any) -> bool:
-            return progress.step >= 7
+    def step_end(progress: Any) -> bool:
+        return progress.step >= 7
 
-    equal(2, (X, Y), callbacks=[Stop()], epochs=9)
+    equal(2, (X, Y), callbacks=[step_end], epochs=9)
 
 
 def test_callbacks_run_in_rank_0_unless_they_ask_for_every_rank() -> None:
@@ -260,19 +211,13 @@ def test_a_checkpoint_continues_in_another_number_of_processes(
     whole = outcome(training(accumulate=4, epochs=6, **options), (X, Y))
 
     class Halts:
-        def __init__(self, after: int) -> None:
-            self.after = after
-
         @hook
         def epoch_end(self, progress: Any) -> bool:
-            return progress.epoch >= self.after
-
-    saver: Any = {
-        "callbacks": [{"name": "checkpoint", "folder": str(tmp_path / "kept"), "best": False}]
-    }
+            return progress.epoch >= 2
 
     def interrupted(group: ThreadGroup) -> None:
-        callbacks = [*saver["callbacks"], Halts(2)]
+        saver = {"name": "checkpoint", "folder": str(tmp_path / "kept"), "best": False}
+        callbacks = [saver, Halts()]
         training(distributed=group, epochs=6, callbacks=callbacks, **options).fit(X, Y)
 
     results(run_ranks(4, interrupted))
@@ -282,37 +227,24 @@ def test_a_checkpoint_continues_in_another_number_of_processes(
         trainer = Trainer.resume(tmp_path / "kept", plugins=plugins(), **changes)
         return outcome(trainer, (X, Y))
 
-    for one in results(run_ranks(2, second_half)):
-        assert {n: v for n, v in one.items() if n != "history"} == {
-            n: v for n, v in whole.items() if n != "history"
-        }
     alone = Trainer.resume(tmp_path / "kept", plugins=plugins(), callbacks=(), epochs=6)
     assert internals_of(alone).arguments["accumulate"] == 4
-    last = outcome(alone, (X, Y))
-    assert {n: v for n, v in last.items() if n != "history"} == {
-        n: v for n, v in whole.items() if n != "history"
-    }
-    three = run_ranks(
-        3,
-        lambda g: Trainer.resume(tmp_path / "kept", plugins=plugins(), distributed=g, callbacks=()),
-    )
+    for one in (*results(run_ranks(2, second_half)), outcome(alone, (X, Y))):
+        assert {**one, "history": whole["history"]} == whole
+    three = run_ranks(3, second_half)
     assert all(isinstance(e, Unsupported) and "divided among 3" in str(e) for e in three)
 
 
 def normalizing(twice: bool = False) -> Any:
     w = np.random.default_rng(6)
-    names, last = ["s", "b", "m", "v"], "h"
-    nodes = [node("MatMul", ["X", "a"], ["h"])]
-    for k in range(1 + twice):
-        nodes.append(node("BatchNormalization", [last, *names], [f"n{k}"], momentum=0.7))
-        last = f"n{k}"
-    others = ["s2", "b2", "m2", "v2"]
-    nodes += [node("Tanh", [last], ["t"]), node("MatMul", ["t", "c"], ["u"])]
-    nodes.append(node("BatchNormalization", ["u", *others], ["Y"]))
+    norm = "BatchNormalization <momentum = 0.7>"
+    body = f"h = MatMul(X, a)  n0 = {norm} (h, s, b, m, v)"
+    body += f"  n1 = {norm} (n0, s, b, m, v)  t = Tanh(n1)" if twice else "  t = Tanh(n0)"
+    body += "  u = MatMul(t, c)  Y = BatchNormalization(u, s2, b2, m2, v2)"
     weights = {"a": w.standard_normal((6, 5)), "c": w.standard_normal((5, 1))}
-    weights |= {n: w.uniform(0.5, 1.5, 5) for n in names}
-    weights |= {n: w.uniform(0.5, 1.5, 1) for n in others}
-    return models.model(nodes, [floats("X", "N", 6)], [floats("Y", "N", 1)], weights)
+    weights |= {n: w.uniform(0.5, 1.5, 5) for n in "sbmv"}
+    weights |= {f"{n}2": w.uniform(0.5, 1.5, 1) for n in "sbmv"}
+    return models.parsed(body, weights, outputs="float[N, 1] Y")
 
 
 def test_a_layer_that_is_used_twice_moves_its_statistics_twice() -> None:
@@ -331,15 +263,12 @@ def test_steps_by_hand_have_a_batch_of_each_process(backend: str) -> None:
     """The same as fit with these batches in this order: a row more in one of them counts as a row."""
     spec: Any = {"backend": backend} if usable(backend) == "training_agent" else {}
     options = {"optimizer": "adam", "schedule": {"name": "exponential", "by": "step"}, **spec}
-    whole = training(shuffle=False, epochs=1, accumulate=2, **options)
     losses: list[float] = []
 
-    class Notes:
-        @hook
-        def step_end(self, loss: float) -> None:
-            losses.append(loss)
+    def step_end(loss: float) -> None:
+        losses.append(loss)
 
-    whole = training(shuffle=False, epochs=1, accumulate=2, callbacks=[Notes()], **options)
+    whole = training(shuffle=False, epochs=1, accumulate=2, callbacks=[step_end], **options)
     whole.fit(X[:92], Y[:92], WEIGHT[:92])
 
     def job(group: ThreadGroup) -> Any:

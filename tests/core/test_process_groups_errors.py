@@ -29,30 +29,17 @@ from ortflex_core import (
     run_ranks,
 )
 from tests import models
-from tests.core.test_process_groups import (
-    ROWS,
-    X,
-    Y,
-    outcome,
-    results,
-    training,
-)
+from tests.core.test_process_groups import ROWS, X, Y, outcome, results, training
 
 DIFFERENT: Mapping[str, tuple[Callable[[int], dict[str, Any]], str]] = {
     "model": (lambda rank: {"model": models.mlp((6, 8 + rank, 1))}, "the model"),
-    "weights": (
-        lambda rank: {"model": models.mlp(seed=rank)},
-        "the weights and the optimizer's state",
-    ),
+    "weights": (lambda rank: {"model": models.mlp(seed=rank)}, "the weights and the optimizer's"),
     "recipe": (lambda rank: {"learning_rate": 0.1 + rank}, "the argument learning_rate"),
     "seed": (lambda rank: {"seed": rank}, "the argument seed"),
     "fewer rows": (lambda rank: {"rows": ROWS - 10 * rank}, "the number of rows"),
     "other rows": (lambda rank: {"shift": rank}, "the column X"),
     # Longer than what a message shows, and different at its end alone.
-    "a long argument": (
-        lambda rank: {"params": [*["W1"] * 99, f"b{rank + 1}"]},
-        "the argument params",
-    ),
+    "a long argument": (lambda rank: {"params": ["W1"] * 99 + [f"b{rank + 1}"]}, "argument params"),
     "validation": (lambda rank: {"held": rank}, "the validation column X"),
 }
 
@@ -70,28 +57,25 @@ def test_processes_that_differ_are_refused_on_all_ranks(what: str) -> None:
     start = time.monotonic()
     for error in run_ranks(3, job):
         assert isinstance(error, RanksDiffer), error
-        assert f"differ in {DIFFERENT[what][1]}" in str(error)
+        assert re.search(f"differ in .*{DIFFERENT[what][1]}", str(error))
         assert "rank 1 has" in str(error)
     assert time.monotonic() - start < 30
 
 
-def _fails_in_step(rank: int) -> Any:
-    class Fails:
-        every_rank = True
+class FailsInRank1:
+    every_rank = True
 
-        @hook
-        def step_end(self, progress: Any) -> None:
-            if rank == 1 and progress.step == 5:
-                raise ZeroDivisionError("planted")
-
-    return {"callbacks": [Fails()]}
+    @hook
+    def step_end(self, trainer: Trainer, progress: Any) -> None:
+        if trainer.rank == 1 and progress.step == 5:
+            raise ZeroDivisionError("planted")
 
 
 @pytest.mark.parametrize("where", ["hook", "data", "validation"])
 def test_an_error_of_one_process_ends_all_with_that_error(where: str) -> None:
     def job(group: ThreadGroup) -> Any:
         rank = group.join().rank
-        options = _fails_in_step(rank) if where == "hook" else {}
+        options = {"callbacks": [FailsInRank1()]} if where == "hook" else {}
         y = np.full_like(Y, np.nan) if (rank, where) == (1, "data") else Y
         held = (X[:, : 6 - (rank == 1)], Y) if where == "validation" else None
         return training(distributed=group, **options).fit(X, y, validation_data=held)
@@ -163,16 +147,13 @@ def test_an_interrupt_in_one_process_ends_all_after_the_same_step() -> None:
     class Interrupts:
         every_rank = True
 
-        def __init__(self, rank: int) -> None:
-            self.rank = rank
-
         @hook
         def steps_end(self, trainer: Any, progress: Any) -> None:
-            if self.rank == 1 and progress.step == 9:
+            if trainer.rank == 1 and progress.step == 9:
                 internals_of(trainer).loop._interrupts.came = True
 
     def job(group: ThreadGroup) -> Any:
-        trainer = training(distributed=group, callbacks=[Interrupts(group.join().rank)])
+        trainer = training(distributed=group, callbacks=[Interrupts()])
         history = trainer.fit(X, Y)
         return history.interrupted, history["rows"], internals_of(trainer).live.standing.manual.step
 
@@ -199,15 +180,12 @@ def test_steps_by_hand_that_differ_end_all() -> None:
 
 
 def test_what_cannot_be_trained_in_several_processes_is_refused() -> None:
-    jobs: list[tuple[str, Callable[[ThreadGroup], Any]]] = [
-        ("iterable", lambda g: training(distributed=g).fit([(X, Y), (X, Y)])),
-        (
-            "does not support several processes",
-            lambda g: training(distributed=g, backend="example_numpy").fit(X, Y),
-        ),
-    ]
-    for text, job in jobs:
-        out = run_ranks(2, job)
+    numpy = {"backend": "example_numpy"}
+    for text, options, data in (
+        ("iterable", {}, ([(X, Y), (X, Y)],)),
+        ("does not support several processes", numpy, (X, Y)),
+    ):
+        out = run_ranks(2, lambda g, o=options, d=data: training(distributed=g, **o).fit(*d))
         assert all(isinstance(error, OrtflexError) for error in out), out
         assert any(isinstance(e, Unsupported) and text in str(e) for e in out), out
 

@@ -13,6 +13,7 @@ from ortflex_core import GraphError, Host, HostProgram, Program, Tensor, Trace, 
 from ortflex_core.compiler.graph.program import ir_for
 from tests.gradcheck import run
 from tests.tracing import OPSETS
+from tests.training import same
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -29,11 +30,8 @@ def names(program: Program) -> list[str]:
 def test_outputs_carry_the_names_asked_for_in_their_order() -> None:
     trace, op, x = started()
     program = build(trace, {"second": op.Exp(x), "first": op.Exp(x) + 1}, name="p")
-    assert [(o.name, o.dtype, o.shape) for o in program.outputs] == [
-        ("second", TensorProto.FLOAT, ("N", 3)),
-        ("first", TensorProto.FLOAT, ("N", 3)),
-    ]
-    assert names(program) == ["second", "first"]
+    assert {(o.dtype, o.shape) for o in program.outputs} == {(TensorProto.FLOAT, ("N", 3))}
+    assert [o.name for o in program.outputs] == names(program) == ["second", "first"]
     assert program.nodes == 2
 
 
@@ -74,9 +72,7 @@ def test_in_long_graphs_few_nodes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waiting(usual) == 40
     assert waiting(sorted_) <= 3
     onnx.checker.check_model(sorted_.proto(), full_check=True)
-    ours, theirs = run(sorted_, {"x": X}), run(usual, {"x": X})
-    np.testing.assert_array_equal(ours["last"], theirs["last"])
-    np.testing.assert_array_equal(ours["backward"], theirs["backward"])
+    same(run(sorted_, {"x": X}), run(usual, {"x": X}), 0)
 
 
 def test_only_what_an_output_needs_is_there() -> None:
@@ -94,15 +90,12 @@ def test_names_never_collide() -> None:
     trace, op, x = started()
     taken = trace.input("Exp.1", np.float32, ("N", 3))
     program = build(trace, {"Exp.2": op.Exp(op.Exp(x)) + taken}, name="p")
-    proto = program.proto()
-    onnx.checker.check_model(proto, full_check=True)
-    values = [i.name for i in proto.graph.input] + names(program)
-    assert len(set(values)) == len(values)
-    with_names = [node.name for node in proto.graph.node]
-    assert len(set(with_names)) == len(with_names)
-    np.testing.assert_allclose(
-        run(program, {"x": X / 9, "Exp.1": X})["Exp.2"], np.exp(np.exp(X / 9)) + X, rtol=1e-6
-    )
+    graph = program.proto().graph
+    onnx.checker.check_model(program.proto(), full_check=True)
+    for given in ([i.name for i in graph.input] + names(program), [n.name for n in graph.node]):
+        assert len(set(given)) == len(given)
+    got = run(program, {"x": X / 9, "Exp.1": X})["Exp.2"]
+    np.testing.assert_allclose(got, np.exp(np.exp(X / 9)) + X, rtol=1e-6)
 
 
 def test_an_output_named_as_an_input_is_refused() -> None:
@@ -136,9 +129,8 @@ def test_host_expressions_are_inputs_of_rank_0() -> None:
     program = build(trace, {"y": y}, name="p")
     assert [(h.spec.dtype, h.spec.shape) for h in program.hosts] == [(1, ()), (1, ())]
     found = HostProgram([h.expression for h in program.hosts])({"rate": 0.5, "step": 2})
-    feeds = {
-        h.spec.name: np.array(v, h.spec.numpy) for h, v in zip(program.hosts, found, strict=True)
-    }
+    specs = [host.spec for host in program.hosts]
+    feeds = {s.name: np.array(v, s.numpy) for s, v in zip(specs, found, strict=True)}
     model = program.proto()
     assert {i.name for i in model.graph.input} == {"x", *feeds}
     got = onnx.reference.ReferenceEvaluator(model).run(None, {"x": X, **feeds})[0]
@@ -162,17 +154,10 @@ def conditional(trace: Trace, flag: Tensor, outer: Tensor, captured: str) -> Ten
     """If flag: outer + 1, else outer, which the branches read under the name ``captured``."""
     attributes = {}
     for branch, body in (("then_branch", "t = Add(%s, one)"), ("else_branch", "t = Identity(%s)")):
-        graph = parser.parse_graph(
-            f"g () => (float[N,3] t) <float one = {{1}}> {{ {body % captured} }}"
-        )
-        attributes[branch] = onnx.helper.make_attribute(branch, graph)
-    return trace.node(
-        "If",
-        [flag],
-        attributes,
-        captures={captured: outer},
-        types=[(outer.dtype, outer.shape)],
-    )[0]
+        text = f"g () => (float[N,3] t) <float one = {{1}}> {{ {body % captured} }}"
+        attributes[branch] = onnx.helper.make_attribute(branch, parser.parse_graph(text))
+    types = [(outer.dtype, outer.shape)]
+    return trace.node("If", [flag], attributes, captures={captured: outer}, types=types)[0]
 
 
 @pytest.mark.parametrize("flag", [True, False])
@@ -183,6 +168,8 @@ def test_subgraphs_follow_the_new_names_of_what_they_read(flag: bool, output: st
     condition = trace.input("flag", np.bool_, ())
     inner = conditional(trace, condition, op.Exp(x), "captured")
     program = build(trace, {output: inner * 2}, name="p")
+    assert {i.name for i in program.inputs} == {"x", "flag"}
+    assert [n.op_type for n in program.proto().graph.node] == ["Exp", "If", "Mul"]
     onnx.checker.check_model(program.proto())
     got = run(program, {"x": X, "flag": np.array(flag)})[output]
     np.testing.assert_allclose(got, 2 * (np.exp(X) + flag), rtol=1e-6)
@@ -197,11 +184,3 @@ def test_a_subgraphs_own_names_give_way_to_outer_ones() -> None:
     onnx.checker.check_model(program.proto())
     got = run(program, {"x": X, "t": X, "flag": np.array(True)})["y"]
     np.testing.assert_allclose(got, 2 * X + 1)
-
-
-def test_captures_keep_their_producers() -> None:
-    trace, op, x = started()
-    condition = trace.input("flag", np.bool_, ())
-    program = build(trace, {"y": conditional(trace, condition, op.Exp(x), "c")}, name="p")
-    assert {i.name for i in program.inputs} == {"x", "flag"}
-    assert [n.op_type for n in program.proto().graph.node] == ["Exp", "If"]

@@ -119,27 +119,8 @@ def test_streams_have_every_row_once_and_can_be_entered_anywhere(streams: int, s
 
 
 def test_a_resume_within_an_epoch_in_another_number_of_processes(tmp_path: Path) -> None:
-    options = {"optimizer": "adam", "epochs": 2}
-    whole = outcome(training(accumulate=4, **options), (Counted(),))
-
-    class Ends:
-        every_rank = True
-
-        @hook
-        def steps_end(self, progress: Any) -> None:
-            if progress.step == 40:
-                raise ZeroDivisionError("planted")
-
-    def first(group: ThreadGroup) -> None:
-        saver = {"name": "checkpoint", "folder": str(tmp_path), "steps": 1, "best": False}
-        training(distributed=group, callbacks=[saver, Ends()], **options).fit(Counted())
-
-    def second(group: ThreadGroup) -> Any:
-        trainer = Trainer.resume(tmp_path, plugins=plugins(), distributed=group, callbacks=())
-        return outcome(trainer, (Counted(),))
-
-    run_ranks(4, first)
-    for one in results(run_ranks(2, second)):
+    whole = outcome(training(accumulate=4, optimizer="adam", epochs=2), (Counted(),))
+    for one in continued(4, 2, Ends(40), Counted, tmp_path, steps=1):
         assert one == whole
 
 
@@ -165,6 +146,36 @@ class Augment:
 def test_hooks_change_batches_as_in_one_process(kind: str) -> None:
     source = Counted() if kind == "pieces" else by_epoch
     equal(3, (source,), 2, epochs=2, callbacks=[Augment()])
+
+
+class Ends:
+    """A training ends with an error after a step; it is continued from its last checkpoint."""
+
+    every_rank = True
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @hook
+    def steps_end(self, progress: Any) -> None:
+        if progress.step == self.step:
+            raise ZeroDivisionError("planted")
+
+
+def continued(first: int, second: int, ends: Ends, data: Any, folder: Path, **saves: Any) -> Any:
+    """What a training leaves that ``first`` processes began, and ``second`` ones continued."""
+
+    def begin(group: ThreadGroup) -> None:
+        saver = {"name": "checkpoint", "folder": str(folder), "best": False, **saves}
+        options = {"optimizer": "adam", "epochs": 2, "callbacks": [saver, ends]}
+        training(distributed=group, **options).fit(data())
+
+    def resume(group: ThreadGroup) -> Any:
+        trainer = Trainer.resume(folder, plugins=plugins(), distributed=group, callbacks=())
+        return outcome(trainer, (data(),))
+
+    run_ranks(first, begin)
+    return results(run_ranks(second, resume))
 
 
 # ---------------------------------------------------------------------- iterables
@@ -205,36 +216,18 @@ def test_an_endless_function_has_the_steps_of_an_epoch_of_all_processes() -> Non
 
 
 def test_an_iterable_resumes_within_an_epoch(tmp_path: Path) -> None:
-    options = {"optimizer": "adam", "epochs": 2}
-    whole = results(
-        run_ranks(3, lambda g: outcome(training(distributed=g, **options), (by_epoch,)))
-    )
+    def straight(group: ThreadGroup) -> Any:
+        return outcome(training(distributed=group, optimizer="adam", epochs=2), (by_epoch,))
 
-    class Ends:
-        every_rank = True
-
-        @hook
-        def steps_end(self, progress: Any) -> None:
-            if progress.step == 50:
-                raise ZeroDivisionError("planted")
-
-    def first(group: ThreadGroup) -> None:
-        saver = {"name": "checkpoint", "folder": str(tmp_path), "steps": 7, "best": False}
-        training(distributed=group, callbacks=[saver, Ends()], **options).fit(by_epoch)
-
-    def second(group: ThreadGroup) -> Any:
-        trainer = Trainer.resume(tmp_path, plugins=plugins(), distributed=group, callbacks=())
-        return outcome(trainer, (by_epoch,))
-
-    run_ranks(3, first)
-    assert results(run_ranks(3, second)) == whole
+    whole = results(run_ranks(3, straight))
+    assert continued(3, 3, Ends(50), lambda: by_epoch, tmp_path, steps=7) == whole
 
     def other(group: ThreadGroup) -> Any:
         changes = {"distributed": group, "accumulate": 3, "callbacks": ()}
         return Trainer.resume(tmp_path, plugins=plugins(), strict=False, **changes).fit(by_epoch)
 
-    for error in run_ranks(1, lambda g: other(g)):
-        assert isinstance(error, DataError), error
+    [error] = run_ranks(1, other)
+    assert isinstance(error, DataError), error
 
 
 def test_processes_with_other_numbers_of_batches_end_an_epoch_together(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnxruntime
 import pytest
 from onnx import helper
@@ -18,15 +18,11 @@ from ortflex_core.compiler.runtime import liveness, recompute, session
 from ortflex_core.testing import compositions, step_programs
 from ortflex_plugins.backends.fused import FusedBackend
 from tests import models
-from tests.training import regression
+from tests.training import make, regression, same
 
 ONE = FusedBackend(steps_per_run=1)
 WAYS: tuple[Any, ...] = (2, 3, 6, True)
 FLOW = """
-<ir_version: 8, opset_import: ["": 17]>
-flow (float[N, 6] X) => (float[N, 6] Y)
-<float zero = {0.0}, int64 three = {3}, bool yes = {1}>
-{
     a = MatMul (X, A)
     t = Tanh (a)
     size = ReduceSum <keepdims = 0> (t)
@@ -48,7 +44,6 @@ flow (float[N, 6] X) => (float[N, 6] Y)
     right = Tanh (c)
     both = Mul (left, right)
     Y = Add (both, t)
-}
 """
 
 
@@ -126,10 +121,6 @@ def test_mixed_precision_has_the_same_bits(precision: str) -> None:
 
 
 PAIRS = """
-<ir_version: 8, opset_import: ["": 17]>
-pairs (float[N, 12] X) => (float[N, 3] Y)
-<float scale = {0.05}, uint8 zero = {120}>
-{
     a = MatMul (X, A)
     q = QuantizeLinear (a, scale, zero)
     d = DequantizeLinear (q, scale, zero)
@@ -137,8 +128,12 @@ pairs (float[N, 12] X) => (float[N, 3] Y)
     m = Mul (t, d)
     s = Sub (m, d)
     Y = MatMul (s, B)
-}
 """
+
+
+def composition(model: Any, x: Any, y: Any, **options: Any) -> compositions.Composition:
+    options = {"batch_size": 8} | options
+    return compositions.Composition(model=model, options=options, x=x, y=y, weight=None)
 
 
 @pytest.mark.usefixtures("whole")
@@ -161,13 +156,12 @@ def test_the_runtime_runs_the_planned_nodes(
     monkeypatch.setattr(session, "open_session", opened)
     monkeypatch.setattr(session, "_cache", OrderedDict())
     if network == "pairs":
-        model, rng = onnx.parser.parse_model(PAIRS), np.random.default_rng(0)
-        for name, shape in {"A": (12, 12), "B": (12, 3)}.items():
-            weight = rng.standard_normal(shape).astype(np.float32)
-            model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+        rng = np.random.default_rng(0)
+        weights = {"A": rng.standard_normal((12, 12)), "B": rng.standard_normal((12, 3))}
+        weights |= {"scale": np.array(0.05), "zero": np.array(120, np.uint8)}
+        model = models.parsed(PAIRS, weights, "float[N, 12] X")
         x, y = (rng.standard_normal((16, n)).astype(np.float32) for n in (12, 3))
-        options = {"loss": "squared_error", "batch_size": 8}
-        made = compositions.Composition(model=model, options=options, x=x, y=y, weight=None)
+        made = composition(model, x, y)
     else:
         made = step_programs.draw(network, "adam", "softmax_cross_entropy", alone=True)
     everything(made, recompute=3)
@@ -182,15 +176,13 @@ def test_the_runtime_runs_the_planned_nodes(
 
 @pytest.mark.usefixtures("whole")
 def test_control_flow_has_the_same_bits_and_is_not_copied(copies: list[int]) -> None:
-    model = onnx.parser.parse_model(FLOW)
     rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal((6, 6)).astype(np.float32) for name in "ABC"}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, n) for n, w in weights.items())
+    weights = {name: rng.standard_normal((6, 6)) for name in "ABC"}
+    weights |= {"zero": np.array(0.0), "three": np.array(3), "yes": np.array(True)}
+    model = models.parsed(FLOW, weights, outputs="float[N, 6] Y")
     x = rng.standard_normal((26, 6)).astype(np.float32)
-    options = {"batch_size": 8, "epochs": 2, "learning_rate": 0.01, "optimizer": "adam"}
-    made = compositions.Composition(
-        model=model, options=options, x=x, y=x[:, ::-1].copy(), weight=None
-    )
+    options = {"epochs": 2, "learning_rate": 0.01, "optimizer": "adam"}
+    made = composition(model, x, x[:, ::-1].copy(), **options)
     compare(made, (*WAYS, ["v"], ["t", "c"]))
     assert max(copies) > 0
 
@@ -199,31 +191,15 @@ def test_control_flow_has_the_same_bits_and_is_not_copied(copies: list[int]) -> 
 def test_random_values_are_drawn_once(copies: list[int]) -> None:
     """The gradient of a product with random values is that of the values of the forward pass."""
     text = """
-    <ir_version: 8, opset_import: ["": 17]> g (float[N, 4] X) => (float[N, 4] Y)
-    {
-        a = MatMul (X, A)
-        noise = RandomNormalLike <seed = 3.0> (a)
-        b = Mul (a, noise)
-        c = MatMul (b, B)
-        d = Tanh (c)
-        e = MatMul (d, C)
-        Y = Tanh (e)
-    }
+        a = MatMul (X, A)  noise = RandomNormalLike <seed = 3.0> (a)  b = Mul (a, noise)
+        c = MatMul (b, B)  d = Tanh (c)  e = MatMul (d, C)  Y = Tanh (e)
     """
-    model = onnx.parser.parse_model(text)
     rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal((4, 4)).astype(np.float32) for name in "ABC"}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, n) for n, w in weights.items())
+    weights = {name: rng.standard_normal((4, 4)) for name in "ABC"}
+    model = models.parsed(text, weights, "float[N, 4] X", "float[N, 4] Y")
     x = rng.standard_normal((8, 4)).astype(np.float32)
-    made = compositions.Composition(
-        model=model, options={"batch_size": 8, "epochs": 1}, x=x, y=x, weight=None
-    )
-    compare(made, (2, 3, ["e"]))
+    compare(composition(model, x, x, epochs=1), (2, 3, ["e"]))
     assert max(copies) > 0
-
-
-def chain(layers: int, rows: int, width: int = 64) -> onnx.ModelProto:
-    return models.mlp((width,) * layers + (1,))
 
 
 def planned(path: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> liveness.Peak:
@@ -239,17 +215,8 @@ def planned(path: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> liveness.P
 
     with monkeypatch.context() as patch:
         patch.setattr(recompute, "apply", measured)
-        x, y = regression(rows=512, features=64)
-        trainer = Trainer(
-            str(path),
-            loss="squared_error",
-            optimizer="sgd",
-            backend=ONE,
-            batch_size=512,
-            recompute=way,
-            progress=False,
-        )
-        trainer.step((x, y))
+        trainer = make(str(path), backend=ONE, batch_size=512, recompute=way)
+        trainer.step(regression(rows=512, features=64))
     return peaks[-1]
 
 
@@ -259,7 +226,7 @@ def test_the_peak_of_a_chain_grows_with_the_root_of_its_length(
     """A chain of n layers of one size keeps n tensors, with k segments k + n / k, and a few."""
     layers, one = 36, 512 * 64 * 4
     path = tmp_path / "chain.onnx"
-    onnx.save(chain(layers, 512), path)
+    onnx.save(models.mlp((64,) * layers + (1,)), path)
     for way in (2, 4, 6):
         most = way + layers / way + 4
         assert planned(path, way, monkeypatch).size <= most * one
@@ -282,48 +249,31 @@ def test_liveness_of_a_small_graph_is_that_of_paper_and_pencil() -> None:
 
 
 def test_names_and_numbers_that_fit_nothing_are_refused() -> None:
-    x, y = regression(rows=8, features=6)
     with pytest.raises(ConfigError, match="recompute: no node of the model computes 'nowhere'"):
-        Trainer(models.mlp(), loss="squared_error", recompute=["nowhere"])
-    for wrong in (0, 1, -3, 2.5, "", ()):
-        if wrong != "":
-            with pytest.raises(
-                ConfigError, match="recompute: expected True, False, an integer >= 2"
-            ):
-                Trainer(models.mlp(), loss="squared_error", recompute=wrong)
-    trainer = Trainer(models.mlp(), loss="squared_error", recompute=100, progress=False)
-    assert np.isfinite(trainer.step((x, y)))
+        make(models.mlp(), recompute=["nowhere"])
+    for wrong in (0, 1, -3, 2.5, ()):
+        with pytest.raises(ConfigError, match="recompute: expected True, False, an integer >= 2"):
+            make(models.mlp(), recompute=wrong)
+    trainer = make(models.mlp(), backend="fused", recompute=100)
+    assert np.isfinite(trainer.step(regression(rows=8, features=6)))
 
 
 def test_a_tensor_inside_a_fused_operator_is_named() -> None:
     """MatMul and Add become one Gemm, and the product between them is no tensor."""
-    text = """
-    <ir_version: 8, opset_import: ["": 17]> g (float[N, 2] X) => (float[N, 1] Y)
-    <float[2, 2] A = {1, 2, 3, 4}, float[2] b = {1, 2}, float[2, 1] C = {1, 2}> {
-        product = MatMul (X, A)
-        h = Add (product, b)
-        t = Tanh (h)
-        Y = MatMul (t, C)
-    }
-    """
+    body = "product = MatMul(X, A)  h = Add(product, b)  t = Tanh(h)  Y = MatMul(t, C)"
+    weights = {"A": np.array([[1.0, 2], [3, 4]]), "b": np.ones(2), "C": np.ones((2, 1))}
+    model = models.parsed(body, weights, "float[N, 2] X", "float[N, 1] Y")
     x = np.ones((4, 2), np.float32)
-    trainer = Trainer(
-        onnx.parser.parse_model(text), loss="squared_error", recompute=["product"], progress=False
-    )
-    with pytest.raises(
-        GraphError, match=r"recompute: the tensor 'product' is not computed .* Name another"
-    ):
+    trainer = make(model, backend="fused", recompute=["product"])
+    with pytest.raises(GraphError, match=r"the tensor 'product' is not computed .* Name another"):
         trainer.step((x, x[:, :1]))
 
 
 @pytest.mark.parametrize("backend", ["training_agent", "training_session", "c", "openvino"])
 def test_other_backends_refuse(backend: str) -> None:
-    x, y = regression(rows=8, features=6)
-    trainer = Trainer(
-        models.mlp(), loss="squared_error", recompute=True, backend=backend, progress=False
-    )
+    trainer = Trainer(models.mlp(), loss="squared_error", recompute=True, backend=backend)
     with pytest.raises(Unsupported, match=r"recompute="):
-        trainer.fit(x, y)
+        trainer.fit(*regression(rows=8, features=6))
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -340,11 +290,8 @@ def test_memory_is_not_planned_ahead_where_tensors_are_computed_again(
         return real(model, options, *more)
 
     monkeypatch.setattr(session, "open_session", seen)
-    x, y = regression(rows=37)  # a number that no other test has: nothing is in the cache
-    trainer = Trainer(
-        models.linear(), loss="squared_error", backend=ONE, recompute=again, progress=False
-    )
-    trainer.step((x, y))
+    # A number of rows that no other test has: nothing is in the cache.
+    make(models.linear(), backend=ONE, recompute=again).step(regression(rows=37))
     assert plans
     # Training builds of 1.16 never reuse memory. The last session is the one that runs.
     assert plans[-1] is not (again or session._reuses_too_early(onnxruntime.__version__))
@@ -427,28 +374,16 @@ def test_large_transposed_matrices_are_read_as_they_are(rows: int) -> None:
     """
     rng = np.random.default_rng(0)
     w, x = (rng.standard_normal(s).astype(np.float32) for s in ((512, 600), (rows, 600)))
-    small = rng.standard_normal((4, 600)).astype(np.float32)
-    built = models.model(
-        [
-            helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
-            helper.make_node("Transpose", ["small"], ["s"], perm=[1, 0]),
-            helper.make_node("MatMul", ["x", "t"], ["y"]),
-            helper.make_node("MatMul", ["x", "s"], ["z"]),
-        ],
-        [models.floats("x", "N", 600)],
-        [models.floats("y", "N", 512), models.floats("z", "N", 4)],
-        {"w": w, "small": small},
-    )
-    specs = {
-        "t": TensorSpec("t", 1, (600, 512)),
-        "s": TensorSpec("s", 1, (600, 4)),
-        "y": TensorSpec("y", 1, (rows, 512)),
-    }
+    weights = {"w": w, "small": rng.standard_normal((4, 600))}
+    body = "t = Transpose <perm = [1, 0]> (w)  s = Transpose <perm = [1, 0]> (small)"
+    outputs = "float[N, 512] y, float[N, 4] z"
+    body += "  y = MatMul(x, t)  z = MatMul(x, s)"
+    built = models.parsed(body, weights, "float[N, 600] x", outputs)
+    shapes = {"t": (600, 512), "s": (600, 4), "y": (rows, 512)}
+    specs = {name: TensorSpec(name, 1, shape) for name, shape in shapes.items()}
     kinds = [n.op_type for n in built.graph.node]
     before = models.predict(built, {"x": x})
     recompute.fuse_transposes(built, specs)
     fused = ["Transpose", "FusedMatMul", "MatMul"]
     assert [n.op_type for n in built.graph.node] == (fused if rows > 1 else kinds)
-    after = models.predict(built, {"x": x})
-    for name in before:
-        np.testing.assert_array_equal(after[name], before[name])
+    same(models.predict(built, {"x": x}), before, 0)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -55,20 +56,13 @@ def test_version_tuple(version: str, expected: tuple[int, ...]) -> None:
     assert version_tuple(version) == expected
 
 
-def test_installed_reads_metadata_only(tmp_path: Path) -> None:
+def test_installed_reads_metadata_only_and_takes_the_first_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    add_distribution(tmp_path / "later", "onnxruntime", "1.30.0")
     add_distribution(tmp_path, "onnxruntime", "1.31.1")
     add_distribution(tmp_path, "onnxruntime-training", "1.16.3")
     add_distribution(tmp_path, "onnxruntime-extensions", "0.14.0")  # another import name
-
-    assert find_distributions([str(tmp_path)]) == [SESSION, STOCK]
-
-
-def test_installed_takes_the_first_of_two_with_the_same_name(tmp_path: Path) -> None:
-    for version in ("1.31.1", "1.30.0"):
-        (tmp_path / version).mkdir()
-        add_distribution(tmp_path / version, "onnxruntime", version)
-
-    assert find_distributions([str(tmp_path / "1.31.1"), str(tmp_path / "1.30.0")]) == [STOCK]
+    assert find_distributions([str(tmp_path), str(tmp_path / "later")]) == [SESSION, STOCK]
 
 
 def test_a_sound_installation_has_no_faults() -> None:
@@ -93,39 +87,43 @@ def test_none_installed(
     assert ("NVIDIA" in fault.message) == fits
 
 
-def test_import_without_metadata() -> None:
-    [fault] = diagnose([], location=somewhere)
-
-    assert f"would be imported from {somewhere()}, but no installed distribution" in fault.message
-    assert fault.command.startswith("python -m pip install onnxruntime")
+OLD = Distribution("onnxruntime", "1.18.1")
+NUMPY_2 = "was built for numpy 1, and numpy 2.4.6 is installed"
+UNINSTALL = "uninstall -y onnxruntime-training onnxruntime && python -m pip "
 
 
-def test_metadata_without_import() -> None:
-    [fault] = diagnose([STOCK], location=nowhere)
-
-    assert "onnxruntime 1.31.1 is listed as installed, but there is no package" in fault.message
-    assert fault.command == (
-        "python -m pip install --force-reinstall --no-deps onnxruntime==1.31.1"
-    )
-
-
-def test_two_at_once() -> None:
-    [fault] = diagnose([SESSION, STOCK])
-
-    assert "onnxruntime-training 1.16.3, onnxruntime 1.31.1" in fault.message
-    assert "keep one only" in fault.message
-    assert fault.command == (
-        "python -m pip uninstall -y onnxruntime-training onnxruntime"
-        " && python -m pip install onnxruntime-training==1.16.3"
-    )
-
-
-@pytest.mark.parametrize("old", [SESSION, Distribution("onnxruntime", "1.18.1")])
-def test_old_runtime_with_numpy_2(old: Distribution) -> None:
-    [fault] = diagnose([old], numpy_version="2.4.6", location=somewhere)
-
-    assert f"{old} was built for numpy 1, and numpy 2.4.6 is installed" in fault.message
-    assert fault.command == 'python -m pip install "numpy<2"'
+@pytest.mark.parametrize(
+    ("installed", "location", "message", "command"),
+    [
+        (
+            [],
+            somewhere,
+            f"would be imported from {somewhere()}, but no installed distribution",
+            "install onnxruntime",
+        ),
+        (
+            [STOCK],
+            nowhere,
+            "onnxruntime 1.31.1 is listed as installed, but there is no package",
+            "install --force-reinstall --no-deps onnxruntime==1.31.1",
+        ),
+        (
+            [SESSION, STOCK],
+            somewhere,
+            "onnxruntime-training 1.16.3, onnxruntime 1.31.1",
+            f"{UNINSTALL}install onnxruntime-training==1.16.3",
+        ),
+        ([SESSION], somewhere, f"{SESSION} {NUMPY_2}", 'install "numpy<2"'),
+        ([OLD], somewhere, f"{OLD} {NUMPY_2}", 'install "numpy<2"'),
+    ],
+    ids=["no metadata", "no package", "two at once", "old with numpy 2", "also old"],
+)
+def test_a_fault_is_said_with_the_command_that_repairs_it(
+    installed: list[Distribution], location: Any, message: str, command: str
+) -> None:
+    [fault] = diagnose(installed, numpy_version="2.4.6", location=location)
+    assert message in fault.message
+    assert fault.command.removesuffix("-gpu") == f"python -m pip {command}"
 
 
 def test_require_runtime_refuses_with_the_message_and_the_command(
@@ -151,8 +149,8 @@ def test_this_environment() -> None:
     assert require_runtime() is runtime
 
 
+# runtime: newest opset, newest IR, TrainingSession, TrainingAgent
 ABLE = {
-    # runtime: newest opset, newest IR, TrainingSession, TrainingAgent
     "onnxruntime-training 1.16.3": (19, 9, True, True),
     "onnxruntime-training-cpu 1.19.2": (21, 10, False, True),
     "onnxruntime 1.19.2": (21, 10, False, False),
@@ -165,11 +163,8 @@ def test_what_each_runtime_can_do() -> None:
     runtime = require_runtime()
     if str(runtime) not in ABLE:
         pytest.skip(f"what {runtime} can do was not measured")
-
-    opset, ir, has_session, has_agent = ABLE[str(runtime)]
-
-    assert (runtime.max_opset, runtime.max_ir) == (opset, ir)
-    assert (runtime.has_training_session, runtime.has_training_agent) == (has_session, has_agent)
+    reads = (runtime.max_opset, runtime.max_ir)
+    assert (*reads, runtime.has_training_session, runtime.has_training_agent) == ABLE[str(runtime)]
 
 
 def test_torch_is_not_imported_and_nothing_is_printed() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Trainer, require_runtime
+from ortflex_core import require_runtime
 from tests.models import weights_of
+from tests.training import make
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = {"saved_by_0_1_0": "1.31.1", "saved_by_0_2_0": "1.32.0"}
@@ -41,22 +42,13 @@ def test_a_checkpoint_continues_to_the_same_weights(version: str, tmp_path: Path
     saved = FIXTURES / version
     folder = tmp_path / "checkpoint"
     shutil.copytree(saved / "checkpoint", folder)
-    trainer = Trainer(
-        saved / "model.onnx",
-        loss="squared_error",
-        optimizer="adam",
-        epochs=6,
-        batch_size=8,
-        progress=False,
-        seed=3,
-        backend="fused",
-    )
+    options = {"optimizer": "adam", "epochs": 6, "batch_size": 8, "seed": 3}
+    trainer = make(saved / "model.onnx", backend="fused", **options)
     trainer.resume(folder)
     trainer.fit(*data())
     trainer.export(tmp_path / "again.onnx")
-    again, whole = (
-        weights_of(onnx.load(p)) for p in (tmp_path / "again.onnx", saved / "whole.onnx")
-    )
+    files = (tmp_path / "again.onnx", saved / "whole.onnx")
+    again, whole = (weights_of(onnx.load(path)) for path in files)
     equal(again, whole, exact=require_runtime().version == VERSIONS[version])
 
 

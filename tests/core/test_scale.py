@@ -3,11 +3,10 @@
 import logging
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import Trainer
+from tests import models
+from tests.training import make
 
 pytestmark = pytest.mark.once
 IMAGES = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 6), np.uint8)
@@ -16,45 +15,27 @@ TABLE = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
 
 def model(first, shape, outputs=4):
     """``first`` nodes from x to h, then Conv or Gemm and the mean of its values."""
-    rng = np.random.default_rng(2)
-    w = rng.normal(size=(outputs, shape[1], 3, 3) if len(shape) == 4 else (shape[1], outputs)) * 0.3
-    product = helper.make_node("Conv" if len(shape) == 4 else "MatMul", ["h", "w"], ["c"])
-    axes = list(range(1, len(shape)))
-    graph = helper.make_graph(
-        [*first, product, helper.make_node("ReduceMean", ["c"], ["y"], axes=axes, keepdims=0)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *shape[1:]])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
-        [
-            numpy_helper.from_array(w.astype(np.float32), "w"),
-            numpy_helper.from_array(np.float32(255), "scale"),
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    images = len(shape) == 4
+    sizes = (outputs, shape[1], 3, 3) if images else (shape[1], outputs)
+    weights = {"w": np.random.default_rng(2).normal(size=sizes) * 0.3, "scale": np.array(255.0)}
+    product = f"{'Conv' if images else 'MatMul'}(h, w)"
+    mean = f"y = ReduceMean <axes = {list(range(1, len(shape)))}, keepdims = 0> (c)"
+    given = f"float[n, {', '.join(map(str, shape[1:]))}] x"
+    return models.parsed(f"{first}  c = {product}  {mean}", weights, given, "float[n] y")
 
 
 def warnings_of(caplog, first, X):
+    y = np.zeros(len(X), np.float32)
     with caplog.at_level(logging.WARNING, "ortflex"):
-        trainer = Trainer(
-            model(first, X.shape),
-            loss="squared_error",
-            learning_rate=1e-9,
-            params=["w"],
-            epochs=1,
-            progress=False,
-        )
-        y = np.zeros(len(X), np.float32)
+        options = {"learning_rate": 1e-9, "params": ["w"], "epochs": 1}
+        trainer = make(model(first, X.shape), backend="fused", **options)
         trainer.fit(X, y)
         trainer.fit(X, y)
-    return [
-        r.getMessage()
-        for r in caplog.records
-        if "repair" in r.getMessage() or "size" in r.getMessage()
-    ]
+    messages = [r.getMessage() for r in caplog.records]
+    return [text for text in messages if "repair" in text or "size" in text]
 
 
-PLAIN = [helper.make_node("Identity", ["x"], ["h"])]
-SCALED = [helper.make_node("Div", ["x", "scale"], ["h"])]
+PLAIN, SCALED = "h = Identity(x)", "h = Div(x, scale)"
 
 
 @pytest.mark.parametrize(
