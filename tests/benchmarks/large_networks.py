@@ -34,22 +34,24 @@ class Residual(nn.Module):
         return torch.relu(self.body(x) + self.short(x))  # type: ignore[no-any-return]
 
 
-def resnet() -> nn.Module:
-    """ResNet-18 (He et al. 2015), 11.7 million parameters."""
+def resnet(width: int = 64, blocks: int = 2, classes: int = 1000) -> nn.Module:
+    """ResNet-18 (He et al. 2015), 11.7 million parameters; or one with fewer of everything."""
     stages: list[nn.Module] = []
-    before = 64
-    for k, after in enumerate((64, 128, 256, 512)):
-        stages += [Residual(before, after, 2 if k else 1), Residual(after, after, 1)]
-        before = after
+    before = width
+    for k in range(4):
+        for block in range(blocks):
+            after = width * 2**k
+            stages.append(Residual(before, after, 2 if k and not block else 1))
+            before = after
     return nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
         nn.ReLU(),
         nn.MaxPool2d(3, 2, 1),
         *stages,
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(512, 1000),
+        nn.Linear(before, classes),
     )
 
 
@@ -95,14 +97,17 @@ def mobilenet() -> nn.Module:
 
 
 class Block(nn.Module):
-    """Causal attention and two linear layers, norms first."""
+    """Attention and two linear layers, each with a shortcut; norms are before or after them."""
 
-    def __init__(self, width: int, heads: int, places: int) -> None:
+    def __init__(
+        self, width: int, heads: int, places: int, *, causal: bool = True, first: bool = True
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal, self.first = heads, causal, first
         self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        # Not by Trilu: onnxruntime 1.16 has none for booleans.
         self.register_buffer("later", torch.ones(places, places).triu(1).bool(), persistent=False)
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
@@ -111,13 +116,18 @@ class Block(nn.Module):
             t.reshape(b, s, self.heads, -1).transpose(1, 2) for t in self.into(x).chunk(3, dim=-1)
         )
         scores = q @ k.transpose(2, 3) / (w // self.heads) ** 0.5
-        weights = scores.masked_fill(self.later, -1e9).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).reshape(b, s, w))  # type: ignore[no-any-return]
+        if self.causal:
+            scores = scores.masked_fill(self.later, -1e9)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, w))  # type: ignore[no-any-return]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attend(self.one(x))
-        raised = nn.functional.gelu(self.up(self.two(x)), approximate="tanh")
-        return x + self.down(raised)  # type: ignore[no-any-return]
+        gelu = nn.functional.gelu
+        if self.first:
+            x = x + self.attend(self.one(x))
+            raised = gelu(self.up(self.two(x)), approximate="tanh")
+            return x + self.down(raised)  # type: ignore[no-any-return]
+        x = self.one(x + self.attend(x))
+        return self.two(x + self.down(gelu(self.up(x))))  # type: ignore[no-any-return]
 
 
 class Turned(nn.Module):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from ortflex_core import Trainer, hook
 from tests import models
@@ -22,23 +21,16 @@ CLASS_WEIGHT, SMOOTHING, L2 = (1.0, 3.0, 0.5), 0.1, 0.02
 def two_headed() -> Any:
     """Inputs X; outputs ``amount`` and ``scores``; five parameters."""
     rng = np.random.default_rng(0)
-    return models.model(
-        [
-            helper.make_node("Gemm", ["X", "W1", "b1"], ["g"]),
-            helper.make_node("Tanh", ["g"], ["h"]),
-            helper.make_node("MatMul", ["h", "to_amount"], ["amount"]),
-            helper.make_node("Gemm", ["h", "to_scores", "b2"], ["scores"]),
-        ],
-        [models.floats("X", "N", 6)],
-        [models.floats("amount", "N", 1), models.floats("scores", "N", 3)],
-        {
-            "W1": rng.standard_normal((6, 5)) / 2,
-            "b1": rng.standard_normal(5) / 2,
-            "to_amount": rng.standard_normal((5, 1)) / 2,
-            "to_scores": rng.standard_normal((5, 3)) / 2,
-            "b2": np.zeros(3),
-        },
-    )
+    weights = {
+        "W1": rng.standard_normal((6, 5)) / 2,
+        "b1": rng.standard_normal(5) / 2,
+        "to_amount": rng.standard_normal((5, 1)) / 2,
+        "to_scores": rng.standard_normal((5, 3)) / 2,
+        "b2": np.zeros(3),
+    }
+    body = "g = Gemm(X, W1, b1) h = Tanh(g) amount = MatMul(h, to_amount) "
+    outputs = "float[N, 1] amount, float[N, 3] scores"
+    return models.parsed(body + "scores = Gemm(h, to_scores, b2)", weights, outputs=outputs)
 
 
 def data(rows: int, seed: int) -> tuple[Any, dict[str, Any], Any]:

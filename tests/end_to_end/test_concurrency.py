@@ -120,6 +120,18 @@ def test_two_trainers_take_turns_on_the_same_model(backend: str) -> None:
 
 # Processes ----------------------------------------------------------------------------------------
 
+
+def python(code: str, *words: str, seconds: float = 120) -> Any:
+    """A process of Python that runs some code from the root of the project."""
+    return children.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *words],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.STDOUT,
+        seconds=seconds,
+    )
+
+
 FORK = """
     import gc, os, sys
     import numpy as np
@@ -158,16 +170,7 @@ FORK = """
 def test_a_fork_after_training(backend: str, tmp_path: Path) -> None:
     """Parent and child continue from the same weights to the same bits; a new training works, too."""
     usable(backend)
-    result = children.run(
-        [
-            *(sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORK), backend),
-            *(str(tmp_path / "again.npz"), str(tmp_path / "fresh.npz")),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.STDOUT,
-        seconds=120,
-    )
+    result = python(FORK, backend, str(tmp_path / "again.npz"), str(tmp_path / "fresh.npz"))
     assert result.stdout.endswith("equal\n"), result.stdout
 
 
@@ -188,13 +191,8 @@ def test_a_fork_while_a_thread_holds_the_cache(tmp_path: Path) -> None:
                 os._exit(0)
         print(os.waitpid(child, 0)[1])
     """
-    result = children.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        seconds=120,
-    )
-    assert result.stdout == "0\n", result.stderr
+    result = python(code)
+    assert result.stdout == "0\n"
 
 
 def work(seed: int) -> dict[str, Any]:
@@ -278,11 +276,6 @@ def test_memory_does_not_grow_with_the_fits(warm: int, fits: int) -> None:
     """What one fit kept, in bytes, would be here in megabytes; a model of 6 weights needs none."""
     usable("fused")
     code = f"from tests.end_to_end.test_concurrency import growth; print(growth({warm}, {fits}))"
-    result = children.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        seconds=120 if fits < 1000 else 3000,
-    )
-    assert result.returncode == 0, result.stderr
+    result = python(code, seconds=120 if fits < 1000 else 3000)
+    assert result.returncode == 0, result.stdout
     assert float(result.stdout) < 6, f"{result.stdout} MiB more after {fits} fits"

@@ -15,6 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 from ortflex_core import Plugins, Recipe, Trainer, require_runtime
+from tests import models
 from tests.core import public_names
 
 pytestmark = pytest.mark.per_python
@@ -33,18 +34,14 @@ ROWS = 40
 
 def network(outputs: int, head: str) -> onnx.ModelProto:
     """X [N, 4] -> 8 tanh units -> ``head``."""
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]>
-        g (float[N, 4] X) => (float[N, {outputs}] Y)
-        {{ p0 = MatMul(X, w0)  s0 = Add(p0, b0)  hidden = Tanh(s0)
-           p1 = MatMul(hidden, w1)  {head} }}"""
-    )
     rng = np.random.default_rng(0)
     shapes = {"w0": (4, 8), "b0": (8,), "w1": (8, outputs), "b1": (outputs,)}
-    for name, shape in shapes.items():
-        value = (rng.standard_normal(shape) / 2).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    return model
+    return models.parsed(
+        f"p0 = MatMul(X, w0)  s0 = Add(p0, b0)  hidden = Tanh(s0)  p1 = MatMul(hidden, w1)  {head}",
+        {name: rng.standard_normal(shape) / 2 for name, shape in shapes.items()},
+        "float[N, 4] X",
+        f"float[N, {outputs}] Y",
+    )
 
 
 def quantized(model: onnx.ModelProto) -> onnx.ModelProto:

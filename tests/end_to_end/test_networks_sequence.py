@@ -18,6 +18,7 @@ from tests.training import make
 torch = pytest.importorskip("torch")
 
 from tests import torch_files  # noqa: E402
+from tests.benchmarks.large_networks import Block, Decoder  # noqa: E402
 
 nn = torch.nn
 F = nn.functional
@@ -36,37 +37,6 @@ class Recurrent(nn.Module):  # type: ignore[misc, name-defined]
         return self.out(self.layer(self.words(x))[0][:, -1])
 
 
-class Block(nn.Module):  # type: ignore[misc, name-defined]
-    """Attention and two linear layers, each with a shortcut."""
-
-    def __init__(self, width: int, heads: int, *, causal: bool, first: bool) -> None:
-        super().__init__()
-        self.heads, self.causal, self.first = heads, causal, first
-        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        # Not by Trilu: onnxruntime 1.16 has none for booleans.
-        self.register_buffer("later", torch.ones(7, 7).triu(1).bool(), persistent=False)
-
-    def attend(self, x: Any) -> Any:
-        b, s, w = x.shape
-        q, k, v = (
-            t.reshape(b, s, self.heads, -1).transpose(1, 2) for t in self.into(x).chunk(3, dim=-1)
-        )
-        scores = q @ k.transpose(2, 3) / (w // self.heads) ** 0.5
-        if self.causal:
-            scores = scores.masked_fill(self.later, -1e9)
-        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, w))
-
-    def forward(self, x: Any) -> Any:
-        one, two = self.norms
-        if self.first:
-            x = x + self.attend(one(x))
-            return x + self.down(F.gelu(self.up(two(x)), approximate="tanh"))
-        x = one(x + self.attend(x))
-        return two(x + self.down(F.gelu(self.up(x))))
-
-
 class Encoder(nn.Module):  # type: ignore[misc, name-defined]
     """After BERT: words and places, norms after the shortcuts, classes from the first word."""
 
@@ -74,26 +44,12 @@ class Encoder(nn.Module):  # type: ignore[misc, name-defined]
         super().__init__()
         self.words, self.places = nn.Embedding(13, 8), nn.Embedding(7, 8)
         self.norm = nn.LayerNorm(8)
-        self.blocks = nn.Sequential(*(Block(8, 2, causal=False, first=False) for _ in range(2)))
+        self.blocks = nn.Sequential(*(Block(8, 2, 7, causal=False, first=False) for _ in range(2)))
         self.out = nn.Linear(8, 3)
 
     def forward(self, x: Any) -> Any:
         x = self.words(x) + self.places(torch.arange(7))
         return self.out(torch.tanh(self.blocks(self.norm(x))[:, 0]))
-
-
-class Decoder(nn.Module):  # type: ignore[misc, name-defined]
-    """After GPT-2: causal, norms first, the words' table is the last layer, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(13, 8), nn.Embedding(7, 8)
-        self.blocks = nn.Sequential(*(Block(8, 2, causal=True, first=True) for _ in range(2)))
-        self.norm = nn.LayerNorm(8)
-
-    def forward(self, x: Any) -> Any:
-        x = self.words(x) + self.places(torch.arange(7))
-        return self.norm(self.blocks(x)) @ self.words.weight.T
 
 
 class Vision(nn.Module):  # type: ignore[misc, name-defined]
@@ -104,7 +60,7 @@ class Vision(nn.Module):  # type: ignore[misc, name-defined]
         self.patches = nn.Conv2d(3, 8, 4, stride=4)
         self.first = nn.Parameter(torch.randn(1, 1, 8))
         self.places = nn.Parameter(torch.randn(1, 5, 8))
-        self.blocks = nn.Sequential(*(Block(8, 2, causal=False, first=True) for _ in range(2)))
+        self.blocks = nn.Sequential(*(Block(8, 2, 5, causal=False) for _ in range(2)))
         self.out = nn.Linear(8, 3)
 
     def forward(self, x: Any) -> Any:
@@ -130,7 +86,7 @@ NETWORKS: Mapping[str, Callable[[], Any]] = {
     "gru": lambda: Recurrent(nn.GRU, bidirectional=True),
     "rnn": lambda: Recurrent(nn.RNN, nonlinearity="tanh"),
     "encoder": Encoder,
-    "decoder": Decoder,
+    "decoder": lambda: Decoder(layers=2, width=8, heads=2, words=13, places=7),
     "vision": Vision,
     "autoencoder": autoencoder,
 }

@@ -20,6 +20,7 @@ from tests.training import make
 torch = pytest.importorskip("torch")
 
 from tests import torch_files  # noqa: E402
+from tests.benchmarks.large_networks import Inverted, resnet  # noqa: E402
 
 nn = torch.nn
 
@@ -47,72 +48,13 @@ def lenet() -> Any:
     )
 
 
-class Residual(nn.Module):  # type: ignore[misc, name-defined]
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.first_norm = nn.BatchNorm2d(after)
-        self.second = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.second_norm = nn.BatchNorm2d(after)
-        self.short = nn.Identity()
-        if stride > 1 or before != after:
-            self.short = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
-            )
-
-    def forward(self, x: Any) -> Any:
-        y = torch.relu(self.first_norm(self.first(x)))
-        return torch.relu(self.second_norm(self.second(y)) + self.short(x))
-
-
-def resnet(width: int = 4, blocks: int = 1) -> Any:
-    """ResNet-18 in small: 7×7 with stride 2, overlapping max-pooling, residual stages."""
-    stages: list[Any] = []
-    before = width
-    for k in range(4):
-        for b in range(blocks):
-            after = width * 2**k
-            stages.append(Residual(before, after, 2 if k and not b else 1))
-            before = after
-    return nn.Sequential(
-        nn.Conv2d(3, width, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-        *stages,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(before, 5),
-    )
-
-
-class Inverted(nn.Module):  # type: ignore[misc, name-defined]
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        wide = 3 * before
-        self.body = nn.Sequential(
-            nn.Conv2d(before, wide, 1, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.ReLU6(),
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.ReLU6(),
-            nn.Conv2d(wide, after, 1, bias=False),
-            nn.BatchNorm2d(after),
-        )
-        self.short = stride == 1 and before == after
-
-    def forward(self, x: Any) -> Any:
-        return x + self.body(x) if self.short else self.body(x)
-
-
 def mobilenet() -> Any:
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, 2, 1, bias=False),
         nn.BatchNorm2d(4),
         nn.ReLU6(),
-        Inverted(4, 4, 1),
-        Inverted(4, 6, 2),
+        Inverted(4, 4, 1, 3),
+        Inverted(4, 6, 2, 3),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(6, 5),
@@ -146,10 +88,10 @@ class UNet(nn.Module):  # type: ignore[misc, name-defined]
 NETWORKS: Mapping[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "mlp": (mlp, (12,)),
     "lenet": (lenet, (1, 28, 28)),
-    "resnet": (resnet, (3, 32, 32)),
+    "resnet": (lambda: resnet(4, 1, 5), (3, 32, 32)),
     "mobilenet": (mobilenet, (3, 16, 16)),
     "unet": (UNet, (2, 8, 8)),
-    "resnet-18": (lambda: resnet(16, 2), (3, 64, 64)),
+    "resnet-18": (lambda: resnet(16, 2, 5), (3, 64, 64)),
 }
 SLOW = {"resnet-18"}
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 
 from ortflex_core import Trainer, Unsupported
+from tests import models
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "penalty-factors.md"
 ROWS = 12
@@ -23,13 +22,8 @@ W = rng.standard_normal((3, 1)).astype(np.float32)
 
 def trained(penalty: Any, *, epochs: int = 1, **arguments: Any) -> dict[str, Any]:
     """X·w + b, trained in full batches; returns the weights."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[N, 3] X) => (float[N, 1] Y) { p = MatMul(X, w)  Y = Add(p, b) }"""
-    )
-    model.graph.initializer.extend(
-        [numpy_helper.from_array(W, "w"), numpy_helper.from_array(np.zeros(1, np.float32), "b")]
-    )
+    ends = "float[N, 3] X", "float[N, 1] Y"
+    model = models.parsed("p = MatMul(X, w)  Y = Add(p, b)", {"w": W, "b": np.zeros(1)}, *ends)
     trainer = Trainer(
         model,
         loss="squared_error",

@@ -19,7 +19,6 @@ from tests.end_to_end.portable_cases import (
     RUNNER,
     batches,
     compare_state,
-    compare_steps,
     fused,
     runner,
 )
@@ -27,13 +26,6 @@ from tests.plugins.commands import ortflex, prepare
 from tests.training import regression
 
 X, Y = regression(96, 6)
-
-
-@pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_steps_of_plain_networks(tmp_path: Path, optimizer: str, fixed: bool) -> None:
-    trainer = fused(models.mlp(), optimizer=optimizer, learning_rate=0.01)
-    compare_steps(trainer, tmp_path / "step", batches(X, Y, None, 16), 20, fixed=fixed)
 
 
 def test_a_state_from_the_middle_of_a_training_continues_at_its_step(tmp_path: Path) -> None:

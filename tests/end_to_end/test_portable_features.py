@@ -35,9 +35,10 @@ WEIGHT[::7] = 0
 CLASSES = RNG.integers(0, 3, 72)
 CLASSES[::5] = -100
 
-BOTH = pytest.mark.parametrize("fixed", [True, False], ids=["rows", "any rows"])
-
+PLAIN, WEIGHTED = batches(X, Y, None, 12), batches(X, Y, WEIGHT, 12)
 TRAININGS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adam": {"optimizer": "adam"},
     "penalties": {"penalty": {"W*": {"name": "l2", "l2": 0.01}, "b*": {"name": "l1", "l1": 0.02}}},
     "clipping": {"clip_norm": 0.5, "clip_value": 0.1, "optimizer": "momentum"},
     "noise": {"transforms": [{"name": "noise", "eta": 0.1}, "centralize"], "optimizer": "adam"},
@@ -54,24 +55,76 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "shared state": {"optimizer": "prodigy"},
     "factored state": {"optimizer": "adafactor"},
     "lamb": {"optimizer": "lamb"},
-    "rprop of classes": {"optimizer": "radam", "loss": "huber"},
+    "radam": {"optimizer": "radam", "loss": "huber"},
     "sum": {"reduction": "sum", "learning_rate": 1e-3},
+    "adapters, half precision": {
+        "adapters": {"name": "lora", "rank": 1, "dropout": 0.3},
+        "precision": "fp16_mixed",
+        "optimizer": "adam",
+    },
+}
+IGNORING = {"name": "softmax_cross_entropy", "ignore_index": -100, "class_weight": [1.0, 2.0, 0.5]}
+OF_CLASSES = {"loss": IGNORING, "optimizer": "nesterov", "learning_rate": 0.05}
+ADDED = {"accumulate": 3, "optimizer": "adam", "clip_norm": 1.0, "penalty": "l2"}
+STATISTICS = {"batch_norm": "train", "dropout": 0.4, "seed": 5}
+DROPPING = COPIES + LAYERS.replace("y = MatMul (n2, v)", "d = Dropout (n2)\n y = MatMul (d, v)")
+TWO_LOSSES = {
+    "amount": {"name": "absolute_error", "factor": 0.5},
+    "scores": {"name": "softmax_cross_entropy", "factor": 1.5},
 }
 
 
-@BOTH
+def random_batches() -> list[Any]:
+    """Batches of six rows for :func:`network`."""
+    x, y = (RNG.standard_normal((24, size)).astype(np.float32) for size in (3, 1))
+    return batches(x, y, None, 6)
+
+
+def two_headed_batches() -> list[Any]:
+    """Batches of eight rows for ``models.two_headed``."""
+    rng = np.random.default_rng(0)
+    left, right, amount = (rng.standard_normal((24, n)).astype(np.float32) for n in (3, 2, 1))
+    scores = rng.integers(0, 3, 24)
+    return [
+        (
+            {"left": left[p], "right": right[p]},
+            {"label/amount": amount[p], "label/scores": scores[p]},
+        )
+        for p in (slice(k, k + 8) for k in range(0, 24, 8))
+    ]
+
+
+CASES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
+    **{name: (models.mlp(), options, PLAIN) for name, options in TRAININGS.items()},
+    "weights": (models.mlp(), {"optimizer": "adam"}, WEIGHTED),
+    "weights, sum": (models.mlp(), {"optimizer": "adam", "reduction": "sum"}, WEIGHTED),
+    "ignored class": (models.classifier(6), OF_CLASSES, batches(X, CLASSES, None, 12)),
+    "ignored class, weights": (models.classifier(6), OF_CLASSES, batches(X, CLASSES, WEIGHT, 12)),
+    "two losses": (
+        models.two_headed(),
+        {"loss": TWO_LOSSES, "optimizer": "adam", "penalty": "l2"},
+        two_headed_batches(),
+    ),
+    "accumulation": (models.mlp(), ADDED, PLAIN),
+    "accumulation, weights": (models.mlp(), ADDED, WEIGHTED),
+    "statistics, dropout": (network(DROPPING), STATISTICS, random_batches()),
+    "statistics, accumulation": (
+        network(DROPPING),
+        STATISTICS | {"accumulate": 2},
+        random_batches(),
+    ),
+}
+"""A model, the arguments of its Trainer, and batches."""
+
+
+@pytest.mark.parametrize("fixed", [True, False], ids=["rows", "any rows"])
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", TRAININGS)
-def test_trainings_of_a_network(tmp_path: Path, name: str, fixed: bool) -> None:
-    trainer = fused(models.mlp(), **{"learning_rate": 0.01, **TRAININGS[name]})
-    compare_steps(trainer, tmp_path / "step", batches(X, Y, None, 12), 12, fixed=fixed)
-
-
-@BOTH
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_sample_weights(tmp_path: Path, reduction: str, fixed: bool) -> None:
-    trainer = fused(models.mlp(), learning_rate=1e-3, optimizer="adam", reduction=reduction)
-    compare_steps(trainer, tmp_path / "step", batches(X, Y, WEIGHT, 12), 12, fixed=fixed)
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_makes_the_steps_of_fused(tmp_path: Path, name: str, fixed: bool) -> None:
+    model, options, given = CASES[name]
+    trainer = fused(model, **{"learning_rate": 0.01, **options})
+    step = compare_steps(trainer, tmp_path / "step", given, 10, fixed=fixed)
+    assert step.manifest["batches_per_run"] == options.get("accumulate", 1)
 
 
 def test_a_batch_whose_weights_are_zero_moves_nothing_but_the_slots(tmp_path: Path) -> None:
@@ -81,61 +134,10 @@ def test_a_batch_whose_weights_are_zero_moves_nothing_but_the_slots(tmp_path: Pa
     assert step.run([columns(given[1])]) == 0.0
 
 
-@BOTH
-@pytest.mark.parametrize("weight", [None, WEIGHT])
-def test_classes_with_weights_and_an_ignored_one(tmp_path: Path, weight: Any, fixed: bool) -> None:
-    loss = {"name": "softmax_cross_entropy", "ignore_index": -100, "class_weight": [1.0, 2.0, 0.5]}
-    trainer = fused(models.classifier(6), loss=loss, optimizer="nesterov", learning_rate=0.05)
-    given = batches(X, CLASSES, weight, 12)
-    compare_steps(trainer, tmp_path / "step", given, 12, fixed=fixed)
-
-
-@BOTH
-def test_several_losses(tmp_path: Path, fixed: bool) -> None:
-    model = models.two_headed()
-    rng = np.random.default_rng(0)
-    left, right, amount = (rng.standard_normal((24, n)).astype(np.float32) for n in (3, 2, 1))
-    scores = rng.integers(0, 3, 24)
-    loss = {
-        "amount": {"name": "absolute_error", "factor": 0.5},
-        "scores": {"name": "softmax_cross_entropy", "factor": 1.5},
-    }
-    trainer = fused(model, loss=loss, optimizer="adam", penalty="l2")
-    given = [
-        (
-            {"left": left[p], "right": right[p]},
-            {"label/amount": amount[p], "label/scores": scores[p]},
-        )
-        for p in (slice(k, k + 8) for k in range(0, 24, 8))
-    ]
-    compare_steps(trainer, tmp_path / "step", given, 9, fixed=fixed)
-
-
-@BOTH
-@pytest.mark.parametrize("weight", [None, WEIGHT])
-def test_accumulation_adds_gradients_as_fused_does(
-    tmp_path: Path, weight: Any, fixed: bool
-) -> None:
-    trainer = fused(models.mlp(), accumulate=3, optimizer="adam", clip_norm=1.0, penalty="l2")
-    given = batches(X, Y, weight, 12)
-    step = compare_steps(trainer, tmp_path / "step", given, 10, fixed=fixed)
-    assert step.manifest["batches_per_run"] == 3
-
-
 def test_accumulation_of_batches_of_different_sizes(tmp_path: Path) -> None:
     trainer = fused(models.mlp(), accumulate=2, learning_rate=0.05)
     given = [(X[:12], Y[:12]), (X[12:19], Y[12:19])]
     compare_steps(trainer, tmp_path / "step", given, 4, fixed=False)
-
-
-@BOTH
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_running_statistics_and_dropout(tmp_path: Path, accumulate: int, fixed: bool) -> None:
-    nodes = COPIES + LAYERS.replace("y = MatMul (n2, v)", "d = Dropout (n2)\n y = MatMul (d, v)")
-    trainer = fused(network(nodes), batch_norm="train", dropout=0.4, seed=5, accumulate=accumulate)
-    x = RNG.standard_normal((24, 3)).astype(np.float32)
-    y = RNG.standard_normal((24, 1)).astype(np.float32)
-    compare_steps(trainer, tmp_path / "step", batches(x, y, None, 6), 8, fixed=fixed)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -174,13 +176,6 @@ def test_float64_models(tmp_path: Path) -> None:
     trainer = fused(model, optimizer="adam")
     wide_batches = batches(X.astype(np.float64), Y.astype(np.float64), None, 12)
     compare_steps(trainer, tmp_path / "step", wide_batches, 8, fixed=True)
-
-
-@BOTH
-def test_adapters_and_half_precision(tmp_path: Path, fixed: bool) -> None:
-    adapters = {"name": "lora", "rank": 1, "dropout": 0.3}
-    trainer = fused(models.mlp(), adapters=adapters, precision="fp16_mixed", optimizer="adam")
-    compare_steps(trainer, tmp_path / "step", batches(X, Y, None, 12), 8, fixed=fixed)
 
 
 def test_several_inputs_and_names_that_the_step_uses_itself(tmp_path: Path) -> None:
@@ -223,14 +218,13 @@ def compare_exports_of_named(trainer: Any, folder: Path, given: Any) -> None:
 
 def test_prediction_graph_predicts_with_averages_and_statistics(tmp_path: Path) -> None:
     trainer = fused(network(), batch_norm="train", averaging="ema")
-    x = RNG.standard_normal((24, 3)).astype(np.float32)
-    y = RNG.standard_normal((24, 1)).astype(np.float32)
-    step = compare_steps(trainer, tmp_path / "step", batches(x, y, None, 6), 5, fixed=True)
+    given = random_batches()
+    step = compare_steps(trainer, tmp_path / "step", given, 5, fixed=True)
     session = ort.InferenceSession(tmp_path / "step" / "predict.onnx")
     wanted = {i.name for i in session.get_inputs()}
     feeds = {name: array for name, array in step.state.items() if name in wanted}
-    (prediction,) = session.run(None, {**feeds, "x": x})
-    np.testing.assert_array_equal(prediction, trainer.predict(x))
+    (prediction,) = session.run(None, {**feeds, "x": given[0][0]})
+    np.testing.assert_array_equal(prediction, trainer.predict(given[0][0]))
 
 
 def test_frozen_weights_are_in_both_graphs_and_large_ones_in_a_file_of_their_own(

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import open_step
-from tests import models
+from tests import children, models
 from tests.end_to_end.portable_cases import (
     RUNNER,
     batches,
@@ -91,21 +91,23 @@ def in_javascript(batch: Any) -> dict[str, Any]:
     return {"rows": count_rows(batch), **lists}
 
 
-def run_node(folder: Path, package: str, given: list[Any], **scalars: float) -> list[float]:
-    """The costs of the steps that node makes; the state in the folder is the new one."""
+def node(folder: Path, package: str, given: list[list[Any]], **scalars: float) -> Any:
+    """The process in which node makes steps, each of several batches; the folder has their state."""
     work = folder.parent / "node"
     work.mkdir(exist_ok=True)
     for name in ("step.mjs", "node.mjs"):
         shutil.copy(RUNNER.parent / name, work)
     if not (work / "node_modules").exists():
         (work / "node_modules").symlink_to(node_modules(package))
-    table = [[in_javascript(batch)] for batch in given]
+    table = [[in_javascript(batch) for batch in parts] for parts in given]
     job = {"folder": str(folder), "runtime": package, "batches": table, "scalars": scalars}
     (work / "job.json").write_text(json.dumps(job))
-    command = ["node", "node.mjs", "job.json"]
-    done = subprocess.run(
-        command, cwd=work, capture_output=True, text=True, timeout=600, check=False
-    )
+    return children.run(["node", "node.mjs", "job.json"], cwd=work, seconds=600)
+
+
+def run_node(folder: Path, package: str, given: list[list[Any]], **scalars: float) -> list[float]:
+    """The costs of the steps that node makes."""
+    done = node(folder, package, given, **scalars)
     assert done.returncode == 0, done.stderr
     costs: list[float] = json.loads(done.stdout.splitlines()[-1])
     return costs
@@ -131,11 +133,11 @@ def test_steps_in_node(tmp_path: Path, name: str, package: str) -> None:
     step = runner().Step(folder)
     parts = [given[k % len(given)] for k in range(STEPS)]
     first = step.run([columns(parts[0])])
-    found = run_node(folder, package, parts[:1])
+    found = run_node(folder, package, [parts[:1]])
     np.testing.assert_allclose(found, [first], rtol=1e-5)
     compare(folder, step, 1e-5)
     rest = [step.run([columns(part)]) for part in parts[1:]]
-    found = run_node(folder, package, parts[1:])
+    found = run_node(folder, package, [[part] for part in parts[1:]])
     limit = OF_SIX_ROWS if name == "vision resnet" else TOLERANCE
     least = limit * rest[0] if other else 1e-6  # a loss near 0 is compared with the first one
     np.testing.assert_allclose(found, rest, rtol=limit, atol=least)
@@ -163,27 +165,12 @@ def test_several_batches_a_run_and_another_rate_in_node(tmp_path: Path) -> None:
     trainer.export_step(tmp_path / "step", X[:16], y[:16], **options)
     step = runner().Step(tmp_path / "step")
     expected = step.run([columns(part) for part in given[:2]], learning_rate=[0.1, 0.1])
-    work = tmp_path / "node"
-    work.mkdir()
-    for name in ("step.mjs", "node.mjs"):
-        shutil.copy(RUNNER.parent / name, work)
-    (work / "node_modules").symlink_to(node_modules("onnxruntime-node"))
-    job = {
-        "folder": str(tmp_path / "step"),
-        "batches": [[in_javascript(part) for part in given[:2]]],
-        "scalars": {"learning_rate": 0.1},
-    }
-    (work / "job.json").write_text(json.dumps(job))
-    done = subprocess.run(
-        ["node", "node.mjs", "job.json"], cwd=work, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
-    compare(tmp_path / "step", step, 1e-5)
-    trainer.export_step(tmp_path / "step", steps_per_run=2)
-    done = subprocess.run(
-        ["node", "node.mjs", "job.json"], cwd=work, capture_output=True, text=True, timeout=300
-    )
+    folder, package = tmp_path / "step", "onnxruntime-node"
+    found = run_node(folder, package, [given[:2]], learning_rate=0.1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    compare(folder, step, 1e-5)
+    trainer.export_step(folder, steps_per_run=2)
+    done = node(folder, package, [given[:2]], learning_rate=0.1)
     assert "learning_rate cannot be given: export the step with --required-inputs" in done.stderr
 
 
@@ -194,7 +181,7 @@ def test_node_follows_the_schedule_without_a_rate(tmp_path: Path, package: str) 
     options = {"batch_size": 16, "epochs": 3, "shuffle": False, "learning_rate": 0.1}
     trainer = fused(models.mlp(), schedule="one_cycle", **options)
     trainer.export_step(tmp_path / "step", X, y, rows=16)
-    run_node(tmp_path / "step", package, batches(X, y, None, 16) * 3)
+    run_node(tmp_path / "step", package, [[part] for part in batches(X, y, None, 16)] * 3)
     trainer.fit(X, y)
     state = open_step(tmp_path / "step").state.arrays
     for name, array in trainer.get_state().items():

@@ -57,24 +57,13 @@ def network(outputs: int, normalized: bool = False, dropout: bool = False) -> on
         middle = "D = Relu(A)\n t = Constant <value = bool {1}> ()\n r = Constant <value = float {0.25}> ()"
         middle += "\n H = Dropout (D, r, t)"
     last = "Y = Softmax <axis = 1> (Z)" if outputs > 1 else "Y = Identity (Z)"
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        g (float[N, 6] X) => (float[N, {outputs}] Y) {{
-            P = MatMul (X, W0)
-            A = Add (P, b0)
-            {middle}
-            Q = MatMul (H, W1)
-            Z = Add (Q, b1)
-            {last}
-        }}""")
     rng = np.random.default_rng(3)
     values = {"W0": rng.standard_normal((6, 8)) / 2, "b0": np.zeros(8)}
     values |= {"W1": rng.standard_normal((8, outputs)) / 2, "b1": np.zeros(outputs)}
     if normalized:
         values |= {"s": np.ones(8), "o": np.zeros(8), "m": np.zeros(8), "v": np.ones(8)}
-    for name, value in values.items():
-        tensor = onnx.numpy_helper.from_array(value.astype(np.float32), name)
-        model.graph.initializer.append(tensor)
-    return model
+    body = f"P = MatMul (X, W0) A = Add (P, b0) {middle} Q = MatMul (H, W1) Z = Add (Q, b1) {last}"
+    return models.parsed(body, values, outputs=f"float[N, {outputs}] Y")
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import pytest
 
 from ortflex_plugins.c import compiler
 from ortflex_plugins.c.export import export_c
+from tests import models
 from tests.end_to_end.test_step_in_c import Library
 from tests.training import make
 
@@ -45,21 +46,11 @@ CODE = 24_000
 def network() -> onnx.ModelProto:
     """The digits classifier of the documentation: 64-64-10."""
     rng = np.random.default_rng(0)
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-        digits (float[N, 64] X) => (float[N, 10] P) {
-            A = MatMul (X, W0)
-            B = Add (A, b0)
-            H = Relu (B)
-            C = MatMul (H, W1)
-            D = Add (C, b1)
-            P = Softmax <axis = 1> (D)
-        }""")
     values = {"W0": rng.standard_normal((64, 64)) / 6, "b0": np.zeros(64)}
     values |= {"W1": rng.standard_normal((64, 10)) / 6, "b1": np.zeros(10)}
-    for name, value in values.items():
-        tensor = onnx.numpy_helper.from_array(value.astype(np.float32), name)
-        model.graph.initializer.append(tensor)
-    return model
+    body = "A = MatMul (X, W0) B = Add (A, b0) H = Relu (B) C = MatMul (H, W1) D = Add (C, b1) "
+    ends = "float[N, 64] X", "float[N, 10] P"
+    return models.parsed(body + "P = Softmax <axis = 1> (D)", values, *ends)
 
 
 def sizes(program: Path) -> dict[str, int]:

@@ -21,15 +21,12 @@ from ortflex_core.training.config.toml import parse_override, read_toml
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npz import Npz
 from ortflex_plugins.pictures.html import text as escaped
-from tests.fuzz import seeds
-from tests.fuzz.mutants import mutated_model
 
 pytestmark = pytest.mark.once
 
 some = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-many = settings(some, max_examples=3000)
 
 
 def answered(read: Callable[[], Any]) -> Any:
@@ -145,21 +142,3 @@ def test_any_tensor_that_is_let_in_can_be_read(tensor: TensorProto) -> None:
     model = ModelProto(ir_version=8, graph=GraphProto(name="g", initializer=[tensor]))
     model.opset_import.append(OperatorSetIdProto(version=17))
     assert answered(lambda: Model(model)) is None  # there are no nodes
-
-
-def train_mutant(name: str, random: Any) -> None:
-    source = mutated_model(random, seeds.all_models()[name])
-    answered(lambda: Model(source))
-
-
-@some
-@given(st.sampled_from(sorted(seeds.all_models())), st.randoms(use_true_random=False))
-def test_any_mutant_of_a_model_is_read(name: str, random: Any) -> None:
-    train_mutant(name, random)
-
-
-@pytest.mark.slow
-@many
-@given(st.sampled_from(sorted(seeds.all_models())), st.randoms(use_true_random=False))
-def test_many_mutants_of_a_model_are_read(name: str, random: Any) -> None:
-    train_mutant(name, random)
