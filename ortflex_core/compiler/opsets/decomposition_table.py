@@ -11,6 +11,7 @@ import onnx
 from onnx import AttributeProto
 
 from ortflex_core.compiler.graph.ops import Ops, Tensor, Trace
+from ortflex_core.compiler.graph.program import fresh_name
 from ortflex_core.kernel.errors import BrokenPlugin, NotDecomposed, PluginError
 from ortflex_core.kernel.types import Array
 
@@ -31,12 +32,12 @@ class Call:
         op_type: str,
         inputs: Sequence[Tensor | None],
         attributes: Mapping[str, AttributeProto],
-        outputs: Sequence[bool],
+        outputs: Sequence[str],
         values: Sequence[Array | None] = (),
     ) -> None:
         self.trace, self.op_type = trace, op_type
-        self.wanted = tuple(outputs)
-        """Whether the node has each of its outputs."""
+        self.outputs = tuple(outputs)
+        """The names of the node's outputs, "" for one that it omits."""
         self.frozen: dict[int, str] = {}
         """The inputs that are not trained, and the reasons."""
         self.initializers: dict[str, Array] = {}
@@ -72,7 +73,7 @@ class Call:
 
     def wants(self, index: int) -> bool:
         """Whether the node has an output."""
-        return index < len(self.wanted) and self.wanted[index]
+        return index < len(self.outputs) and self.outputs[index] != ""
 
     def setting(self, name: str, default: Any = None) -> Any:
         """An attribute of the node, or the operator's default."""
@@ -92,10 +93,11 @@ class Call:
         It is not trained. A quantized weight is trained only if its scale is an initializer.
 
         Args:
-            name: a name that differs from those of the node's inputs and of its other initializers.
+            name: a name that differs from those of its other initializers.
             values: the values.
         """
         values = np.asarray(values)
+        name = fresh_name(name, {*map(str, self.trace.inputs), *self.outputs})
         self.initializers[name] = values
         return self.trace.input(name, values.dtype, values.shape)
 

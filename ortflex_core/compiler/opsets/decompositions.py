@@ -354,7 +354,7 @@ class _Work:
             node.op_type,
             [given[name] if name else None for name in node.input],
             {a.name: a for a in node.attribute},
-            [bool(name) for name in node.output],
+            list(node.output),
             [constants.get(name) for name in node.input],
         )
         made: Any = formula(trace.op, call)

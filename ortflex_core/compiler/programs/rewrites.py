@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnx import NodeProto
+import numpy as np
+from onnx import NodeProto, TensorProto
 
-from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
-from ortflex_core.compiler.model.model import Rewrite
+from ortflex_core.compiler.graph.ops import FLOATS, Ops, Tensor, Trace
+from ortflex_core.compiler.model.model import Model, Rewrite
 from ortflex_core.compiler.programs.patterns import required
 
 
@@ -69,6 +70,85 @@ def gelu_by_its_error(
         if inner is not None and inner[1] is x and inner[0] != 0:
             return (_gated(trace, x, inner[0], outer * factor),)
     return None
+
+
+def products_of_nibbles(model: Model) -> Rewrite:
+    """x·Wᵀ by frozen codes of 4 bits, two in a byte: instead of the columns of W, those of x are moved.
+
+    A byte b = 16h + l has the codes l and h of two neighbouring columns, with one scale s and one zero
+    point z. With L = 16(l − z)s from the byte shifted to the left, B = 16(h − z)s + (l − z)s from the byte
+    as it is, and the even and odd columns e and o of x, the product is (e/16 − o/256)·Lᵀ + (o/16)·Bᵀ.
+    To unpack W itself takes three shifts and a Concat of single bytes, as long as half of the product of
+    64 rows. Rows of W are multiplied in pieces, so that not all of them are in memory as floats.
+    """
+    products = _products_of_nibbles(model) if model.opsets.get("", 0) >= _FIRST_BITWISE else set()
+
+    def rewrite(
+        trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+    ) -> Sequence[Tensor] | None:
+        if not products or node.output[0] not in products:
+            return None
+        x, factor = required(inputs)
+        made = [factor]
+        while (maker := made[-1].node) is not None and maker.inputs[0] is not None:
+            made.append(maker.inputs[0])
+        dequantized = made[_CHAIN.index("DequantizeLinear")].node if len(made) > 5 else None
+        if dequantized is None or x.dtype != TensorProto.FLOAT or not x.shape:
+            return None
+        _, scale, zero = required(dequantized.inputs)
+        return (_product_of_nibbles(trace.op, x, made[-1], scale, zero),)
+
+    return rewrite
+
+
+_FIRST_BITWISE = 18
+"""The first opset that has BitwiseOr."""
+_CHAIN = ("Transpose", "Reshape", "DequantizeLinear", "Reshape", "Concat")
+"""The nodes from the factor of a product down to the codes of its weight, which a Concat makes."""
+_PIECE = 2**24
+"""The largest number of elements of a weight that are in memory as floats at a time."""
+
+
+def _products_of_nibbles(model: Model) -> set[str]:
+    """The outputs of the products by weights that are unpacked from 4 bits and read by nothing else."""
+    readers: dict[str, list[NodeProto]] = {}
+    for node in model.internal.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found = set()
+    for name in (codes for codes, (_, bits) in model.decomposed.packed.items() if bits == 4):
+        for kind in (*_CHAIN[2::-1], "MatMul"):
+            read = readers.get(name, [])
+            name = read[0].output[0] if len(read) == 1 and read[0].op_type == kind else ""
+        found.add(name)
+    return found - {""}
+
+
+def _product_of_nibbles(op: Ops, x: Tensor, stored: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    rows, blocks, width = (int(n) for n in stored.shape or ())
+    columns = blocks * width
+    halves = op.Reshape(x, [*[0] * (len(x.shape or ()) - 1), columns, 2])
+    even, odd = (op.Squeeze(h, axes=[-1]) for h in op.Split(halves, [1, 1], axis=-1, outputs=2))
+    factors = even / 16.0 - odd / 256.0, odd / 16.0
+    count = math.ceil(2 * rows * columns / _PIECE)
+    step = math.ceil(rows / count)
+
+    def piece(tensor: Tensor, first: int, lines: int) -> Tensor:
+        end = min(first + step, rows)
+        return tensor if count == 1 else op.Slice(tensor, [first * lines], [end * lines], [0])
+
+    products = []
+    for first in range(0, rows, step):
+        bytes_ = op.Reshape(piece(stored, first, 1), [-1, width])
+        scales, zeros = piece(scale, first, blocks), piece(zero, first, blocks)
+        left = op.constant(np.uint8(4))
+        shifted, zeros_16 = (op.BitShift(t, left, direction="LEFT") for t in (bytes_, zeros))
+        low = op.DequantizeLinear(shifted, scales, zeros_16, axis=0)
+        both = op.DequantizeLinear(bytes_, scales, op.BitwiseOr(zeros_16, zeros), axis=0)
+        weights = (op.Transpose(op.Reshape(w, [-1, columns]), perm=[1, 0]) for w in (low, both))
+        one, other = map(op.MatMul, factors, weights)
+        products.append(one + other)
+    return products[0] if count == 1 else op.Concat(*products, axis=-1)
 
 
 def _gated(trace: Trace, x: Tensor, inner: float, outer: float) -> Tensor:

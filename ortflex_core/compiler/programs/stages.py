@@ -28,6 +28,7 @@ from ortflex_core.compiler.model.training_mode import (
 )
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
+from ortflex_core.compiler.programs.rewrites import first_of, products_of_nibbles
 from ortflex_core.kernel.errors import NoGradientRule, NotDifferentiable
 from ortflex_core.kernel.host_scalars import Host
 from ortflex_core.kernel.protocols.penalty import Penalty
@@ -310,6 +311,10 @@ def _forward(
         return problem.model.replay(trace, outputs, given, rewrite)
 
 
+def _inference(problem: Problem) -> Rewrite:
+    return first_of(rewrite_for_inference, products_of_nibbles(problem.model))
+
+
 def training_program(problem: Problem, rewrite: Rewrite | None = None) -> Program:
     """Model, losses and penalties as one graph: the objective, then its two terms if there are two.
 
@@ -335,7 +340,7 @@ def evaluation_program(problem: Problem, outputs: Sequence[str]) -> Program:
     """Inference with labels: Σ w·l of each loss term, and the named tensors, ports "output"."""
     trace = problem.trace()
     wanted = tuple(dict.fromkeys((*problem.predicted, *outputs)))
-    values = _forward(trace, problem, wanted, rewrite_for_inference)
+    values = _forward(trace, problem, wanted, _inference(problem))
     with trace.part("loss"):
         totals = {t.term.total_port: t.total for t in trace_losses(trace, problem, values)}
     given = totals | output_ports({n: values[n] for n in outputs})
@@ -350,7 +355,7 @@ def prediction_program(
     ``buffers`` are running statistics of a problem without losses, which does not know them.
     """
     trace = problem.trace()
-    values = _forward(trace, problem, outputs, rewrite_for_inference, buffers)
+    values = _forward(trace, problem, outputs, _inference(problem), buffers)
     return build(trace, output_ports(values), name="prediction", rows=problem.batch_size)
 
 

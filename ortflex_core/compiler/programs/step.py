@@ -24,7 +24,12 @@ from ortflex_core.compiler.problem.updating import LOSS_SCALE, slot_port
 from ortflex_core.compiler.programs import flat_parameters, precision, rebuild, stages, updates
 from ortflex_core.compiler.programs.flat_parameters import Layout
 from ortflex_core.compiler.programs.formulas import gradient_factor, product_of
-from ortflex_core.compiler.programs.rewrites import first_of, gelu_by_its_error, pool_before_relu
+from ortflex_core.compiler.programs.rewrites import (
+    first_of,
+    gelu_by_its_error,
+    pool_before_relu,
+    products_of_nibbles,
+)
 from ortflex_core.kernel.errors import NotDifferentiable
 from ortflex_core.kernel.host_scalars import Host
 
@@ -399,7 +404,8 @@ def _gradients(
     given |= stages.model_inputs(
         trace, problem, problem.predicted, step=step, batch=batch, rows=rows
     )
-    rewrite = first_of(mode, pool_before_relu, gelu_by_its_error)
+    quantized = products_of_nibbles(problem.model)
+    rewrite = first_of(mode, pool_before_relu, gelu_by_its_error, quantized)
     known = rows is not None
     with trace.part("forward"):
         values = problem.model.replay(trace, problem.predicted, given, rewrite, infer=known)
