@@ -75,7 +75,7 @@ def gelu_by_its_error(
 def products_of_nibbles(model: Model) -> Rewrite:
     """x·Wᵀ by frozen codes of 4 bits, two in a byte: instead of the columns of W, those of x are moved.
 
-    A byte b = 16h + l has the codes l and h of two neighbouring columns, with one scale s and one zero
+    A byte b = 16h + l has the codes l and h of two columns side by side, with one scale s and one zero
     point z. With L = 16(l − z)s from the byte shifted to the left, B = 16(h − z)s + (l − z)s from the byte
     as it is, and the even and odd columns e and o of x, the product is (e/16 − o/256)·Lᵀ + (o/16)·Bᵀ.
     To unpack W itself takes three shifts and a Concat of single bytes, as long as half of the product of
