@@ -44,7 +44,7 @@ def split_draws(program: Program) -> tuple[Program, Program | None]:
             draws.append(node)
         else:
             rest.append(node)
-    if all(node.op_type != "BitShift" for node in draws):
+    if not any(node.op_type == "BitShift" and node.output[0] in drawn for node in draws):
         return program, None
     wanted = [n for n in dict.fromkeys(r for node in rest for r in _reads(node)) if n in drawn]
     wanted += [o.name for o in graph.output if o.name in drawn]
