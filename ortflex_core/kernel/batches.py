@@ -132,11 +132,7 @@ class Block(Sequence[Batch]):
 
 
 def refuse_other_kind(position: Mapping[str, Any], kind: str) -> None:
-    """Refuse to continue with data in a different order.
-
-    Raises:
-        DataError: the interrupted run had data of another kind.
-    """
+    """Refuse to continue if the interrupted run had data of another kind, in another order."""
     was = position.get("kind", kind)
     if was != kind:
         names = {
@@ -178,11 +174,7 @@ class Source(Protocol):
         """The position of the batches that were drawn last, as JSON for a checkpoint."""
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Before the first epoch: continue after the batch that was drawn last at that position.
-
-        Raises:
-            DataError: the position belongs to different data.
-        """
+        """Before the first epoch: continue after the batch that was drawn last; other data are refused."""
 
 
 class ArrayBatches:

@@ -93,11 +93,7 @@ def write_bytes(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None
 
 
 def write_flushed(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
-    """Write bytes, or what a function writes, and wait until they are on the disk.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write bytes, or what a function writes, and wait until they are on the disk."""
     with open(path, "wb") as out:
         content(out) if callable(content) else out.write(content)
         out.flush()
@@ -122,9 +118,6 @@ def staging(path: Path) -> Iterator[Path]:
 
     It is removed at the end. If a process was killed, the next write into the same parent removes its
     folder, whose lock shows that the process has ended.
-
-    Raises:
-        OSError: it cannot be created.
     """
     _clear(path.parent)
     folder, lock = _staged(path)

@@ -150,10 +150,8 @@ def _is_number(value: object) -> bool:
 class HostNodes(Generic[T]):
     """Host expressions as float64 nodes of a graph; equal expressions are computed once.
 
-    Args:
-        symbol: gives the float64 scalar that has a symbol's value.
-        constant: gives the float64 scalar of a number.
-        node: adds a node of a standard operator.
+    ``symbol`` and ``constant`` give the float64 scalars of a symbol and of a number, ``node`` adds a node
+    of a standard operator.
     """
 
     def __init__(

@@ -97,11 +97,7 @@ _IRREGULAR = "the file of a lock must be a regular file; remove it"
 
 
 def _open(path: Path) -> int:
-    """Open the file of a lock, which is created; a link is not followed, because the file is written to.
-
-    Raises:
-        OSError: it is a link or no regular file, or cannot be created.
-    """
+    """Open the file of a lock, which is created; a link is not followed, because the file is written to."""
     # Opening a pipe must not wait for another process.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:

@@ -249,10 +249,6 @@ def lines(file: TextIO, path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def sha256_of(path: str | os.PathLike[str], most: int | None = None) -> str:
-    """The sha256 of a file, which has at most ``most`` bytes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The sha256 of a file, which has at most ``most`` bytes."""
     with open_regular(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

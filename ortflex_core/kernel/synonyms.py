@@ -74,11 +74,8 @@ def suggest_argument(
 ) -> str:
     """The end of a message about an unknown argument, by its names in other libraries, too.
 
-    Args:
-        name: the argument that was given.
-        known: the arguments that the function has.
-        owner: the class of a method, whose constructor may have the argument.
-        listing: where all arguments are listed.
+    ``owner`` is the class of a method, whose constructor may have the argument, and ``listing`` the place
+    where all arguments are listed.
 
     >>> suggest_argument("epochs", {"alpha": 0, "max_iter": 0})
     "did you mean 'max_iter'? Known: alpha, max_iter"

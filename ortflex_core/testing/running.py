@@ -271,8 +271,7 @@ def quick() -> bool:
 def on_every_backend(train: Callable[[str], None], what: str) -> list[str]:
     """Call ``train`` with each backend that works here; returns those that did not refuse.
 
-    Raises:
-        AssertionError: every one refused, each with its reasons.
+    Fails if every one refused, with the reasons of each.
     """
     done: list[str] = []
     refused: list[str] = []

@@ -42,12 +42,7 @@ def insert_branches(
 ) -> list[NodeProto]:
     """A graph's nodes with those of adapters; the products among them are copies.
 
-    Args:
-        nodes: the nodes of the graph, which are not changed.
-        attachments: the adapters; the place of one is found by the first output of its node.
-        opsets: the versions of the operator sets of the graph.
-        spec_of: returns the type and the shape of a tensor.
-        taken: the names in use, to which new names are added.
+    The place of an adapter is found by the first output of its node. New names are added to ``taken``.
     """
     by_output: dict[str, list[Attached]] = {}
     for attached in attachments:

@@ -171,11 +171,7 @@ def gradients_of_some(
     wrt: Sequence[Tensor],
     rules: RuleTable,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Those of ``wrt`` that have a gradient, each with it (see :func:`gradients`).
-
-    Raises:
-        NoGradientRule, NotDifferentiable, GraphError: as :func:`gradients`, if none of them has one.
-    """
+    """Those of ``wrt`` that have a gradient, each with it; as :func:`gradients` if none of them has one."""
     return _gradients(roots, wrt, rules, every=False)
 
 

@@ -240,11 +240,7 @@ _UNKNOWN = _Size(_RANK, _RANK)
 
 
 def _check_ranks(graph: GraphProto, label: str) -> None:
-    """Estimate the number of sizes that inference stores.
-
-    Raises:
-        ModelError: there are too many.
-    """
+    """Estimate the number of sizes that inference stores, and refuse too many."""
     total = 0
 
     def visit(graph: GraphProto, outer: Mapping[str, _Size]) -> dict[str, _Size]:

@@ -30,11 +30,7 @@ from ortflex_core.kernel.types import Array, Shape, TensorSpec, dtype_name, shap
 
 
 def _call(component: object, method: str, *arguments: object) -> Any:
-    """The result of a method of a component.
-
-    Raises:
-        BrokenPlugin, GraphError: as :func:`calling`.
-    """
+    """The result of a method of a component; its errors are those of :func:`calling`."""
     with calling(component, method):
         return getattr(component, method)(*arguments)
 

@@ -23,11 +23,7 @@ _ARITY = {
 
 
 def output_types(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shape | None]]:
-    """The element type and shape of each output of a node.
-
-    Raises:
-        GraphError: the inputs do not fit the operator.
-    """
+    """The element type and shape of each output; a GraphError if the inputs do not fit the operator."""
     known = _arithmetic(trace, node) if outputs == 1 else None
     return known or _inferred(trace, node, outputs)
 

@@ -394,11 +394,8 @@ def fresh_name(wanted: str, taken: set[str]) -> str:
 def rename_within(branch: GraphProto, kept: Collection[str], prefix: str, taken: set[str]) -> None:
     """Rename the tensors and nodes of a graph that becomes a part of another graph, in place.
 
-    Args:
-        branch: the graph; a new name is the prefix with the old name.
-        kept: the names that it has in common with the other graph.
-        prefix: the name of the place in the other graph.
-        taken: the names in use there, to which the new names are added.
+    A new name is the prefix, the name of the place in the other graph, with the old name. Both graphs have
+    the names ``kept`` in common; ``taken`` are those of the other graph, to which the new ones are added.
     """
     names = {name: name for name in kept} | {"": ""}
     for tensor in branch.initializer:

@@ -19,9 +19,6 @@ def inferred(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
 
     An unnamed first dimension of an input is assumed to be the batch; declared output shapes are
     ignored, because an anonymous dimension there would hide the name.
-
-    Raises:
-        ModelError: inference refuses the graph.
     """
     bare = ModelProto()
     bare.CopyFrom(proto)

@@ -132,13 +132,9 @@ def follow(
     products: Mapping[str, int],
     constants: Constants,
 ) -> Reach:
-    """Follow the outputs of products to the outputs of the graph.
+    """Follow the outputs of products, given with the axes of their classes, to the outputs of the graph.
 
-    Args:
-        graph: sorted nodes, without calls of functions.
-        shape_of: the shape of a tensor, None if it is unknown.
-        products: the outputs of the products, each with the axis of its classes.
-        constants: the constants of the graph.
+    Its nodes are sorted, and there are no calls of functions.
     """
     sizes = {name: (shape_of(name) or ())[axis] for name, axis in products.items()}
     reach = Reach(dict(products), {n: int(s) for n, s in sizes.items() if isinstance(s, int)})

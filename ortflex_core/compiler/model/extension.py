@@ -16,11 +16,7 @@ from ortflex_core.kernel.types import Array, TensorSpec
 
 
 class Extension:
-    """Adds tensors to the graph of a model; :attr:`model` has them, and its export does not.
-
-    Args:
-        model: the model, which is not changed.
-    """
+    """Adds tensors to the graph of a copy of a model, :attr:`model`; its export does not have them."""
 
     def __init__(self, model: Model) -> None:
         self.model = copy.copy(model)

@@ -66,11 +66,7 @@ def free_batch(
 
 
 def batch_sizes(model: ModelProto, label: str, large: Mapping[str, Array]) -> dict[str, int]:
-    """The fixed first dimensions of inputs.
-
-    Raises:
-        ModelError: they are not the same.
-    """
+    """The fixed first dimensions of inputs; a ModelError if they are not the same."""
     inputs = [i for i in graph_inputs(model) if i.name not in large]
     sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
     if len(set(sizes.values())) > 1:

@@ -94,11 +94,8 @@ def find_heads(
 ) -> tuple[list[Head], dict[str, str]]:
     """The heads of a graph, and of the outputs without one the reason.
 
-    Args:
-        graph: sorted nodes, without calls of functions.
-        shape_of: the shape of a tensor, None if it is unknown.
-        places: its products by constant matrices.
-        initializers: the names of those that are not inside the graph.
+    The nodes are sorted, and there are no calls of functions; ``places`` are the products by constant
+    matrices, ``initializers`` the names of those that are not inside the graph.
     """
     constants = Constants(graph, initializers)
     by_output = {place.node.output[0]: place for place in places}
@@ -226,11 +223,7 @@ def head_parameters(model: Model) -> set[str]:
 def choose(
     heads: Sequence[Head], reasons: Mapping[str, str], at: str, where: str, label: str
 ) -> Head:
-    """The head that ``at`` names, or the only one.
-
-    Raises:
-        ModelError: no head or several fit, or its number of classes cannot be changed.
-    """
+    """The head that ``at`` names, or the only one; a ModelError if none, several or a fixed one fits."""
     usable = [h for h in heads if not h.obstacle]
     chosen = [h for h in heads if h.matches(at)] if at else usable
     if len(chosen) > 1 and at:

@@ -160,12 +160,7 @@ class Quantized:
 
 
 class MasterModel(Model):
-    """A model with float master weights in place of quantized weights.
-
-    Args:
-        base: the model of the file.
-        weights: the quantized weights that get a master weight, by name.
-    """
+    """The model of a file, ``base``, with float master weights in place of some quantized weights."""
 
     def __init__(self, base: Model, weights: Mapping[str, Quantized]) -> None:
         self.__dict__.update(base.__dict__)
@@ -404,12 +399,8 @@ def without_masters(model: Model) -> Model:
 def with_masters(model: Model, names: Iterable[str] | None = None) -> Model:
     """The model with master weights for its quantized weights; without such weights, the model itself.
 
-    Args:
-        model: the model.
-        names: the quantized weights that get one, and the scales that are trained; None for all weights.
-
-    Raises:
-        ModelError: two biases have one scale, which trained scales would make two.
+    ``names`` has the weights that get one and the scales that are trained, None for all weights. Two biases
+    with one scale, which trained scales would make two, are refused.
     """
     base = without_masters(model)
     found = quantized_weights(base)

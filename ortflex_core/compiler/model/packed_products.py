@@ -29,13 +29,9 @@ def is_size(block: int) -> bool:
 
 
 def has_form(node: NodeProto, position: int, shape: Sequence[int], bias: Sequence[int]) -> bool:
-    """Whether a MatMul or Gemm by a constant can be written as MatMulNBits.
+    """Whether a MatMul or Gemm by a constant at ``position`` can be written as MatMulNBits.
 
-    Args:
-        node: the product.
-        position: the place of the weight.
-        shape: that of the weight.
-        bias: the shape of a constant bias; empty without one.
+    ``shape`` is that of the constant, ``bias`` the shape of a constant bias.
     """
     if position != 1 or len(shape) != 2 or node.op_type not in ("MatMul", "Gemm"):
         return False

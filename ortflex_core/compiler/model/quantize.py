@@ -66,10 +66,6 @@ def quantize_model(model: Model, quantizer: Quantizer) -> Model:
     Activations without a range in ``quantizer.ranges`` get the scale 1; ``quantization.missing`` has
     their names.
 
-    Args:
-        model: the float model, which is not changed.
-        quantizer: says what is quantized and how.
-
     Raises:
         ConfigError: a name in ``skip`` or ``ranges`` that the model does not have.
         ModelError: the model is quantized already, nothing in it can be quantized, or its opset has no
@@ -110,9 +106,6 @@ def _in_float32(model: Model) -> Model:
 
     onnxruntime has QuantizeLinear and DequantizeLinear of float16 from opset 19 on, but fuses no product
     between them, and its CPU kernels have no bfloat16.
-
-    Raises:
-        ModelError: the file is too large to be converted.
     """
     if not model.half:
         return model

@@ -358,10 +358,9 @@ def _decide_sizes(nodes: Iterable[NodeProto], products: Iterable[str]) -> bool:
 def _without_products(
     nodes: Iterable[NodeProto], products: Mapping[str, int]
 ) -> tuple[list[NodeProto], list[TensorProto]]:
-    """The nodes with others of the same sizes instead of the products by large constants.
+    """The nodes without the products by large constants, and the constants of those that take their place.
 
-    Returns:
-        the nodes, and the constants that they read.
+    The new nodes have outputs of the same sizes.
     """
     axes = onnx.numpy_helper.from_array(np.asarray([-1]), f"{_PREFIX}axes")
     constants = {axes.name: axes}
@@ -444,11 +443,7 @@ class _Run:
         """Whether any input has integers."""
 
     def __call__(self, point: _Point, symbols: _Symbols) -> dict[str, Any]:
-        """The outputs for zeros and empty strings, or other integers: arrays without their values.
-
-        Raises:
-            GraphError: the run fails; the message has the input shapes.
-        """
+        """The outputs for zeros and empty strings, or other integers: arrays without their values."""
         feeds: dict[str, Array] = {}
         for spec, shape in self._shapes(point, symbols):
             check_size(spec, shape)

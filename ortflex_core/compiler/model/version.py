@@ -8,11 +8,7 @@ from ortflex_core.kernel.errors import ModelError
 
 
 def check_version(model: Model, runtime: Runtime) -> None:
-    """Refuse a model that the runtime cannot load, and name a runtime that can.
-
-    Raises:
-        ModelError: the opset or the IR version is too new.
-    """
+    """Refuse a model whose opset or IR version the runtime cannot load, and name a runtime that can."""
     opset, ir = model.opsets[""], model.internal.ir_version
     if opset <= runtime.max_opset and ir <= runtime.max_ir:
         return

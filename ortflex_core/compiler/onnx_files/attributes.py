@@ -80,26 +80,13 @@ def check(node: NodeProto, label: str) -> None:
 
 
 def check_all(graph: GraphProto, label: str) -> None:
-    """Check every node of a graph and its subgraphs, after functions were inlined.
-
-    Raises:
-        ModelError: see :func:`check`.
-    """
+    """Check every node of a graph and its subgraphs, after functions were inlined."""
     for node in all_nodes(graph.node):
         check(node, label)
 
 
 def check_axes(graph: GraphProto, values: Mapping[str, TensorSpec], label: str) -> None:
-    """Check the axes of all nodes, in subgraphs too, where axes and ranks are known.
-
-    Args:
-        graph: the graph, functions inlined.
-        values: types and shapes that were inferred.
-        label: its name in messages.
-
-    Raises:
-        ModelError: an axis does not exist, or is given twice.
-    """
+    """Refuse axes that do not exist or are given twice, where axes and ranks are known."""
     _check_axes(graph, values, label, {})
 
 

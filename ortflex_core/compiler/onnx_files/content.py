@@ -40,12 +40,7 @@ class Content:
 def content_of(
     model: ModelProto, files: DataFiles | None = None, state: Mapping[str, Array] | None = None
 ) -> Content:
-    """The digests of a model.
-
-    Args:
-        model: the model.
-        files: the files of tensors that are not in it.
-        state: new values of such tensors.
+    """The digests of a model; ``state`` has new values of tensors that are not in it but in ``files``.
 
     Raises:
         ModelError: the data of a tensor are missing or were changed.

@@ -196,11 +196,7 @@ def _append(
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """The context in which no other process exports to this path.
-
-    Raises:
-        OSError: another process does so for too long, or the folder cannot be written to.
-    """
+    """The context in which no other process exports to this path; an OSError after too long a wait."""
     lock, deadline = FolderLock(f".{path.name[:40]}.lock"), time.monotonic() + _PATIENCE
     while not lock.acquire(path.parent):
         if time.monotonic() > deadline:

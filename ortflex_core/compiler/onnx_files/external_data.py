@@ -55,15 +55,10 @@ class DataFiles:
     def load(
         self, model: ModelProto, folder: Path, huge: int, small: int, large: int | None = None
     ) -> None:
-        """Read the external tensors of a model, or open the files of those that are mapped.
+        """Read the external tensors of a model in a folder, or open the files of those that are mapped.
 
-        Args:
-            model: it has been vetted.
-            folder: where the model is.
-            huge: above this number of bytes the larger initializers stay external.
-            large: above this number of bytes the larger initializers are held; None: they are put into
-                the model.
-            small: the largest number of elements of a tensor that is read in any case.
+        Tensors of at most ``small`` elements are read. The larger ones stay external if there are more than
+        ``huge`` bytes, are held if there are more than ``large``, and else put into the model.
 
         Raises:
             ModelError: data that are missing, too short, or outside of the folder.
@@ -99,11 +94,7 @@ class DataFiles:
             del tensor.external_data[:]
 
     def array(self, tensor: TensorProto) -> Array:
-        """The values of a tensor that is not in the model, read-only; those of a file are mapped.
-
-        Raises:
-            ModelError: its file was changed in place, or the model was read without it.
-        """
+        """The values of a tensor that is not in the model, read-only; those of a file are mapped."""
         if tensor.name in self._held:
             return self._held[tensor.name]
         if tensor.name not in self._places:
@@ -113,11 +104,7 @@ class DataFiles:
         return file.array(numpy_dtype(tensor.data_type), tuple(tensor.dims), offset)
 
     def verify(self) -> None:
-        """Refuse to read files that changed since the model was read.
-
-        Raises:
-            ModelError: one was changed in place.
-        """
+        """Refuse to read files that were changed in place since the model was read."""
         for file in self._files.values():
             file.verify()
 
@@ -146,11 +133,7 @@ class _File:
             self._file.close()
 
     def read(self, start: int, count: int) -> bytes:
-        """Some of its bytes.
-
-        Raises:
-            ModelError: it was truncated after it was opened.
-        """
+        """Some of its bytes; a ModelError if it was truncated after it was opened."""
         self._file.seek(start)
         parts = []
         while count and (part := self._file.read(count)):
@@ -161,22 +144,14 @@ class _File:
         return b"".join(parts)
 
     def copied(self, tensor: TensorProto, offset: int) -> Array:
-        """The values of a tensor in memory of their own.
-
-        Raises:
-            ModelError: the file was truncated after it was opened.
-        """
+        """The values of a tensor in memory of their own."""
         array = read_values(self._file, tensor, offset)
         if array is None:
             raise ModelError(f"{str(self._path)!r} has become shorter: {tensor.name!r} is missing")
         return array
 
     def verify(self) -> None:
-        """Refuse a file that was changed in place.
-
-        Raises:
-            ModelError: its size or modification time differs.
-        """
+        """Refuse a file that was changed in place: its size or modification time differs."""
         now = os.fstat(self._file.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._was.st_size, self._was.st_mtime_ns):
             raise ModelError(

@@ -136,8 +136,7 @@ def raised_array(array: Array, dtype: int, types: Sequence[int]) -> Array:
 def rounded(array: Array, dtype: int, name: str) -> Array:
     """Values rounded to the type of their tensor in the file; an array of that type is not copied.
 
-    Raises:
-        ModelError: a finite value is larger than the type can hold.
+    A finite value that is larger than the type can hold is refused.
     """
     wanted = numpy_dtype(dtype)
     with np.errstate(over="ignore"):

@@ -37,12 +37,9 @@ def within(model: ModelProto) -> bool:
 
 
 def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> ModelProto:
-    """The model with a bound in each Loop that needs one.
+    """The model with a bound in each Loop that needs one; its functions are inlined.
 
-    Args:
-        model: the graph, functions inlined.
-        values: types and shapes that were inferred.
-        most: the largest number of bytes of a loop in training, if more than 1 GiB.
+    ``most`` is the largest number of bytes of a loop in training, if more than 1 GiB.
     """
     out = ModelProto()
     out.CopyFrom(model)

@@ -162,11 +162,7 @@ def _load(
 
 
 def _read(file: RegularFile, whole: bool) -> tuple[bytes, dict[str, Array]]:
-    """The content of a model file; of a large one without the values of its tensors, which come apart.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The content of a model file; of a large one without the values of its tensors, which come apart."""
     if whole or file.size <= LARGE:
         return file.readall(), {}
     with mmap.mmap(file.fileno(), file.size, access=mmap.ACCESS_READ) as mapped:

@@ -45,8 +45,7 @@ VALUE_FIELDS = (
 def vet(model: ModelProto, label: str) -> None:
     """Check a model's tensors against their bytes, and the size of its graph with functions inlined.
 
-    Raises:
-        ModelError: names the tensor, node or function, its claim and the facts.
+    The ModelError names the tensor, node or function, its claim and the facts.
     """
     written = _graph(model, label)
     for name, body in _functions(model).items():
@@ -201,11 +200,7 @@ def check_tensor(tensor: TensorProto, label: str, what: str) -> None:
 
 
 def bytes_of(tensor: TensorProto) -> int:
-    """The bytes of a tensor's values; a string, whose length is in the file, counts as one.
-
-    Raises:
-        KeyError, TypeError: ONNX does not define the element type.
-    """
+    """The bytes of a tensor's values; a string, whose length is in the file, counts as one."""
     count: int = math.prod(tensor.dims)
     if tensor.data_type == TensorProto.STRING:
         return count
@@ -273,14 +268,7 @@ def _check_expanded(model: ModelProto, label: str, written: int) -> None:
 def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str) -> None:
     """Check the memory that a graph would need, where sizes are known in advance.
 
-    Args:
-        values: types and shapes that were inferred, functions inlined.
-        most: bytes that a tensor may have.
-        weights: bytes of all weights and inputs.
-        label: what messages call it.
-
-    Raises:
-        ModelError: a tensor, or all large ones together, would need too much memory.
+    A tensor may have at most ``most`` bytes; ``weights`` are those of all weights and inputs.
     """
     total = 0
     for spec in values:

@@ -74,17 +74,12 @@ def decompose(
     formulas: Formulas | None = None,
     large: Mapping[str, Array] | None = None,
 ) -> tuple[ModelProto, Decomposed]:
-    """The model with standard operators in place of others.
+    """The model with standard operators in place of others, and what was done.
 
-    Args:
-        model: local functions are already inlined.
-        plugins: the plugins; None loads the installed ones if there is something to decompose.
-        ruled: whether an operator has a gradient rule and is to be kept.
-        formulas: the decompositions; None for those of ``plugins``.
-        large: the values of large constants, which are inputs of the model.
-
-    Returns:
-        The model (the given one if nothing is decomposed) and what was done.
+    Functions are inlined before. Operators that are ``ruled`` have a gradient rule and are kept.
+    ``formulas`` are the decompositions, by default those of ``plugins``, which are by default the installed
+    ones. ``large`` has the values of large constants, which are inputs of the model. Without changes, the
+    result is the model itself.
 
     Raises:
         PluginError: two plugins decompose an operator of the model, or the one that does is broken.

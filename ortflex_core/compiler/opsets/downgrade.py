@@ -45,15 +45,9 @@ Types = Mapping[str, int]
 
 
 def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | None, str]:
-    """The model at an older opset, or why that is impossible.
+    """The model at an older opset and "", or None and the first node with a different meaning there.
 
-    Args:
-        model: with a newer opset; model-local functions are already inlined.
-        label: its name in messages.
-        newest: the opset to convert it to.
-
-    Returns:
-        The model and "", or None and the first node with a different meaning there.
+    Its functions are already inlined.
     """
     known, opset = onnx.defs.onnx_opset_version(), _opset(model)
     if opset > known:
@@ -82,11 +76,10 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
 
 
 def readable(model: ModelProto, label: str) -> tuple[ModelProto, str]:
-    """The model at an opset that the installed runtime reads.
+    """The model at an opset that the installed runtime reads, and "".
 
-    Returns:
-        The model and "", or the unchanged model and the reason why the runtime cannot read it.
-        Without a runtime, or if it reads the model, the unchanged model and "".
+    If it reads no such opset, the unchanged model and the reason; without a runtime, the unchanged model
+    and "".
     """
     if _opset(model) <= READ_BY_ALL and model.ir_version <= ir_for(READ_BY_ALL):
         return model, ""

@@ -27,10 +27,8 @@ def random_inputs(
 ) -> dict[str, Array]:
     """Values for the inputs: normal numbers, zeros and ones, or short strings.
 
-    Symbolic first dimensions are ``batch``, other symbolic dimensions ``size``.
-
-    Raises:
-        GraphError: the inputs are too large to generate values for them.
+    Symbolic first dimensions are ``batch``, other symbolic dimensions ``size``. Inputs that are too large
+    are refused.
     """
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
@@ -55,11 +53,7 @@ def random_inputs(
 
 
 def check_size(spec: TensorSpec, shape: Sequence[int], most: int = _MOST) -> None:
-    """Refuse to generate values for an input that is too large: a file may claim any size.
-
-    Raises:
-        GraphError: it is too large.
-    """
+    """Refuse to generate values for an input that is too large: a file may claim any size."""
     if any(d < 0 for d in shape) or math.prod(shape) > most:
         raise GraphError(f"test values cannot be made for the input {spec}")
 
@@ -71,12 +65,9 @@ def graph_inputs(model: ModelProto) -> list[TensorSpec]:
 
 
 class Runner:
-    """A model in the installed onnxruntime, on the CPU.
+    """A model in the installed onnxruntime, on the CPU; a GraphError if that refuses it.
 
     ``large`` has the values of tensors that are inputs because they do not fit into the graph.
-
-    Raises:
-        GraphError: the runtime refuses the model.
     """
 
     def __init__(self, model: ModelProto, large: Mapping[str, Array]) -> None:
@@ -94,11 +85,7 @@ class Runner:
             raise GraphError(error_reason(error)) from error
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
-        """Outputs by name.
-
-        Raises:
-            GraphError: the run fails.
-        """
+        """Outputs by name; a GraphError if the run fails."""
         names = [o.name for o in self._session.get_outputs()]
         try:
             values = self._session.run(names, {**feeds, **self._large})
@@ -108,11 +95,7 @@ class Runner:
 
 
 def fitting_inputs(runner: Runner, batch: int) -> tuple[dict[str, Array], int]:
-    """Random inputs that a model runs on, and the size that their symbolic dimensions have.
-
-    Raises:
-        GraphError: it fails on all inputs that were tried.
-    """
+    """Random inputs that a model runs on, and the size of their symbolic dimensions; else a GraphError."""
     failure: GraphError | None = None
     free = any(not isinstance(d, int) for spec in runner.inputs for d in (spec.shape or ())[1:])
     for size in _SIZES if free else _SIZES[:1]:

@@ -76,11 +76,7 @@ def inline_domain(model: ModelProto, domain: str) -> ModelProto:
 
 
 def expanded(trace: Trace, node: Node) -> tuple[Tensor, ...] | None:
-    """The outputs of a node, computed by the operators of its function body; None without a body.
-
-    Raises:
-        GraphError: the body does not fit the node.
-    """
+    """The outputs of a node, computed by the operators of its function body; None without a body."""
     if node.domain not in DOMAINS or node.captures:
         return None
     names = ["" if t is None else f"input{k}" for k, t in enumerate(node.inputs)]

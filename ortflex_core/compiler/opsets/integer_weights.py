@@ -26,9 +26,8 @@ def dequantized(
 ) -> tuple[ModelProto, dict[str, NodeProto]]:
     """The model with real products, and the node of the file that each new output comes from.
 
-    Args:
-        model: its opset has DequantizeLinear with an axis. It is not changed.
-        initializers: those of the file; large ones are inputs of the model.
+    Its opset has DequantizeLinear with an axis. ``initializers`` are those of the file; large ones are
+    inputs of the model.
     """
     graph = model.graph
     known = {t.name: t for t in (*initializers, *graph.initializer)}

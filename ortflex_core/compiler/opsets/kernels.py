@@ -29,12 +29,8 @@ _LAYOUT = frozenset({"RNN", "GRU", "LSTM"})
 def inlined(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     """The model with simpler operators in place of those without a kernel in the installed runtime.
 
-    Args:
-        model: local functions are already inlined.
-
-    Returns:
-        The model (the given one if nothing has to be replaced), and for each replaced node, by the
-        name of its first output, a sentence that says why.
+    Returns it (the model itself if nothing has to be replaced) and, for each replaced node, by the name of
+    its first output, a sentence that says why. Local functions are inlined before.
     """
     opset = opsets_of(model).get("", 0)
     with contextlib.suppress(RuntimeUnavailable):

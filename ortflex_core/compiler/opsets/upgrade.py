@@ -40,15 +40,8 @@ def upgrade_opset(
 ) -> ModelProto:
     """The model at another opset; a test on random inputs shows that it computes the same.
 
-    Args:
-        model: functions are already inlined.
-        label: its name in messages.
-        opset: the opset of the model, less than the target.
-        large: tensors that are inputs because they do not fit into the graph.
-        target: the opset of the result.
-
-    Raises:
-        ModelError: the conversion fails, or its result computes something else.
+    Functions are already inlined; ``large`` are tensors that are inputs because they do not fit into the
+    graph. A conversion that fails or changes what is computed is refused.
     """
     newest = 13 if target == TARGET else target
     advice = f"Export the model again with opset {newest} or newer (it has opset {opset})"

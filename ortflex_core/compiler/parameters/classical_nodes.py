@@ -17,14 +17,7 @@ _NeighborS = frozenset({"Scan", "TopK", "CDist"})
 
 
 def ways_out(nodes: Sequence[NodeProto]) -> str:
-    """The operators with the fitted numbers of a model without parameters, and advice.
-
-    Args:
-        nodes: the nodes before the tensors of the loss.
-
-    Returns:
-        Part of a sentence; empty if no such operator is among the nodes.
-    """
+    """The operators with fitted numbers among some nodes, and advice; "" without them."""
     operators = list(dict.fromkeys(node.op_type for node in nodes))
     own = {node.op_type for node in nodes if node.domain == "ai.onnx.ml"}
     if linear := sorted(own & _LINEAR):

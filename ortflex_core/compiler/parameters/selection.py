@@ -423,11 +423,8 @@ def matching(
 ) -> dict[str, str]:
     """The pattern that each name matches; a full name precedes a glob, an earlier pattern a later one.
 
-    Without names the caller raises another error. ``apart`` has the reasons why parameters are
-    not among the names, ``paths`` the paths by which patterns find names, too.
-
-    Raises:
-        ModelError: a pattern matches no name.
+    A pattern that matches no name is refused; without names the caller raises another error. ``apart`` has
+    the reasons why parameters are not among the names, ``paths`` the paths by which patterns find names.
     """
     out: dict[str, str] = {}
     if not names:

@@ -127,16 +127,11 @@ def find_uses(
     outputs: Iterable[str],
     learns: Callable[[str, Uses], bool],
 ) -> dict[str, Uses]:
-    """The uses of every float initializer that ``nodes`` read, in the graph's order.
+    """The uses of every float initializer that ``nodes``, those before ``outputs``, read, in their order.
 
-    The entry of an initializer that no gradient from ``outputs`` reaches has no uses.
-
-    Args:
-        model: the model.
-        nodes: those before the outputs.
-        outputs: the tensors of the losses.
-        learns: whether an initializer of a product is a weight by the uses found so far; a vector
-            added to that product is then a bias.
+    The entry of an initializer that no gradient from the outputs reaches has no uses. ``learns`` says
+    whether an initializer of a product is a weight by the uses found so far; a vector added to that product
+    is then a bias.
     """
     flat = list(_with_subgraphs(nodes))
     return _Walk(model, flat, _differentiable(model, flat, outputs), learns).run()

@@ -100,11 +100,7 @@ def components(tables: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def read_tables(tables: Any, plugins: Plugins) -> list[dict[str, Any]]:
-    """The tables of ``groups=``, with components as objects.
-
-    Raises:
-        ConfigError, PluginError: everything that is wrong, with its path.
-    """
+    """The tables of ``groups=``, with components as objects; errors have the paths of what is wrong."""
     problems = Problems()
     problems.extend(table_problems("groups", tables))
     out = [dict(table) for table in (tables if not problems.lines else ())]
@@ -123,11 +119,7 @@ def read_tables(tables: Any, plugins: Plugins) -> list[dict[str, Any]]:
 
 
 def read_constraints(spec: Any, plugins: Plugins) -> Any:
-    """Read ``constraint=``: None, one for all parameters, or ``{parameter glob: constraint}``.
-
-    Raises:
-        ConfigError, PluginError: everything that is wrong, with its path.
-    """
+    """Read ``constraint=``: None, one for all parameters, or ``{parameter glob: constraint}``."""
     if spec is None:
         return None
     if isinstance(spec, Mapping) and "name" not in spec:
@@ -147,14 +139,8 @@ def sort(
 ) -> Grouped:
     """Sort the parameters into groups.
 
-    Args:
-        tables: what :func:`read_tables` returns.
-        choices: the parameters that are trained without groups.
-        optimizer: the Trainer's optimizer, for parameters whose group has none.
-        penalty: the Trainer's penalty, for parameters whose group has none, or penalties by glob.
-        constraint: one for all parameters, or ``{parameter glob: constraint}``.
-        average: the mean of the weights during training.
-        known_as: the name of an optimizer for messages.
+    ``choices`` are the parameters that are trained without groups. Those whose group names none have the
+    optimizer and the penalty of the Trainer. A penalty or a constraint is one for all, or one by glob.
 
     Raises:
         ConfigError, ModelError: all errors at once; a glob that matches no parameter.

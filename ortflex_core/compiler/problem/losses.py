@@ -84,11 +84,7 @@ class LossSpec:
 
 
 def read_losses(spec: Any, plugins: Plugins) -> tuple[LossSpec, ...]:
-    """Read ``loss=``: one component, ``{tensor: loss}``, or a list of tables; what is read, unchanged.
-
-    Raises:
-        ConfigError, PluginError: everything that is wrong, with its path.
-    """
+    """Read ``loss=``: one component, ``{tensor: loss}``, or a list of tables; what is read, unchanged."""
     if isinstance(spec, tuple) and spec and all(isinstance(one, LossSpec) for one in spec):
         return spec
     tables = loss_tables(spec)
@@ -156,9 +152,6 @@ def loss_requests(
     """The losses of ``loss=`` (see :func:`read_losses`) on the tensors of a model.
 
     The returned model has the tensors that only losses read, with first values from the seed.
-
-    Raises:
-        ConfigError, PluginError, ModelError: with the path of the wrong value.
     """
     specs = _on_outputs(model, read_losses(spec, plugins))
     problems = Problems()
@@ -200,11 +193,7 @@ def _teacher(spec: LossSpec, model: Model, files: TeacherFiles) -> Teacher | Non
 
 
 def _on_outputs(model: Model, specs: Sequence[LossSpec]) -> list[LossSpec]:
-    """Losses without tensors, of a model with several outputs: one for each output, in order.
-
-    Raises:
-        ModelError: the model has other float outputs than losses.
-    """
+    """Losses without tensors, of a model with several outputs: one for each output, in order."""
     floats = [o.name for o in model.outputs if o.dtype in FLOATS]
     if len(specs) < 2 or len(floats) < 2 or any(s.predicted is not None for s in specs):
         return list(specs)
@@ -280,11 +269,7 @@ def _loss_request(spec: LossSpec, placing: _Placing, files: TeacherFiles) -> Los
 
 
 def _check_rows(model: Model, name: str) -> None:
-    """Refuse a tensor with a fixed number in the first axis and the rows of the inputs in another one.
-
-    Raises:
-        ModelError: names both, and what to do.
-    """
+    """Refuse a tensor with a fixed number in the first axis and the rows of the inputs in another one."""
     shape = model.value(name).shape or ()
     rows = {spec.shape[0] for spec in model.inputs if spec.shape and isinstance(spec.shape[0], str)}
     rows.add("batch")  # the name that the probe of shapes gives
@@ -303,9 +288,6 @@ def _placed(
     """The tensors of a loss over several, by its names for them, and the tensor that the user means.
 
     Those that the model lacks are added.
-
-    Raises:
-        ModelError: a tensor does not exist, or is not given and cannot be computed by the same model.
     """
     loss, model = spec.loss, extension.model
     wanted = [role for role in loss.tensors if role not in loss.columns]
@@ -480,11 +462,7 @@ def bind_terms(
 
 
 def _one_weight(terms: Sequence[LossTerm]) -> Iterator[LossTerm]:
-    """Losses with values of different ranks that share sample weights: one weight per row, [batch].
-
-    Raises:
-        DataError: the weights have more dimensions, and fit each loss differently.
-    """
+    """Losses with values of different ranks that share sample weights: one weight per row, [batch]."""
     shapes: dict[str, set[Shape | None]] = {}
     for term in terms:
         if term.weight is not None:
@@ -577,14 +555,9 @@ def _weight_shape(given: TensorSpec, samples: Shape) -> Shape:
 def read_penalties(spec: Any, plugins: Plugins, path: str = "penalty") -> Any:
     """Read ``penalty=``: None, one component for all, or one per parameter (globs allowed).
 
-    The table is ``{"by_parameter": {glob: penalty}}``, or for short ``{glob: penalty}`` while no key
-    is ``name`` or a penalty's name; a penalty may be ``{"l1": 0.1, "l2": 0.01}`` without a name.
-
-    Returns:
-        None, a penalty, or ``{"by_parameter": {glob: penalty}}``, which is read unchanged.
-
-    Raises:
-        ConfigError, PluginError: everything that is wrong, with its path (``path`` is the argument).
+    The table is ``{"by_parameter": {glob: penalty}}``, which is read unchanged, or for short
+    ``{glob: penalty}`` while no key is ``name`` or a penalty's name; a penalty may be
+    ``{"l1": 0.1, "l2": 0.01}`` without a name. ``path`` is the argument, for messages.
     """
     if spec is None:
         return None
@@ -614,9 +587,6 @@ def penalty_terms(
     """What :func:`read_penalties` returns, on the parameters of those names.
 
     ``apart`` has the reasons why other parameters are not among the names; ``path`` is the argument.
-
-    Raises:
-        ConfigError: a glob that matches no parameter.
     """
     if penalty is None:
         return ()
@@ -634,11 +604,7 @@ def penalty_terms(
 def read_by_glob(
     kind: str, table: Mapping[str, Any], plugins: Plugins, path: str
 ) -> dict[str, Any]:
-    """The components of a table ``{glob: component}``.
-
-    Raises:
-        ConfigError: all components that are wrong, at once.
-    """
+    """The components of a table ``{glob: component}``; a ConfigError has all that are wrong."""
     problems = Problems()
     read = {
         glob: problems.collect(plugins.component, kind, spec, f"{path}.{glob}")
@@ -669,11 +635,7 @@ def _named(spec: Any, plugins: Plugins) -> Any:
 
 
 def check_precision(model: Model, names: Sequence[str]) -> None:
-    """float32 and float64 are trained; anything else is refused.
-
-    Raises:
-        ModelError: names the parameter and its type.
-    """
+    """float32 and float64 are trained; anything else is refused."""
     for name in names:
         spec = model.initializers[name]
         if spec.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):

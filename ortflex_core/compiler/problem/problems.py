@@ -39,12 +39,7 @@ class Problems:
         return None
 
     def raise_all(self) -> None:
-        """Raise the collected problems, if there are any.
-
-        Raises:
-            ConfigError: all problems; a single exception (ModelError, PluginError) is raised
-                unchanged.
-        """
+        """Raise the collected problems as one ConfigError; a single ModelError or PluginError as it is."""
         if len(self.lines) == 1 and self._last is not None:
             raise self._last
         if self.lines:

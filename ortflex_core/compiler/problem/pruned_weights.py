@@ -30,11 +30,6 @@ def place_prunings(
 ) -> tuple[ConstraintTerm, ...]:
     """The constraints, prunings with the weights that they make zero.
 
-    Args:
-        terms: the constraints with the parameters that the user gave them.
-        model: the model.
-        paths: the paths by which patterns find parameters, besides their names.
-
     Raises:
         ConfigError: a pattern matches no parameter, a named weight cannot have such zeros, or none can.
     """

@@ -74,12 +74,6 @@ class TeacherFiles:
     def teacher(self, wanted: TeacherTensor, model: Model, where: str, *, raw: bool) -> Teacher:
         """The teacher of a loss on ``model``, with the logits before a Softmax for ``raw``.
 
-        Args:
-            wanted: what the loss asks for.
-            model: the model that is trained.
-            where: the argument, for messages.
-            raw: whether the loss reads logits.
-
         Raises:
             ConfigError: there is no such file, tensor or input.
             ModelError: the file is not a model, or its inputs are not those of the trained model.
@@ -141,12 +135,7 @@ class TeacherFiles:
 
 
 def _inputs(wanted: TeacherTensor, teacher: Model, model: Model, where: str) -> dict[str, str]:
-    """The inputs of the trained model by the inputs of the teacher.
-
-    Raises:
-        ConfigError: a name that one of them does not have.
-        ModelError: types or sizes differ.
-    """
+    """The inputs of the trained model by the inputs of the teacher."""
     own = {spec.name: spec for spec in model.inputs}
     theirs = {spec.name: spec for spec in teacher.inputs}
     for name in wanted.inputs:

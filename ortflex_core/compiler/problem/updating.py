@@ -212,11 +212,7 @@ def _applied(slots: Mapping[str, Array]) -> int:
 
 
 def _count(slots: Mapping[str, Array], key: str) -> int:
-    """A number of steps in the state; 0 if it is missing.
-
-    Raises:
-        CheckpointError: it is not one number >= 0.
-    """
+    """A number of steps in the state; 0 if it is missing. Anything but one number >= 0 is refused."""
     array = np.asarray(slots.get(key, 0))
     if array.size != 1 or not np.can_cast(array.dtype, np.float64) or not 0 <= array < 2**63:
         raise CheckpointError(

@@ -76,17 +76,9 @@ def update_formula(
     operators: Collection[str],
     factor: Host | None = None,
 ) -> Formula | None:
-    """The update of a parameter as if it had this shape.
+    """The update of a parameter as if it had this shape; None with other operators or if not elementwise.
 
-    Args:
-        problem: what is trained.
-        name: the parameter.
-        shape: the shape of its tensors.
-        operators: the operators that a formula may use.
-        factor: of :func:`gradient_factor`, if the gradient already includes it.
-
-    Returns:
-        The formula, or None if it has other operators or is not elementwise.
+    ``factor`` is that of :func:`gradient_factor`, if the gradient already includes it.
     """
     if any(name in term.followers for term in problem.updating.prunings):
         return None  # it reads another parameter

@@ -63,14 +63,8 @@ def lower(
 ) -> dict[Tensor, Tensor]:
     """Trace the nodes before some tensors again, in the types of the problem's precision.
 
-    Args:
-        trace: the graph; new nodes are added to it.
-        problem: its precision says where an operator computes.
-        wanted: the tensors to replace.
-        weights: inputs of the pass; they may be cast next to a tensor of the short type, like
-            constants.
-        buffers: further inputs of the pass.
-        rounds: round float32 tensors to the short type instead of computing in it.
+    Weights may be cast next to a tensor of the short type, like constants; they and the buffers are inputs
+    of the pass. With ``rounds``, float32 tensors are rounded to the short type, and not computed in it.
 
     Returns:
         For each wanted tensor a tensor of the same type, computed by the new nodes.

@@ -220,11 +220,7 @@ def _is_text(spec: TensorSpec) -> bool:
 
 
 def check_strings(problem: Problem, outputs: Sequence[str]) -> None:
-    """Refuse models in which a trained part reads strings, which onnxruntime cannot bind.
-
-    Raises:
-        ModelError: names the tensor and the nodes that read it.
-    """
+    """Refuse models in which a trained part reads strings, which onnxruntime cannot bind."""
     if not any(map(_is_text, problem.model.inputs)):
         return
     prefix = find_prefix(problem, outputs)

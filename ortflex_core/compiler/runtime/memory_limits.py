@@ -69,9 +69,6 @@ def check_programs(programs: Mapping[str, Program | bytes]) -> None:
     """Refuse programs whose tensors cannot be in memory, as :func:`check` does, for any compiler.
 
     Graphs that are bytes have no sizes, and are not examined.
-
-    Raises:
-        OrtflexError: as :func:`check`.
     """
     for name, program in programs.items():
         if isinstance(program, Program):

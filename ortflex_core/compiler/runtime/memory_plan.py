@@ -71,14 +71,10 @@ def plan_memory(
     state: Mapping[str, str],
     least: int,
 ) -> Schedule:
-    """Order the nodes of a graph for updates in place, and choose the places of its tensors.
+    """Order the nodes of a graph for updates in place, in the graph itself, and place its tensors.
 
-    Args:
-        model: is changed.
-        sizes: bytes of tensors.
-        specs: types and shapes of tensors; others get no place.
-        state: the output with the new value, by the input with the old value.
-        least: the largest number of bytes of tensors without a place.
+    ``sizes`` are bytes; ``state`` has the outputs with new values by the inputs with the old ones. Tensors
+    of at most ``least`` bytes, and those without a spec, get no place.
     """
     graph = model.graph
     nodes = update_in_place(graph.node, state)
@@ -101,11 +97,7 @@ def place_tensors(
 ) -> tuple[int, dict[TensorSpec, int]]:
     """Choose the places of the tensors of more than ``least`` bytes: the size of the block, offsets.
 
-    Args:
-        nodes: in the order in which they run.
-        specs: types and shapes of tensors; others get no place.
-        bound: outputs of the graph, whose memory belongs to the caller.
-        least: the largest number of bytes of tensors without a place.
+    The nodes are in the order in which they run; the memory of ``bound`` outputs belongs to the caller.
     """
     owners = liveness.storage(nodes, bound)
     last = liveness.last_readers(nodes, owners)
@@ -186,14 +178,9 @@ def update_in_place(nodes: Sequence[NodeProto], state: Mapping[str, str]) -> lis
 
     A node that computes a new value moves after the last node that reads the old one. If other
     nodes need the new value before, or the node may not overwrite what it reads, the new value is
-    computed in other memory and copied after the last reader.
-
-    Args:
-        nodes: in an order in which they can run; some are changed.
-        state: the output with the new value, by the input with the old value.
-
-    Raises:
-        GraphError: two tensors exchange their values without a computation.
+    computed in other memory and copied after the last reader: some nodes are changed. Two tensors that
+    exchange their values without a computation are refused. ``state`` has the output with the new value, by
+    the input with the old value.
     """
     order = list(nodes)
     for attempt in range(_MOVES + 2 * len(state) + 2):

@@ -204,13 +204,9 @@ def _defer(nodes: Iterable[Step], early: Collection[str]) -> list[Step]:
 
 
 def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
-    """Let products read large matrices as they are instead of transposed copies.
+    """Let products read large matrices as they are instead of transposed copies, in the graph itself.
 
     onnxruntime does so, too, in graphs that are not too large for its optimizer.
-
-    Args:
-        model: the graph, which is changed.
-        specs: types and shapes of its tensors, where known.
     """
     nodes = model.graph.node
     readers: dict[str, list[NodeProto]] = {}

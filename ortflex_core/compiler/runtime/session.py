@@ -282,12 +282,7 @@ def rounds_short_types(device: Device) -> bool:
 
 
 def schedule_of(program: Program, device: Device, threads: int = 1) -> Schedule:
-    """The order and the memory of a program with recomputed tensors, from the cache if possible.
-
-    Raises:
-        GraphError: a tensor to keep is not in the optimized graph.
-        Exception: any that onnxruntime raises.
-    """
+    """The schedule of :func:`make_schedule`, from the cache if possible."""
     key = (os.getpid(), "schedule", program.key, program.recompute, device, threads)
     return get_program(key, lambda: make_schedule(program, device, threads))
 
