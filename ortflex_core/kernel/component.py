@@ -8,7 +8,7 @@ change from one run to the next without a new graph: while a formula is traced i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from typing import Any, ClassVar, Literal
@@ -99,17 +99,29 @@ number = Bounds
 """The name of the validator where fields are declared: ``validator=number(ge=0, lt=1)``."""
 
 
-def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    """Validator: one of the given values."""
+def satisfying(
+    text: str, accepts: Callable[[Any], bool], error: type[Exception] = ValueError
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Validator: a value that a function accepts; for others, ``text`` says what it must be."""
 
     def validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value not in choices:
+        if not accepts(value):
             where = f"{type(instance).__name__}.{attribute.name}"
-            raise ValueError(
-                f"{where} must be one of {', '.join(map(repr, choices))}, got {short_repr(value)}"
-            )
+            raise error(f"{where} {text}, got {short_repr(value)}")
 
     return validate
+
+
+def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Validator: one of the given values."""
+    return satisfying(f"must be one of {', '.join(map(repr, choices))}", choices.__contains__)
+
+
+def listed(value: Any) -> Any:
+    """Converter: a string as a tuple of one, other sequences as tuples."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
 
 
 def _plain(value: Any) -> Any:

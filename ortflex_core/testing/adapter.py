@@ -17,7 +17,7 @@ from ortflex_core.kernel.errors import Unsupported
 from ortflex_core.kernel.protocols.adapter import Adapter, Product
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit
+from ortflex_core.testing.component import ReferenceKit, check_determinism
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.trainer import Trainer
 
@@ -31,7 +31,7 @@ PRODUCTS = (
 )
 
 
-class AdapterKit(FormulaKit):
+class AdapterKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference(x, matrix, tensors)`` is the product x·M with the adapter, in numpy and float64; x is
@@ -79,14 +79,10 @@ class AdapterKit(FormulaKit):
     def test_determinism(self, component: Adapter) -> None:
         """The same formula gives the same graph and bit-identical results, without numbers of a step."""
         product = PRODUCTS[0]
-        x, matrix, tensors = given(component, product)
-        one, other = ({"y": applied(component, product, x, matrix, tensors)} for _ in "ab")
-        running.same_bits(one, other, component.name)
-        made = [program(component, product, x, matrix, tensors) for _ in range(2)]
-        require(made[0].key == made[1].key, f"{component.name}: two traces give different graphs")
-        require(
-            not made[0].hosts, f"{component.name}: fields of adapters must not be made by hyper()"
-        )
+        parts = (component, product, *given(component, product))
+        check_determinism(component, lambda: {"y": applied(*parts)}, lambda: program(*parts))
+        hosts = program(*parts).hosts
+        require(not hosts, f"{component.name}: fields of adapters must not be made by hyper()")
 
     def test_backends(self, component: Adapter, reference: Reference) -> None:
         """On every backend, a step follows the slope of the reference by finite differences."""

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import pytest
 
 from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.problem.hyperparameters import symbolic
@@ -15,13 +14,13 @@ from ortflex_core.kernel.host_scalars import OPERATORS, Host, HostProgram
 from ortflex_core.kernel.protocols.average import Average
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit, check_hyperparameters
+from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 
 Reference = Callable[[Array, Array, int], Array]
 
 
-class AverageKit(FormulaKit):
+class AverageKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference(average, weight, step)`` is the average after a step, in numpy and float64. Without a
@@ -30,13 +29,11 @@ class AverageKit(FormulaKit):
 
     kind: ClassVar[str] = "averages"
 
-    def test_value(self, component: Average, reference: Reference | None) -> None:
+    def test_value(self, component: Average, compared: Reference) -> None:
         """The averages of six steps equal the reference's."""
-        if reference is None:
-            pytest.skip("no reference was given")
         average = weights()[0]
         for step, weight in enumerate(weights()[1:], start=1):
-            wanted = reference(average, weight, step)
+            wanted = compared(average, weight, step)
             average = run(component, average, weight, step)
             close(average, wanted, 1e-9, f"the average after step {step}")
 
@@ -113,11 +110,12 @@ class AverageKit(FormulaKit):
 
     def test_determinism(self, component: Average) -> None:
         """The same weights give bit-identical results, and the same formula the same graph."""
-        first, second = weights()[:2]
-        a, b = ({"average": run(component, first, second, 2)} for _ in range(2))
-        running.same_bits(a, b, component.name)
-        keys = {program(component, first).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
+        before, after = weights()[:2]
+        check_determinism(
+            component,
+            lambda: {"average": run(component, before, after, 2)},
+            lambda: program(component, before),
+        )
 
     def test_hyperparameters_are_symbols(self, component: Average) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""

@@ -9,41 +9,27 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.errors import DataError, Unsupported
 from ortflex_core.kernel.protocols.backend import Backend
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import compositions, frozen, running, step_programs
-from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.component import RuntimeKit
 from ortflex_core.testing.reference import Reference
-from ortflex_core.testing.running import check_reasons, close, require
+from ortflex_core.testing.running import close, require
 from ortflex_core.tools.comparison import compare
 
 RATE = 0.1
 
 
-class BackendKit(ComponentKit):
+class BackendKit(RuntimeKit):
     """Override ``component``; skipped, with its reasons, where the backend is not available."""
 
     kind: ClassVar[str] = "backends"
-    has_formula: ClassVar[bool] = False
     draws: ClassVar[int] = 1
     """The number of recipes drawn for each feature of a run."""
     programs: ClassVar[int] = 6
     """The number of (network, optimizer, loss) drawn; with the most, 17, each optimizer comes up."""
-
-    @pytest.fixture
-    def here(self, component: Backend) -> Backend:
-        """The backend, if it can be used here."""
-        if reasons := type(component).available(require_runtime()):
-            pytest.skip("; ".join(reasons))
-        return component
-
-    def test_available(self, component: Backend) -> None:
-        """The reasons are sentences."""
-        reasons = type(component).available(require_runtime())
-        check_reasons(reasons)
 
     @pytest.mark.parametrize("reduction", ["mean", "sum"])
     def test_step(self, here: Backend, reduction: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -42,9 +42,8 @@ class CallbackKit(ComponentKit):
 
     def test_is_frozen(self, component: Any) -> None:
         """A callback has a state, so its copies are tested: a copy of a new one is new, too."""
-        require(
-            copy.deepcopy(component) == component, "a copy of a new callback is not equal to it"
-        )
+        equal = copy.deepcopy(component) == component
+        require(equal, "a copy of a new callback is not equal to it")
 
     def test_bad_parameters_are_refused(self, component: Any) -> None:
         """An unknown parameter is an error that names it."""
@@ -64,9 +63,8 @@ class CallbackKit(ComponentKit):
         effect(component, trainer, fit(trainer))
         name = running.plugins()["callbacks"].name_of(component)
         if name is not None:
-            fresh = running.plugins().component(
-                "callbacks", {"name": name, **_parameters(component)}, "callbacks"
-            )
+            table = {"name": name, **_parameters(component)}
+            fresh = running.plugins().component("callbacks", table, "callbacks")
             trainer = make(fresh, tmp_path / "table")
             effect(fresh, trainer, fit(trainer))
 
@@ -77,11 +75,8 @@ class CallbackKit(ComponentKit):
         again = make(component, tmp_path / "second")
         after = fit(again)
         effect(component, again, after)
-        require(
-            before.losses == after.losses,
-            f"the same training has the losses {after.losses} after another training, but "
-            f"{before.losses} before it",
-        )
+        text = f"{after.losses} after another training, but {before.losses} before it"
+        require(before.losses == after.losses, f"the same training has the losses {text}")
 
     def test_watching(self, component: Any, tmp_path: Path) -> None:
         """A callback that only watches changes neither losses nor weights."""
@@ -100,47 +95,13 @@ class CallbackKit(ComponentKit):
 
     def test_resume(self, component: Any, effect: Effect, tmp_path: Path) -> None:
         """A run resumed from a checkpoint ends like one without interruption, including the effect."""
-        fresh = copy.deepcopy(component)
         saver = _SaveOnce(tmp_path / "checkpoint", "epoch", 2)
-        whole = make(component, tmp_path / "whole", callbacks=[component, saver])
-        history = fit(whole)
-        if not saver.saved:
-            pytest.skip("the training ended before its second epoch did")
-        rest = Trainer.resume(
-            saver.place, plugins=running.plugins(), callbacks=[fresh], progress=False
-        )
-        rest.folder = whole.folder
-        again = fit(rest)
-        require(
-            again.losses == history.losses,
-            f"resumed after epoch 2: losses {again.losses}, undisturbed {history.losses}",
-        )
-        running.same_bits(
-            whole.get_state(), rest.get_state(), "the weights of the resumed training"
-        )
-        effect(fresh, rest, again)
+        effect(*_check_resumed(component, saver, tmp_path / "whole"))
 
     def test_resume_in_mid_epoch(self, component: Any, tmp_path: Path) -> None:
         """The counters of a callback are in the checkpoint, also of a step that no small number divides."""
-        fresh, saver = copy.deepcopy(component), _SaveAtStep(tmp_path / "checkpoint", "step", 11)
-        whole = make(component, tmp_path / "whole", callbacks=[component, saver])
-        history = fit(whole, rows=28)
-        if not saver.saved:
-            pytest.skip("the training ended before its 11th step")
-        rest = Trainer.resume(
-            saver.place,
-            plugins=running.plugins(),
-            callbacks=[fresh, attrs.evolve(saver)],
-            progress=False,
-        )
-        rest.folder = whole.folder
-        again = fit(rest, rows=28)
-        require(
-            again.losses == history.losses,
-            f"resumed after step 11: losses {again.losses}, undisturbed {history.losses}",
-        )
-        what = "the weights of a run that was resumed after step 11"
-        running.same_bits(whole.get_state(), rest.get_state(), what)
+        saver = _SaveAtStep(tmp_path / "checkpoint", "step", 11)
+        _check_resumed(component, saver, tmp_path / "whole", [attrs.evolve(saver)], rows=28)
 
     def test_steps_per_run(self, component: Any, tmp_path: Path) -> None:
         """The number of steps in a run of the backend does not change what the callback does."""
@@ -149,16 +110,13 @@ class CallbackKit(ComponentKit):
         runs = []
         for count in ("auto", 1):
             backend = {"name": "fused", "steps_per_run": count}
-            trainer = make(
-                copy.deepcopy(component), tmp_path / str(count), backend=backend, epochs=3
-            )
+            twin = copy.deepcopy(component)
+            trainer = make(twin, tmp_path / str(count), backend=backend, epochs=3)
             runs.append((fit(trainer, rows=60), trainer.get_state()))
         (several, weights), (single, wanted) = runs
         what = "steps_per_run='auto' and steps_per_run=1"
-        require(
-            len(several.losses) == len(single.losses),
-            f"{what}: {len(several.losses)} and {len(single.losses)} epochs",
-        )
+        counts = len(several.losses), len(single.losses)
+        require(counts[0] == counts[1], f"{what}: {counts[0]} and {counts[1]} epochs")
         for name, array in wanted.items():
             close(weights[name], array, 1e-4, f"{name} of {what}")
 
@@ -186,6 +144,30 @@ class _SaveAtStep(_SaveOnce):
     @hook
     def step_end(self, trainer: Trainer) -> None:
         """Request single steps."""
+
+
+def _check_resumed(
+    component: Any, saver: _SaveOnce, folder: Path, others: Sequence[Any] = (), rows: int = 12
+) -> tuple[Any, Trainer, History]:
+    """Fail unless a run resumed from a checkpoint ends like one without interruption.
+
+    Returns the callback, the Trainer and the History of the resumed run.
+    """
+    fresh = copy.deepcopy(component)
+    whole = make(component, folder, callbacks=[component, saver])
+    history = fit(whole, rows)
+    when = f"after {saver.unit} {saver.count}"
+    if not saver.saved:
+        pytest.skip(f"the training did not continue {when}")
+    rest = Trainer.resume(
+        saver.place, plugins=running.plugins(), callbacks=[fresh, *others], progress=False
+    )
+    rest.folder = whole.folder
+    again = fit(rest, rows)
+    losses = f"resumed {when}: losses {again.losses}, undisturbed {history.losses}"
+    require(again.losses == history.losses, losses)
+    running.same_bits(whole.get_state(), rest.get_state(), f"the weights of a run resumed {when}")
+    return fresh, rest, again
 
 
 def _parameters(component: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.component import Component
 from ortflex_core.kernel.construct import structure
 from ortflex_core.kernel.entries import singular
 from ortflex_core.kernel.errors import ConfigError
-from ortflex_core.testing.running import plugins, require
+from ortflex_core.kernel.types import Array
+from ortflex_core.testing.running import check_reasons, plugins, require, same_bits
 from ortflex_core.training.config.components import to_plain
 from ortflex_core.training.config.toml import to_toml
 
@@ -136,13 +138,37 @@ class FamilyKit:
         raise NotImplementedError
 
 
-class FormulaKit(ComponentKit):
-    """The checks of kinds whose formula a numpy function repeats; inherit the kit of a kind."""
+class ReferenceKit(ComponentKit):
+    """The checks of kinds with a reference, such as a numpy function that repeats the formula."""
 
     @pytest.fixture
     def reference(self) -> Any:
-        """The formula a second time, in numpy: override it."""
+        """What the component computes, in numpy: override it."""
         raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    @pytest.fixture
+    def compared(self, reference: Any) -> Any:
+        """The reference; without one, the test is skipped."""
+        if reference is None:
+            pytest.skip("no reference was given")
+        return reference
+
+
+class RuntimeKit(ComponentKit):
+    """The checks of kinds that not every runtime has; skipped, with the reasons, where it has not."""
+
+    has_formula: ClassVar[bool] = False
+
+    @pytest.fixture
+    def here(self, component: Any) -> Any:
+        """The component, if it can be used here."""
+        if reasons := type(component).available(require_runtime()):
+            pytest.skip("; ".join(reasons))
+        return component
+
+    def test_available(self, component: Any) -> None:
+        """The reasons are sentences, and no device is needed to get them."""
+        check_reasons(type(component).available(require_runtime()))
 
 
 def _table(component: Any) -> dict[str, Any]:
@@ -166,6 +192,15 @@ def check_docstring(cls: type, *, formula: bool) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
     runner.run(example, out=said.append)
     require(not runner.failures, f"the example of {cls.__name__} fails:\n{''.join(said)}")
+
+
+def check_determinism(
+    component: Any, compute: Callable[[], Mapping[str, Array]], program: Callable[[], Program]
+) -> None:
+    """Fail unless the results are bit-identical, and the graph the same, when they are made again."""
+    same_bits(compute(), compute(), component.name)
+    equal = program().key == program().key
+    require(equal, f"{component.name}: two traces give different graphs")
 
 
 def check_hyperparameters(component: Any, program: Callable[[Any], Program]) -> None:

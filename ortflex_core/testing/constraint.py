@@ -14,14 +14,15 @@ from ortflex_core.compiler.problem.pruning import Pruning
 from ortflex_core.kernel.protocols.constraint import Constraint
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit, check_hyperparameters
+from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.internals import internals_of
 
+Reference = Callable[[Array], Array]
 RATE = 0.1
 
 
-class ConstraintKit(FormulaKit):
+class ConstraintKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference(weight)`` is the allowed weight, in numpy and float64. Without a reference (None), the
@@ -36,25 +37,17 @@ class ConstraintKit(FormulaKit):
         """A matrix of numbers of both signs, some of them large."""
         return np.random.default_rng(1).normal(size=(4, 3)) * 3
 
-    def test_value(
-        self, component: Constraint, reference: Callable[[Array], Array] | None, weight: Array
-    ) -> None:
+    def test_value(self, component: Constraint, compared: Reference, weight: Array) -> None:
         """``apply`` is the reference's value, for weights of any rank."""
-        if reference is None:
-            pytest.skip("no reference was given")
         for shaped in running.of_every_rank(weight):
-            close(run(component, shaped), reference(shaped), 1e-6, "apply")
+            close(run(component, shaped), compared(shaped), 1e-6, "apply")
 
     def test_twice_is_once(self, component: Constraint, weight: Array) -> None:
         """An allowed weight is not changed."""
         for shaped in running.of_every_rank(weight):
             once = run(component, shaped)
-            close(
-                run(component, once),
-                once,
-                1e-5,
-                "a weight that already satisfies the constraint is changed",
-            )
+            what = "a weight that already satisfies the constraint is changed"
+            close(run(component, once), once, 1e-5, what)
 
     def test_weights_of_0_and_100(self, component: Constraint, weight: Array) -> None:
         """Finite at 0 and ±100, and the same in float32."""
@@ -67,11 +60,8 @@ class ConstraintKit(FormulaKit):
     def test_shape(self, component: Constraint, weight: Array) -> None:
         """A weight of the same shape."""
         for shaped in running.of_every_rank(weight):
-            got = run(component, shaped)
-            require(
-                got.shape == shaped.shape,
-                f"apply returns the shape {got.shape} for a weight of shape {shaped.shape}",
-            )
+            got, wanted = run(component, shaped).shape, shaped.shape
+            require(got == wanted, f"apply returns the shape {got} for a weight of shape {wanted}")
 
     def test_float64(self, component: Constraint, weight: Array) -> None:
         """Float64 stays float64, with its accuracy; float32 stays float32."""
@@ -94,9 +84,8 @@ class ConstraintKit(FormulaKit):
             if isinstance(component, Pruning):
                 check_pruned_training(component, backend)
                 return
-            trainer = running.trainer(
-                model, constraint=component, backend=backend, learning_rate=RATE
-            )
+            given = {"constraint": component, "learning_rate": RATE}
+            trainer = running.trainer(model, backend=backend, **given)
             trainer.step((x, y))
             for name, after in trainer.get_state().items():
                 wanted = run(component, before[name] - RATE * slopes[name])
@@ -106,20 +95,18 @@ class ConstraintKit(FormulaKit):
 
     def test_determinism(self, component: Constraint, weight: Array) -> None:
         """The same weights give bit-identical results, and the same formula the same graph."""
-        first, second = ({"weight": run(component, weight)} for _ in range(2))
-        running.same_bits(first, second, component.name)
-        if isinstance(component, Pruning):
-            return  # its graph has no formula
-        keys = {program(component, weight).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
+        check_determinism(
+            component,
+            lambda: {"weight": run(component, weight)},
+            lambda: program(component, weight),
+        )
 
     def test_hyperparameters_are_symbols(self, component: Constraint, weight: Array) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""
         if isinstance(component, Pruning):
             own = component.hyper_names()
-            require(
-                not own, f"{own} are read by no graph: a pruning declares its fields with setting()"
-            )
+            text = f"{own} are read by no graph: a pruning declares its fields with setting()"
+            require(not own, text)
             return
         check_hyperparameters(component, lambda c: program(c, weight))
 
@@ -144,29 +131,18 @@ def run(constraint: Constraint, weight: Array) -> Array:
 def check_pruned_training(pruning: Pruning, backend: str) -> None:
     """Fail unless a training ends with the final share, and later steps leave zeros as they are."""
     x, y = running.regression(rows=16)
-    trainer = running.trainer(
-        running.network_model(),
-        constraint=pruning,
-        backend=backend,
-        optimizer="momentum",
-        learning_rate=RATE,
-        batch_size=4,
-        epochs=3,
-    )
+    given = {"constraint": pruning, "optimizer": "momentum", "learning_rate": RATE, "epochs": 3}
+    trainer = running.trainer(running.network_model(), backend=backend, **given)
     trainer.fit(x, y)
     before = trainer.get_state()
     [term] = internals_of(trainer).problem.updating.prunings
     weights = {name: before[name] for name in term.parameters}
     for name, allowed in pruning.project(weights, term.axes, pruning.final, term.together).items():
-        require(
-            np.array_equal(allowed, weights[name]),
-            f"{name} after a training on {backend} has not the zeros of the final share",
-        )
+        text = f"{name} after a training on {backend} has not the zeros of the final share"
+        require(np.array_equal(allowed, weights[name]), text)
     trainer.step((x[:4], y[:4]))
     for name, after in trainer.get_state().items():
         zero = before[name] == 0
         require(not after[zero].any(), f"a zero of {name} has changed in a step on {backend}")
-        require(
-            zero.all() or not np.array_equal(after, before[name]),
-            f"{name} rests in a step on {backend}",
-        )
+        moves = zero.all() or not np.array_equal(after, before[name])
+        require(moves, f"{name} rests in a step on {backend}")

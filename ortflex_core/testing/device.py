@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.types import Array, numpy_dtype
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit
-from ortflex_core.testing.running import check_reasons, close, require
+from ortflex_core.testing.component import RuntimeKit
+from ortflex_core.testing.running import close, require
 
 ARRAYS: dict[str, Array] = {
     "a matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -26,32 +25,19 @@ ARRAYS: dict[str, Array] = {
 }
 
 
-class DeviceKit(ComponentKit):
+class DeviceKit(RuntimeKit):
     """Override ``component``; skipped, with its reasons, where the device is not available."""
 
     kind: ClassVar[str] = "devices"
-    has_formula: ClassVar[bool] = False
-
-    @pytest.fixture
-    def here(self, component: Device) -> Device:
-        """The device, if it can be used here."""
-        if reasons := type(component).available(require_runtime()):
-            pytest.skip("; ".join(reasons))
-        return component
-
-    def test_available(self, component: Device) -> None:
-        """The reasons are sentences, and no device is needed to get them."""
-        reasons = type(component).available(require_runtime())
-        check_reasons(reasons)
 
     @pytest.mark.parametrize("what", ARRAYS)
     def test_there_and_back(self, here: Device, what: str) -> None:
         """An array that is put and read back is equal, for all types, shapes and layouts."""
         array = ARRAYS[what]
         value = here.put(array)
+        shape = tuple(value.shape())
         require(
-            tuple(value.shape()) == array.shape,
-            f"put of {what} has the shape {tuple(value.shape())}, expected {array.shape}",
+            shape == array.shape, f"put of {what} has the shape {shape}, expected {array.shape}"
         )
         got_type = numpy_dtype(value.element_type())
         require(got_type == array.dtype, f"put of {what} has the type {got_type}")
@@ -81,10 +67,8 @@ class DeviceKit(ComponentKit):
         for number in (1.0, 2.0):
             here.write(value, np.full((3, 2), number, np.float32).T)
             same(here.read(value), np.full((2, 3), number, np.float32), "read after write")
-        require(
-            value.data_ptr() == address,
-            "write moved the tensor, so bindings would use the old memory",
-        )
+        moved = "write moved the tensor, so bindings would use the old memory"
+        require(value.data_ptr() == address, moved)
 
     def test_view(self, here: Device) -> None:
         """A view is the tensor's memory, or None if the host cannot read it."""

@@ -13,11 +13,12 @@ import pytest
 
 from ortflex_core.compiler.model.editor import apply_edits
 from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.errors import BrokenPlugin, OrtflexError
 from ortflex_core.kernel.protocols.edit import Edit
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.trainer import Trainer
 
@@ -25,7 +26,7 @@ Arrays = Mapping[str, Array]
 Reference = Callable[[Arrays, Arrays, Array], Array]
 
 
-class EditKit(ComponentKit):
+class EditKit(ReferenceKit):
     """Override ``component`` and ``reference``, and ``model`` if the edit does not fit the usual one.
 
     ``reference(before, after, x)`` is the first output of the edited model, in numpy and float64;
@@ -35,11 +36,6 @@ class EditKit(ComponentKit):
 
     kind: ClassVar[str] = "edits"
     has_formula: ClassVar[bool] = False
-
-    @pytest.fixture
-    def reference(self) -> Reference:
-        """The first output of the edited model: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     @pytest.fixture
     def model(self) -> onnx.ModelProto:
@@ -52,9 +48,8 @@ class EditKit(ComponentKit):
         x = rows_of(model)
         before, after = running.weights_of(model), running.weights_of(edited)
         wide = x.astype(np.float64) if x.dtype.kind == "f" else x
-        close(
-            run(edited, x), reference(before, after, wide), 1e-5, f"the output of {component.name}"
-        )
+        wanted = reference(before, after, wide)
+        close(run(edited, x), wanted, 1e-5, f"the output of {component.name}")
 
     def test_original(self, component: Edit, model: onnx.ModelProto) -> None:
         """The model itself is not changed, neither its file nor what is known of it."""
@@ -68,12 +63,8 @@ class EditKit(ComponentKit):
 
     def test_determinism(self, component: Edit, model: onnx.ModelProto) -> None:
         """One seed always gives the same file, also in another order of calls."""
-        files = [
-            apply_edits(Model(model), [component], seed)
-            .export({})
-            .SerializeToString(deterministic=True)
-            for seed in (3, 4, 3)
-        ]
+        edited = [apply_edits(Model(model), [component], seed) for seed in (3, 4, 3)]
+        files = [one.export({}).SerializeToString(deterministic=True) for one in edited]
         require(files[0] == files[2], f"{component.name}: one seed gives two files")
 
     def test_errors(self, component: Edit) -> None:
@@ -96,9 +87,8 @@ class EditKit(ComponentKit):
             first = made.step((x, y))
             for _ in range(4):
                 last = made.step((x, y))
-            require(
-                last < first, f"{component.name} on {backend}: the loss goes from {first} to {last}"
-            )
+            text = f"the loss goes from {first} to {last}"
+            require(last < first, f"{component.name} on {backend}: {text}")
             close(run(made.export(), x), made.predict(x), 1e-5, f"the export of {backend}")
 
         running.on_every_backend(train, f"the edit {component.name}")
@@ -111,10 +101,9 @@ class EditKit(ComponentKit):
         made.step((x, y))
         made.save(tmp_path / "saved")
         again = Trainer.resume(tmp_path / "saved", plugins=running.plugins(), edits=[component])
-        twins = [again]
-        twins.append(pickle.loads(pickle.dumps(made)))
+        pickled = pickle.loads(pickle.dumps(made))
         made.step((x, y))
-        for twin in twins:
+        for twin in (again, pickled):
             twin.step((x, y))
             running.same_bits(made.get_state(), twin.get_state(), f"{component.name}, continued")
 
@@ -136,11 +125,7 @@ def rows_of(model: onnx.ModelProto, rows: int = 6) -> Array:
 
 def run(model: onnx.ModelProto, x: Array) -> Array:
     """The first output of a model, by onnxruntime."""
-    import onnxruntime
-
-    opened = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    opened = cpu_session(model)
     return np.asarray(opened.run(None, {opened.get_inputs()[0].name: x})[0])
 
 
@@ -148,17 +133,8 @@ def odd_models() -> list[onnx.ModelProto]:
     """Models without a product, without an initializer, and with an output that is the input's shape."""
     node = onnx.helper.make_node
     nothing = running.model_of([node("Relu", ["X"], ["Y"])], (3,), (3,), {})
-    constant = running.model_of(
-        [node("Mul", ["X", "w"], ["Y"])], (3,), (3,), {"w": np.array([1.0, 2.0, 3.0])}
-    )
-    squared = running.model_of(
-        [
-            node("Transpose", ["X"], ["T"], perm=[1, 0]),
-            node("MatMul", ["X", "T"], ["P"]),
-            node("ReduceMean", ["P"], ["Y"], keepdims=1),
-        ],
-        (3,),
-        (1,),
-        {},
-    )
-    return [nothing, constant, squared]
+    weights = {"w": np.array([1.0, 2.0, 3.0])}
+    constant = running.model_of([node("Mul", ["X", "w"], ["Y"])], (3,), (3,), weights)
+    square = [node("Transpose", ["X"], ["T"], perm=[1, 0]), node("MatMul", ["X", "T"], ["P"])]
+    mean = node("ReduceMean", ["P"], ["Y"], keepdims=1)
+    return [nothing, constant, running.model_of([*square, mean], (3,), (1,), {})]

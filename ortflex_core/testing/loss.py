@@ -19,7 +19,7 @@ from ortflex_core.kernel.errors import DataError, OrtflexError
 from ortflex_core.kernel.protocols.loss import Loss
 from ortflex_core.kernel.types import Array, TensorSpec, onnx_dtype, shape_text
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit, check_hyperparameters
+from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.data.columns import spec_of
 from ortflex_core.training.trainer import Trainer
@@ -33,7 +33,7 @@ _ALONE = "predicted"
 _EXPECTED, _SEED = "/expected", "/seed"
 
 
-class LossKit(FormulaKit):
+class LossKit(ReferenceKit):
     """Override ``component`` and ``reference``; if no default fits, ``predicted`` and ``labels``.
 
     ``reference(predicted, expected)`` is the value of every sample, in numpy and float64. Without a
@@ -69,22 +69,12 @@ class LossKit(FormulaKit):
         )
 
     def test_value(
-        self,
-        component: Loss,
-        reference: Reference | None,
-        predicted: Predicted,
-        labels: Array | None,
+        self, component: Loss, compared: Reference, predicted: Predicted, labels: Array | None
     ) -> None:
         """``per_sample`` is the reference's value."""
-        if reference is None:
-            pytest.skip("no reference was given")
         run = Run(component, predicted, labels)
-        close(
-            run()["value"],
-            reference(run.read, labels),
-            1e-9,
-            "per_sample compared with the reference",
-        )
+        wanted = compared(run.read, labels)
+        close(run()["value"], wanted, 1e-9, "per_sample compared with the reference")
 
     def test_gradient(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
         """The gradients, given or derived, are the slopes of the value, for every cotangent."""
@@ -107,18 +97,11 @@ class LossKit(FormulaKit):
                 close(exact["value"], wanted, 1e-6, f"values at a score of {score:g}")
             single = Run(component, _single(scores), labels)()
             for what, array in exact.items():
-                require(
-                    np.isfinite(array).all(),
-                    f"{what} at a score of {score:g} is {array.ravel()[0]} in float64",
-                )
+                where = f"{what} at a score of {score:g}"
+                require(np.isfinite(array).all(), f"{where} is {array.ravel()[0]} in float64")
                 # Values beyond the range of float32 are not compared.
-                in_range = np.abs(array) < 1e38
-                close(
-                    np.where(in_range, single[what], 0),
-                    np.where(in_range, array, 0),
-                    1e-4,
-                    f"{what} at a score of {score:g} in float32",
-                )
+                ours, theirs = (np.where(np.abs(array) < 1e38, a, 0) for a in (single[what], array))
+                close(ours, theirs, 1e-4, f"{where} in float32")
 
     def test_dynamic_batch(
         self, component: Loss, predicted: Predicted, labels: Array | None
@@ -147,20 +130,10 @@ class LossKit(FormulaKit):
                 )
             if not self.independent:
                 continue
-            close(
-                part["value"],
-                whole["value"][rows],
-                1e-12,
-                "the value of a row depends on other rows",
-            )
-            for name in _named(predicted):
-                if name in run.moving:
-                    close(
-                        part[f"gradient of {name}"],
-                        whole[f"gradient of {name}"][rows],
-                        1e-12,
-                        "the gradient of a row depends on other rows",
-                    )
+            gradients = [f"gradient of {n}" for n in _named(predicted) if n in run.moving]
+            for what in ("value", *gradients):
+                text = f"the {what.split()[0]} of a row depends on other rows"
+                close(part[what], whole[what][rows], 1e-12, text)
 
     def test_float64(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
         """Float64 stays float64, with its accuracy; float32 stays float32."""
@@ -198,12 +171,9 @@ class LossKit(FormulaKit):
         run = Run(component, predicted, labels)
         found, weights = run(), self.label_weights(component, labels)
         wanted = found["mask"] if weights is None else found["mask"] * weights
-        close(
-            np.broadcast_to(found["counts"], run.shape),
-            np.broadcast_to(wanted, run.shape),
-            1e-6,
-            "counts, by which the loss is divided, compared with the mask and label_weights of the kit",
-        )
+        counts, wanted = (np.broadcast_to(a, run.shape) for a in (found["counts"], wanted))
+        what = "counts, by which the loss is divided, compared with the mask and label_weights"
+        close(counts, wanted, 1e-6, f"{what} of the kit")
 
     def test_backends(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
         """Every backend that supports the loss computes the step of its gradients."""
@@ -228,12 +198,8 @@ class LossKit(FormulaKit):
 
     def test_determinism(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
         """The same rows give bit-identical results, and the same formula the same graph."""
-        first, second = (Run(component, predicted, labels) for _ in range(2))
-        running.same_bits(first(), second(), component.name)
-        require(
-            first.program.key == second.program.key,
-            f"{component.name}: two traces give different graphs",
-        )
+        make = partial(Run, component, predicted, labels)
+        check_determinism(component, lambda: make()(), lambda: make().program)
 
     def test_hyperparameters_are_symbols(
         self, component: Loss, predicted: Predicted, labels: Array | None
@@ -330,10 +296,6 @@ class Run:
         """Value, gradients of Σ seed·value, mask and counts of some rows, or of other tensors."""
         return running.run(self.program, self._cut(rows, moved or {}), self._values)
 
-    def value_with(self, name: str, array: Array) -> Array:
-        """The values with another array for one tensor."""
-        return self(moved={name: array})["value"]
-
     def by_row(self, weight: Array) -> Array:
         """One weight per row, in a shape that broadcasts with the values."""
         return weight.reshape(-1, *[1] * (len(self.shape) - 1))
@@ -356,7 +318,7 @@ def check_gradient(
     found = run()
     for name in run.moving:
         slopes = running.differences(
-            partial(run.value_with, name),
+            lambda array, name=name: run(moved={name: array})["value"],  # type: ignore[misc]
             run.read_rows(slice(None))[name],
             np.broadcast_to(run.seed, run.shape),
         )

@@ -14,13 +14,13 @@ import pytest
 from ortflex_core.kernel.protocols.metric import Metric
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit
+from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import close, require
 
 Reference = Callable[[Array, Array, Array], float]
 
 
-class MetricKit(FormulaKit):
+class MetricKit(ReferenceKit):
     """Override ``component`` and ``reference``; for classes, ``expected``, ``predicted``, ``perfect``.
 
     ``reference(expected, predicted, weight)`` is the metric of all rows, in numpy. Without a reference
@@ -47,18 +47,16 @@ class MetricKit(FormulaKit):
         return expected
 
     def test_value(
-        self, component: Metric, reference: Reference | None, expected: Array, predicted: Array
+        self, component: Metric, compared: Reference, expected: Array, predicted: Array
     ) -> None:
         """The result is the reference's, with sample weights and without."""
-        if reference is None:
-            pytest.skip("no reference was given")
         ones = np.ones(len(expected))
         got = result(component, expected, predicted, None)
-        close(got, reference(expected, predicted, ones), 1e-6, "the metric")
+        close(got, compared(expected, predicted, ones), 1e-6, "the metric")
         if self.weighted:
             weight = np.linspace(0.5, 2, len(expected))
             got = result(component, expected, predicted, weight)
-            close(got, reference(expected, predicted, weight), 1e-6, "the weighted metric")
+            close(got, compared(expected, predicted, weight), 1e-6, "the weighted metric")
 
     def test_batches(self, component: Metric, expected: Array, predicted: Array) -> None:
         """The result is the same for batches in any order as for all rows at once."""
@@ -93,10 +91,8 @@ class MetricKit(FormulaKit):
         best = result(component, expected, perfect, None)
         worse = result(component, expected, predicted, None)
         good = best > worse if component.better == "higher" else best < worse
-        require(
-            good,
-            f"better is {component.better!r}, but correct predictions have {best} and wrong ones {worse}",
-        )
+        text = f"correct predictions have {best} and wrong ones {worse}"
+        require(good, f"better is {component.better!r}, but {text}")
 
     def test_fresh_start(self, component: Metric, expected: Array, predicted: Array) -> None:
         """Two accumulators are independent."""
@@ -137,12 +133,8 @@ class MetricKit(FormulaKit):
     ) -> None:
         """``evaluate`` reports it under its name, for the predictions of a model."""
         scores = np.asarray(predicted, np.float32)
-        trainer = running.trainer(
-            running.shifted_model(scores.shape[1:]),
-            params=["shift"],
-            loss=loss,
-            metrics=[component],
-        )
+        model = running.shifted_model(scores.shape[1:])
+        trainer = running.trainer(model, params=["shift"], loss=loss, metrics=[component])
         got = trainer.evaluate(scores, expected)
         require(component.column in got, f"evaluate reports {sorted(got)}")
         close(got[component.column], result(component, expected, scores, None), 1e-5, "the metric")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from ortflex_core.kernel.host_scalars import Host
 from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit, check_hyperparameters
+from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 
 Slots = Mapping[str, Array]
@@ -25,7 +26,7 @@ Reference = Callable[[Array, Array, float, int, Slots], tuple[Array, Slots]]
 STEPS = 5
 
 
-class OptimizerKit(FormulaKit):
+class OptimizerKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference(weight, gradient, rate, step, slots)`` returns the new weight and the new slots, in numpy
@@ -34,15 +35,13 @@ class OptimizerKit(FormulaKit):
 
     kind: ClassVar[str] = "optimizers"
 
-    def test_value(self, component: Optimizer, reference: Reference | None) -> None:
+    def test_value(self, component: Optimizer, compared: Reference) -> None:
         """Five steps from fresh slots are the reference's, slots included, for weights of any rank."""
-        if reference is None:
-            pytest.skip("no reference was given")
         rate = component.default_rate
         for weight in running.of_every_rank(start()):
             slots: Slots = fresh(component, weight)
             for step, state in enumerate(walk(component, weight, rate), start=1):
-                weight, slots = reference(weight, gradient_at(weight, step), rate, step, slots)
+                weight, slots = compared(weight, gradient_at(weight, step), rate, step, slots)
                 close(state["weight"], weight, 1e-9, f"the weight after step {step}")
                 for name, slot in slots.items():
                     close(state[name], slot, 1e-9, f"the slot {name!r} after step {step}")
@@ -57,27 +56,17 @@ class OptimizerKit(FormulaKit):
             made = program(component, weight)
             for spec in made.outputs:
                 shape = shapes[spec.name.removeprefix("new/")]
-                require(
-                    spec.shape == shape,
-                    f"{spec.name!r} has the shape {spec.shape} of a weight {weight.shape}, "
-                    f"expected {shape}",
-                )
+                text = f"has the shape {spec.shape} of a weight {weight.shape}, expected {shape}"
+                require(spec.shape == shape, f"{spec.name!r} {text}")
 
     def test_gradients_of_0_and_100(self, component: Optimizer) -> None:
         """From fresh slots, gradients of 0 and ±100 leave weights finite, also in float32."""
-        for dtype in (np.float64, np.float32):
-            for number in (0.0, 100.0, -100.0):
-                states = walk(
-                    component,
-                    start().astype(dtype),
-                    component.default_rate,
-                    partial(_constant, number),
-                )
-                for name, array in states[-1].items():
-                    require(
-                        np.isfinite(array).all(),
-                        f"{name!r} is not finite after gradients of {number:g} in {dtype.__name__}",
-                    )
+        for dtype, number in itertools.product((np.float64, np.float32), (0.0, 100.0, -100.0)):
+            slope = partial(_constant, number)
+            states = walk(component, start().astype(dtype), component.default_rate, slope)
+            for name, array in states[-1].items():
+                what = f"{name!r} is not finite after gradients of {number:g} in {dtype.__name__}"
+                require(np.isfinite(array).all(), what)
 
     def test_float64(self, component: Optimizer) -> None:
         """Float64 stays float64, with its accuracy; float32 stays float32."""
@@ -87,13 +76,9 @@ class OptimizerKit(FormulaKit):
                 require(array.dtype == dtype, f"{name!r} of {dtype.__name__} is {array.dtype}")
         for name, array in walk(component, start(), rate)[-1].items():
             # Counters and signs are exact in float16, too; other numbers are not even in float32.
-            narrow, short = array.astype(np.float32), array.astype(np.float16)
-            require(
-                name == "weight"
-                or not np.array_equal(narrow, array)
-                or np.array_equal(short, array),
-                f"{name!r} is rounded to float32, also in float64",
-            )
+            narrow, short = (np.array_equal(array.astype(f"f{n}"), array) for n in (4, 2))
+            fine = name == "weight" or short or not narrow
+            require(fine, f"{name!r} is rounded to float32, also in float64")
         moved = walk(component, start() + 1e-10, rate, lambda w, t: gradient_at(start(), t))
         still = walk(component, start(), rate, lambda w, t: gradient_at(start(), t))
         change = np.abs(moved[-1]["weight"] - still[-1]["weight"]).max()
@@ -108,12 +93,11 @@ class OptimizerKit(FormulaKit):
         """At its default rate, a hundred steps on a convex function reduce its value."""
         require(component.default_rate > 0, f"default_rate is {component.default_rate}")
         weight = np.full((2, 3), 3.0)
-        states = walk(component, weight, component.default_rate, lambda w, t: w, steps=100)
-        require(
-            np.square(states[-1]["weight"]).sum() < np.square(weight).sum(),
-            f"{component.name} increases the loss: from {weight.flat[0]} to "
-            f"{states[-1]['weight'].flat[0]}",
-        )
+        end = walk(component, weight, component.default_rate, lambda w, t: w, steps=100)[-1][
+            "weight"
+        ]
+        text = f"increases the loss: from {weight.flat[0]} to {end.flat[0]}"
+        require(np.square(end).sum() < np.square(weight).sum(), f"{component.name} {text}")
 
     def test_elementwise(self, component: Optimizer) -> None:
         """If it is declared elementwise, the update of a row does not depend on other rows."""
@@ -173,11 +157,8 @@ class OptimizerKit(FormulaKit):
 
     def test_determinism(self, component: Optimizer) -> None:
         """The same gradients give bit-identical results, and the same formula the same graph."""
-        rate = component.default_rate
-        first, second = (walk(component, start(), rate)[-1] for _ in range(2))
-        running.same_bits(first, second, component.name)
-        keys = {program(component, start()).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
+        walked = partial(walk, component, start(), component.default_rate)
+        check_determinism(component, lambda: walked()[-1], lambda: program(component, start()))
 
     def test_hyperparameters_are_symbols(self, component: Optimizer) -> None:
         """Another value of a hyperparameter needs no new graph, and it counts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -17,13 +18,14 @@ from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.kernel.protocols.penalty import Penalty
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit, check_hyperparameters
+from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 
+Reference = Callable[[Array], Array]
 RATE = 0.1
 
 
-class PenaltyKit(FormulaKit):
+class PenaltyKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference(weight)`` is the cost of every element, in numpy and float64; with ``per_tensor`` it has the
@@ -38,24 +40,18 @@ class PenaltyKit(FormulaKit):
         """A matrix of numbers of both signs."""
         return np.random.default_rng(1).normal(size=(4, 3))
 
-    def test_value(
-        self, component: Penalty, reference: Callable[[Array], Array] | None, weight: Array
-    ) -> None:
+    def test_value(self, component: Penalty, compared: Reference, weight: Array) -> None:
         """``per_element`` is the reference's value, for weights of any rank."""
-        if reference is None:
-            pytest.skip("no reference was given")
         name = "per_tensor" if is_whole(component) else "per_element"
         for shaped in running.of_every_rank(weight):
-            wanted = reference(shaped)
+            wanted = compared(shaped)
             if is_whole(component):
                 wanted = np.asarray(wanted, np.float64).sum()
             close(run(component, shaped)["value"], wanted, 1e-9, name)
 
     def test_gradient(self, component: Penalty, weight: Array) -> None:
         """The gradient, given or derived, is the slope of the value."""
-        slopes = running.differences(
-            lambda moved: run(component, moved)["value"], weight, np.ones(())
-        )
+        slopes = running.differences(lambda w: run(component, w)["value"], weight, np.ones(()))
         close(run(component, weight)["gradient"], slopes, 1e-5, "gradient and finite differences")
         for shaped in running.of_every_rank(weight):
             along = np.random.default_rng(3).normal(size=shaped.shape)
@@ -70,22 +66,18 @@ class PenaltyKit(FormulaKit):
             at = np.full(weight.shape, number)
             exact, single = run(component, at), run(component, at.astype(np.float32))
             for what, array in exact.items():
-                require(
-                    np.isfinite(array).all(), f"{what} at a weight of {number:g}: {array.flat[0]}"
-                )
-                close(single[what], array, 1e-4, f"{what} at a weight of {number:g} in float32")
+                where = f"{what} at a weight of {number:g}"
+                require(np.isfinite(array).all(), f"{where}: {array.flat[0]}")
+                close(single[what], array, 1e-4, f"{where} in float32")
 
     def test_shape(self, component: Penalty, weight: Array) -> None:
         """It returns a cost for every element, or nothing; ``per_tensor`` may return any shape."""
         if is_whole(component):
             pytest.skip("it returns the cost of whole weights")
         for shaped in running.of_every_rank(weight):
-            got = run(component, shaped)["value"]
-            require(
-                got.shape == shaped.shape,
-                f"per_element returns the shape {got.shape} for a weight of shape {shaped.shape}; "
-                "do not sum it",
-            )
+            got, wanted = run(component, shaped)["value"].shape, shaped.shape
+            text = f"the shape {got} for a weight of shape {wanted}; do not sum it"
+            require(got == wanted, f"per_element returns {text}")
 
     def test_float64(self, component: Penalty, weight: Array) -> None:
         """Float64 stays float64, with its accuracy; float32 stays float32."""
@@ -119,9 +111,8 @@ class PenaltyKit(FormulaKit):
 
     def test_determinism(self, component: Penalty, weight: Array) -> None:
         """The same weights give bit-identical results, and the same formula the same graph."""
-        running.same_bits(run(component, weight), run(component, weight), component.name)
-        keys = {program(component, weight).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
+        compute, trace = partial(run, component, weight), partial(program, component, weight)
+        check_determinism(component, compute, trace)
 
     def test_hyperparameters_are_symbols(self, component: Penalty, weight: Array) -> None:
         """Another value of a hyperparameter needs no new graph, and it counts."""

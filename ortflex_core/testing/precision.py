@@ -46,15 +46,10 @@ class PrecisionKit(ComponentKit):
         """Every operator of the standard has one place, and sums and normalizations are wide."""
         names = {s.name for s in onnx.defs.get_all_schemas() if not s.domain}
         for name in sorted(names):
-            place = component.place(name)
-            require(
-                place in get_args(Place),
-                f"place({name!r}) gives {place!r}, expected one of {get_args(Place)}",
-            )
-            require(
-                component.place(name) == place,
-                f"place({name!r}) returns different values in different calls",
-            )
+            place, again = component.place(name), component.place(name)
+            known = place in get_args(Place)
+            require(known, f"place({name!r}) gives {place!r}, expected one of {get_args(Place)}")
+            require(again == place, f"place({name!r}) returns different values in different calls")
         if component.dtype != TensorProto.FLOAT:
             narrow = [name for name in WIDE if component.place(name) != "wide"]
             require(not narrow, f"{narrow[:1]} is not wide: its sums leave the range of the type")
@@ -87,13 +82,8 @@ class PrecisionKit(ComponentKit):
 
     def test_masters(self, component: Precision) -> None:
         """Weights and slots stay float32, and steps that are smaller than the type's spacing add up."""
-        trainer = running.trainer(
-            running.network_model(),
-            backend=Emulated(),
-            precision=component,
-            optimizer="adam",
-            learning_rate=1e-6,
-        )
+        given = {"precision": component, "optimizer": "adam", "learning_rate": 1e-6}
+        trainer = running.trainer(running.network_model(), backend=Emulated(), **given)
         before = trainer.get_state()
         for _ in range(3):
             trainer.step(running.regression(4))

@@ -10,13 +10,12 @@ from typing import ClassVar
 import attrs
 import numpy as np
 import onnx
-import pytest
 
 from ortflex_core.compiler.model.quantize import limits
 from ortflex_core.compiler.model.quantizer import Quantizer
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.edit import rows_of, run
 from ortflex_core.testing.running import close, require, same_bits
 from ortflex_core.training.trainer import Trainer
@@ -25,7 +24,7 @@ Reference = Callable[[Array, tuple[int, int], bool], tuple[Array, Array]]
 _CODES = ((-8, 7), (0, 255), (-2, 1))
 
 
-class QuantizerKit(ComponentKit):
+class QuantizerKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference(values, codes, symmetric)`` is the lowest and the highest number that the codes cover, for
@@ -34,11 +33,6 @@ class QuantizerKit(ComponentKit):
 
     kind: ClassVar[str] = "quantizers"
     has_formula: ClassVar[bool] = False
-
-    @pytest.fixture
-    def reference(self) -> Reference:
-        """The range of each group: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     def test_value(self, component: Quantizer, reference: Reference) -> None:
         """The ranges are those of the reference, with outliers and of one sign, too."""
@@ -68,10 +62,8 @@ class QuantizerKit(ComponentKit):
             values = np.full((2, count), value)
             low, high = limits(component, values, (-128, 127), symmetric=symmetric)
             scale, _ = component.scale_of(low, high, (-128, 127), symmetric=symmetric)
-            require(
-                bool(np.isfinite(scale).all() and (scale > 0).all()),
-                f"{component.name}: the scale of {count} times {value} is {scale}",
-            )
+            good = np.isfinite(scale).all() and (scale > 0).all()
+            require(good, f"{component.name}: the scale of {count} times {value} is {scale}")
 
     def test_file(self, component: Quantizer) -> None:
         """The exported model computes what the Trainer predicts; a second one has its file."""

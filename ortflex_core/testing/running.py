@@ -123,10 +123,8 @@ def same_bits(first: Mapping[str, Array], second: Mapping[str, Array], what: str
     """Fail unless both have the same arrays, bit for bit."""
     require(sorted(first) == sorted(second), f"{what}: {sorted(first)} and {sorted(second)}")
     for name, array in first.items():
-        require(
-            np.asarray(array).tobytes() == np.asarray(second[name]).tobytes(),
-            f"{what}: {name!r} differs from one run to the next",
-        )
+        equal = np.asarray(array).tobytes() == np.asarray(second[name]).tobytes()
+        require(equal, f"{what}: {name!r} differs from one run to the next")
 
 
 # Trainings ---------------------------------------------------------------------------------------
@@ -137,40 +135,28 @@ FEATURES = 3
 def linear_model(outputs: int = 1) -> onnx.ModelProto:
     """``Y = X @ coef + intercept`` in float32, X [N, 3]."""
     rng = np.random.default_rng(3)
-    return model_of(
-        [
-            onnx.helper.make_node("MatMul", ["X", "coef"], ["product"]),
-            onnx.helper.make_node("Add", ["product", "intercept"], ["Y"]),
-        ],
-        (FEATURES,),
-        (outputs,),
-        {
-            "coef": rng.standard_normal((FEATURES, outputs)),
-            "intercept": rng.standard_normal(outputs),
-        },
-    )
+    nodes = [
+        onnx.helper.make_node("MatMul", ["X", "coef"], ["product"]),
+        onnx.helper.make_node("Add", ["product", "intercept"], ["Y"]),
+    ]
+    sizes = {"coef": (FEATURES, outputs), "intercept": (outputs,)}
+    weights = {name: rng.standard_normal(shape) for name, shape in sizes.items()}
+    return model_of(nodes, (FEATURES,), (outputs,), weights)
 
 
 def network_model(operator: str = "Tanh") -> onnx.ModelProto:
     """``Y = tanh(X @ W1 + b1) @ W2 + b2`` in float32, X [N, 3], four hidden units."""
     rng = np.random.default_rng(4)
-    return model_of(
-        [
-            onnx.helper.make_node("MatMul", ["X", "W1"], ["m1"]),
-            onnx.helper.make_node("Add", ["m1", "b1"], ["s1"]),
-            onnx.helper.make_node(operator, ["s1"], ["h1"]),
-            onnx.helper.make_node("MatMul", ["h1", "W2"], ["m2"]),
-            onnx.helper.make_node("Add", ["m2", "b2"], ["Y"]),
-        ],
-        (FEATURES,),
-        (1,),
-        {
-            "W1": rng.standard_normal((FEATURES, 4)) / 2,
-            "b1": rng.standard_normal(4) / 2,
-            "W2": rng.standard_normal((4, 1)) / 2,
-            "b2": rng.standard_normal(1) / 2,
-        },
-    )
+    nodes = [
+        onnx.helper.make_node("MatMul", ["X", "W1"], ["m1"]),
+        onnx.helper.make_node("Add", ["m1", "b1"], ["s1"]),
+        onnx.helper.make_node(operator, ["s1"], ["h1"]),
+        onnx.helper.make_node("MatMul", ["h1", "W2"], ["m2"]),
+        onnx.helper.make_node("Add", ["m2", "b2"], ["Y"]),
+    ]
+    sizes = {"W1": (FEATURES, 4), "b1": (4,), "W2": (4, 1), "b2": (1,)}
+    weights = {name: rng.standard_normal(shape) / 2 for name, shape in sizes.items()}
+    return model_of(nodes, (FEATURES,), (1,), weights)
 
 
 def shifted_model(shape: tuple[int, ...]) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ from ortflex_core.kernel.hooks import hook
 from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext, Unit
 from ortflex_core.kernel.types import Progress
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit
+from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import close, require
 
 EPOCHS, STEPS, ROWS = 3, 4, 10
@@ -23,7 +23,7 @@ TOTAL = {"step": EPOCHS * STEPS, "epoch": EPOCHS, "rows": EPOCHS * STEPS * ROWS}
 BASE = 0.1
 
 
-class ScheduleKit(FormulaKit):
+class ScheduleKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference(base, time, total)`` is the rate at a time in the schedule's unit; ``total`` is the end of
@@ -32,16 +32,12 @@ class ScheduleKit(FormulaKit):
 
     kind: ClassVar[str] = "schedules"
 
-    def test_value(
-        self, component: Schedule, reference: Callable[[float, int, int], float] | None
-    ) -> None:
+    def test_value(self, component: Schedule, compared: Callable[[float, int, int], float]) -> None:
         """The rate of every step of a run is the reference's."""
-        if reference is None:
-            pytest.skip("no reference was given")
         bound = component.bind(context())
         for step in range(EPOCHS * STEPS):
             now = progress(step)
-            wanted = reference(BASE, bound.time(now), TOTAL[bound.by])
+            wanted = compared(BASE, bound.time(now), TOTAL[bound.by])
             close(bound.rate(BASE, now), wanted, 1e-12, f"the rate of step {step}")
 
     def test_rates_are_numbers_from_0_on(self, component: Schedule) -> None:
@@ -58,9 +54,8 @@ class ScheduleKit(FormulaKit):
         bound = component.bind(context())
         forwards = [bound.rate(BASE, progress(step)) for step in range(8)]
         backwards = [bound.rate(BASE, progress(step)) for step in reversed(range(8))]
-        require(
-            forwards == backwards[::-1], f"{component.name}: a second call returns different rates"
-        )
+        equal = forwards == backwards[::-1]
+        require(equal, f"{component.name}: a second call returns different rates")
 
     def test_units(self, component: Schedule) -> None:
         """By epochs, all steps of an epoch have the same rate; an unknown unit is refused."""
@@ -88,15 +83,8 @@ class ScheduleKit(FormulaKit):
 
         def train(backend: str) -> None:
             listener = _Rates()
-            trainer = running.trainer(
-                running.linear_model(),
-                schedule=component,
-                backend=backend,
-                epochs=2,
-                learning_rate=BASE,
-                callbacks=[listener],
-            )
-            trainer.fit(x, y)
+            given = {"schedule": component, "learning_rate": BASE, "callbacks": [listener]}
+            running.trainer(running.linear_model(), backend=backend, epochs=2, **given).fit(x, y)
             wanted = [bound.rate(BASE, progress(step, epochs=2, rows=4)) for step in range(8)]
             close(listener.rates, wanted, 1e-9, f"the rates on {backend}")
 

@@ -12,7 +12,7 @@ import pytest
 from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.types import Array
-from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import require
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.pieces import Pieces, concat_columns, head, rows_of
@@ -21,7 +21,7 @@ STARTS = 40
 """The number of rows of a piece from which the kit starts to read."""
 
 
-class DataSourceKit(ComponentKit):
+class DataSourceKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference`` are the arrays that the source must return: inputs, labels and weights, by their names.
@@ -30,23 +30,16 @@ class DataSourceKit(ComponentKit):
     kind: ClassVar[str] = "data"
     has_formula: ClassVar[bool] = False
 
-    @pytest.fixture
-    def reference(self) -> Mapping[str, Array]:
-        """The arrays of the source: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
-
     def test_columns(self, component: DataSource, reference: Mapping[str, Array]) -> None:
         """The columns have the reference's names, shapes and values."""
         columns = _columns(component)
         got = dict(columns)
-        require(
-            sorted(got) == sorted(reference), f"columns {sorted(got)}, expected {sorted(reference)}"
-        )
+        names, wanted = sorted(got), sorted(reference)
+        require(names == wanted, f"columns {names}, expected {wanted}")
         for name, array in reference.items():
-            require(
-                got[name].shape == array.shape,
-                f"{name!r} has the shape {got[name].shape}, expected {array.shape}",
-            )
+            shape = got[name].shape
+            text = f"{name!r} has the shape {shape}, expected {array.shape}"
+            require(shape == array.shape, text)
             if array.dtype.kind in "fiub":
                 np.testing.assert_allclose(got[name], array, rtol=1e-6, err_msg=name)
             else:

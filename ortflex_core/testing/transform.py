@@ -17,7 +17,7 @@ from ortflex_core.kernel.host_scalars import Host
 from ortflex_core.kernel.protocols.transform import Transform, TransformContext
 from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
-from ortflex_core.testing.component import FormulaKit, check_hyperparameters
+from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 
 Arrays = Mapping[str, Array]
@@ -38,7 +38,7 @@ class Given:
 Reference = Callable[[Arrays, Given], Arrays]
 
 
-class TransformKit(FormulaKit):
+class TransformKit(ReferenceKit):
     """Override ``component`` and ``reference``.
 
     ``reference(gradients, given)`` returns the gradients for the optimizer by name, in numpy and float64;
@@ -48,14 +48,12 @@ class TransformKit(FormulaKit):
 
     kind: ClassVar[str] = "transforms"
 
-    def test_value(self, component: Transform, reference: Reference | None) -> None:
+    def test_value(self, component: Transform, compared: Reference) -> None:
         """``apply`` is the reference's value, for small and large gradients and in any step."""
-        if reference is None:
-            pytest.skip("no reference was given")
         for size in (0.01, 1.0, 50.0):
             for step in STEPS:
                 given, slopes = start(step), gradients(size)
-                wanted = reference(slopes, given)
+                wanted = compared(slopes, given)
                 for name, array in run(component, slopes, given).items():
                     close(array, wanted[name], 1e-9, f"{name!r} in step {step}")
 
@@ -64,11 +62,8 @@ class TransformKit(FormulaKit):
         for names in (tuple(gradients()), ("kernel",)):
             slopes = {n: g for n, g in gradients().items() if n in names}
             for name, array in run(component, slopes, start()).items():
-                shape = slopes[name].shape
-                require(
-                    array.shape == shape,
-                    f"the gradient {name!r} of shape {shape} becomes {array.shape}",
-                )
+                text = f"the gradient {name!r} of shape {slopes[name].shape} becomes {array.shape}"
+                require(array.shape == slopes[name].shape, text)
 
     def test_gradients_of_0_and_100(self, component: Transform) -> None:
         """Finite at 0 and ±100, and the same in float32."""
@@ -109,9 +104,8 @@ class TransformKit(FormulaKit):
         """If it declares that it can transform one vector, the result is the vector of the results."""
         if not component.flat:
             pytest.skip("it uses every gradient separately")
-        one = run(
-            component, {"all": vector(gradients())}, Given(weights={"all": vector(weights())})
-        )
+        whole = Given(weights={"all": vector(weights())})
+        one = run(component, {"all": vector(gradients())}, whole)
         close(one["all"], vector(run(component, gradients(), start())), 1e-9, "one vector for all")
 
     def test_backends(self, component: Transform) -> None:
@@ -127,9 +121,8 @@ class TransformKit(FormulaKit):
             wanted = {n: w - RATE * slopes[n] for n, w in wanted.items()}
 
         def train(backend: str) -> None:
-            trainer = running.trainer(
-                model, transforms=[component], backend=backend, learning_rate=RATE
-            )
+            given = {"transforms": [component], "learning_rate": RATE}
+            trainer = running.trainer(model, backend=backend, **given)
             trainer.fit(x, y)
             for name, after in trainer.get_state().items():
                 close(after, wanted[name], 1e-4, f"{name} after three steps on {backend}")
@@ -144,10 +137,8 @@ class TransformKit(FormulaKit):
 
     def test_determinism(self, component: Transform) -> None:
         """The same gradients give bit-identical results, and the same formula the same graph."""
-        first, second = (run(component, gradients(), start()) for _ in range(2))
-        running.same_bits(first, second, component.name)
-        keys = {program(component, gradients(), start()).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
+        given = (component, gradients(), start())
+        check_determinism(component, lambda: run(*given), lambda: program(*given))
 
     def test_hyperparameters_are_symbols(self, component: Transform) -> None:
         """Another value of a hyperparameter needs no new graph, and it counts."""

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import NodeProto, numpy_helper
 
 from ortflex_core.compiler.adapters.branches import Attached, initializer_name, insert_branches
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import reads
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.model.master_weights import Quantized, quantized_weights
 from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.model.products import Place, find_products, keeps_values
@@ -243,10 +244,8 @@ class AdaptedModel(Model):
         nodes = insert_branches(
             base.internal.graph.node, self.attachments, base.opsets, base.value, self._taken
         )
-        self.internal = ModelProto()
-        self.internal.CopyFrom(base.internal)
-        del self.internal.graph.node[:]
-        self.internal.graph.node.extend(nodes)
+        self.internal = copied(base.internal)
+        refill(self.internal.graph.node, nodes)
         added = [t for n, t in self._initializers.items() if n not in base._initializers]
         self.internal.graph.initializer.extend(added)
         values = shape_inference.one_batch(self._inferred(self.internal), self.internal.graph)

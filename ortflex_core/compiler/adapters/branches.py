@@ -10,6 +10,7 @@ from onnx import ModelProto, NodeProto, helper
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.ops import Ops, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
+from ortflex_core.compiler.graph.protos import copied, settings
 from ortflex_core.compiler.model.products import Place
 from ortflex_core.kernel.calling import whose
 from ortflex_core.kernel.errors import BrokenPlugin
@@ -54,8 +55,7 @@ def insert_branches(
         if not own:
             out.append(node)
             continue
-        plain = NodeProto()
-        plain.CopyFrom(node)
+        plain = copied(node)
         plain.output[0] = fresh_name(f"{node.output[0]}/base", taken)
         branch = _branch(plain, node.output[0], own, opsets, spec_of)
         names = {v.name for v in (*branch.graph.input, *branch.graph.output)}
@@ -98,10 +98,10 @@ def _branch(
 
 def _in_layout(op: Ops, node: NodeProto, x: Tensor) -> Tensor:
     """The data in the layout of the product: transposed, or without the positions that strides skip."""
-    settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    if node.op_type == "Gemm" and settings.get("transA", 0):
+    given = settings(node)
+    if node.op_type == "Gemm" and given.get("transA", 0):
         return op.Transpose(x, perm=[1, 0])
-    strides = list(settings.get("strides", ())) if node.op_type == "Conv" else []
+    strides = list(given.get("strides", ())) if node.op_type == "Conv" else []
     if any(s > 1 for s in strides):
         axes = list(range(2, 2 + len(strides)))
         starts, ends = [0] * len(axes), [2**31 - 1] * len(axes)

@@ -13,7 +13,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from ortflex_core.compiler.adapters.adapted_model import AdaptedModel
 from ortflex_core.compiler.adapters.branches import Attached, initializer_name, insert_branches
-from ortflex_core.compiler.graph.protos import opsets_of
+from ortflex_core.compiler.graph.protos import opsets_of, refill
 from ortflex_core.compiler.model.model import OLDEST_OPSET, Model
 from ortflex_core.compiler.model.products import Place
 from ortflex_core.kernel.calling import calling
@@ -161,9 +161,7 @@ def _take(
     taken = {o for node in graph.node for o in node.output}
     taken |= {v.name for v in graph.input} | {t.name for t in graph.initializer}
     nodes = insert_branches(graph.node, attachments, opsets, model.base.value, taken)
-    kept = [type(n).FromString(n.SerializeToString()) for n in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
+    refill(graph.node, nodes)
     for attached, arrays in slots.values():
         for spec in attached.tensors.values():
             graph.input.append(

@@ -16,7 +16,7 @@ import attrs
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from ortflex_core.compiler.graph.protos import opsets_of, plain_domain
+from ortflex_core.compiler.graph.protos import copied, opsets_of, plain_domain, refill
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.kernel.errors import ModelError
 
@@ -108,8 +108,7 @@ def _all_graphs(graph: GraphProto) -> Iterable[GraphProto]:
 
 def _without_claims(model: ModelProto) -> ModelProto:
     """The model without the symbolic lengths that the file claims for vectors: they may have a value."""
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     for graph in _all_graphs(out.graph):
         claims = [k for k, value in enumerate(graph.value_info) if _length(value) == ""]
         for k in reversed(claims):
@@ -176,8 +175,7 @@ def _hide(model: ModelProto, hidden: Mapping[str, bool]) -> ModelProto:
     A Compress makes a vector of unknown length; a Reshape to such a vector makes a tensor of which
     nothing is known.
     """
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     mask = helper.make_tensor(f"{_PREFIX}mask", TensorProto.BOOL, [1], [1])
     sizes = helper.make_tensor(f"{_PREFIX}sizes", TensorProto.INT64, [1], [1])
     out.graph.initializer.extend([mask, sizes])
@@ -198,8 +196,7 @@ def _hide(model: ModelProto, hidden: Mapping[str, bool]) -> ModelProto:
                         )
                         nodes.append(helper.make_node(op, [name, other], [node.input[k]]))
             nodes.append(node)
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, nodes)
     out.graph.node.insert(0, unknown)
     return out
 
@@ -217,8 +214,7 @@ def _without_hiding(model: ModelProto) -> ModelProto:
             for k, name in enumerate(node.input):
                 if name in added:
                     node.input[k] = added[name]
-        del graph.node[:]
-        graph.node.extend(kept)
+        refill(graph.node, kept)
         for values in (graph.value_info, graph.initializer):
             for k in reversed([k for k, v in enumerate(values) if v.name.startswith(_PREFIX)]):
                 del values[k]

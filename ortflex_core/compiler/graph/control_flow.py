@@ -18,7 +18,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 from ortflex_core.compiler.graph import sequences
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.program import build
-from ortflex_core.compiler.graph.protos import plain_domain
+from ortflex_core.compiler.graph.protos import copied, plain_domain
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.kernel.errors import GraphError
 from ortflex_core.kernel.types import Array, Shape
@@ -364,8 +364,7 @@ def _without_appended(body: GraphProto, states: Sequence[int]) -> GraphProto | N
     ``states`` are the places of the sequences among the carried values; the new results come last, in
     their order. None if the body does anything else with such a sequence than append a tensor.
     """
-    out = GraphProto()
-    out.CopyFrom(body)
+    out = copied(body)
     makers = {name: node for node in out.node for name in node.output}
     for k in states:
         before, after = out.input[2 + k].name, out.output[1 + k].name

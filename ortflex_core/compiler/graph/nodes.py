@@ -25,6 +25,15 @@ def reads(node: NodeProto) -> list[str]:
     return [i for i in node.input if i] + captured_names(node)
 
 
+def readers_of(nodes: Iterable[NodeProto]) -> dict[str, list[NodeProto]]:
+    """The nodes that read each value, in their order."""
+    readers: dict[str, list[NodeProto]] = {}
+    for node in nodes:
+        for name in dict.fromkeys(reads(node)):
+            readers.setdefault(name, []).append(node)
+    return readers
+
+
 def ancestor_nodes(nodes: Sequence[NodeProto], names: Iterable[str]) -> list[NodeProto]:
     """The nodes of a graph that some tensors depend on, in the graph's order."""
     wanted, kept = set(names), []

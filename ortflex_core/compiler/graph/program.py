@@ -21,6 +21,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoPro
 
 from ortflex_core.compiler.graph.ops import Node, Tensor, Trace
 from ortflex_core.compiler.graph.ports import Key, Port
+from ortflex_core.compiler.graph.protos import copied
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.kernel.errors import GraphError
 from ortflex_core.kernel.host_scalars import Host, HostProgram
@@ -409,9 +410,7 @@ def rename_within(branch: GraphProto, kept: Collection[str], prefix: str, taken:
         node.name = f"{prefix}/{node.name}"
         node.ClearField("doc_string")
         for values in (node.input, node.output):
-            renamed = [names[v] for v in values]
-            del values[:]
-            values.extend(renamed)
+            values[:] = [names[v] for v in values]
 
 
 def rename_captures(attribute: AttributeProto, outer: Mapping[str, str]) -> AttributeProto:
@@ -422,8 +421,7 @@ def rename_captures(attribute: AttributeProto, outer: Mapping[str, str]) -> Attr
     """
     if attribute.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
         return attribute
-    copy = AttributeProto()
-    copy.CopyFrom(attribute)
+    copy = copied(attribute)
     for graph in (copy.g,) if copy.type == AttributeProto.GRAPH else copy.graphs:
         _rename_in_graph(graph, dict(outer))
     return copy

@@ -7,7 +7,7 @@ import onnx
 from onnx import GraphProto, ModelProto
 
 from ortflex_core.compiler.graph.bounded_inference import infer_shapes
-from ortflex_core.compiler.graph.protos import opsets_of, plain_domain
+from ortflex_core.compiler.graph.protos import copied, opsets_of, plain_domain
 from ortflex_core.compiler.graph.schemas import schema
 from ortflex_core.compiler.graph.subgraphs import all_graphs, all_nodes
 from ortflex_core.kernel.errors import ModelError
@@ -20,8 +20,7 @@ def inferred(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
     An unnamed first dimension of an input is assumed to be the batch; declared output shapes are
     ignored, because an anonymous dimension there would hide the name.
     """
-    bare = ModelProto()
-    bare.CopyFrom(proto)
+    bare = copied(proto)
     for value in bare.graph.input:
         dims = value.type.tensor_type.shape.dim
         if dims and not dims[0].WhichOneof("value"):
@@ -52,8 +51,7 @@ def sized(proto: ModelProto, size: int) -> list[TensorSpec]:
 
     Empty if the model cannot have that size.
     """
-    bare = ModelProto()
-    bare.CopyFrom(proto)
+    bare = copied(proto)
     for value in (*bare.graph.input, *bare.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if not dim.HasField("dim_value"):
@@ -90,8 +88,7 @@ def _infer_strictly(bare: ModelProto, label: str) -> ModelProto:
     try:
         return infer_shapes(bare, strict=True, label=label)
     except failed:
-        alone = ModelProto()
-        alone.CopyFrom(bare)
+        alone = copied(bare)
         del alone.graph.value_info[:]
         _write_defaults(alone)
         try:

@@ -25,7 +25,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.program import fresh_name
-from ortflex_core.compiler.model.class_axes import ML, element_type, settings
+from ortflex_core.compiler.graph.protos import copied, refill, settings
+from ortflex_core.compiler.model.class_axes import ML, element_type
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel.types import Array
 
@@ -52,8 +53,7 @@ def unfold(proto: ModelProto) -> tuple[ModelProto, tuple[Stored, ...]]:
     """
     if not any(_known(node) for node in proto.graph.node):
         return proto, ()
-    out = ModelProto()
-    out.CopyFrom(proto)
+    out = copied(proto)
     model_file.import_standard(out, 13)
     work = _Work(out)
     nodes = []
@@ -61,8 +61,7 @@ def unfold(proto: ModelProto) -> tuple[ModelProto, tuple[Stored, ...]]:
         nodes += work.unfolded(k, node)
     if not work.stored:
         return proto, ()
-    del out.graph.node[:]
-    out.graph.node.extend(nodes)
+    refill(out.graph.node, nodes)
     return out, tuple(work.stored)
 
 

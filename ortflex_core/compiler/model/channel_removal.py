@@ -19,8 +19,8 @@ import attrs
 import numpy as np
 from onnx import NodeProto
 
+from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.compiler.model.channels import Channels, Slice, Use, pads
-from ortflex_core.compiler.model.class_axes import settings
 from ortflex_core.kernel.types import Array
 
 _FAR = 1e4

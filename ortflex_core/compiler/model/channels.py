@@ -23,8 +23,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph.nodes import reads
-from ortflex_core.compiler.graph.protos import node_label
-from ortflex_core.compiler.model.class_axes import settings
+from ortflex_core.compiler.graph.protos import copied, node_label, settings
 from ortflex_core.kernel.types import Array, Shape
 
 _ELEMENTWISE = frozenset(
@@ -771,10 +770,9 @@ def _as_numbers(before: Sequence[Any], after: Sequence[Any]) -> Array | None:
 
 def single_node(node: NodeProto, arrays: Sequence[Array], like: ModelProto) -> ModelProto:
     """A model of one node, whose inputs are arrays; those without elements are left out."""
-    copy = NodeProto.FromString(node.SerializeToString())
+    copy = copied(node)
     names = [f"x{k}" if a.size else "" for k, a in enumerate(arrays)]
-    del copy.input[:]
-    copy.input.extend(names)
+    copy.input[:] = names
     copy.output[0] = "y"
     del copy.output[1:]
     given = [(name, array) for name, array in zip(names, arrays, strict=True) if name]

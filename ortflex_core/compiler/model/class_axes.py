@@ -14,10 +14,11 @@ from typing import Any
 
 import attrs
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.graph.constant_folding import fold
 from ortflex_core.compiler.graph.nodes import constants, plain_domain, reads
+from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel.types import Array, Shape
 
@@ -37,19 +38,8 @@ POOLS = frozenset(
     {"AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool"}
 )
 REDUCTIONS = frozenset(
-    f"Reduce{what}"
-    for what in (
-        "L1",
-        "L2",
-        "LogSum",
-        "LogSumExp",
-        "Max",
-        "Mean",
-        "Min",
-        "Prod",
-        "Sum",
-        "SumSquare",
-    )
+    {"ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"}
+    | {"ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"}
 )
 MOVING = frozenset(
     {"Flatten", "Gather", "GatherND", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Transpose"}
@@ -148,11 +138,6 @@ def follow(
         if reach.obstacle:
             break
     return reach
-
-
-def settings(node: NodeProto) -> dict[str, Any]:
-    """The attributes of a node, by name."""
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 def described(node: NodeProto) -> str:

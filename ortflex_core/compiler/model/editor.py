@@ -17,12 +17,13 @@ from ortflex_core.compiler.graph.control_flow import constant_of
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
+from ortflex_core.compiler.graph.protos import refill, settings
 from ortflex_core.compiler.graph.shape_inference import inferred
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model import class_axes, heads, shape_probe
 from ortflex_core.compiler.model.channel_removal import find_removal
 from ortflex_core.compiler.model.channels import Channels, single_node
-from ortflex_core.compiler.model.class_axes import element_type, settings
+from ortflex_core.compiler.model.class_axes import element_type
 from ortflex_core.compiler.model.heads import Head, Layer
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import find_products, module_of
@@ -538,8 +539,7 @@ class Editor:
 
     def _value_of(self, name: str) -> Array:
         """The value, in the file's type, of an initializer or of what nodes compute from constants."""
-        tensor = self._tensor_of(name)
-        if tensor is not None:
+        if (tensor := self._tensor_of(name)) is not None:
             return model_file.array_of(tensor, self.model.files)
         node = next(n for n in self.graph.node if name in n.output)
         if node.op_type != "Constant":
@@ -635,14 +635,7 @@ class Editor:
 
     def _set_outputs(self, specs: Sequence[TensorSpec]) -> None:
         old = {o.name: o for o in self.graph.output}
-        new = [old.get(spec.name) or spec.to_proto() for spec in specs]
-        copies = []
-        for info in new:
-            copy = type(info)()
-            copy.CopyFrom(info)
-            copies.append(copy)
-        del self.graph.output[:]
-        self.graph.output.extend(copies)
+        refill(self.graph.output, [old.get(spec.name) or spec.to_proto() for spec in specs])
 
     def append(
         self,
@@ -680,8 +673,7 @@ class Editor:
         rename_within(branch, kept, name, self._taken)
         self.graph.initializer.extend(branch.initializer)
         self.graph.node.extend(branch.node)
-        shape = result.shape
-        self._set_outputs([TensorSpec(name, int(kind), shape)])
+        self._set_outputs([TensorSpec(name, int(kind), result.shape)])
         return name
 
     def metadata(self, key: str, value: str | None) -> None:
@@ -697,8 +689,7 @@ class Editor:
                 stale.update(node.output)
         kept = [v for v in self.graph.value_info if v.name not in stale]
         if len(kept) < len(self.graph.value_info):
-            del self.graph.value_info[:]
-            self.graph.value_info.extend(kept)
+            refill(self.graph.value_info, kept)
 
     def _shape(self, name: str) -> Shape | None:
         try:
@@ -711,9 +702,7 @@ class Editor:
         nodes = ancestor_nodes(self.graph.node, self.outputs)
         left = {name for node in nodes for name in reads(node)} | set(self.outputs)
         if len(nodes) < len(self.graph.node):
-            copies = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
-            del self.graph.node[:]
-            self.graph.node.extend(copies)
+            refill(self.graph.node, nodes)
         for values in (self.graph.initializer, self.graph.input):
             for value in [v for v in values if v.name in self._read and v.name not in left]:
                 values.remove(value)
@@ -740,9 +729,8 @@ class Editor:
 def _set_attribute(node: NodeProto, name: str, value: Any) -> None:
     """Give a node another attribute; None removes it."""
     kept = [a for a in node.attribute if a.name != name]
-    del node.attribute[:]
     new = [] if value is None else [helper.make_attribute(name, value)]
-    node.attribute.extend([*kept, *new])
+    refill(node.attribute, [*kept, *new])
 
 
 class _FoldedConstants:
@@ -774,21 +762,18 @@ class _FoldedConstants:
             return None
         if node.op_type == "Constant":
             return constant_of(node)
-        if node.op_type == "Shape" or self._is_shape(node.input[0] if node.input else ""):
-            return self._sizes(node)
+        source = self._producers.get(node.input[0]) if node.input else None
+        for shape in (node, source):
+            if shape is not None and shape.op_type == "Shape":
+                return self._sizes(node, shape)
         if node.domain not in ("", "ai.onnx") or subgraphs_of(node) or not node.input:
             return None
         arrays = [self.value(i) if i else np.zeros(0, np.float32) for i in node.input]
         full = [a for a in arrays if a is not None]
         return self.run(node, full) if len(full) == len(arrays) else None
 
-    def _is_shape(self, name: str) -> bool:
-        node = self._producers.get(name)
-        return node is not None and node.op_type == "Shape"
-
-    def _sizes(self, node: NodeProto) -> Array | None:
+    def _sizes(self, node: NodeProto, shape: NodeProto) -> Array | None:
         """The sizes that a Shape, or a Gather from one, gives; None if they depend on the inputs."""
-        shape = node if node.op_type == "Shape" else self._producers[node.input[0]]
         given = settings(shape)
         known = self._editor._shape(shape.input[0])
         sizes = None if known is None else known[given.get("start", 0) : given.get("end")]
@@ -856,9 +841,5 @@ def _tensor(name: str, values: Array, kind: int | None = None) -> TensorProto:
         raw = half_floats.rounded(np.asarray(values, np.float32), kind, name)
     else:
         raw = np.asarray(values, helper.tensor_dtype_to_np_dtype(kind))
-    return TensorProto(
-        name=name,
-        data_type=kind,
-        dims=values.shape,
-        raw_data=np.ascontiguousarray(raw).tobytes(),
-    )
+    content = np.ascontiguousarray(raw).tobytes()
+    return TensorProto(name=name, data_type=kind, dims=values.shape, raw_data=content)

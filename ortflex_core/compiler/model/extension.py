@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 
 import attrs
-from onnx import AttributeProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.program import rename_captures
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Array, TensorSpec
@@ -25,8 +26,7 @@ class Extension:
         self.model._initializers = dict(model._initializers)
         self.model._arrays = dict(model._arrays)
         self.model._values = dict(model._values)
-        self.model.internal = ModelProto()
-        self.model.internal.CopyFrom(model.internal)
+        self.model.internal = copied(model.internal)
         nodes = self.model.internal.graph.node
         self.model.producers = {o: node for node in nodes for o in node.output if o}
 
@@ -106,14 +106,9 @@ class Extension:
 
 
 def _renamed(node: NodeProto, names: dict[str, str], prefix: str) -> NodeProto:
-    out = NodeProto()
-    out.CopyFrom(node)
+    out = copied(node)
     out.name = f"{prefix}/{node.name}" if node.name else ""
     for values in (out.input, out.output):
-        renamed = [names.get(value, value) for value in values]
-        del values[:]
-        values.extend(renamed)
-    attributes: list[AttributeProto] = [rename_captures(a, names) for a in node.attribute]
-    del out.attribute[:]
-    out.attribute.extend(attributes)
+        values[:] = [names.get(value, value) for value in values]
+    refill(out.attribute, [rename_captures(a, names) for a in node.attribute])
     return out

@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto
 from ortflex_core.compiler.graph import nodes
 from ortflex_core.compiler.graph.bounded_inference import infer_shapes
 from ortflex_core.compiler.graph.control_flow import captured_names
+from ortflex_core.compiler.graph.protos import copied
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.compiler.opsets.equivalence import (
     Runner,
@@ -52,8 +53,7 @@ def free_batch(
     if not sizes:
         return model
     batch = next(iter(sizes.values()))
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     for value in (*out.graph.input, *out.graph.output):
         dims = value.type.tensor_type.shape.dim
         named = value.name in sizes or value in out.graph.output

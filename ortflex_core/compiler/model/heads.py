@@ -11,6 +11,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto
 
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
+from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.compiler.model.class_axes import (
     BROADCASTING,
     ELEMENTWISE,
@@ -22,7 +23,6 @@ from ortflex_core.compiler.model.class_axes import (
     Reach,
     described,
     follow,
-    settings,
 )
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import Place, find_products

@@ -8,6 +8,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from ortflex_core.compiler.graph.control_flow import captured_names
 from ortflex_core.compiler.graph.nodes import constants
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 
 
@@ -29,8 +30,7 @@ def switch_to_inference(model: ModelProto) -> None:
         nodes: list[NodeProto] = []
         freed: set[str] = set()
         for node in graph.node:
-            copy = NodeProto()
-            copy.CopyFrom(node)
+            copy = copied(node)
             nodes.append(copy)
             if not _trains(node, true):
                 continue
@@ -38,21 +38,16 @@ def switch_to_inference(model: ModelProto) -> None:
                 freed.add(node.input[2])
                 del copy.input[2:]
                 continue
-            kept = [a for a in node.attribute if a.name != "training_mode"]
-            del copy.attribute[:]
-            copy.attribute.extend(kept)
+            refill(copy.attribute, [a for a in node.attribute if a.name != "training_mode"])
             del copy.output[1:]
             for source, name in zip(node.input[3:5], node.output[1:], strict=False):
                 if name:
                     nodes.append(helper.make_node("Identity", [source], [name]))
         freed -= {name for node in nodes for name in (*node.input, *captured_names(node))}
         freed -= {o if isinstance(o, str) else o.name for o in graph.output}
-        del graph.node[:]
-        graph.node.extend(n for n in nodes if not freed.intersection(n.output))
+        refill(graph.node, [n for n in nodes if not freed.intersection(n.output)])
         if isinstance(graph, GraphProto):
-            left = [t for t in graph.initializer if t.name not in freed]
-            del graph.initializer[:]
-            graph.initializer.extend(left)
+            refill(graph.initializer, [t for t in graph.initializer if t.name not in freed])
 
 
 def _graphs(model: ModelProto) -> Iterator[tuple[GraphProto | FunctionProto, frozenset[str]]]:

@@ -15,17 +15,19 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 import attrs
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.control_flow import captured_names
-from ortflex_core.compiler.graph.nodes import plain_domain, reads
+from ortflex_core.compiler.graph.nodes import plain_domain, readers_of, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Ops, Tensor, Trace
 from ortflex_core.compiler.graph.program import fresh_name
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.model.model import Model, Rewrite
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Array, numpy_dtype
@@ -172,10 +174,10 @@ class MasterModel(Model):
         self._arrays = {n: a for n, a in base._arrays.items() if n not in weights}
         # Kept only while they are in use: the engine has copies.
         self._masters: WeakValueDictionary[str, Array] = WeakValueDictionary()
-        for name in weights:
-            self._initializers[name] = _without_values(
-                self._initializers[name], weights[name].packing
-            )
+        for name, weight in weights.items():
+            dims = self._initializers[name].dims if weight.packing is None else weight.packing.shape
+            bare = TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT)
+            self._initializers[name] = bare  # in the shape of the codes; the values are kept apart
         self._build()
 
     def initializer(self, name: str) -> Array:
@@ -216,21 +218,16 @@ class MasterModel(Model):
 
     def _build(self) -> None:
         """The graph with a QuantizeLinear after each master weight; biases are read as they are."""
-        self.internal = ModelProto()
-        self.internal.CopyFrom(self.base.internal)
+        self.internal = copied(self.base.internal)
         graph = self.internal.graph
         for tensor in graph.initializer:
             if tensor.name in self.weights:
                 tensor.CopyFrom(numpy_helper.from_array(self.initializer(tensor.name), tensor.name))
         for value in graph.input:
             if value.name in self.weights:
-                dims = self._initializers[value.name].dims
-                value.CopyFrom(
-                    helper.make_tensor_value_info(value.name, TensorProto.FLOAT, list(dims))
-                )
-        stale = [v for v in graph.value_info if v.name in self.weights]
-        for value in stale:
-            graph.value_info.remove(value)
+                dims = list(self._initializers[value.name].dims)
+                value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, dims))
+        refill(graph.value_info, [v for v in graph.value_info if v.name not in self.weights])
         taken = {*self.base.producers, *self.base._values, *self._initializers}
         nodes: list[NodeProto] = []
         codes: dict[str, str] = {}
@@ -264,9 +261,7 @@ class MasterModel(Model):
                     del node.input[2:]
                     node.input.append(zeros[weight.name])
                 nodes.append(node)
-        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        refill(graph.node, nodes)
         values = shape_inference.one_batch(self._inferred(self.internal), graph)
         masters = {name: values[name] for name in self.weights if name in values}
         self._values = {**values, **self.base._values, **masters}
@@ -286,12 +281,11 @@ class MasterModel(Model):
             scale_name = fresh_name(f"{weight.name}/divisor", taken)
             added = self._new(f"{weight.name}/without scale", without, taken)
             nodes = [helper.make_node("Add", [weight.scale, added], [scale_name], scale_name)]
-        node = helper.make_node("QuantizeLinear", [weight.name, scale_name, zero], [whole])
-        node.name = f"{codes}/round"
-        node.attribute.append(helper.make_attribute("axis", weight.axis))
+        layout: dict[str, Any] = {"axis": weight.axis}
         if weight.block:
-            node.attribute.append(helper.make_attribute("block_size", weight.block))
-        nodes.append(node)
+            layout["block_size"] = weight.block
+        inputs, label = [weight.name, scale_name, zero], f"{codes}/round"
+        nodes.append(helper.make_node("QuantizeLinear", inputs, [whole], label, **layout))
         if not weight.in_bytes:
             return nodes
         ends = [
@@ -381,13 +375,11 @@ class MasterModel(Model):
         """The integers of a weight as the file stores them; those whose scale is 0 stay."""
         scale, zero = self._scale_and_zero(weight, state)
         without, packing = self._without_scale(weight), weight.packing
-        if without is None:
-            whole = weight.codes(values, scale, zero)
-            return packing.packed(whole) if packing else whole
-        whole = weight.codes(values, scale + without, zero)
-        first = self.base.initializer(weight.name)
-        first = packing.unpacked(first) if packing else first
-        whole = np.where(weight.spread(scale == 0, whole.shape), first, whole)
+        whole = weight.codes(values, scale if without is None else scale + without, zero)
+        if without is not None:
+            first = self.base.initializer(weight.name)
+            first = packing.unpacked(first) if packing else first
+            whole = np.where(weight.spread(scale == 0, whole.shape), first, whole)
         return packing.packed(whole) if packing else whole
 
 
@@ -428,12 +420,11 @@ def quantized_weights(model: Model) -> dict[str, Quantized]:
     Codes are integers or floats of one byte. Their scales and zero points are initializers as well.
     Those that a branch or a loop reads itself, and those that are outputs, stay as they are.
     """
-    readers: dict[str, list[NodeProto]] = {}
-    fixed = {o.name for o in model.internal.graph.output}
-    for node in model.internal.graph.node:
-        fixed.update(captured_names(node))
-        for name in reads(node):
-            readers.setdefault(name, []).append(node)
+    graph = model.internal.graph
+    readers = readers_of(graph.node)
+    fixed = {o.name for o in graph.output} | {
+        n for node in graph.node for n in captured_names(node)
+    }
     bits, products = _bits(model), _scales_of_biases(model, readers)
     out: dict[str, Quantized] = _packed(model, readers, fixed)
     for name, spec in model.initializers.items():
@@ -561,9 +552,3 @@ def _is_known(model: Model, layout: Quantized) -> bool:
     if layout.zero not in specs:
         return False
     return not ((layout.is_bias or layout.is_float) and model.initializer(layout.zero).any())
-
-
-def _without_values(tensor: TensorProto, packing: Packing | None) -> TensorProto:
-    """A float32 tensor of the same name and the shape of the codes; its values are kept apart."""
-    dims = tensor.dims if packing is None else packing.shape
-    return TensorProto(name=tensor.name, dims=dims, data_type=TensorProto.FLOAT)

@@ -25,7 +25,7 @@ from ortflex_core.compiler.graph.control_flow import trace_node
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, reads, tensor_name
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
-from ortflex_core.compiler.graph.protos import opsets_of
+from ortflex_core.compiler.graph.protos import copied, opsets_of
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model import attribute_weights, inference_mode
 from ortflex_core.compiler.model import free_batch as freeing
@@ -489,8 +489,7 @@ class Model:
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
         values = self.file_values(state)
-        out = ModelProto()
-        out.CopyFrom(self._dynamic() if free_batch else self._file)
+        out = copied(self._dynamic() if free_batch else self._file)
         if not free_batch:
             attribute_weights.fold(out, self._in_attributes, values)
         for tensor in out.graph.initializer:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.compiler.model.master_weights import Packing, Quantized
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.types import Array
@@ -35,7 +37,7 @@ def has_form(node: NodeProto, position: int, shape: Sequence[int], bias: Sequenc
     """
     if position != 1 or len(shape) != 2 or node.op_type not in ("MatMul", "Gemm"):
         return False
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    given = settings(node)
     if given.get("transA") or given.get("alpha", 1.0) != 1 or given.get("beta", 1.0) != 1:
         return False
     outputs = shape[0] if given.get("transB") else shape[1]
@@ -104,11 +106,10 @@ def is_computed(bits: int, block: int, opset: int) -> bool:
         numpy_helper.from_array(blocks.packed(np.ones(4, np.float32), middle, bits), "w"),
         numpy_helper.from_array(np.ones(4, np.float32), "scale"),
     ]
-    node = helper.make_node(LAYOUT, ["x", "w", "scale"], ["y"], domain=DOMAIN)
-    for name, value in blocks.attributes(bits).items():
-        node.attribute.append(helper.make_attribute(name, value))
-    given, made = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy")
-    graph = helper.make_graph([node], "multiplies", [given], [made], tensors)
+    given: Mapping[str, Any] = blocks.attributes(bits)
+    node = helper.make_node(LAYOUT, ["x", "w", "scale"], ["y"], domain=DOMAIN, **given)
+    x_info, y_info = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy")
+    graph = helper.make_graph([node], "multiplies", [x_info], [y_info], tensors)
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
     least = helper.find_min_ir_version_for(opsets[:1], ignore_unknown=True)
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=least)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import attrs
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS
+from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel.protocols.adapter import Product
 from ortflex_core.kernel.types import Array, TensorSpec
@@ -62,20 +63,14 @@ def find_products(model: Model) -> list[Place]:
     be computed, for instance by DequantizeLinear), a MatMulNBits, and a convolution with one group
     and kernels of one element.
     """
-    constant = _constants(model)
-    places = [
-        place for node in model.internal.graph.node for place in _place(model, node, constant)
-    ]
-    return _unambiguous(places)
-
-
-def _constants(model: Model) -> set[str]:
-    """The tensors that depend neither on inputs of the model nor on random numbers."""
-    known = set(model.initializers)
+    # The tensors that depend neither on inputs of the model nor on random numbers.
+    constant = set(model.initializers)
+    places: list[Place] = []
     for node in model.internal.graph.node:
-        if known.issuperset(reads(node)) and not node.op_type.startswith("Random"):
-            known.update(node.output)
-    return known
+        if constant.issuperset(reads(node)) and not node.op_type.startswith("Random"):
+            constant.update(node.output)
+        places += _place(model, node, constant)
+    return _unambiguous(places)
 
 
 def _place(model: Model, node: NodeProto, constant: set[str]) -> Iterator[Place]:
@@ -85,9 +80,9 @@ def _place(model: Model, node: NodeProto, constant: set[str]) -> Iterator[Place]
     dtype = model.value(node.output[0]).dtype or model.value(node.input[0]).dtype
     if dtype not in _COMPUTED:
         return
-    settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    given = settings(node)
     if (domain, operator) == ("com.microsoft", "MatMulNBits"):
-        product = _product(node, settings["K"], settings["N"], node.input[1])
+        product = _product(node, given["K"], given["N"], node.input[1])
         yield Place(product, node, dtype, why=f"{operator} has a quantized weight")
         return
     if domain or operator not in ("MatMul", "Gemm", "Conv") or node.input[1] not in constant:
@@ -98,26 +93,25 @@ def _place(model: Model, node: NodeProto, constant: set[str]) -> Iterator[Place]
         return
     turned, factor, axes = False, 1.0, 0
     if operator == "Conv":
-        if len(sizes) < 3 or set(sizes[2:]) != {1} or settings.get("group", 1) != 1:
+        if len(sizes) < 3 or set(sizes[2:]) != {1} or given.get("group", 1) != 1:
             return
-        if any(settings.get("pads", ())) or settings.get("auto_pad", b"") not in (
-            *(b"", b"NOTSET", b"VALID"),
-            *((b"SAME_UPPER", b"SAME_LOWER") if set(settings.get("strides", ())) <= {1} else ()),
-        ):
+        is_one_step = set(given.get("strides", ())) <= {1}
+        allowed = (b"", b"NOTSET", b"VALID", *(b"SAME_UPPER", b"SAME_LOWER") * is_one_step)
+        if any(given.get("pads", ())) or given.get("auto_pad", b"") not in allowed:
             return
         turned, axes = True, len(sizes) - 2
     elif len(sizes) != 2:
         return
     elif operator == "Gemm":
-        turned, factor = bool(settings.get("transB", 0)), float(settings.get("alpha", 1.0))
+        turned, factor = bool(given.get("transB", 0)), float(given.get("alpha", 1.0))
         if not factor:
             return
     inputs, outputs = sizes[1::-1] if turned else sizes[:2]
     stored, swapped, why = _stored(model, node.input[1])
     codes = stored if why and model.initializers.get(stored, _NO_SPEC).dtype not in FLOATS else ""
     product = _product(node, inputs, outputs, stored or _first(model, node.input[1]), axes)
-    turned = turned != swapped
-    yield Place(product, node, dtype, turned, factor, "" if why else stored, why, codes)
+    own = "" if why else stored
+    yield Place(product, node, dtype, turned != swapped, factor, own, why, codes)
 
 
 def _stored(model: Model, name: str) -> tuple[str, bool, str]:
@@ -160,15 +154,9 @@ def _first(model: Model, name: str) -> str:
 def _product(node: NodeProto, inputs: int, outputs: int, weight: str, axes: int = 0) -> Product:
     inner = _INNER.fullmatch(node.name)
     name = node.name if inner is None else inner[1]
-    return Product(
-        module=module_of(node, weight, name),
-        operator=node.op_type,
-        inputs=int(inputs),
-        outputs=int(outputs),
-        node=name,
-        weight=weight,
-        axes=axes,
-    )
+    sizes = {"inputs": int(inputs), "outputs": int(outputs), "axes": axes}
+    module = module_of(node, weight, name)
+    return Product(module=module, operator=node.op_type, node=name, weight=weight, **sizes)
 
 
 def module_of(node: NodeProto, weight: str, name: str = "") -> str:

@@ -7,13 +7,15 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from ortflex_core.compiler.graph.nodes import plain_domain, reads, split_nodes
+from ortflex_core.compiler.graph.nodes import plain_domain, readers_of, split_nodes
 from ortflex_core.compiler.graph.program import fresh_name
+from ortflex_core.compiler.graph.protos import copied, refill, settings
 from ortflex_core.compiler.model import packed_products
 from ortflex_core.compiler.model.editor import Editor
 from ortflex_core.compiler.model.master_weights import BITS, Quantized
@@ -225,11 +227,15 @@ def _multiplies(kind: int, opset: int, product: _Product) -> bool:
     scale = np.ones((2, outputs) if product.block else outputs, np.float32)
     scale[-1:] = 2
     spread = np.repeat(scale, product.block, 0) if product.block else scale
-    settings = {"axis": 0, "block_size": product.block} if product.block else {"axis": 1}
+    layout: dict[str, Any] = {"axis": 1}
+    if product.block:
+        layout = {"axis": 0, "block_size": product.block}
+    weight = codes
     if product.op_type == "Conv":
-        settings, data = {"axis": 0}, data.reshape(3, depth, 1, 1)
+        layout, data = {"axis": 0}, data.reshape(3, depth, 1, 1)
+        weight = codes.T.reshape(outputs, depth, 1, 1)
     tensors = [
-        helper.make_tensor("codes", kind, codes.shape, codes.ravel().tolist()),
+        helper.make_tensor("codes", kind, weight.shape, weight.ravel().tolist()),
         numpy_helper.from_array(scale, "scale"),
         numpy_helper.from_array(np.array(1, np.float32), "one"),
         numpy_helper.from_array(np.array(20, np.uint8), "middle"),
@@ -239,25 +245,21 @@ def _multiplies(kind: int, opset: int, product: _Product) -> bool:
         zero = np.zeros(scale.shape, np.int64)
         tensors.append(helper.make_tensor("zero", kind, zero.shape, zero.ravel().tolist()))
         inputs.append("zero")
-    nodes = [helper.make_node("DequantizeLinear", inputs, ["w"])]
-    for key, value in settings.items():
-        nodes[0].attribute.append(helper.make_attribute(key, value))
-    x = "x"
-    if product.op_type == "Conv":
-        tensors[0] = helper.make_tensor(
-            "codes", kind, [outputs, depth, 1, 1], codes.T.ravel().tolist()
-        )
+    nodes = [helper.make_node("DequantizeLinear", inputs, ["w"], **layout)]
+
+    def add_pair(x: str, y: str, *settings: str) -> None:
+        nodes.append(helper.make_node("QuantizeLinear", [x, *settings], [f"{x} in codes"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{x} in codes", *settings], [y]))
+
     if product.has_codes:
-        nodes.append(helper.make_node("QuantizeLinear", ["x", "one", "middle"], ["q"]))
-        nodes.append(helper.make_node("DequantizeLinear", ["q", "one", "middle"], ["d"]))
-        x = "d"
+        add_pair("x", "d", "one", "middle")
     has_pair = product.has_codes and not product.has_float_result
-    nodes.append(helper.make_node(product.op_type, [x, "w"], ["p" if has_pair else "y"]))
+    factors = ["d" if product.has_codes else "x", "w"]
+    nodes.append(helper.make_node(product.op_type, factors, ["p" if has_pair else "y"]))
     if has_pair:
         tensors.append(numpy_helper.from_array(np.array(4, np.float32), "four"))
         tensors.append(numpy_helper.from_array(np.array(128, np.uint8), "half"))
-        nodes.append(helper.make_node("QuantizeLinear", ["p", "four", "half"], ["r"]))
-        nodes.append(helper.make_node("DequantizeLinear", ["r", "four", "half"], ["y"]))
+        add_pair("p", "y", "four", "half")
     given, made = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy")
     opsets = [helper.make_opsetid("", opset)]
     least = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
@@ -288,9 +290,7 @@ def _fold_normalizations(editor: Editor) -> None:
         before = producers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
         if before is None or before.op_type not in ("Conv", "Gemm"):
             continue
-        given = {
-            a.name: helper.get_attribute_value(a) for a in (*before.attribute, *node.attribute)
-        }
+        given = settings(before) | settings(node)
         is_only_reader = len(editor.readers(before.output[0])) == 1
         if before.output[0] in outputs or not is_only_reader or given.get("training_mode"):
             continue
@@ -339,10 +339,7 @@ class _Placement:
         self.editor = Editor(model, 0, WHERE)
         graph = self.editor.graph
         self.nodes = list(graph.node)
-        self.readers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            for name in dict.fromkeys(reads(node)):
-                self.readers.setdefault(name, []).append(node)
+        self.readers = readers_of(graph.node)
         self.producers = {o: node for node in graph.node for o in node.output if o}
         self.outputs = {o.name for o in graph.output}
         self.constants = {t.name: t for t in graph.initializer}
@@ -454,13 +451,8 @@ class _Placement:
         name = next(n for n in node.input if n in self.constants)
         dims = self.constants[name].dims
         kind = self._kind(dims, self.weights[name][0], q.block_size)[0]
-        product = _Product(
-            outputs=4,
-            block=q.block_size,
-            has_zero=not q.symmetric,
-            has_codes=True,
-            has_float_result=True,
-        )
+        product = _Product(block=q.block_size, has_zero=not q.symmetric, has_codes=True)
+        product = attrs.evolve(product, has_float_result=True)
         if len(dims) > 2 or _multiplies(kind, self.editor.model.opset, product):
             return False
         self.notes.append(
@@ -578,7 +570,7 @@ class _Placement:
         packed = [name for name in self.weights if self._is_packed(name)]
         read = {name: self._put_weight(name) for name in self.weights if name not in packed}
         products = {self.weights[name][0].node: self._put_packed(name) for name in packed}
-        read |= {name: self._named(f"{name}/dequantized") for name in self.points}
+        read |= {n: fresh_name(f"{n}/dequantized", self.taken) for n in self.points}
         for name in [i.name for i in graph.input if i.name in self.points]:
             self._put_pair(name, read[name])
         for node in self.nodes:
@@ -589,7 +581,7 @@ class _Placement:
             bias = node.input[2] if len(node.input) > 2 else ""
             if bias in self.biases and node.input[1] in self.weights:
                 own[bias] = self._put_bias(bias, node) or bias
-            copy = NodeProto.FromString(node.SerializeToString())
+            copy = copied(node)
             if node.output[0] in products:
                 copy.CopyFrom(products[node.output[0]])
             for k, name in enumerate(copy.input):
@@ -598,8 +590,7 @@ class _Placement:
             for name in node.output:
                 if name in self.points:
                     self._put_pair(name, read[name])
-        del graph.node[:]
-        graph.node.extend(self.new)
+        refill(graph.node, self.new)
         for values in (graph.input, graph.value_info):
             for value in [v for v in values if v.name in self.masters]:
                 values.remove(value)
@@ -618,44 +609,38 @@ class _Placement:
         )
         return model
 
-    def _named(self, name: str) -> str:
-        return fresh_name(name, self.taken)
-
     def _constant(self, name: str, values: Array, kind: int) -> str:
-        name = self._named(name)
+        name = fresh_name(name, self.taken)
         array = np.asarray(np.asarray(values).astype(numpy_dtype(kind)), order="C")
         self.editor.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
 
-    def _limits(
-        self, values: Array, codes: tuple[int, int], *, symmetric: bool
-    ) -> tuple[Array, Array]:
-        return limits(self.quantizer, values, codes, symmetric=symmetric)
+    def _scaled(self, values: Array) -> tuple[Array, Array]:
+        """The scales and zero points of groups of a weight's values."""
+        q = self.quantizer
+        low, high = limits(q, values, q.weight_codes, symmetric=q.symmetric)
+        return q.scale_of(low, high, q.weight_codes, symmetric=q.symmetric)
 
-    def _dequantize(self, inputs: Sequence[str], out: str, settings: Mapping[str, int]) -> None:
-        node = helper.make_node("DequantizeLinear", inputs, [out], f"{out}/DequantizeLinear")
-        for key, value in settings.items():
-            node.attribute.append(helper.make_attribute(key, value))
-        self.new.append(node)
+    def _dequantize(self, inputs: Sequence[str], name: str, layout: Mapping[str, Any]) -> str:
+        """Add the DequantizeLinear of a tensor; returns its output."""
+        out = fresh_name(f"{name}/dequantized", self.taken)
+        label = f"{out}/DequantizeLinear"
+        self.new.append(helper.make_node("DequantizeLinear", inputs, [out], label, **layout))
+        return out
 
     def _put_weight(self, name: str) -> str:
         """The integers of a weight and its DequantizeLinear; returns the output of that node."""
         q, tensor, values = self.quantizer, self.constants[name], self._finite(name)
-        groups, shape, settings = _grouped(q, self.weights[name][0], values.astype(np.float64))
-        low, high = self._limits(groups, q.weight_codes, symmetric=q.symmetric)
-        scale, zero = q.scale_of(low, high, q.weight_codes, symmetric=q.symmetric)
-        scale, zero = scale.reshape(shape), zero.reshape(shape)
+        groups, shape, given = _grouped(q, self.weights[name][0], values.astype(np.float64))
+        scale, zero = (array.reshape(shape) for array in self._scaled(groups))
         inputs = [name, self._constant(f"{name}/scale", scale, TensorProto.FLOAT)]
-        block = settings.get("block_size", 0)
-        kind, notes = self._kind(values.shape, self.weights[name][0], block)
+        kind, notes = self._kind(values.shape, self.weights[name][0], given.get("block_size", 0))
         self.notes += [f"{name} is {note}" for note in notes]
         # onnxruntime fuses a Gemm into an integer kernel only if its weight has a zero point.
         is_fused = kind == TensorProto.INT8 and q.activations != "none"
         if is_fused or not q.symmetric:
             inputs.append(self._constant(f"{name}/zero_point", zero, kind))
-        layout = attrs.evolve(
-            _layout(settings), name=name, dtype=kind, scale=inputs[1], bits=q.bits
-        )
+        layout = attrs.evolve(_layout(given), name=name, dtype=kind, scale=inputs[1], bits=q.bits)
         codes = layout.codes(values, scale, None if q.symmetric else zero)
         tensor.CopyFrom(numpy_helper.from_array(codes, name))
         if q.bits != next(bits for text, bits, _ in _STORED if _type(text) == kind):
@@ -663,9 +648,7 @@ class _Placement:
         self.masters[name] = np.array(values, np.float32)
         self.trained[inputs[1]] = values.size // scale.size * q.weight_codes[1]
         self.scales[name] = inputs[1], scale
-        out = self._named(f"{name}/dequantized")
-        self._dequantize(inputs, out, settings)
-        return out
+        return self._dequantize(inputs, name, given)
 
     def _is_packed(self, name: str) -> bool:
         """Whether the product by a weight becomes MatMulNBits."""
@@ -682,9 +665,8 @@ class _Placement:
         """The bytes of a weight; returns the MatMulNBits that takes the place of its product."""
         q, tensor, used = self.quantizer, self.constants[name], self.weights[name][0]
         values = self._finite(name)
-        groups = _grouped(q, attrs.evolve(used, inputs=1), _lines(values, used).astype(np.float64))
-        low, high = self._limits(groups[0], q.weight_codes, symmetric=q.symmetric)
-        scale, zero = q.scale_of(low, high, q.weight_codes, symmetric=q.symmetric)
+        lines = (values if used.inputs else values.T).astype(np.float64)  # a row for each output
+        scale, zero = self._scaled(_grouped(q, attrs.evolve(used, inputs=1), lines)[0])
         bits, first = q.bits, q.weight_codes[0]
         blocks = packed_products.Blocks.of(values, used.inputs, q.block_size)
         inputs = ["", name, self._constant(f"{name}/scale", scale, TensorProto.FLOAT)]
@@ -699,14 +681,11 @@ class _Placement:
         inputs[0] = node.input[0]
         if len(node.input) > 2 and node.input[2]:
             inputs += [*[""] * (5 - len(inputs)), node.input[2]]
-        made = helper.make_node(
-            packed_products.LAYOUT, inputs, node.output, node.name, domain=packed_products.DOMAIN
-        )
-        for key, value in blocks.attributes(bits).items():
-            made.attribute.append(helper.make_attribute(key, value))
-        if all(o.domain != packed_products.DOMAIN for o in self.editor.proto.opset_import):
-            self.editor.proto.opset_import.append(helper.make_opsetid(packed_products.DOMAIN, 1))
-        return made
+        layout, domain = packed_products.LAYOUT, packed_products.DOMAIN
+        given: Mapping[str, Any] = blocks.attributes(bits)
+        if all(o.domain != domain for o in self.editor.proto.opset_import):
+            self.editor.proto.opset_import.append(helper.make_opsetid(domain, 1))
+        return helper.make_node(layout, inputs, node.output, node.name, domain=domain, **given)
 
     def _finite(self, name: str) -> Array:
         """The values of a weight."""
@@ -749,32 +728,25 @@ class _Placement:
         scale = np.asarray(data * self.scales[node.input[1]][1], np.float32)
         if scale.shape not in ((), values.shape):
             return ""
-        if not (
-            np.abs(values.astype(np.float64)) <= _LARGEST_BIAS * scale.astype(np.float64)
-        ).all():
+        largest = _LARGEST_BIAS * scale.astype(np.float64)
+        if not (np.abs(values.astype(np.float64)) <= largest).all():
             return ""
         own = self._constant(f"{name}/scale", scale, TensorProto.FLOAT)
-        settings = {"axis": 0} if scale.ndim else {}
-        layout = attrs.evolve(_layout(settings), name=name, scale=own)
+        given = {"axis": 0} if scale.ndim else {}
+        layout = attrs.evolve(_layout(given), name=name, scale=own)
         codes = layout.codes(values, scale, None)
         tensor.CopyFrom(numpy_helper.from_array(codes.astype(np.int32), name))
         self.masters[name] = np.array(values, np.float32)
-        out = self._named(f"{name}/dequantized")
-        self._dequantize([name, own], out, settings)
-        return out
+        return self._dequantize([name, own], name, given)
 
     def _put_pair(self, name: str, out: str) -> None:
         """QuantizeLinear and DequantizeLinear of an activation."""
         q, root = self.quantizer, self.root(name)
         kind = _type(q.activations.upper())
         if root not in self.pairs:
-            low, high = q.ranges.get(root, (0.0, 0.0))
-            scale, zero = q.scale_of(
-                np.asarray(low),
-                np.asarray(high),
-                q.activation_codes,
-                symmetric=q.symmetric_activations,
-            )
+            low, high = map(np.asarray, q.ranges.get(root, (0.0, 0.0)))
+            symmetric = q.symmetric_activations
+            scale, zero = q.scale_of(low, high, q.activation_codes, symmetric=symmetric)
             names = [
                 self._constant(f"{root}/scale", scale, TensorProto.FLOAT),
                 self._constant(f"{root}/zero_point", zero, kind),
@@ -787,12 +759,12 @@ class _Placement:
                 self.observed[names[0]] = root
             else:
                 self.trained[names[0]] = count * max(q.activation_codes[1], 1)
-        codes = self._named(f"{name}/quantized")
-        pair = self.pairs[root]
-        self.new.append(
-            helper.make_node("QuantizeLinear", [name, *pair], [codes], f"{name}/QuantizeLinear")
-        )
-        self._dequantize([codes, *pair], out, {})
+        codes = fresh_name(f"{name}/quantized", self.taken)
+        pair, made = self.pairs[root], helper.make_node
+        self.new += [
+            made("QuantizeLinear", [name, *pair], [codes], f"{name}/QuantizeLinear"),
+            made("DequantizeLinear", [codes, *pair], [out], f"{out}/DequantizeLinear"),
+        ]
 
 
 def limits(
@@ -820,14 +792,9 @@ def _type(name: str) -> int:
     return int(dict(TensorProto.DataType.items()).get(name, TensorProto.UNDEFINED))
 
 
-def _lines(values: Array, weight: _Weight) -> Array:
-    """A matrix with a row for each output."""
-    return values if weight.inputs else values.T
-
-
-def _layout(settings: Mapping[str, int]) -> Quantized:
+def _layout(given: Mapping[str, int]) -> Quantized:
     """The layout that the attributes of a DequantizeLinear describe."""
-    axis, block = settings.get("axis", 1), settings.get("block_size", 0)
+    axis, block = given.get("axis", 1), given.get("block_size", 0)
     return Quantized("", TensorProto.INT32, "", axis=axis, block=block)
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
-from ortflex_core.kernel.component import Component, is_count, is_number, one_of, setting
-from ortflex_core.kernel.errors import short_repr
+from ortflex_core.kernel.component import (
+    Component,
+    is_count,
+    is_number,
+    listed,
+    one_of,
+    satisfying,
+    setting,
+)
 from ortflex_core.kernel.types import Array
 
 if TYPE_CHECKING:
@@ -21,38 +28,15 @@ FUSED = ("Conv", "Gemm", "MatMul", "Add", "GlobalAveragePool", "AveragePool")
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4, "int2": 2}
 
 
-def _count_or_zero(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not is_count(value, 0) or value == 1:
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(f"{where} must be 0 or an integer >= 2, got {short_repr(value)}")
+def _are_names(value: Any) -> bool:
+    return all(isinstance(name, str) and name for name in value)
 
 
-def _rows(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not is_count(value):
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(f"{where} must be an integer >= 1, got {short_repr(value)}")
+_names = satisfying("must be a list of names", _are_names, TypeError)
 
 
-def _whole(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not is_count(value, 0):
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(f"{where} must be an integer >= 0, got {short_repr(value)}")
-
-
-def _names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not all(isinstance(name, str) and name for name in value):
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise TypeError(f"{where} must be a list of names, got {short_repr(value)}")
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, Sequence) else value
-
-
-def _ranges(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    fine = isinstance(value, Mapping) and all(
+def _are_ranges(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
         isinstance(name, str)
         and isinstance(pair, list | tuple)
         and len(pair) == 2
@@ -60,11 +44,6 @@ def _ranges(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         and pair[0] <= pair[1]
         for name, pair in value.items()
     )
-    if not fine:
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(
-            f"{where} must have [lowest, highest] by the names of tensors, got {short_repr(value)}"
-        )
 
 
 def _pairs(value: Any) -> Any:
@@ -113,7 +92,7 @@ class Quantizer(Component, abc.ABC):
     )
     block_size: int = setting(
         default=0,
-        validator=_count_or_zero,
+        validator=satisfying("must be 0 or an integer >= 2", lambda v: is_count(v, 0) and v != 1),
         help="the number of elements along the input axis of a weight tensor that share one scale; 0 "
         "means all elements",
     )
@@ -140,11 +119,11 @@ class Quantizer(Component, abc.ABC):
         "products from saturating",
     )
     operators: tuple[str, ...] = setting(
-        default=FUSED, converter=_listed, validator=_names, help="the operators to quantize"
+        default=FUSED, converter=listed, validator=_names, help="the operators to quantize"
     )
     skip: tuple[str, ...] = setting(
         default=(),
-        converter=_listed,
+        converter=listed,
         validator=_names,
         help="the names or glob patterns of nodes, weights, tensors or modules that stay in float",
     )
@@ -155,17 +134,19 @@ class Quantizer(Component, abc.ABC):
     )
     observe: int = setting(
         default=0,
-        validator=_whole,
+        validator=satisfying("must be an integer >= 0", lambda v: is_count(v, 0)),
         help="if not 0, the number of epochs during which activation scales are computed from the "
         "batches; these scales are not trained, and stay fixed after these epochs",
     )
     rows: int = setting(
-        default=512, validator=_rows, help="the number of rows that are used for calibration"
+        default=512,
+        validator=satisfying("must be an integer >= 1", is_count),
+        help="the number of rows that are used for calibration",
     )
     ranges: Mapping[str, tuple[float, float]] = setting(
         factory=dict,
         converter=_pairs,
-        validator=_ranges,
+        validator=satisfying("must have [lowest, highest] by the names of tensors", _are_ranges),
         help="the range [lowest, highest] of each activation, with the name of the tensor as the key; "
         "calibration computes the missing ranges",
     )

@@ -23,6 +23,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from ortflex_core.compiler.graph.control_flow import constant_of
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, reads
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.onnx_files import model_file
@@ -231,8 +232,10 @@ def _specs(
     unproven: Collection[str],
 ) -> list[TensorSpec]:
     """Types and shapes on which all runs agree; the sizes of ``unproven`` tensors stay unknown."""
-    fixed = not any(node.op_type in _BY_VALUE for node in model.internal.graph.node)
-    steered = _depends_on_values(model)
+    nodes, inputs = model.internal.graph.node, [spec.name for spec in model.inputs]
+    fixed = not any(node.op_type in _BY_VALUE for node in nodes)
+    # Then test inputs prove nothing.
+    steered = _decide_sizes(nodes, inputs, certainly=True)
     specs = []
     for name in unknown:
         runs = [values[name] for values in found]
@@ -316,18 +319,6 @@ def _is_small(spec: TensorSpec) -> bool:
     return elements <= 16 and spec.dtype in (*_WHOLE, TensorProto.FLOAT)
 
 
-def _depends_on_values(model: Model) -> bool:
-    """Whether a shape depends on the values of an input, so that test inputs prove nothing."""
-    varying = {spec.name for spec in model.inputs}
-    for node in model.internal.graph.node:
-        if node.op_type in ("Shape", "Size") or not varying.intersection(reads(node)):
-            continue
-        if any(k < len(node.input) and node.input[k] in varying for k in _steering(node)):
-            return True
-        varying.update(node.output)
-    return False
-
-
 def _large_products(model: Model, nodes: Iterable[NodeProto]) -> dict[str, int]:
     """The products of data by large constants: their outputs, with the number of columns."""
     varying = {spec.name for spec in model.inputs}
@@ -341,13 +332,15 @@ def _large_products(model: Model, nodes: Iterable[NodeProto]) -> dict[str, int]:
     return out
 
 
-def _decide_sizes(nodes: Iterable[NodeProto], products: Iterable[str]) -> bool:
-    """Whether the values of some tensors decide the sizes of others."""
-    varying = set(products)
+def _decide_sizes(
+    nodes: Iterable[NodeProto], names: Iterable[str], *, certainly: bool = False
+) -> bool:
+    """Whether the values of some tensors decide the sizes of others, perhaps or ``certainly``."""
+    varying = set(names)
     for node in nodes:
         if node.op_type in ("Shape", "Size") or varying.isdisjoint(reads(node)):
             continue
-        if node.op_type in _BY_VALUE or any(subgraphs_of(node)):
+        if not certainly and (node.op_type in _BY_VALUE or any(subgraphs_of(node))):
             return True
         if any(k < len(node.input) and node.input[k] in varying for k in _steering(node)):
             return True
@@ -382,11 +375,9 @@ def _without_refusal(node: NodeProto) -> NodeProto:
     """A OneHotEncoder that takes any category, with the same shape; other nodes as they are."""
     if node.op_type != "OneHotEncoder":
         return node
-    out = NodeProto()
-    out.CopyFrom(node)
-    kept = [attribute for attribute in node.attribute if attribute.name != "zeros"]
-    del out.attribute[:]
-    out.attribute.extend([*kept, helper.make_attribute("zeros", 1)])
+    out = copied(node)
+    kept = [a for a in node.attribute if a.name != "zeros"]
+    refill(out.attribute, [*kept, helper.make_attribute("zeros", 1)])
     return out
 
 

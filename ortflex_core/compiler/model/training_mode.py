@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import attrs
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, numpy_helper
 
 from ortflex_core.compiler.graph.counter_rng import dropout
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
+from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.host_scalars import Host
 from ortflex_core.kernel.types import Array, TensorSpec
@@ -159,8 +160,8 @@ class Modes:
         if rank is None:
             return None
         op = trace.op
-        settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        epsilon = settings.get("epsilon", 1e-5)
+        given = settings(node)
+        epsilon = given.get("epsilon", 1e-5)
         # [C] against [B, C, …]: trailing ones, so that it broadcasts over positions.
         trailing = list(range(1, rank - 1))
 
@@ -172,7 +173,7 @@ class Modes:
             batch_mean = op.ReduceMean(x, axes=axes, keepdims=1)
             centered = x - batch_mean
             batch_variance = op.ReduceMean(centered * centered, axes=axes, keepdims=1)
-            statistics = self._statistics(trace, node, x, batch_mean, batch_variance, settings)
+            statistics = self._statistics(trace, node, x, batch_mean, batch_variance, given)
             factor = channel(scale) / op.Sqrt(batch_variance + epsilon)
         else:
             centered = x - channel(mean)
@@ -187,14 +188,14 @@ class Modes:
         x: Tensor,
         mean: Tensor,
         variance: Tensor,
-        settings: Mapping[str, Any],
+        given: Mapping[str, Any],
     ) -> list[Tensor]:
         """Running ← momentum·running + (1 − momentum)·batch, the variance unbiased as in torch.
 
         Returns the node's own second and third output, whose variance is biased.
         """
         op = trace.op
-        momentum = float(settings.get("momentum", 0.9))
+        momentum = float(given.get("momentum", 0.9))
         count = op.Cast(op.Size(x), to=x.dtype) / op.Cast(op.Size(mean), to=x.dtype)
         unbiased = variance * (count / op.Max(count - 1, 1.0))
 
@@ -210,37 +211,36 @@ class Modes:
         return statistics
 
 
-def observed_scales(settings: Settings, predicted: Sequence[str]) -> tuple[str, ...]:
+def observed_scales(problem: Settings, predicted: Sequence[str]) -> tuple[str, ...]:
     """The scales of activations that follow the batches, now or in an earlier epoch."""
-    known = settings.model.quantization
+    known = problem.model.quantization
     if known is None or not known.observed:
         return ()
-    reached = {name for node in settings.model.ancestors(predicted) for name in reads(node)}
+    reached = {name for node in problem.model.ancestors(predicted) for name in reads(node)}
     return tuple(name for name in known.observed if name in reached)
 
 
-def normalized_by_batch(settings: Settings, predicted: Sequence[str]) -> list[NodeProto]:
+def normalized_by_batch(problem: Settings, predicted: Sequence[str]) -> list[NodeProto]:
     """The BatchNormalization nodes that use the statistics of the batch, now or from a later epoch on."""
-    trained = {*settings.parameters, *settings.later}
+    trained = {*problem.parameters, *problem.later}
     return [
         node
-        for node in settings.model.ancestors(predicted)
-        if node.op_type == "BatchNormalization" and _trains_with(settings, node, trained)
+        for node in problem.model.ancestors(predicted)
+        if node.op_type == "BatchNormalization" and _trains_with(problem, node, trained)
     ]
 
 
-def statistics_moves(settings: Settings, predicted: Sequence[str]) -> list[tuple[str, float]]:
+def statistics_moves(problem: Settings, predicted: Sequence[str]) -> list[tuple[str, float]]:
     """Each running statistic that a batch updates, and its momentum, in order.
 
     A statistic of a layer that is used twice occurs twice. With the shares of :class:`Modes`, running ←
     momentum · running + share gives the same bits as the graph that updates the statistics itself.
     """
     out: list[tuple[str, float]] = []
-    for node in settings.model.ancestors(predicted):
-        if node.op_type != "BatchNormalization" or not trains_statistics(settings, node):
+    for node in problem.model.ancestors(predicted):
+        if node.op_type != "BatchNormalization" or not trains_statistics(problem, node):
             continue
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        momentum = float(attributes.get("momentum", 0.9))
+        momentum = float(settings(node).get("momentum", 0.9))
         out += [(name, momentum) for name in node.input[3:5]]
     return out
 
@@ -349,31 +349,31 @@ def rewrite_for_inference(
     if node.op_type == "Dropout":
         assert inputs[0] is not None
         return _identity(trace, node, inputs[0])
-    settings = {a.name: a for a in node.attribute}
-    if node.op_type == "BatchNormalization" and "training_mode" in settings:
-        del settings["training_mode"]
-        y = trace.node(node.op_type, inputs, settings, name=node.name)
+    attributes = {a.name: a for a in node.attribute}
+    if node.op_type == "BatchNormalization" and "training_mode" in attributes:
+        del attributes["training_mode"]
+        y = trace.node(node.op_type, inputs, attributes, name=node.name)
         statistics = [i for i in inputs[3:5] if i is not None]  # the standard requires both
         return (*y, *statistics)[: len(node.output)]
     return None
 
 
-def running_statistics(settings: Settings, predicted: Sequence[str]) -> tuple[str, ...]:
+def running_statistics(problem: Settings, predicted: Sequence[str]) -> tuple[str, ...]:
     """The tensors that training updates besides the parameters: the statistics of BatchNormalization.
 
     Those that are updated from a later epoch on are among them.
     """
-    nodes = normalized_by_batch(settings, predicted)
+    nodes = normalized_by_batch(problem, predicted)
     names = dict.fromkeys(name for node in nodes for name in node.input[3:5])
     own = {node.output[0] for node in nodes}
     elsewhere: set[str] = set()
-    for node in settings.model.ancestors(predicted):
+    for node in problem.model.ancestors(predicted):
         if node.op_type != "Identity":  # a copy has separate values
             elsewhere.update(node.input[:3] if node.output[0] in own else node.input)
     if merged := sorted(elsewhere & set(names)):
         without = ", ".join(repr(f"!{name}") for name in merged)
         raise ModelError(
-            f"{settings.model.label}: {', '.join(map(repr, merged))} are running statistics of "
+            f"{problem.model.label}: {', '.join(map(repr, merged))} are running statistics of "
             "BatchNormalization and also weights: the exporter merged equal tensors. Export the model "
             "again without merging (torch.onnx.export(…, optimize=False), or after a few steps of "
             f"training), or train with batch_norm='freeze' and params=[{without}]"

@@ -24,6 +24,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper
 
+from ortflex_core.compiler.graph.protos import copied
 from ortflex_core.compiler.onnx_files import model_file, vetting
 from ortflex_core.compiler.onnx_files.external_data import DataFiles, is_outside
 from ortflex_core.compiler.onnx_files.half_floats import rounded
@@ -96,8 +97,7 @@ def write(
     if not external:
         write_bytes(path, inline_tensors(model, files, state).SerializeToString())
         return model
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     try:
         with _alone(path), staging(path) as folder:
             _write_pair(copy, path, folder, external, files, state)

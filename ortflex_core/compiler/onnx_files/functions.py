@@ -14,6 +14,7 @@ import onnx.inliner
 from onnx import ModelProto, NodeProto
 
 from ortflex_core.compiler.graph.nodes import reads
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.graph.subgraphs import all_nodes
 from ortflex_core.kernel.errors import ModelError
 
@@ -72,18 +73,15 @@ def in_order(proto: ModelProto) -> ModelProto:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
         return proto
-    out = ModelProto()
-    out.CopyFrom(proto)
-    del out.graph.node[:]
-    out.graph.node.extend(nodes[k] for k in order)
+    out = copied(proto)
+    refill(out.graph.node, [nodes[k] for k in order])
     return out
 
 
 def _of_one_opset(proto: ModelProto) -> ModelProto:
     """A copy whose functions have the model's opset, if their operators mean the same in it."""
     opset = next((o.version for o in proto.opset_import if o.domain in _STANDARD), 0)
-    same = ModelProto()
-    same.CopyFrom(proto)
+    same = copied(proto)
     for function in same.functions:
         nodes = list(all_nodes(function.node))
         for own in function.opset_import:

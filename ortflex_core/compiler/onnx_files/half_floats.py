@@ -15,6 +15,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
 from ortflex_core.compiler.graph.program import fresh_name
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.graph.subgraphs import all_graphs
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Array, dtype_name, numpy_dtype
@@ -51,8 +52,7 @@ def raise_to_float32(model: ModelProto, types: Sequence[int]) -> ModelProto:
     """
     if not types:
         return model
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     casts = _roundings(out)
     for graph in all_graphs(out.graph):
         for tensor in graph.initializer:
@@ -107,9 +107,8 @@ def give_types_of(source: ModelProto, model: ModelProto) -> None:
             )
             casts[k].append(helper.make_node("Cast", pair[:1], pair[1:], f"{inner}/Cast", to=to))
             value.type.tensor_type.elem_type = kind
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend([*casts[0], *copies, *casts[1]])
+    del graph.value_info[:]
+    refill(graph.node, [*casts[0], *graph.node, *casts[1]])
 
 
 def _read_instead(graph: GraphProto, old: str, new: str) -> None:

@@ -18,6 +18,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.graph.nodes import constants
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.onnx_files.vetting import spec_bytes
 from ortflex_core.kernel.types import TensorSpec
@@ -41,8 +42,7 @@ def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> M
 
     ``most`` is the largest number of bytes of a loop in training, if more than 1 GiB.
     """
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     _Bounds(values, max(KEPT, most)).graph(out.graph, {}, 1)
     return out
 
@@ -57,8 +57,7 @@ def unbounded(model: ModelProto) -> ModelProto:
                 for inner in added:
                     body.node.remove(inner)
                 kept = [t for t in body.initializer if not t.name.startswith(_OURS)]
-                del body.initializer[:]
-                body.initializer.extend(kept)
+                refill(body.initializer, kept)
     return model
 
 

@@ -22,6 +22,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper
 
+from ortflex_core.compiler.graph.protos import copied
 from ortflex_core.compiler.onnx_files import external_data, half_floats, vetting, wire_format
 from ortflex_core.compiler.onnx_files.external_data import DataFiles
 from ortflex_core.kernel.errors import ModelError
@@ -259,8 +260,7 @@ def skeleton(model: ModelProto) -> ModelProto:
 
 def with_tensors(bare: ModelProto, model: ModelProto) -> ModelProto:
     """A copy of a skeleton's graph with the large tensors of ``model`` back in their place."""
-    out = ModelProto()
-    out.CopyFrom(bare)
+    out = copied(bare)
     names = {t.name for t in out.graph.initializer}
     missing = [t for t in model.graph.initializer if t.name not in names]
     out.graph.initializer.extend(missing)

@@ -17,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from ortflex_core.compiler.graph.control_flow import constant_of, prefix_names, trace_node
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.program import build
-from ortflex_core.compiler.graph.protos import node_label, opsets_of, plain_domain
+from ortflex_core.compiler.graph.protos import copied, node_label, opsets_of, plain_domain, refill
 from ortflex_core.compiler.graph.schemas import schema
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.opsets.decomposition_table import Call, Decomposition
@@ -88,8 +88,7 @@ def decompose(
     if not any(_outside(node, opsets.get("", 0)) for node in all_nodes(model.graph.node)):
         return model, Decomposed()
     work = _Work(Plugins.given(plugins), ruled, opsets, formulas)
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     work.replace(out.graph, {}, large or {})
     return (out if work.result.reasons or work.result.typed else model), work.result
 
@@ -111,8 +110,7 @@ def mark(model: ModelProto, plugins: Plugins | Formulas | None) -> ModelProto:
     unknown = {name for name in unknown if ("", name) in formulas}
     if not unknown:
         return model
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     for node in all_nodes(out.graph.node):
         if not plain_domain(node.domain) and node.op_type in unknown:
             node.domain = APART
@@ -122,8 +120,7 @@ def mark(model: ModelProto, plugins: Plugins | Formulas | None) -> ModelProto:
 
 def unmark(model: ModelProto) -> ModelProto:
     """A copy of a model without the changes of :func:`mark`."""
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     for node in all_nodes(out.graph.node):
         if node.domain == APART:
             node.domain = ""
@@ -239,8 +236,7 @@ class _Work:
                     if types and not made and declared[name][0] == 0:
                         self._declare(graph, name, dtype, shape)
                     values[name] = trace.input(f"value/{name}", dtype, shape)
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, nodes)
 
     def _decomposed(
         self, node: NodeProto, values: Mapping[str, Tensor], constants: Mapping[str, Array]

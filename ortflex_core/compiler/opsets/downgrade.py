@@ -24,7 +24,7 @@ from onnx import (
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.graph.program import ir_for
-from ortflex_core.compiler.graph.protos import opsets_of, plain_domain
+from ortflex_core.compiler.graph.protos import copied, opsets_of, plain_domain, refill
 from ortflex_core.compiler.graph.schemas import ELEMENT_TYPES, Schema, schema
 from ortflex_core.compiler.graph.subgraphs import all_nodes
 from ortflex_core.compiler.opsets import function_bodies
@@ -52,8 +52,7 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
     known, opset = onnx.defs.onnx_opset_version(), _opset(model)
     if opset > known:
         return None, f"the installed onnx {onnx.__version__} has opsets up to {known}"
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     if opset > newest:
         types = _types(out, label)
         for _ in range(_DEEPEST):
@@ -93,8 +92,7 @@ def readable(model: ModelProto, label: str) -> tuple[ModelProto, str]:
         model = converted or model
     if not reason and model.ir_version > runtime.max_ir:
         # A new IR version adds element types, which operators must accept, too.
-        copy = ModelProto()
-        copy.CopyFrom(model)
+        copy = copied(model)
         copy.ir_version = min(ir_for(_opset(model)), runtime.max_ir)
         model = copy
     return model, reason
@@ -248,8 +246,7 @@ def _trim(graph: GraphProto, opset: int, newest: int) -> None:
         if old is not None and old != schema(node.op_type, opset, ""):
             kept = [a for a in node.attribute if a.name in old.attributes]
             if len(kept) < len(node.attribute):
-                del node.attribute[:]
-                node.attribute.extend(kept)
+                refill(node.attribute, kept)
 
 
 def _rounds_up(node: NodeProto, types: Types) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from ortflex_core.compiler.graph.protos import copied
 from ortflex_core.compiler.onnx_files import loop_bounds
 from ortflex_core.compiler.opsets import downgrade
 from ortflex_core.compiler.runtime.session import cpu_session
@@ -75,8 +76,7 @@ class Runner:
         self._large = dict(large)
         model, _ = downgrade.readable(model, "the model")
         if loop_bounds.within(model):
-            guarded = ModelProto()
-            guarded.CopyFrom(model)
+            guarded = copied(model)
             loop_bounds.limit_growth(guarded)
             model = guarded
         try:

@@ -25,6 +25,7 @@ from onnx import (
 from ortflex_core.compiler.graph import schemas, sequences
 from ortflex_core.compiler.graph.control_flow import replay
 from ortflex_core.compiler.graph.ops import Node, Tensor, Trace
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.kernel.errors import GraphError
 
@@ -69,9 +70,7 @@ def inline_domain(model: ModelProto, domain: str) -> ModelProto:
     """The model with the calls of its functions replaced by their bodies, which are all in ``domain``."""
     model.opset_import.append(helper.make_opsetid(domain, 1))
     inlined = onnx.inliner.inline_local_functions(model)
-    imports = [entry for entry in inlined.opset_import if entry.domain != domain]
-    del inlined.opset_import[:]
-    inlined.opset_import.extend(imports)
+    refill(inlined.opset_import, [o for o in inlined.opset_import if o.domain != domain])
     return inlined
 
 
@@ -183,12 +182,10 @@ def _bind(nodes: Iterable[NodeProto], values: Mapping[str, AttributeProto]) -> N
             name = attribute.ref_attr_name
             if name and name not in values:
                 continue
-            bound = AttributeProto()
-            bound.CopyFrom(values[name] if name else attribute)
+            bound = copied(values[name] if name else attribute)
             bound.name = attribute.name
             kept.append(bound)
-        del node.attribute[:]
-        node.attribute.extend(kept)
+        refill(node.attribute, kept)
         for graph in subgraphs_of(node):
             _bind(graph.node, values)
 

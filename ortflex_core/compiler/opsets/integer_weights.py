@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import attrs
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from ortflex_core.compiler.graph.nodes import plain_domain, reads
+from ortflex_core.compiler.graph.nodes import plain_domain, readers_of
 from ortflex_core.compiler.graph.program import fresh_name
+from ortflex_core.compiler.graph.protos import copied, refill
 
 _PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 _MOVES = ("Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
@@ -36,8 +37,7 @@ def dequantized(
     found = {node.op_type for node in graph.node if not plain_domain(node.domain)}
     if not (found & _PRODUCTS.keys() or (found & {*_MOVES} and "DequantizeLinear" in found)):
         return model, {}
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = copied(model)
     work = _Work(out.graph, known)
     work.products()
     work.moves()
@@ -69,22 +69,13 @@ class _Work:
         self._index()
 
     def _index(self) -> None:
-        self.readers: dict[str, list[NodeProto]] = {}
-        for node in self.graph.node:
-            for name in dict.fromkeys(reads(node)):
-                self.readers.setdefault(name, []).append(node)
+        self.readers = readers_of(self.graph.node)
         self.producers = {o: node for node in self.graph.node for o in node.output if o}
 
     def _replace(self, new: Mapping[int, list[NodeProto]], gone: set[int]) -> None:
         """Put nodes in the places of others, by their identity, and remove nodes."""
-        nodes = [
-            NodeProto.FromString(made.SerializeToString())
-            for node in self.graph.node
-            if id(node) not in gone
-            for made in new.get(id(node), [node])
-        ]
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
+        kept = [node for node in self.graph.node if id(node) not in gone]
+        refill(self.graph.node, [made for node in kept for made in new.get(id(node), [node])])
         self._index()
 
     # ------------------------------------------------------------------ products
@@ -126,11 +117,7 @@ class _Work:
             if reader.op_type == "Cast" and not factors and name == node.output[0]:
                 if helper.get_node_attr_value(reader, "to") != TensorProto.FLOAT:
                     return None
-            elif (
-                reader.op_type == "Mul"
-                and name != node.output[0]
-                and reader.input[0] != reader.input[1]
-            ):
+            elif reader.op_type == "Mul" and name != node.output[0] and len({*reader.input}) > 1:
                 (other,) = [i for i in reader.input if i != name]
                 factors += self._factors(other, data)
             else:
@@ -184,20 +171,16 @@ class _Work:
         if self.shapes[scaled.own] not in ((), (1,)):
             nodes[1].attribute.append(helper.make_attribute("axis", axis))
         nodes[2].attribute.extend(node.attribute)
-        copy = NodeProto.FromString(node.SerializeToString())
+        copy = copied(node)
         self.origins.update((new.output[0], copy) for new in nodes)
         return nodes
 
     def _remove_unread(self) -> None:
         """Remove the products of scales that nothing reads any more."""
-        dead = [
-            node
-            for node in self.graph.node
-            if node.op_type == "Mul"
-            and not any(o in self.readers or o in self.outputs for o in node.output)
-        ]
-        if dead:
-            self._replace({}, set(map(id, dead)))
+        products = [node for node in self.graph.node if node.op_type == "Mul"]
+        read = self.readers.keys() | self.outputs
+        if dead := {id(node) for node in products if read.isdisjoint(node.output)}:
+            self._replace({}, dead)
 
     # ------------------------------------------------------------------ moved integers
 
@@ -210,13 +193,13 @@ class _Work:
             before = helper.make_node(
                 "DequantizeLinear", [mover.input[0], *first.input[1:]], [real], real
             )
-            after = NodeProto.FromString(mover.SerializeToString())
+            after = copied(mover)
             after.input[0], after.output[0] = real, first.output[0]
             copies = [
                 helper.make_node("Identity", first.output[:1], other.output, other.name)
                 for other in readers[1:]
             ]
-            origin = NodeProto.FromString(mover.SerializeToString())
+            origin = copied(mover)
             self.origins.update(
                 (n.output[0], self.origins.get(mover.output[0], origin)) for n in (before, after)
             )

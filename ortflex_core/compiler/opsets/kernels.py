@@ -11,7 +11,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, Va
 
 from ortflex_core.compiler.graph.bounded_inference import infer_shapes
 from ortflex_core.compiler.graph.program import ir_for
-from ortflex_core.compiler.graph.protos import node_label, opsets_of, plain_domain
+from ortflex_core.compiler.graph.protos import copied, node_label, opsets_of, plain_domain, refill
 from ortflex_core.compiler.graph.schemas import schema
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.opsets import function_bodies
@@ -51,8 +51,7 @@ def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, d
     typed.functions.extend(functions.values())
     inlined = function_bodies.inline_domain(typed, _DOMAIN)
     # These inferred types may be less precise than the types that are inferred elsewhere.
-    del inlined.graph.value_info[:]
-    inlined.graph.value_info.extend(model.graph.value_info)
+    refill(inlined.graph.value_info, model.graph.value_info)
     return inlined, reasons
 
 
@@ -120,16 +119,14 @@ def _explain_refusal(node: NodeProto, types: list[TypeProto | None], written: in
         return f"the installed onnxruntime reads opset {written}, which does not have it yet"
     if _computes_differently(node):
         return "onnxruntime computes this form of it differently from the standard"
-    alone = NodeProto()
-    alone.CopyFrom(node)
+    alone = copied(node)
     alone.name = ""
     alone.input[:] = [f"i{k}" if name else "" for k, name in enumerate(node.input)]
     alone.output[:] = [f"o{k}" if name else "" for k, name in enumerate(node.output)]
     graph = GraphProto(name="alone", node=[alone])
     for name, kind in zip(alone.input, types, strict=True):
         if name and kind is not None:
-            bare = TypeProto()
-            bare.CopyFrom(kind)
+            bare = copied(kind)
             for size in bare.tensor_type.shape.dim:
                 size.Clear()
             graph.input.append(ValueInfoProto(name=name, type=bare))

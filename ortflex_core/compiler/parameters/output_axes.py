@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
+from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.compiler.model.model import Model
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
@@ -34,7 +34,7 @@ def output_axes(model: Model, names: Iterable[str]) -> dict[str, Axes]:
             origins[node.output[0]] = source
         elif source is not None and node.op_type == "Transpose":
             name, axes = source
-            order = _settings(node).get("perm", range(len(axes))[::-1])
+            order = settings(node).get("perm", range(len(axes))[::-1])
             origins[node.output[0]] = name, tuple(axes[k] for k in order)
         for place, tensor in enumerate(node.input[:3]):
             if tensor in origins:
@@ -51,13 +51,9 @@ def _kept(node: NodeProto, place: int, rank: int) -> Iterator[Axes]:
         summed = rank - 1 if place == 0 else rank - 2
         yield tuple(k for k in range(rank) if k != summed)
     elif operator == "Gemm" and place < 2:
-        turned = bool(_settings(node).get("transB" if place else "transA", 0))
+        turned = bool(settings(node).get("transB" if place else "transA", 0))
         yield (int(turned != bool(place)),)
     elif operator in ("Conv", "ConvTranspose") and place == 1:
         yield (int(operator == "ConvTranspose"),)
     elif operator in _RECURRENT and place in (1, 2):
         yield (0, 1)
-
-
-def _settings(node: NodeProto) -> Mapping[str, Any]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}

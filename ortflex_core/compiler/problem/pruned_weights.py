@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from onnx import NodeProto
 
-from ortflex_core.compiler.graph.nodes import reads
+from ortflex_core.compiler.graph.nodes import readers_of
 from ortflex_core.compiler.model.editor import Editor
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters.module_paths import Paths
@@ -47,22 +47,20 @@ def place_prunings(
 def _placed(term: ConstraintTerm, pruning: Pruning, model: Model, paths: Paths) -> PruningTerm:
     label = f"constraint {pruning.name!r}"
     own = [n for n in term.parameters if n not in model.attached]
-    named = _matching(pruning, term.parameters, paths) if pruning.params else []
+    patterns, where = dict.fromkeys(pruning.params), "constraint.params"
+    named = list(matching(patterns, term.parameters, where, paths=paths)) if patterns else []
     if (term.parameters and not own) or not set(named) <= set(own):
         raise ConfigError(
-            [
-                f"{label}: the matrices of adapters cannot be sparse: their product is dense, and one of "
-                "them is zero at the start, so it would stay zero; train the model's own weights, without "
-                "adapters="
-            ]
+            f"{label}: the matrices of adapters cannot be sparse: their product is dense, and one of "
+            "them is zero at the start, so it would stay zero; train the model's own weights, without "
+            "adapters="
         )
     axes = output_axes(model, own)
     last = _before_outputs(model, own, axes) if pruning.whole_channels else set()
     refused: dict[str, str] = {}
     targets = []
     for name in named or [n for n in own if n in axes]:
-        shape = model.initializer(name).shape
-        why = pruning.refusal(shape, axes.get(name, ()))
+        why = pruning.refusal(model.initializer(name).shape, axes.get(name, ()))
         if not why and name in last and not named:
             why = "its channels are outputs of the model"
         if why:
@@ -77,7 +75,7 @@ def _placed(term: ConstraintTerm, pruning: Pruning, model: Model, paths: Paths) 
     if not targets:
         why = "; ".join(notes) or "no trained weight belongs to a product or convolution"
         raise ConfigError(
-            [f"{label}: there is no weight to make sparse: {why}; name some with params="]
+            f"{label}: there is no weight to make sparse: {why}; name some with params="
         )
     followers: dict[str, Follower] = {}
     together: tuple[tuple[str, ...], ...] = ()
@@ -100,14 +98,9 @@ def _placed(term: ConstraintTerm, pruning: Pruning, model: Model, paths: Paths) 
     )
 
 
-def _matching(pruning: Pruning, names: Sequence[str], paths: Paths) -> list[str]:
-    patterns = dict.fromkeys(pruning.params, None)
-    return list(matching(patterns, names, "constraint.params", paths=paths))
-
-
 def _before_outputs(model: Model, names: Sequence[str], axes: Mapping[str, object]) -> set[str]:
     """The weights whose channels reach an output of the model without another weight's product."""
-    readers = _readers(model)
+    readers = readers_of(model.internal.graph.node)
     outputs = {output.name for output in model.outputs}
     weights = {t for name in axes for t in _forms(name, readers)}
     found = set()
@@ -127,15 +120,6 @@ def _before_outputs(model: Model, names: Sequence[str], axes: Mapping[str, objec
     return found
 
 
-def _readers(model: Model) -> dict[str, list[NodeProto]]:
-    """The nodes that read each tensor."""
-    readers: dict[str, list[NodeProto]] = {}
-    for node in model.internal.graph.node:
-        for name in dict.fromkeys(reads(node)):
-            readers.setdefault(name, []).append(node)
-    return readers
-
-
 def _forms(weight: str, readers: Mapping[str, list[NodeProto]]) -> Iterator[str]:
     """A weight, and the same transposed or rounded."""
     yield weight
@@ -151,7 +135,7 @@ def _followers(
 
     A vector that several nodes read, or that belongs to several weights, is left out.
     """
-    readers = _readers(model)
+    readers = readers_of(model.internal.graph.node)
     found: dict[str, list[Follower]] = {}
     for weight, channel in channels.items():
         size = (model.initializers[weight].shape or ())[channel]

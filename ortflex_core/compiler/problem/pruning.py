@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.kernel.component import is_count, is_number, number, setting
-from ortflex_core.kernel.errors import ConfigError, short_repr
+from ortflex_core.kernel.component import is_count, is_number, listed, number, satisfying, setting
+from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.protocols.constraint import Constraint
 from ortflex_core.kernel.types import Array
 
@@ -23,32 +23,19 @@ _CHANGES = 20
 """The number of changes of the share, if ``every`` does not say it."""
 
 
-def _moment(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _is_moment(value: Any) -> bool:
     share = isinstance(value, float) and is_number(value) and 0 <= value <= 1
-    if not (share or (isinstance(value, int) and is_count(value, 0))):
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(
-            f"{where} must be a number of steps (an integer >= 0) or a share of the run (a float "
-            f"from 0.0 to 1.0), got {short_repr(value)}"
-        )
+    return share or (isinstance(value, int) and is_count(value, 0))
 
 
-def _count_or_zero(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not is_count(value, 0):
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(f"{where} must be an integer >= 0, got {short_repr(value)}")
+_moment = satisfying(
+    "must be a number of steps (an integer >= 0) or a share of the run (a float from 0.0 to 1.0)",
+    _is_moment,
+)
 
 
-def _names(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(name, str) and name for name in value):
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise TypeError(f"{where} must be a list of names and globs, got {short_repr(value)}")
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, Sequence) else value
+def _are_names(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) and name for name in value)
 
 
 @attrs.frozen(kw_only=True)
@@ -71,8 +58,8 @@ class Pruning(Constraint, abc.ABC):
 
     params: tuple[str, ...] = setting(
         default=(),
-        converter=_listed,
-        validator=_names,
+        converter=listed,
+        validator=satisfying("must be a list of names and globs", _are_names, TypeError),
         help="names and globs of the weights to prune; by default, the weights of matrix products, "
         "convolutions and recurrent layers, except biases",
     )
@@ -91,7 +78,7 @@ class Pruning(Constraint, abc.ABC):
     )
     every: int = setting(
         default=0,
-        validator=_count_or_zero,
+        validator=satisfying("must be an integer >= 0", lambda v: is_count(v, 0)),
         help="the number of steps between two changes to the share; with 0, the share changes twenty times "
         "between ``begin`` and ``end``",
     )

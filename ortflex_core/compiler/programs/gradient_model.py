@@ -12,6 +12,7 @@ from ortflex_core.compiler.autodiff.families import load_rules
 from ortflex_core.compiler.autodiff.reverse import gradients
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name
+from ortflex_core.compiler.graph.protos import refill
 from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.programs import rebuild
@@ -165,5 +166,4 @@ def _complete(
         if value.name not in promised:
             array = model.initializer(value.name)
             graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
-    del graph.input[:]
-    graph.input.extend(spec.to_proto() for spec in infos)
+    refill(graph.input, map(TensorSpec.to_proto, infos))

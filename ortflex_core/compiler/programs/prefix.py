@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import attrs
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import NodeProto, TensorProto
 
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.training_mode import (
@@ -267,8 +268,7 @@ def _without(model: Model, columns: Sequence[TensorSpec], moved: frozenset[str])
     rest = copy.copy(model)
     given = {spec.name for spec in columns}
     available = given | set(model.initializers)
-    internal = ModelProto()
-    internal.CopyFrom(model.internal)
+    internal = copied(model.internal)
     del internal.graph.node[:]
     for node in model.internal.graph.node:
         ends = not given.isdisjoint(node.output) and moved.isdisjoint(node.output)
@@ -276,8 +276,7 @@ def _without(model: Model, columns: Sequence[TensorSpec], moved: frozenset[str])
             available.update(o for o in node.output if o)
             internal.graph.node.append(node)
     own = [i for i in internal.graph.input if i.name in model.initializers]
-    del internal.graph.input[:]
-    internal.graph.input.extend([*(spec.to_proto() for spec in columns), *own])
+    refill(internal.graph.input, [*(spec.to_proto() for spec in columns), *own])
     rest.internal = internal
     rest.producers = {o: n for n in internal.graph.node for o in n.output if o}
     rest.inputs = tuple(columns)

@@ -20,6 +20,7 @@ import attrs
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
+from ortflex_core.compiler.graph.protos import refill
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.runtime import liveness, recompute
 from ortflex_core.kernel.errors import GraphError
@@ -84,10 +85,7 @@ def plan_memory(
             specs[name] = attrs.evolve(spec, name=name)
     bound = {o.name for o in graph.output}
     block, places = place_tensors(nodes, specs, bound, least)
-    ordered = ModelProto()
-    ordered.graph.node.extend(nodes)
-    del graph.node[:]
-    graph.node.extend(ordered.graph.node)
+    refill(graph.node, nodes)
     graph.output.extend(spec.to_proto() for spec in places)
     return Schedule(model, sizes, block, places, in_place=True)
 

@@ -24,8 +24,10 @@ from itertools import accumulate
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from ortflex_core.compiler.graph.nodes import readers_of
 from ortflex_core.compiler.graph.ops import RANDOM
 from ortflex_core.compiler.graph.program import Program, Recompute
+from ortflex_core.compiler.graph.protos import refill
 from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.runtime import liveness
 from ortflex_core.compiler.runtime.liveness import Node, Step
@@ -163,9 +165,7 @@ def apply(
         size = liveness.peak_size(nodes, with_copies(sizes, nodes), bound)
         if size < _GAIN * least:
             best, least = nodes, size
-    made = [node.to_proto() for node in best]
-    del graph.node[:]
-    graph.node.extend(made)
+    refill(graph.node, [node.to_proto() for node in best])
     return model
 
 
@@ -209,10 +209,7 @@ def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
     onnxruntime does so, too, in graphs that are not too large for its optimizer.
     """
     nodes = model.graph.node
-    readers: dict[str, list[NodeProto]] = {}
-    for node in nodes:
-        for name in liveness.reads(node):
-            readers.setdefault(name, []).append(node)
+    readers = readers_of(nodes)
     bound = {o.name for o in model.graph.output}
     turned = {}
     for node in nodes:
@@ -232,9 +229,7 @@ def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
             node.op_type, node.domain = "FusedMatMul", "com.microsoft"
             node.input[1] = turned[node.input[1]]
             node.attribute.append(helper.make_attribute("transB", 1))
-    kept = [node for node in nodes if node.output[0] not in turned]
-    del nodes[:]
-    nodes.extend(kept)
+    refill(nodes, [node for node in nodes if node.output[0] not in turned])
     if all(o.domain != "com.microsoft" for o in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 

@@ -23,6 +23,7 @@ import onnx
 
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.graph.protos import copied
 from ortflex_core.compiler.runtime import liveness, memory_limits, recompute
 from ortflex_core.compiler.runtime.installation import version_tuple
 from ortflex_core.compiler.runtime.memory_plan import Schedule, plan_memory
@@ -336,8 +337,7 @@ def _read_specs(model: onnx.ModelProto, options: Any, device: Device) -> dict[st
     """Types and shapes of the tensors that nodes compute, as onnxruntime infers them, where known."""
     import onnxruntime
 
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
+    probe = copied(model)
     known = {o.name for o in probe.graph.output}
     names = {name for node in probe.graph.node for name in node.output if name} - known
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
