@@ -39,7 +39,7 @@ def cases(planted: Iterable[Planted]) -> Any:
 def called(kit: Any, check: str, component: Any, known: Mapping[str, Any]) -> None:
     """Call one check of a kit with what stands for its fixtures."""
     method = getattr(kit(), check)
-    given = {"component": component, "here": component, **known}
+    given = {"component": component, "here": component, "compared": known.get("reference"), **known}
     method(**{name: given[name] for name in inspect.signature(method).parameters})
 
 

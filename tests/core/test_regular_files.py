@@ -82,7 +82,6 @@ ALLOWED = {
     "ortflex_core.compiler.onnx_files.external_data._File.array": ("mmap", GIVEN),
     "ortflex_core.compiler.onnx_files.external_data._File.release": ("mmap", GIVEN),
     "ortflex_core.kernel.synonyms.names_elsewhere": ("read_text", PART),
-    "ortflex_core.testing.edit.run": ("InferenceSession", GIVEN),
     "ortflex_core.training.data.column_files.ColumnFiles.making": ("open memmap", OWN),
     "ortflex_core.training.data.column_files._mapped": (
         "memmap",
