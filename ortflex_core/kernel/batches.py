@@ -21,13 +21,10 @@ Following = Callable[[], np.random.Generator | None]
 class Epoch:
     """One epoch of a source, and the form of its batches.
 
-    Attributes:
-        rng: shuffles the rows; None keeps their order.
-        at_once: the number of batches in a group, which have the same size. Batches that fill no
-            group are single.
-        start: the number of batches that are left out at the beginning.
-        number: the number of the epoch, from 0.
-        following: given if another epoch follows, so that a source can read ahead.
+    ``rng`` shuffles the rows; None keeps their order. Batches are in groups of ``at_once`` with the same
+    size; those that fill no group are single. ``start`` batches are left out at the beginning. The
+    ``number`` counts from 0; ``following`` is given if another epoch follows, so that a source can read
+    ahead.
     """
 
     rng: np.random.Generator | None = None
@@ -180,12 +177,9 @@ class Source(Protocol):
 class ArrayBatches:
     """Batches of columns in memory (or mapped into it), shuffled without replacement.
 
-    Args:
-        columns: checked columns by graph input.
-        denominators: per loss term, one number for all rows, or an array with one number per row.
-        batch_size: rows per batch; the last one may be shorter.
-        drop_last: leave out a last batch that is shorter; ``rows`` are those of an epoch.
-        origin: the columns that identify the data in a checkpoint, if the others are computed from them.
+    The columns are checked. A denominator is one number for all rows, or an array with one per row.
+    ``drop_last`` leaves out a last batch that is shorter; ``rows`` are those of an epoch. ``origin`` are
+    the columns that identify the data in a checkpoint, if the others are computed from them.
     """
 
     def __init__(

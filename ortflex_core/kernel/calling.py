@@ -42,12 +42,7 @@ def whose(component: object) -> str:
 
 @contextmanager
 def calling(component: object, method: str) -> Iterator[None]:
-    """Turn exceptions of a component's code into errors that name the component and its owner.
-
-    Raises:
-        BrokenPlugin: it raises any exception that is not an error of ortflex.
-        GraphError: its formula is ill-formed.
-    """
+    """Name a component and its owner in errors of its code: BrokenPlugin, or GraphError for its formula."""
     try:
         with traced(method, lambda: whose(component)):
             yield
@@ -65,12 +60,7 @@ def calling(component: object, method: str) -> Iterator[None]:
 
 
 def checked_rate(schedule: Schedule, base: float, progress: Progress) -> float:
-    """The learning rate of the step that comes after ``progress``.
-
-    Raises:
-        ConfigError: it is negative or not finite.
-        BrokenPlugin: the schedule fails, or returns something other than a number.
-    """
+    """The learning rate of the step that comes after ``progress``: a finite number that is not negative."""
     try:
         value = schedule.rate(base, progress)
         good = math.isfinite(value) and value >= 0

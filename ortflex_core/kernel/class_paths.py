@@ -39,13 +39,10 @@ def is_class_path(text: object) -> bool:
 
 
 def with_name(spec: Any) -> Any:
-    """A table with the key ``target`` as one with the key ``name``, at any depth.
+    """A table with the key ``target`` as one with the key ``name``, at any depth; not with both.
 
     >>> with_name({"target": "my_module:MyLoss", "factor": 2})
     {'name': 'my_module:MyLoss', 'factor': 2}
-
-    Raises:
-        ConfigError: a table has both keys.
     """
     if isinstance(spec, list | tuple) and type(spec) in (list, tuple):
         return type(spec)(with_name(part) for part in spec)
@@ -95,10 +92,9 @@ def target(path: str) -> str:
 class DataFile:
     """A file that is data: its names select installed plugins only.
 
-    Attributes:
-        label: the file in a sentence: ``the checkpoint 'runs/1'``.
-        way_out: how a caller passes an object instead; ``{key}`` stands for the key.
-        passed: the class paths, and the folders of plugins, that the caller gave.
+    ``label`` is the file in a sentence: ``the checkpoint 'runs/1'``; ``way_out`` how a caller passes an
+    object instead, with ``{key}`` for the key; ``passed`` are the class paths, and the folders of plugins,
+    that the caller gave.
     """
 
     label: str

@@ -30,11 +30,7 @@ _SEQUENCES = (tuple, list, Sequence, Iterable)
 
 
 def structure(cls: type, parameters: Mapping[str, Any], path: str, plugins: Plugins) -> Any:
-    """Build ``cls`` from a mapping of its parameters.
-
-    Raises:
-        ConfigError: one line per problem: ``optimizer.bta1: unknown parameter; did you mean …``.
-    """
+    """Build ``cls`` from a mapping; one line per error: ``optimizer.bta1: unknown parameter``."""
     if not attrs.has(cls):
         # A callback may be any class; its constructor checks its own arguments.
         try:

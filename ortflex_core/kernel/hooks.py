@@ -332,10 +332,8 @@ class HookCall:
     Without wrappers it calls the functions itself, which takes a fifth of pluggy's time: a hook may be
     called after every step. An error names its callback in a note, if no wrapper hides which it is. Its
     traceback has no frames of pluggy: they refer to the exception, so that it and the Trainer would wait
-    for the cyclic collector; and they say nothing that an author can use.
-
-    Attributes:
-        takes: the names of the arguments that the implementations have.
+    for the cyclic collector; and they say nothing that an author can use. ``takes`` are the names of the
+    arguments that the implementations have.
     """
 
     def __init__(

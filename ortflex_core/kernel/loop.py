@@ -47,12 +47,7 @@ _OTHER_SIZE = (
 
 
 class Loop:
-    """One run, from its first step to its last epoch.
-
-    Attributes:
-        records: the finished lines of the History, one per epoch.
-        interrupted: whether Ctrl-C ended the run.
-    """
+    """One run, from its first step to its last epoch; ``interrupted`` by Ctrl-C or not."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
@@ -161,12 +156,7 @@ class Loop:
         return self._stop or self.progress.epoch >= self.plan.epochs
 
     def run(self) -> None:
-        """Train.
-
-        Raises:
-            TrainingDiverged: a loss or a weight is not finite; the engine has the last good state.
-            ConfigError: the schedule gave a negative or non-finite rate.
-        """
+        """Train. If a loss or a weight is not finite, the engine has the last good state."""
         plan = self.plan
         interrupts = self._interrupts
         failed = False

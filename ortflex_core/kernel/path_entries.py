@@ -57,12 +57,7 @@ class PathEntry(Entry):
         return f"Correct {self.distribution}"
 
     def load(self) -> Any:
-        """Import the class.
-
-        Raises:
-            PluginError: there is no such module, or no such class in it.
-            BrokenPlugin: the module raises an error.
-        """
+        """Import the class."""
         module = _import_code(self.distribution, self.described)
         cls: Any = module
         name = self.target.rpartition(":")[2]
@@ -99,11 +94,7 @@ def path_entry(kind: str, path: str, name: str = "") -> PathEntry:
 def in_folder(folder: Path, kinds: Kinds) -> Iterator[PathEntry]:
     """The components in the files of a folder: classes of a kind that have a ``name``.
 
-    Files whose names begin with ``_`` are left out; the others are imported.
-
-    Raises:
-        ConfigError: the folder does not exist or has no such class.
-        BrokenPlugin: a file raises an error.
+    Files whose names begin with ``_`` are left out; the others are imported. One class must be found.
     """
     if not folder.is_dir():
         raise ConfigError(f"plugins: the folder {str(folder)!r} does not exist")

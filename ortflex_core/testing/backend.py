@@ -238,9 +238,7 @@ class BackendKit(RuntimeKit):
 def check_program(backend: Backend, network: str, optimizer: str, loss: str) -> None:
     """Compare the steps of a network with an optimizer and a loss with float64.
 
-    Raises:
-        AssertionError: what differs, or what was raised.
-        Unsupported: the backend refuses them, without further features, too.
+    Unsupported: the backend refuses them, without further features, too.
     """
     try:
         check_composition(backend, step_programs.draw(network, optimizer, loss))
@@ -249,12 +247,7 @@ def check_program(backend: Backend, network: str, optimizer: str, loss: str) -> 
 
 
 def check_composition(backend: Backend, made: compositions.Composition) -> None:
-    """Compare single steps with float64, then a whole training.
-
-    Raises:
-        AssertionError: what differs, or what was raised.
-        Unsupported: the backend refuses the recipe.
-    """
+    """Compare single steps with float64, then a whole training."""
     try:
         _check_composition(backend, made)
     except (AssertionError, Unsupported):

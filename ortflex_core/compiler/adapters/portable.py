@@ -172,11 +172,7 @@ def _take(
 
 
 def _in_file(model: AdaptedModel, proto: ModelProto, place: Place) -> Place:
-    """The place with the node of the file that computes the product of the same data.
-
-    Raises:
-        Unsupported: the product is inside a function, or in the middle of an operator.
-    """
+    """The place with the node of the file for the same product; Unsupported if it is inside an operator."""
     name, output = place.product.node, place.node.output[0]
     for node in proto.graph.node:
         # The bias of a MatMulNBits may come before the adapter or after it.

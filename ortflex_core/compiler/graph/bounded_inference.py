@@ -42,13 +42,8 @@ def infer_shapes(
 ) -> ModelProto:
     """``onnx.shape_inference.infer_shapes`` with the propagation of short vectors, in bounded memory.
 
-    Args:
-        model: the graph; it is not changed.
-        strict: refuse shapes that do not fit (``strict_mode`` of onnx).
-        label: the name of the model in messages.
-
-    Returns:
-        A copy with the types and shapes that were inferred.
+    ``strict`` refuses shapes that do not fit (``strict_mode`` of onnx); ``label`` is the name of the model
+    in messages. The result is a copy with the types and shapes that were inferred.
 
     Raises:
         ModelError: the tensors have too many dimensions together.

@@ -27,12 +27,7 @@ _Scalar: TypeAlias = "Host | float"
 
 @attrs.frozen
 class Signs:
-    """Known bounds of the host scalars of a formula.
-
-    Attributes:
-        positive: those that are greater than 0.
-        fractions: those that are at least 0 and less than 1.
-    """
+    """Host scalars of a formula that are greater than 0, and those (``fractions``) from 0 to below 1."""
 
     positive: frozenset[Host] = frozenset()
     fractions: frozenset[Host] = frozenset()

@@ -158,13 +158,7 @@ def build(
 
 
 class _GraphWriter:
-    """Writes nodes into a graph, and gives names to values.
-
-    Attributes:
-        graph: what is written so far.
-        names: the names of values by the ids of their tensors.
-        outputs: the outputs of the graph by their names.
-    """
+    """Writes nodes into a graph; ``names`` are those of values by the ids of their tensors."""
 
     def __init__(self, name: str, required: set[str]) -> None:
         self.graph = GraphProto(name=name)

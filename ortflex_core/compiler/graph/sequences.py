@@ -103,11 +103,7 @@ Resolver = Callable[[Trace, Mapping[str, AttributeProto], Sequence[Value]], Sequ
 def resolve(
     trace: Trace, op_type: str, attributes: Mapping[str, AttributeProto], arguments: Sequence[Value]
 ) -> Sequence[Value]:
-    """The outputs of an operator on sequences or optional values.
-
-    Raises:
-        GraphError: a position or a length is not known while the graph is built.
-    """
+    """The outputs of an operator on sequences or optional values; positions and lengths must be known."""
     return RESOLVERS[op_type](trace, attributes, arguments)
 
 

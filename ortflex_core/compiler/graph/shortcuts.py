@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 class Shortcuts:
     """Notes on a trace, by tensor.
 
-    Attributes:
-        instead: a tensor that may replace this one in the finished graph: equal up to rounding, and
-            computed without it.
-        parts: the tensors that a cotangent was assembled from.
+    ``instead`` has a tensor that may replace this one in the finished graph: equal up to rounding, and
+    computed without it. ``parts`` are the tensors that a cotangent was assembled from.
     """
 
     instead: dict[Tensor, Tensor] = attrs.field(factory=dict)

@@ -31,10 +31,8 @@ _FAR = 1e4
 class Removal:
     """What changes in a graph.
 
-    Attributes:
-        count: the number of channels that go.
-        constants: nodes, the position of an input and its new value.
-        counts: nodes, the position of an input or the name of an attribute, and its new numbers.
+    ``constants`` are nodes, the position of an input and its new value; ``counts`` are nodes, the position
+    of an input or the name of an attribute, and its new numbers.
     """
 
     count: int

@@ -49,12 +49,9 @@ _PRODUCTS = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose"))
 
 @attrs.frozen(eq=False)
 class Axis:
-    """The channels of a tensor.
+    """The channels of a tensor along a dimension.
 
-    Attributes:
-        axis: their dimension.
-        ids: [channels].
-        values: [channels] the value of all elements of a channel, NaN where it depends on the inputs.
+    ``values`` has the value of all elements of a channel, NaN where it depends on the inputs.
     """
 
     axis: int
@@ -64,16 +61,11 @@ class Axis:
 
 @attrs.frozen(eq=False)
 class Use:
-    """A product that reads channels.
+    """A product that reads channels with the input at ``position`` as its weight.
 
-    Attributes:
-        node: the product.
-        position: the input that is its weight.
-        channels: the channels that it reads.
-        columns: [channels, outputs] the elements of the weight for each channel.
-        axis: the dimension of the weight that runs over the channels, of one group.
-        groups: the number of groups of a convolution.
-        has_plain_bias: whether the bias is a constant with one element per output, or is left out.
+    ``columns`` [channels, outputs] has the elements of the weight for each channel; ``axis`` is the
+    dimension of the weight that runs over the channels of one group of a convolution. The bias is plain
+    if it is a constant with one element per output, or is left out.
     """
 
     node: NodeProto
@@ -99,11 +91,8 @@ class Slice:
 class Counts:
     """Numbers of channels in a node: a shape, the sizes of a Split, or an attribute.
 
-    Attributes:
-        node: the node.
-        where: the input, or the name of the attribute.
-        numbers: the numbers, as a vector.
-        ids: the channels whose number an element is, by the index of the element.
+    ``where`` is the input, or the name of the attribute; ``ids`` has the channels whose number an
+    element is, by the index of the element.
     """
 
     node: NodeProto
@@ -122,15 +111,10 @@ class Layer:
 
 
 class Channels:
-    """The channels of a graph.
+    """The channels of a graph, whose ``nodes`` are in an order in which they can be computed.
 
-    Args:
-        nodes: the nodes, in an order in which they can be computed.
-        outputs: the outputs of the graph, whose channels are fixed.
-        shape: gives the shape of a tensor, None if it is not known.
-        constant: gives the value of a tensor that does not depend on an input, None for others.
-        is_shared: says whether several nodes read a constant.
-        run: computes the first output of a node for the arrays of its inputs.
+    The channels of its ``outputs`` are fixed. ``constant`` gives the value of a tensor that does not depend
+    on an input, None for others; ``run`` computes the first output of a node for the arrays of its inputs.
     """
 
     def __init__(

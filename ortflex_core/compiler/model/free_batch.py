@@ -40,11 +40,8 @@ def free_batch(
 ) -> ModelProto:
     """The model with a symbolic first dimension of its inputs; the same model if no input has a fixed one.
 
-    Args:
-        model: functions are already inlined.
-        label: its name in messages.
-        large: tensors that are inputs because they do not fit into the graph.
-        as_computed: converts a graph to the form that the runtime computes.
+    Functions are already inlined. ``large`` are tensors that are inputs because they do not fit into the
+    graph; ``as_computed`` converts a graph to the form that the runtime computes.
 
     Raises:
         ModelError: the inputs have different batch sizes, or the graph depends on the size.

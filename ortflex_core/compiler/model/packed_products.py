@@ -47,13 +47,7 @@ def has_form(node: NodeProto, position: int, shape: Sequence[int], bias: Sequenc
 
 @attrs.frozen
 class Blocks:
-    """A weight of MatMulNBits.
-
-    Attributes:
-        values: [outputs · blocks, block], the numbers; those after the last input are 0.
-        outputs: the number of outputs.
-        inputs: the number of inputs.
-    """
+    """A weight of MatMulNBits: [outputs · blocks, block] numbers; those after the last input are 0."""
 
     values: Array
     outputs: int

@@ -770,11 +770,7 @@ class _Placement:
 def limits(
     quantizer: Quantizer, values: Array, codes: tuple[int, int], *, symmetric: bool
 ) -> tuple[Array, Array]:
-    """What the formula of a quantizer returns, checked.
-
-    Raises:
-        BrokenPlugin: it raises an error, or returns something else than two arrays of finite numbers.
-    """
+    """What the formula of a quantizer returns: two arrays of finite numbers; BrokenPlugin otherwise."""
     with calling(quantizer, "limits"):
         returned: object = quantizer.limits(values, codes, symmetric=symmetric)
     if isinstance(returned, tuple | list) and len(returned) == 2:

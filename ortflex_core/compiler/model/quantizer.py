@@ -208,15 +208,11 @@ class Quantizer(Component, abc.ABC):
 class Quantization:
     """What a quantized model has besides its integers.
 
-    Attributes:
-        origin: the float model with the tensors that a calibration observes.
-        masters: the float values of the integers in the file, by initializer.
-        scales: the scales that are trained; of each, the number of elements that have it times the
-            highest code.
-        missing: the activations that are not calibrated yet.
-        observed: the activation of each scale that follows the batches, by scale.
-        epochs: the number of epochs during which they do.
-        notes: what was not done as asked, a line each.
+    ``origin`` is the float model with the tensors that a calibration observes; ``masters`` are the float
+    values of the integers in the file, by initializer. ``scales`` are trained; each has the number of
+    elements that have it times the highest code. ``missing`` are the activations that are not calibrated
+    yet, and ``observed`` the activation of each scale that follows the batches, for ``epochs`` epochs.
+    ``notes`` are lines on what was not done as asked.
     """
 
     origin: Model = attrs.field(repr=False)

@@ -60,11 +60,7 @@ AXES: Mapping[str, tuple[str, str, int]] = {
 
 
 def check(node: NodeProto, label: str) -> None:
-    """Check the attributes of a node that do not depend on its inputs.
-
-    Raises:
-        ModelError: names the attribute, the node and the allowed values.
-    """
+    """Check the attributes of a node that do not depend on its inputs."""
     if node.domain not in ("", "ai.onnx"):
         return
     for attribute in node.attribute:

@@ -40,11 +40,7 @@ class Content:
 def content_of(
     model: ModelProto, files: DataFiles | None = None, state: Mapping[str, Array] | None = None
 ) -> Content:
-    """The digests of a model; ``state`` has new values of tensors that are not in it but in ``files``.
-
-    Raises:
-        ModelError: the data of a tensor are missing or were changed.
-    """
+    """The digests of a model; ``state`` has new values of tensors that are not in it but in ``files``."""
     tensors = hashlib.sha256()
     for tensor in model.graph.initializer:
         told = [(entry.key, entry.value) for entry in tensor.metadata_props]

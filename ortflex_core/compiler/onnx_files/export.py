@@ -66,17 +66,10 @@ def write(
     That file is ``<name>.data`` if neither the model nor that file exists yet, and otherwise
     ``<name>.<hash>.data``, with a hash of its content. The data file of the model that is replaced
     is removed if it has such a name and no other model in the folder, and none in the folder above,
-    mentions it.
+    mentions it. If a model is too large for one file, all large tensors become external.
 
-    Args:
-        model: some of its tensors may be in other files.
-        path: the file to write.
-        files: the files with those tensors.
-        state: values of tensors that are not inside ``model``. If a model is too large for one
-            file, all large tensors become external.
-
-    Returns:
-        ``model``, or the model as it was written if some of its tensors are external.
+    ``state`` has values of tensors that are not inside ``model``. The result is ``model``, or the model as
+    it was written if some of its tensors are external.
 
     Raises:
         OutputError: the folder cannot be written to, or the suffix is that of another format; old files

@@ -25,11 +25,8 @@ def inlined(proto: ModelProto, label: str) -> ModelProto:
     """The model without calls of its functions; the same object if it has none and its nodes are sorted.
 
     Converters to float16 write Casts at the end of a graph, which onnxruntime accepts and the checker
-    does not: such nodes are sorted first.
-
-    Raises:
-        ModelError: the model is invalid, or a function has another opset, in which its operators
-            have another meaning.
+    does not: such nodes are sorted first. A function of another opset is refused: its operators have
+    another meaning there.
     """
     proto = in_order(proto)
     try:

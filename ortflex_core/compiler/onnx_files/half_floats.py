@@ -160,12 +160,7 @@ def in_file_type(model: ModelProto, types: Sequence[int], name: str, array: Arra
 
 
 def note(types: Iterable[int], *, quantized: bool = False) -> str:
-    """A line about the conversion of a file with half types; "" without such types.
-
-    Args:
-        types: the half types of the file.
-        quantized: whether a quantizer has changed it.
-    """
+    """A line about the conversion of a file with some half types, which a quantizer may have changed."""
     names = " and ".join(dtype_name(t) for t in types)
     if not names:
         return ""

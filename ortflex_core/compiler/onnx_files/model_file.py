@@ -58,16 +58,10 @@ def read_model(source: Any, label: str) -> ModelProto:
 def load(
     source: Any, label: str, files: DataFiles | None = None, *, whole: bool = False
 ) -> tuple[ModelProto, DataFiles]:
-    """Load a model, with the tensors that stay outside.
+    """Load a model, as :func:`read_model`, with the tensors that stay outside.
 
-    Args:
-        source: a path, bytes or a ModelProto.
-        label: the name of the model, for messages.
-        files: the files with the tensors of a ModelProto that are not inside.
-        whole: put all tensors into the ModelProto, unless they are over 1 GiB in other files.
-
-    Raises:
-        ModelError: as :func:`read_model`.
+    ``files`` has the tensors of a ModelProto that are not inside. If ``whole``, all tensors are put into
+    the ModelProto, unless they are over 1 GiB in other files.
     """
     if not isinstance(source, ModelProto | bytes | str | os.PathLike):
         raise ModelError(
@@ -201,11 +195,7 @@ def is_small(tensor: TensorProto) -> bool:
 
 
 def array_of(tensor: TensorProto, files: DataFiles | None = None) -> Array:
-    """A tensor's values, read-only; external values are mapped.
-
-    Raises:
-        ModelError: the data are missing, too few or too many, or of an unknown type.
-    """
+    """A tensor's values, read-only; external values are mapped."""
     if not external_data.is_outside(tensor):
         try:
             array = onnx.numpy_helper.to_array(tensor)
@@ -284,11 +274,7 @@ def _copy_fields(source: Any, target: Any, but: str) -> None:
 
 
 def replace(tensor: TensorProto, array: Array) -> None:
-    """Replace values in the encoding of the tensor, so that nothing else of the file changes.
-
-    Raises:
-        ModelError: the shapes differ.
-    """
+    """Replace values in the encoding of the tensor, so that nothing else of the file changes."""
     wanted: Shape = tuple(tensor.dims)
     if tuple(array.shape) != wanted:
         raise ModelError(f"{tensor.name!r} has shape {list(wanted)}, got {list(array.shape)}")

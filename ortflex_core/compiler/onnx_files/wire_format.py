@@ -87,11 +87,7 @@ class _Malformed(Exception):
 
 
 def check(content: bytes, label: str, most_nodes: int) -> None:
-    """Refuse a model with more nodes, messages or documentation than ortflex reads.
-
-    Raises:
-        ModelError: says what there is too much of; or the bytes are not a protocol buffer.
-    """
+    """Refuse what is no protocol buffer or has too many nodes, messages or bytes of documentation."""
     if len(content) < SMALL:
         return
     counts: Counter[str] = Counter()

@@ -27,16 +27,8 @@ def reinitialize(
 
     Matrices and kernels: Glorot's uniform distribution, ±sqrt(6 / (fan_in + fan_out)). Biases: 0.
     Scales of normalizations and elementwise factors: 1. Recurrent weights: uniform in
-    ±1/sqrt(hidden size). Embeddings: standard normal.
-
-    Args:
-        model: the model.
-        choices: the decisions about its initializers.
-        which: True for all, or names and globs.
-        seed: the seed; the values of a parameter do not depend on the other parameters.
-
-    Raises:
-        ModelError: a pattern matches no trained parameter.
+    ±1/sqrt(hidden size). Embeddings: standard normal. The values of a parameter do not depend on the
+    other parameters. ``which`` is True for all, or has names and globs, each of which must match.
 
     Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural
     networks" (2010), eq. 16.

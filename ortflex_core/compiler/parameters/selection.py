@@ -185,13 +185,9 @@ def _frozen(model: Model, choices: list[Choice], freeze: Sequence[str]) -> list[
 
 
 def shared(readers: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str, ...]]:
-    """The parameters that several nodes read, with these nodes; each is trained as one parameter.
+    """The parameters that several nodes read, with the labels of these nodes; each is trained as one.
 
-    Exporters merge tensors with equal values, such as the initial ones and zeros of scales and
-    biases.
-
-    Args:
-        readers: each node's label and the parameters that it reads.
+    Exporters merge tensors with equal values, such as the initial ones and zeros of scales and biases.
     """
     groups: dict[str, list[str]] = {}
     for label, names in readers:

@@ -28,11 +28,7 @@ _CONSTANT = frozenset({"Identity", "Cast", "Transpose", "QuantizeLinear", "Dequa
 def place_prunings(
     terms: Sequence[ConstraintTerm], model: Model, paths: Paths
 ) -> tuple[ConstraintTerm, ...]:
-    """The constraints, prunings with the weights that they make zero.
-
-    Raises:
-        ConfigError: a pattern matches no parameter, a named weight cannot have such zeros, or none can.
-    """
+    """The constraints, prunings with the weights that they make zero; named ones must be possible."""
     problems = Problems()
     placed = [
         problems.collect(_placed, term, term.constraint, model, paths)

@@ -39,13 +39,10 @@ class TeacherTensor:
 
 @attrs.frozen(kw_only=True)
 class Teacher:
-    """A tensor of a teacher.
+    """A tensor of a teacher, with rows in the first axis.
 
-    Attributes:
-        model: the teacher.
-        tensor: its tensor, with rows in the first axis.
-        inputs: the inputs of the trained model by the inputs of the teacher.
-        digest: a digest of the teacher's graph and weights.
+    ``inputs`` are those of the trained model by the inputs of the teacher, and ``digest`` is that of the
+    teacher's graph and weights.
     """
 
     model: Model = attrs.field(eq=False, repr=False)
@@ -72,12 +69,7 @@ class TeacherFiles:
         self._models: dict[tuple[str, bool], tuple[Model, str]] = {}
 
     def teacher(self, wanted: TeacherTensor, model: Model, where: str, *, raw: bool) -> Teacher:
-        """The teacher of a loss on ``model``, with the logits before a Softmax for ``raw``.
-
-        Raises:
-            ConfigError: there is no such file, tensor or input.
-            ModelError: the file is not a model, or its inputs are not those of the trained model.
-        """
+        """The teacher of a loss on ``model``, with the logits before a Softmax for ``raw``."""
         teacher, digest = self._read(wanted.model, where, fixed=model.fixed_batch is not None)
         name = self._tensor(wanted, teacher, where, raw=raw)
         spec = teacher.value(name)

@@ -51,13 +51,11 @@ _GUESS = 64
 
 @attrs.frozen(kw_only=True, eq=False)
 class Prefix:
-    """The prefix before some tensors of a model.
+    """The prefix before some tensors of a model, whose whole problem is ``problem``.
 
-    Attributes:
-        problem: the problem of the whole model.
-        columns: the tensors that the rest of the model reads: ends of the prefix, and inputs.
-        nodes: the nodes of the prefix that the columns depend on.
-        moved: the names of tensors of the prefix that have no axis of rows, which the rest computes.
+    The rest of the model reads the ``columns``: ends of the prefix, and inputs. The ``nodes`` are those
+    that the columns depend on; ``moved`` are names of tensors without an axis of rows, which the rest
+    computes.
     """
 
     problem: Problem

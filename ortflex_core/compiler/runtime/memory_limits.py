@@ -45,13 +45,8 @@ def available(root: Path = Path("/")) -> int | None:
 def check(name: str, most: int, peak: Callable[[], int]) -> None:
     """Refuse a graph whose tensors cannot be in memory, and warn of one where this is likely.
 
-    Args:
-        name: the graph, for messages.
-        most: bytes that it cannot exceed; the peak of small graphs need not be known.
-        peak: estimates the bytes of the tensors that are alive at the same time.
-
-    Raises:
-        OrtflexError: what it needs, what there is, and the ways out.
+    ``peak`` estimates the bytes of the tensors that are alive at the same time; it is not called if
+    ``most`` bytes, which the graph cannot exceed, are few.
     """
     if most < _SMALL or (left := available()) is None or most <= left or (need := peak()) <= left:
         return

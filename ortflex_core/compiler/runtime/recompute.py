@@ -50,13 +50,8 @@ AGAIN = "/again"
 class Forward:
     """The nodes before the losses, and the tensors that other nodes read from them.
 
-    Attributes:
-        nodes: in their order.
-        others: the other nodes, in their order.
-        place: the position of the node that computes each tensor.
-        sizes: bytes of tensors.
-        owners: the tensor whose memory another one uses.
-        fixed: tensors that are kept in any case.
+    ``others`` are the other nodes, ``place`` the position of the node that computes each tensor, ``owners``
+    the tensor whose memory another one uses, and ``fixed`` the tensors that are kept in any case.
     """
 
     nodes: Sequence[Step]
@@ -140,15 +135,8 @@ def apply(
 ) -> ModelProto:
     """The same graph, with nodes of the forward pass copied into the backward pass.
 
-    Args:
-        model: a step, as onnxruntime has optimized it; it is changed.
-        losses: the outputs that are costs.
-        sizes: bytes of tensors.
-        recompute: the selection of tensors.
-        frozen: the inputs that no step changes.
-
-    Raises:
-        GraphError: a tensor to keep is not in the graph.
+    ``model`` is a step, as onnxruntime has optimized it; it is changed. ``losses`` are the outputs that
+    are costs, ``sizes`` the bytes of tensors, and ``frozen`` the inputs that no step changes.
     """
     graph = model.graph
     bound = {o.name for o in graph.output}

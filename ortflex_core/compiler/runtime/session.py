@@ -289,12 +289,7 @@ def schedule_of(program: Program, device: Device, threads: int = 1) -> Schedule:
 
 
 def make_schedule(program: Program, device: Device, threads: int = 1) -> Schedule:
-    """The graph as onnxruntime optimizes it, with recomputed tensors, and the memory of its tensors.
-
-    Raises:
-        GraphError: a tensor to keep is not in the optimized graph.
-        Exception: any that onnxruntime raises.
-    """
+    """The graph as onnxruntime optimizes it, with recomputed tensors, and the memory of its tensors."""
     options = session_options(threads)
     options.graph_optimization_level = _choose_level(program)
     specs: dict[str, TensorSpec] = {}
