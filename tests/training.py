@@ -98,6 +98,18 @@ class SaveAt:
             self.written.append(trainer.save(self.folder / name))
 
 
+class EndAt:
+    """A callback that ends the training after a step, by default as if the process were killed."""
+
+    def __init__(self, step: int, error: BaseException | None = None) -> None:
+        self.step, self.error = step, error or RuntimeError("killed")
+
+    @hook
+    def step_end(self, progress: Any) -> None:
+        if progress.step == self.step:
+            raise self.error
+
+
 class Recorder:
     """Remembers every hook's arguments."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from ortflex_core import DataError, Trainer, Unsupported
 from ortflex_plugins.c import compiler
+from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 from tests.plugins.compiled_training import CompiledTraining, agree
@@ -53,20 +54,9 @@ def test_two_engines_in_one_process_have_states_of_their_own() -> None:
 
 def embedding() -> Any:
     """Y = mean of rows of a table by the tokens X."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    table = np.random.default_rng(0).standard_normal((5, 2)).astype(np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["table", "X"], ["rows"]),
-            helper.make_node("ReduceMean", ["rows"], ["Y"], axes=[1], keepdims=0),
-        ],
-        "embedding",
-        [helper.make_tensor_value_info("X", TensorProto.INT64, ["N", 3])],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 2])],
-        [numpy_helper.from_array(table, "table")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    table = np.random.default_rng(0).standard_normal((5, 2))
+    nodes = "rows = Gather(table, X) Y = ReduceMean <axes = [1], keepdims = 0> (rows)"
+    return models.parsed(nodes, {"table": table}, "int64[N, 3] X", "float[N, 2] Y")
 
 
 def test_an_index_out_of_range_is_an_error_and_not_another_address() -> None:
@@ -85,27 +75,17 @@ def test_an_index_out_of_range_is_an_error_and_not_another_address() -> None:
 
 def recurrent() -> Any:
     """Y = a product with the last state of a GRU over the steps of X [N, 6, 3]."""
-    from onnx import TensorProto, helper, numpy_helper
-
     rng = np.random.default_rng(0)
     sizes = {"W": (1, 12, 3), "R": (1, 12, 4), "B": (1, 24), "out": (4, 2)}
-    weights = {n: rng.standard_normal(s).astype(np.float32) / 2 for n, s in sizes.items()}
-    axis = numpy_helper.from_array(np.array([0]), "axis")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Transpose", ["X"], ["T"], perm=[1, 0, 2]),
-            helper.make_node(
-                "GRU", ["T", "W", "R", "B"], ["", "H"], hidden_size=4, linear_before_reset=1
-            ),
-            helper.make_node("Squeeze", ["H", "axis"], ["S"]),
-            helper.make_node("MatMul", ["S", "out"], ["Y"]),
-        ],
-        "recurrent",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 6, 3])],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 2])],
-        [*(numpy_helper.from_array(a, n) for n, a in weights.items()), axis],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {n: rng.standard_normal(s) / 2 for n, s in sizes.items()}
+    nodes = """
+        T = Transpose <perm = [1, 0, 2]> (X)
+        every, H = GRU <hidden_size = 4, linear_before_reset = 1> (T, W, R, B)
+        S = Squeeze(H, axis)
+        Y = MatMul(S, out)
+    """
+    ends = "float[N, 6, 3] X", "float[N, 2] Y"
+    return models.parsed(nodes, {**weights, "axis": np.array([0])}, *ends)
 
 
 def test_a_recurrent_network_trains_as_on_fused() -> None:
@@ -113,16 +93,9 @@ def test_a_recurrent_network_trains_as_on_fused() -> None:
     x = rng.standard_normal((8, 6, 3)).astype(np.float32)
     y = rng.standard_normal((8, 2)).astype(np.float32)
     trained = []
+    options: dict[str, Any] = {"loss": "squared_error", "optimizer": "adam", "batch_size": 4}
     for backend in ("c", "fused"):
-        trainer = Trainer(
-            recurrent(),
-            loss="squared_error",
-            optimizer="adam",
-            batch_size=4,
-            epochs=2,
-            backend=backend,
-            progress=False,
-        )
+        trainer = Trainer(recurrent(), **options, epochs=2, backend=backend, progress=False)
         trainer.fit(x, y)
         trained.append(trainer)
     agree(*trained)

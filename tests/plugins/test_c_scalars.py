@@ -174,9 +174,14 @@ _softplus = EXACT["f32_softplus"][1]
 
 
 def _divided(a: Any, b: Any) -> Any:
-    """Towards zero; by zero: 0."""
-    down = a // np.where(b == 0, 1, b)
-    return (b != 0) * (down + ((down * b != a) & ((a < 0) != (b < 0))))
+    """Towards zero."""
+    down = a // b
+    return down + ((down * b != a) & ((a < 0) != (b < 0)))
+
+
+def _or_zero(function: Reference) -> Reference:
+    """What divides by zero is 0."""
+    return lambda a, b: np.where(b == 0, 0, function(a, np.where(b == 0, 1, b)))
 
 
 def _shifted(left: bool) -> Reference:
@@ -225,24 +230,10 @@ CASES: list[tuple[str, tuple[int, ...], int, int | None, dict[str, Any], Referen
     ("Clip", ANY, 3, None, {}, lambda x, low, high: np.minimum(np.maximum(x, low), high)),
     ("PRelu", FLOATS, 2, None, {}, lambda x, slope: np.where(x < 0, slope * x, x)),
     ("Div", FLOATS, 2, None, {}, np.divide),
-    ("Div", (I64,), 2, None, {}, _divided),
-    ("Div", (U64,), 2, None, {}, lambda a, b: np.where(b == 0, 0, a // np.where(b == 0, 1, b))),
-    (
-        "Mod",
-        (I64,),
-        2,
-        None,
-        {},
-        lambda a, b: np.where(b == 0, 0, np.mod(a, np.where(b == 0, 1, b))),
-    ),
-    (
-        "Mod",
-        (I64,),
-        2,
-        None,
-        {"fmod": 1},
-        lambda a, b: np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b))),
-    ),
+    ("Div", (I64,), 2, None, {}, _or_zero(_divided)),
+    ("Div", (U64,), 2, None, {}, _or_zero(np.floor_divide)),
+    ("Mod", (I64,), 2, None, {}, _or_zero(np.mod)),
+    ("Mod", (I64,), 2, None, {"fmod": 1}, _or_zero(np.fmod)),
     ("Mod", FLOATS, 2, None, {"fmod": 1}, np.fmod),
     ("Sqrt", FLOATS, 1, None, {}, np.sqrt),
     ("Reciprocal", FLOATS, 1, None, {}, lambda x: 1 / x),

@@ -9,30 +9,19 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core import (
-    Formula,
-    Host,
-    Ops,
-    Optimizer,
-    Plugins,
-    Port,
-    Slots,
-    Tensor,
-    Trainer,
-    Updated,
-)
+from ortflex_core import Formula, Host, Ops, Optimizer, Port, Slots, Tensor, Trainer, Updated
 from ortflex_core.compiler.programs.formulas import GRADIENT, PARAMETER, Line
 from ortflex_core.training.engines import host_updates
 from ortflex_plugins.backends import fused
 from ortflex_plugins.c import compiler
 from ortflex_plugins.c.updates import compile_update
 from tests import models
-from tests.training import make, regression
+from tests.training import make, plugins, regression
 
 pytestmark = pytest.mark.skipif(compiler.obstacle() is not None, reason=str(compiler.obstacle()))
 
 X, Y = regression(features=6, rows=37)
-OPTIMIZERS = sorted(Plugins.discover()["optimizers"].names())
+OPTIMIZERS = sorted(plugins()["optimizers"].names())
 IN_GRAPH = {"adafactor", "lamb", "lars", "nadam", "prodigy", "sgd"}
 """Optimizers with norms, with slots of other shapes than the weight, or with few operators."""
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import ConfigError, Trainer, hook, list_checkpoints
+from ortflex_core import ConfigError, Trainer, list_checkpoints
 from tests import models
-from tests.training import Recorder, every_backend, make, plugins, regression
+from tests.training import EndAt, Recorder, every_backend, make, plugins, regression
 
 
 def overfitting(rows: int = 24) -> Any:
@@ -24,14 +24,9 @@ def overfitting(rows: int = 24) -> Any:
 @every_backend
 def test_early_stopping_goes_back_to_the_best_epoch(backend: str) -> None:
     x, y, held_x, held_y = overfitting()
-    options: dict[str, Any] = {
-        "backend": backend,
-        "learning_rate": 0.1,
-        "epochs": 200,
-        "batch_size": 8,
-    }
+    options: dict[str, Any] = {"learning_rate": 0.1, "epochs": 200, "batch_size": 8}
     stopping = {"name": "early_stopping", "patience": 4}
-    trainer = make(models.mlp(), callbacks=[stopping], **options)
+    trainer = make(models.mlp(), callbacks=[stopping], backend=backend, **options)
     history = trainer.fit(x, y, validation_data=(held_x, held_y))
     losses = history["validation_loss"]
     best = int(np.argmin(losses))
@@ -47,9 +42,8 @@ def test_early_stopping_watches_the_given_column() -> None:
     history = trainer.fit(x, y, validation_data=(held_x, held_y))
     best = int(np.argmax(history["validation_r2"]))  # of r2, more is better
     assert len(history) in (best + 3, 50)
-    trainer = make(
-        models.mlp(), callbacks=[{"name": "early_stopping", "monitor": "validation_los"}], **options
-    )
+    stopping = {"name": "early_stopping", "monitor": "validation_los"}
+    trainer = make(models.mlp(), callbacks=[stopping], **options)
     with pytest.raises(ConfigError, match="no column 'validation_los'; did you mean"):
         trainer.fit(x, y, validation_data=(held_x, held_y))
 
@@ -81,9 +75,8 @@ def test_checkpoints_are_written_when_due_and_old_ones_removed(tmp_path: Path) -
 def test_the_best_checkpoint_is_the_best_epochs(tmp_path: Path) -> None:
     x, y, held_x, held_y = overfitting()
     spec = {"name": "checkpoint", "folder": str(tmp_path)}
-    trainer = make(
-        models.mlp(), backend="fused", callbacks=[spec], epochs=40, learning_rate=0.1, batch_size=8
-    )
+    options: dict[str, Any] = {"epochs": 40, "learning_rate": 0.1, "batch_size": 8}
+    trainer = make(models.mlp(), backend="fused", callbacks=[spec], **options)
     history = trainer.fit(x, y, validation_data=(held_x, held_y))
     best = Trainer.resume(tmp_path / "best", plugins=plugins(), callbacks=[])
     lowest = min(history["validation_loss"])
@@ -93,12 +86,6 @@ def test_the_best_checkpoint_is_the_best_epochs(tmp_path: Path) -> None:
 def test_an_interrupted_training_continues_with_its_callbacks(tmp_path: Path) -> None:
     x, y, held_x, held_y = overfitting()
 
-    class Interrupt:
-        @hook
-        def step_end(self, progress: Any) -> None:
-            if progress.step == 8:
-                raise KeyboardInterrupt
-
     def made(*more: Any, folder: str) -> Trainer:
         callbacks = [
             {"name": "early_stopping", "patience": 4},
@@ -106,18 +93,13 @@ def test_an_interrupted_training_continues_with_its_callbacks(tmp_path: Path) ->
             {"name": "csv_log", "path": str(tmp_path / f"{folder}.csv")},
             *more,
         ]
-        return make(
-            models.mlp(),
-            backend={"name": "fused", "steps_per_run": 1},
-            callbacks=callbacks,
-            epochs=100,
-            learning_rate=0.1,
-            batch_size=8,
-        )
+        backend = {"name": "fused", "steps_per_run": 1}
+        options: dict[str, Any] = {"epochs": 100, "learning_rate": 0.1, "batch_size": 8}
+        return make(models.mlp(), backend=backend, callbacks=callbacks, **options)
 
     whole = made(folder="whole")
     history = whole.fit(x, y, validation_data=(held_x, held_y))
-    cut = made(Interrupt(), folder="cut")
+    cut = made(EndAt(8, KeyboardInterrupt()), folder="cut")
     assert cut.fit(x, y, validation_data=(held_x, held_y)).interrupted
     again = Trainer.resume(tmp_path / "cut", plugins=plugins())
     rest = again.fit(x, y, validation_data=(held_x, held_y))

@@ -19,18 +19,24 @@ optuna = pytest.importorskip("optuna")
 X, Y = regression(rows=40, features=6)
 
 
-def objective(trial: Any, **options: Any) -> float:
-    trainer = make(
+def trainer_of(values: Any, *callbacks: Any) -> Trainer:
+    return make(
         models.mlp(),
-        optimizer={"name": "adam", "beta1": trial.suggest_float("beta1", 0.5, 0.9)},
-        penalty={"name": "l2", "l2": trial.suggest_float("l2", 1e-6, 1e-2, log=True)},
-        learning_rate=trial.suggest_float("learning_rate", 1e-4, 0.1, log=True),
-        callbacks=[Optuna(trial=trial, **options)],
+        optimizer={"name": "adam", "beta1": values["beta1"]},
+        penalty={"name": "l2", "l2": values["l2"]},
+        learning_rate=values["learning_rate"],
+        callbacks=callbacks,
         epochs=4,
         batch_size=10,
     )
-    history = trainer.fit(X, Y, validation_data=0.25)
-    return float(history["validation_loss"][-1])
+
+
+def objective(trial: Any, **options: Any) -> float:
+    trial.suggest_float("beta1", 0.5, 0.9)
+    trial.suggest_float("l2", 1e-6, 1e-2, log=True)
+    trial.suggest_float("learning_rate", 1e-4, 0.1, log=True)
+    trainer = trainer_of(trial.params, Optuna(trial=trial, **options))
+    return float(trainer.fit(X, Y, validation_data=0.25)["validation_loss"][-1])
 
 
 def study(pruner: Any) -> Any:
@@ -42,15 +48,7 @@ def test_a_trial_has_the_column_of_the_history() -> None:
     seen = study(optuna.pruners.NopPruner())
     seen.optimize(objective, n_trials=1)
     [trial] = seen.trials
-    made = make(
-        models.mlp(),
-        optimizer={"name": "adam", "beta1": trial.params["beta1"]},
-        penalty={"name": "l2", "l2": trial.params["l2"]},
-        learning_rate=trial.params["learning_rate"],
-        epochs=4,
-        batch_size=10,
-    )
-    wanted = made.fit(X, Y, validation_data=0.25)["validation_loss"]
+    wanted = trainer_of(trial.params).fit(X, Y, validation_data=0.25)["validation_loss"]
     assert trial.intermediate_values == dict(zip(range(1, 5), wanted, strict=True))
     assert trial.value == wanted[-1]
 
@@ -81,11 +79,9 @@ def test_trials_share_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_column_is_an_error() -> None:
+    trial = optuna.trial.FixedTrial({"beta1": 0.9, "l2": 1e-4, "learning_rate": 0.01})
     with pytest.raises(ConfigError, match="no column 'validation_r2'; it has epoch, loss"):
-        objective(
-            optuna.trial.FixedTrial({"beta1": 0.9, "l2": 1e-4, "learning_rate": 0.01}),
-            metric="validation_r2",
-        )
+        objective(trial, metric="validation_r2")
 
 
 @pytest.mark.parametrize("trial", [None, 3, "trial"])

@@ -17,31 +17,18 @@ import pytest
 from ortflex_core import ConfigError, Trainer, hook, internals_of
 from ortflex_plugins.callbacks.mlflow import Mlflow
 from tests import children, models
-from tests.training import make, plugins, regression
+from tests.training import EndAt, make, plugins, regression
 
 pytestmark = pytest.mark.per_python
 
 
-class Interrupt:
-    """Ends the training after some steps, as Ctrl-C does."""
-
-    def __init__(self, step: int, error: BaseException) -> None:
-        self.step, self.error = step, error
-
-    @hook
-    def step_end(self, progress: Any) -> None:
-        if progress.step == self.step:
-            raise self.error
-
-
 def train(*callbacks: Any, error: Any = None, epochs: int = 3, **options: Any) -> Any:
     x, y = regression(rows=40, features=6)
-    more = [Interrupt(6, error)] if error is not None else []
+    more = [EndAt(6, error)] if error is not None else []
     settings = {"epochs": epochs, "batch_size": 10, "learning_rate": 0.05, "metrics": ["r2"]}
     backend = {"name": "fused", "steps_per_run": 1}
-    trainer = make(
-        models.mlp(), backend=backend, callbacks=[*callbacks, *more], **settings | options
-    )
+    given: Any = {"callbacks": [*callbacks, *more], **settings, **options}
+    trainer = make(models.mlp(), backend=backend, **given)
     return trainer, lambda: trainer.fit(x, y, validation_data=0.25)
 
 
@@ -352,7 +339,8 @@ def test_mlflow_s_own_store_is_in_the_run_folder(
 
 
 @pytest.mark.parametrize(
-    ("name", "package"), [("tensorboard", "tensorboardX"), ("mlflow", "mlflow")]
+    ("name", "package"),
+    [("tensorboard", "tensorboardX"), *((n, n) for n in ("mlflow", "wandb", "trackio"))],
 )
 def test_without_its_package_a_callback_says_what_to_install(
     name: str, package: str, monkeypatch: pytest.MonkeyPatch

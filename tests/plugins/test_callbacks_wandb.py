@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import CallbackKit, ConfigError, Trainer, hook, internals_of
+from ortflex_core import CallbackKit, Trainer, hook, internals_of
 from tests import models
 from tests.training import make, plugins, regression
 
@@ -194,14 +194,3 @@ class TestTrackio(CallbackKit):
             assert rows_of(store)[-1][2]["loss"] == pytest.approx(history.losses[-1])
 
         return check
-
-
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_without_the_package_it_says_what_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ortflex_plugins.callbacks import _extras
-
-    monkeypatch.setattr(_extras, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=rf"pip install .*\[{name}\]"):
-        train(name)

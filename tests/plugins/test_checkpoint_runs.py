@@ -11,7 +11,8 @@ import pytest
 
 from ortflex_core import CheckpointError, OutputError, Trainer, hook, internals_of, list_checkpoints
 from tests import models
-from tests.training import make, plugins, regression
+from tests.plugins.commands import content
+from tests.training import EndAt, make, plugins, regression
 
 pytestmark = pytest.mark.sampled
 
@@ -32,21 +33,25 @@ def trainer(folder: Path, *more: Any, seed: int = 0, epochs: int = 3, **settings
     )
 
 
-class Stop:
-    """Ends the process, as it were, after a step: nothing is written from there on."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    @hook
-    def step_end(self, progress: Any) -> None:
-        if progress.step == self.step:
-            raise RuntimeError("killed")
+def exported(trained: Trainer) -> bytes:
+    return bytes(trained.export().SerializeToString())
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    files = [p for p in folder.rglob("*") if p.is_file()]
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+def someones_work(folder: Path, path: Path, kind: str) -> dict[str, bytes | None]:
+    """Something of a person that has one of our names; returns what is in the folder."""
+    thesis = folder / "thesis"
+    thesis.mkdir()
+    (thesis / "thesis.txt").write_text("years of work")
+    path.parent.mkdir(exist_ok=True)
+    if kind == "folder":
+        shutil.copytree(thesis, path)
+    elif kind == "empty":
+        path.mkdir()
+    elif kind == "file":
+        path.write_text("years of work")
+    else:
+        path.symlink_to(thesis)
+    return content(folder)
 
 
 @pytest.mark.parametrize("first", [1, 2, 4])
@@ -72,19 +77,8 @@ def test_a_second_run_into_the_folder_of_another_is_refused_and_touches_nothing(
 def test_what_has_our_names_and_is_not_ours_is_never_touched(
     name: str, kind: str, tmp_path: Path
 ) -> None:
-    place, thesis = tmp_path / "ck", tmp_path / "thesis"
-    place.mkdir()
-    thesis.mkdir()
-    (thesis / "thesis.txt").write_text("years of work")
-    if kind == "folder":
-        shutil.copytree(thesis, place / name)
-    elif kind == "empty":
-        (place / name).mkdir()
-    elif kind == "file":
-        (place / name).write_text("years of work")
-    else:
-        (place / name).symlink_to(thesis)
-    before = content(tmp_path)
+    place = tmp_path / "ck"
+    before = someones_work(tmp_path, place / name, kind)
     with pytest.raises(CheckpointError, match=name):
         trainer(place).fit(X, Y)
     assert content(tmp_path) == before
@@ -97,18 +91,10 @@ def test_a_resumed_run_does_not_touch_what_it_did_not_write(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     """A number above that of the checkpoint is no proof that this run wrote it."""
-    place, thesis = tmp_path / "ck", tmp_path / "thesis"
+    place = tmp_path / "ck"
     trainer(place).fit(X, Y)
-    thesis.mkdir()
-    (thesis / "thesis.txt").write_text("years of work")
-    if kind == "folder":
-        shutil.copytree(thesis, place / name)
-    elif kind == "file":
-        (place / name).write_text("years of work")
-    else:
-        (place / name).symlink_to(thesis)
+    before = someones_work(tmp_path, place / name, kind)
     again = Trainer.resume(place / "step-000000006", plugins=plugins(), progress=False)
-    before = content(tmp_path)
     with pytest.raises(CheckpointError, match=name):
         again.fit(X, Y)
     assert content(tmp_path) == before
@@ -138,13 +124,11 @@ def test_a_killed_second_run_is_resumed_to_its_own_bits(cut: int, tmp_path: Path
     whole.fit(X, Y)
     place = tmp_path / "second"
     with pytest.raises(RuntimeError, match="killed"):
-        trainer(place, Stop(cut), seed=7).fit(X, Y)
+        trainer(place, EndAt(cut), seed=7).fit(X, Y)
     # The recorded callbacks have the folder; what cannot be named is left out.
     again = Trainer.resume(place, plugins=plugins(), progress=False)
     again.fit(X, Y)
-    whole.export(tmp_path / "whole.onnx")
-    again.export(tmp_path / "again.onnx")
-    assert (tmp_path / "whole.onnx").read_bytes() == (tmp_path / "again.onnx").read_bytes()
+    assert exported(whole) == exported(again)
     assert {p.name for p in list_checkpoints(place)} == {
         p.name for p in list_checkpoints(tmp_path / "whole")
     }
@@ -153,7 +137,7 @@ def test_a_killed_second_run_is_resumed_to_its_own_bits(cut: int, tmp_path: Path
 def test_a_resumed_training_removes_what_its_run_wrote_before(tmp_path: Path) -> None:
     place = tmp_path / "ck"
     with pytest.raises(RuntimeError, match="killed"):
-        trainer(place, Stop(8), epochs=9, steps=1, keep=3).fit(X, Y)
+        trainer(place, EndAt(8), epochs=9, steps=1, keep=3).fit(X, Y)
     assert [p.name[-1] for p in list_checkpoints(place)] == ["5", "6", "7"]
     Trainer.resume(place, plugins=plugins(), progress=False).fit(X, Y)
     assert [int(p.name[5:]) for p in list_checkpoints(place)] == [25, 26, 27]
@@ -169,7 +153,7 @@ def test_resuming_from_an_older_checkpoint_keeps_the_newer_ones_apart(tmp_path: 
     trainer(place, epochs=4, keep=9).fit(X, Y)
     before = content(place / "step-000000012")
     again = Trainer.resume(place / "step-000000006", plugins=plugins(), learning_rate=0.5)
-    internals_of(again).hooks.register(Stop(10))
+    internals_of(again).hooks.register(EndAt(10))
     with pytest.raises(RuntimeError, match="killed"):
         again.fit(X, Y)
     assert [int(p.name[5:]) for p in list_checkpoints(place)] == [3, 6, 9]
@@ -226,16 +210,14 @@ def test_a_removal_that_was_cut_short_does_not_end_the_training(
     whole.fit(X, Y)
     place = tmp_path / "ck"
     with pytest.raises(RuntimeError, match="killed"):
-        trainer(place, Stop(11), epochs=4, keep=9).fit(X, Y)
+        trainer(place, EndAt(11), epochs=4, keep=9).fit(X, Y)
     old = place / f"step-{step:09}"
     paths = sorted(old.rglob("*"), key=lambda p: (-len(p.parts), p.name))
     for path in paths[: removed if removed < 5 else None]:
         path.rmdir() if path.is_dir() else path.unlink()
     again = Trainer.resume(place, plugins=plugins(), progress=False)
     again.fit(X, Y)
-    whole.export(tmp_path / "whole.onnx")
-    again.export(tmp_path / "again.onnx")
-    assert (tmp_path / "whole.onnx").read_bytes() == (tmp_path / "again.onnx").read_bytes()
+    assert exported(whole) == exported(again)
 
 
 def test_a_checkpoint_says_which_run_it_is_of(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 from ortflex_core import Columns, ConfigError, DataError, Trainer, internals_of, split
-from ortflex_plugins.cli.main import main
 from tests.models import linear
+from tests.plugins.commands import works
 from tests.training import make
 
 pytestmark = pytest.mark.per_python
@@ -170,10 +169,8 @@ def test_a_recipe_stratifies_and_evaluate_has_the_same_rows(tmp_path: Path) -> N
     text = 'model = "m.onnx"\ndata = "d.npz"\nloss = "softmax_cross_entropy"\nvalidation = 0.25\n'
     text += 'stratify = true\nepochs = 2\nclasses = ["z", "b", "a"]\noutput = "run"\n'
     (tmp_path / "train.toml").write_text(text)
-    done = CliRunner().invoke(main, ["train", str(tmp_path / "train.toml")])
-    assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(main, ["evaluate", str(tmp_path / "run"), "--json"])
-    assert done.exit_code == 0, done.output
+    works("train", str(tmp_path / "train.toml"))
+    done = works("evaluate", str(tmp_path / "run"), "--json")
     history = (tmp_path / "run" / "history.csv").read_text().splitlines()
     last = dict(zip(history[0].split(","), history[-1].split(","), strict=True))
     assert json.loads(done.stdout)["loss"] == pytest.approx(float(last["validation_loss"]))

@@ -33,14 +33,10 @@ def test_a_weighted_training_is_torch_s(backend: str, reduction: Any) -> None:
     x, y = rng.normal(size=(12, 4)).astype(np.float32), rng.integers(0, 3, 12)
     y[3] = -100
     model = models.classifier()
-    loss = {
-        "name": "softmax_cross_entropy",
-        "class_weight": [0.5, 2.0, 1.0],
-        "label_smoothing": 0.1,
-    }
-    trainer = make(
-        model, loss=loss, backend=backend, learning_rate=0.05, reduction=reduction, batch_size=12
-    )
+    loss: dict[str, Any] = {"name": "softmax_cross_entropy", "class_weight": [0.5, 2.0, 1.0]}
+    loss["label_smoothing"] = 0.1
+    options: Any = {"learning_rate": 0.05, "reduction": reduction, "batch_size": 12}
+    trainer = make(model, loss=loss, backend=backend, **options)
     start = models.weights_of(model)
     weight, bias = (torch.tensor(start[n], requires_grad=True) for n in ("W", "b"))
     theirs = torch.optim.SGD([weight, bias], lr=0.05)
@@ -66,21 +62,12 @@ def test_several_weighted_losses_on_several_outputs_are_torch_s(backend: str) ->
     amount = rng.normal(size=(10, 1)).astype(np.float32)
     classes, weight = rng.integers(0, 3, 10), rng.uniform(0.5, 2, 10).astype(np.float32)
     model = models.two_headed()
-    trainer = make(
-        model,
-        loss=[
-            {"name": "huber", "predicted": "amount", "factor": 0.3},
-            {
-                "name": "softmax_cross_entropy",
-                "predicted": "scores",
-                "factor": 2.0,
-                "class_weight": [1.0, 0.5, 2.0],
-            },
-        ],
-        backend=backend,
-        learning_rate=0.05,
-        batch_size=10,
-    )
+    cross: dict[str, Any] = {"name": "softmax_cross_entropy", "class_weight": [1.0, 0.5, 2.0]}
+    losses = [
+        {"name": "huber", "predicted": "amount", "factor": 0.3},
+        {**cross, "predicted": "scores", "factor": 2.0},
+    ]
+    trainer = make(model, loss=losses, backend=backend, learning_rate=0.05, batch_size=10)
     leaves = {n: torch.tensor(a, requires_grad=True) for n, a in models.weights_of(model).items()}
     theirs = torch.optim.SGD(list(leaves.values()), lr=0.05)
     x, w = torch.tensor(np.hstack(list(feeds.values()))), torch.tensor(weight)
@@ -124,17 +111,13 @@ def test_wrong_weights_are_refused(table: Any, text: str) -> None:
 
 def test_class_weights_are_no_mapping_whose_keys_would_be_taken() -> None:
     by_class = {0: 1.0, 1: 2.0, 2: 3.0}
-    with pytest.raises(
-        TypeError, match="one per class in the order of the scores, got the mapping"
-    ):
+    said = "one per class in the order of the scores, got the mapping"
+    with pytest.raises(TypeError, match=said):
         SoftmaxCrossEntropy(class_weight=by_class)  # type: ignore[arg-type]
-    loss = {"name": "softmax_cross_entropy", "class_weight": by_class}
-    with pytest.raises(
-        ConfigError, match=r"loss\.class_weight: expected a list of numbers or 'balanced', got"
-    ):
+    loss: dict[str, Any] = {"name": "softmax_cross_entropy", "class_weight": by_class}
+    said = r"loss\.class_weight: expected a list of numbers or 'balanced', got"
+    with pytest.raises(ConfigError, match=said):
         make(models.mlp((6, 3)), loss=loss)
-    loss = {"name": "softmax_cross_entropy", "class_weight": np.array([1.0, 2.0, 3.0])}
-    made = make(models.mlp((6, 3)), loss=loss)
-    assert internals_of(made).setup.requests[0].loss == SoftmaxCrossEntropy(
-        class_weight=(1.0, 2.0, 3.0)
-    )
+    loss["class_weight"] = np.array([1.0, 2.0, 3.0])
+    made = internals_of(make(models.mlp((6, 3)), loss=loss)).setup.requests[0].loss
+    assert made == SoftmaxCrossEntropy(class_weight=(1.0, 2.0, 3.0))
