@@ -12,7 +12,7 @@ import onnx
 
 from ortflex_core import Array
 from ortflex_core.testing import running
-from tests import oracles
+from tests import models, oracles
 
 Reference = Callable[..., Any]
 Slots = Mapping[str, Array]
@@ -20,9 +20,8 @@ Slots = Mapping[str, Array]
 
 def focal(s: Array, y: Array, alpha: float, gamma: float) -> Array:
     p = 1 / (1 + np.exp(-s))
-    return (y * alpha * (1 - p) ** gamma + (1 - y) * (1 - alpha) * p**gamma) * oracles.log_loss(
-        s, y
-    )
+    surprise = y * alpha * (1 - p) ** gamma + (1 - y) * (1 - alpha) * p**gamma
+    return surprise * oracles.log_loss(s, y)
 
 
 def pairs(p: Array, y: Array, margin: float) -> Array:
@@ -49,8 +48,7 @@ def entropy(s: Array, y: Array | None) -> Array:
 
 
 def causal_lm(s: Array, y: Array) -> Array:
-    logs = s - s.max(-1, keepdims=True)
-    logs = (logs - np.log(np.exp(logs).sum(-1, keepdims=True)))[:, :-1]
+    logs = oracles.log_softmax(s, -1)[:, :-1]
     tokens = y[:, 1:]
     picked = np.take_along_axis(logs, np.maximum(tokens, 0)[..., None], -1)[..., 0]
     return np.where(tokens == -100, 0, -picked)
@@ -69,21 +67,16 @@ def _cosines(a: Array, b: Array) -> Array:
     return (a / lengths[0]) @ (b / lengths[1]).T
 
 
-def _log_softmax(s: Array, axis: int = 1) -> Array:
-    s = s - s.max(axis, keepdims=True)
-    return s - np.log(np.exp(s).sum(axis, keepdims=True))
-
-
 def margin_softmax(read: Mapping[str, Array], y: Array, scale: float) -> Array:
     cosines = _cosines(read["embedding"], read["weight"])
     moved = cosines * np.cos(0.5) - np.sqrt(np.maximum(1 - cosines**2, 1e-9)) * np.sin(0.5)
     own = y[:, None] == np.arange(cosines.shape[1])
-    return -_log_softmax(scale * np.where(own, moved, cosines))[own]
+    return -oracles.log_softmax(scale * np.where(own, moved, cosines))[own]
 
 
 def contrastive(read: Mapping[str, Array], y: Any, temperature: float) -> Array:
     s = _cosines(read["anchor"], read["positive"]) / temperature
-    return -(np.diag(_log_softmax(s)) + np.diag(_log_softmax(s, 0))) / 2
+    return -(np.diag(oracles.log_softmax(s)) + np.diag(oracles.log_softmax(s, 0))) / 2
 
 
 LOSSES: dict[str, Reference] = {
@@ -193,19 +186,8 @@ def edited_model(component: Any) -> onnx.ModelProto:
     if component.name != "more_tokens":
         return running.network_model()
     table = np.random.default_rng(2).standard_normal((6, 4)).astype(np.float32)
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("Gather", ["table", "X"], ["h"]),
-            onnx.helper.make_node("Transpose", ["table"], ["turned"], perm=[1, 0]),
-            onnx.helper.make_node("MatMul", ["h", "turned"], ["Y"]),
-        ],
-        "tied",
-        [onnx.helper.make_tensor_value_info("X", onnx.TensorProto.INT64, ["N", 5])],
-        [onnx.helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, ["N", 5, 6])],
-        [onnx.numpy_helper.from_array(table, "table")],
-    )
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    return onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
+    nodes = "h = Gather(table, X) turned = Transpose<perm = [1, 0]>(table) Y = MatMul(h, turned)"
+    return models.parsed(nodes, {"table": table}, "int64[N, 5] X", "float[N, 5, 6] Y")
 
 
 # Quantizers: (values, codes, symmetric) -> the lowest and the highest number ------------------------

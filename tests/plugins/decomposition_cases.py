@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -243,11 +244,8 @@ def groups() -> list[Case]:
         call(op, q, k, v, *none, lengths, total, *angles, do_rotary=1, **settings),
         call(op, q, k, v, *none, lengths, total, *angles, places, do_rotary=1, **settings),
         call(
-            op,
-            *(q, k, v, *none, lengths, total, *angles),
-            do_rotary=1,
-            rotary_interleaved=1,
-            **settings,
+            *(op, q, k, v, *none, lengths, total, *angles),
+            **{"do_rotary": 1, "rotary_interleaved": 1, **settings},
         ),
         call(op, q, k, v, *none, lengths, total, local_window_size=2, softcap=5.0, **settings),
         call(op, q, k, v, *none, lengths, total, smooth_softmax=1, **settings),
@@ -264,14 +262,8 @@ def rotary() -> list[Case]:
             for places in (np.array([1]), RNG.integers(0, 9, (2, 4))):
                 made = call("RotaryEmbedding", x, places, draw(9, 4), draw(9, 4))
                 cases.append(attrs.evolve(made, attributes={"interleaved": interleaved}))
-        cases.append(
-            call(
-                "RotaryEmbedding",
-                *(x, np.array([1]), draw(9, 2), draw(9, 2)),
-                rotary_embedding_dim=4,
-                num_heads=3,
-            )
-        )
+        inputs, settings = (np.array([1]), draw(9, 2), draw(9, 2)), {"rotary_embedding_dim": 4}
+        cases.append(call("RotaryEmbedding", x, *inputs, num_heads=3, **settings))
     return cases
 
 
@@ -314,14 +306,7 @@ def positions() -> list[Case]:
     cases = []
     for both, buckets, most, queries, keys in ((1, 8, 20, 30, 30), (0, 6, 10, 3, 15)):
 
-        def reference(
-            table: Array,
-            q: Array,
-            k: Array,
-            both: int = both,
-            buckets: int = buckets,
-            most: int = most,
-        ) -> Array:
+        def reference(table: Array, q: Array, k: Array, both: int, buckets: int, most: int) -> Any:
             own = table.reshape(-1).reshape(2, buckets)  # by columns
             out = np.zeros((1, 2, int(q[0]), int(k[0])), np.float32)
             for i, j in np.ndindex(*out.shape[2:]):
@@ -337,7 +322,8 @@ def positions() -> list[Case]:
         settings = {"max_distance": most, "is_bidirectional": both}
         # The number of buckets is known in every file: the table is a weight.
         made = attrs.evolve(made, attributes=settings, constants=(0,), smooth=False)
-        cases.append(attrs.evolve(made, reference=reference))
+        known = partial(reference, both=both, buckets=buckets, most=most)
+        cases.append(attrs.evolve(made, reference=known))
     return cases
 
 
@@ -439,10 +425,7 @@ def integers() -> list[Case]:
         add("QLinearGlobalAveragePool", last, *x[1:], *out, channels_last=1)
     chosen = RNG.random((2, 4)) < 0.5
     add(
-        "QLinearWhere",
-        chosen,
-        *_coded(2, 4),
-        *_coded(2, 4, scale=0.0317),
+        *("QLinearWhere", chosen, *_coded(2, 4), *_coded(2, 4, scale=0.0317)),
         *_coded(scale=0.0519)[1:],
     )
     add("QLinearReduceMean", *_coded(2, 4, 6), *_coded(scale=0.0519)[1:], axes=[1], keepdims=0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-import onnx
+import onnx.parser
 from onnx import ModelProto, NodeProto, helper
 
 from ortflex_core import Array, LossTerm, Model, Plugins, Problem
@@ -80,9 +80,8 @@ def graph(
     made = helper.make_graph(nodes, "case", inputs, [], tensors)
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
     model.ir_version = 8 if opset < 19 else 9 if opset == 19 else 10
-    found = {
-        v.name: v for v in onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
-    }
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
+    found = {v.name: v for v in inferred}
     model.graph.output.append(found["Y"])
     return model
 
@@ -114,13 +113,9 @@ def case(
         helper.make_node("Mul", ["X", "w"], ["XW"], name="scaled"),
         helper.make_node(name.split("-")[0], names, results, name="node", **attributes),
     ]
-    return Case(
-        name if opset == 17 else f"{name}@{opset}",
-        graph(nodes, x.astype(dtype), weights, opset),
-        x.astype(dtype),
-        tuple(parameters),
-        **options,
-    )
+    made, given = graph(nodes, x.astype(dtype), weights, opset), x.astype(dtype)
+    label = name if opset == 17 else f"{name}@{opset}"
+    return Case(label, made, given, tuple(parameters), **options)
 
 
 def rn(*shape: int) -> Array:
@@ -216,9 +211,8 @@ def _cases() -> list[Case]:
         more = window | {"pads": [1, 0, 1, 1], "count_include_pad": include}
         found += [case(f"AveragePool-{include}", rn(2, 2, 6, 6), **more)]
     found += [case("AveragePool-line", rn(2, 3, 8), kernel_shape=[3], strides=[2])]
-    found += [
-        case("AveragePool-dilated", rn(1, 2, 7, 7), opset=19, kernel_shape=[2, 2], dilations=[2, 3])
-    ]
+    far_apart = {"kernel_shape": [2, 2], "dilations": [2, 3]}
+    found += [case("AveragePool-dilated", rn(1, 2, 7, 7), opset=19, **far_apart)]
     found += [case("LayerNormalization", rn(3, 4), P(pos(4)), P(rn(4)))]
     found += [case("LayerNormalization-plain", rn(3, 4, 2), P(pos(4, 2)), axis=1, epsilon=0.1)]
     found += [case("InstanceNormalization", rn(2, 3, 5), P(pos(3)), P(rn(3)))]
@@ -233,49 +227,32 @@ def _cases() -> list[Case]:
 def _graphs() -> list[Case]:
     """What one node does not show."""
 
-    def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> NodeProto:
-        return helper.make_node(op_type, inputs.split(), outputs.split(), **attributes)
-
     x, single = rn(3, 4).astype(np.float32), np.float32
-    w, v = pos(1, 4).astype(single), rn(4).astype(single)
-    zero, scaled = np.zeros((), single), node("Mul", "X w", "a")
-    positive = node("Greater", "a zero", "g")
-    both = {"w": w, "v": v, "zero": zero}
-    made: dict[str, tuple[list[NodeProto], dict[str, Array]]] = {
-        "Where": ([scaled, positive, node("Where", "g a v", "Y")], both),
+    w, v, zero = pos(1, 4).astype(single), rn(4).astype(single), np.zeros((), single)
+    made: dict[str, tuple[str, dict[str, Array]]] = {
+        "Where": ("a = Mul(X, w) g = Greater(a, zero) Y = Where(g, a, v)", {"v": v, "zero": zero}),
         "Cast-mask": (
-            [scaled, positive, node("Cast", "g", "m", to=1), node("Mul", "a m", "Y")],
-            {"w": w, "zero": zero},
+            "a = Mul(X, w) g = Greater(a, zero) m = Cast <to = 1> (g) Y = Mul(a, m)",
+            {"zero": zero},
         ),
-        "Mul-square": ([node("Mul", "w w", "q"), node("Add", "X q", "Y")], {"w": w}),
-        "Add-twice": ([node("Add", "w w", "q"), node("Mul", "X q", "Y")], {"w": w}),
-        "Mul-branches": ([scaled, node("Sin", "a", "b"), node("Mul", "a b", "Y")], {"w": w}),
-        "Div-parameters": (
-            [node("Abs", "v", "d"), node("Div", "w d", "q"), node("Mul", "X q", "Y")],
-            {"w": w, "v": v},
-        ),
-        "Split-half": (
-            [scaled, node("Split", "a", "s t", axis=1), node("Tanh", "s", "Y")],
-            {"w": w},
-        ),
+        "Mul-square": ("q = Mul(w, w) Y = Add(X, q)", {}),
+        "Add-twice": ("q = Add(w, w) Y = Mul(X, q)", {}),
+        "Mul-branches": ("a = Mul(X, w) b = Sin(a) Y = Mul(a, b)", {}),
+        "Div-parameters": ("d = Abs(v) q = Div(w, d) Y = Mul(X, q)", {"v": v}),
+        "Split-half": ("a = Mul(X, w) s, t = Split <axis = 1> (a) Y = Tanh(s)", {}),
         "ArgMax": (
-            [
-                scaled,
-                node("ArgMax", "a", "i", axis=1),
-                node("Cast", "i", "f", to=1),
-                node("Mul", "a f", "Y"),
-            ],
-            {"w": w},
+            "a = Mul(X, w) i = ArgMax <axis = 1> (a) f = Cast <to = 1> (i) Y = Mul(a, f)",
+            {},
         ),
-        "Shape": (
-            [scaled, node("Shape", "a", "s"), node("Expand", "v s", "e"), node("Mul", "a e", "Y")],
-            {"w": w, "v": v},
-        ),
+        "Shape": ("a = Mul(X, w) s = Shape(a) e = Expand(v, s) Y = Mul(a, e)", {"v": v}),
     }
-    return [
-        Case(name, graph(nodes, x, weights), x, tuple(n for n in weights if n in ("w", "v")))
-        for name, (nodes, weights) in made.items()
-    ]
+    cases = []
+    for name, (text, others) in made.items():
+        nodes = onnx.parser.parse_graph(f"g (float X) => (float Y) {{ {text} }}").node
+        weights = {"w": w, **others}
+        names = tuple(n for n in weights if n != "zero")
+        cases.append(Case(name, graph(list(nodes), x, weights), x, names))
+    return cases
 
 
 CASES = {one.name: one for one in _cases()}

@@ -10,16 +10,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from ortflex_core import Array, require_runtime
+from tests import models
 
 _FUSED = ["Conv", "Gemm", "MatMul", "Add", "GlobalAveragePool", "AveragePool"]
 _SUMS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
-_SIZES: dict[str, list[int]] = {
-    "image": [2, 6, 6],
-    "signal": [2, 9],
-    "rows": [8],
-    "tokens": [3, 8],
-    "ids": [3],
-}
+_SIZES = {"image": [2, 6, 6], "signal": [2, 9], "rows": [8], "tokens": [3, 8], "ids": [3]}
 
 
 class Draw:
@@ -150,16 +145,11 @@ class Draw:
     def model(self) -> ModelProto:
         """The float file."""
         kind = TensorProto.INT64 if self.kind == "ids" else TensorProto.FLOAT
-        graph = helper.make_graph(
-            self.nodes,
-            "g",
-            [helper.make_tensor_value_info("x", kind, ["N", *_SIZES[self.kind]])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
-            [numpy_helper.from_array(np.asarray(a), n) for n, a in self.weights.items()],
-        )
+        given = helper.make_tensor_value_info("x", kind, ["N", *_SIZES[self.kind]])
         opsets = [helper.make_opsetid("", self.opset)]
-        least = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
-        return helper.make_model(graph, opset_imports=opsets, ir_version=max(least, 8))
+        ir = max(helper.find_min_ir_version_for(opsets, ignore_unknown=True), 8)
+        ends = [given], [models.floats("y", "N", 4)]
+        return models.model(self.nodes, *ends, self.weights, opset=self.opset, ir=ir)
 
     def rows(self, count: int, seed: int) -> Array:
         """Rows of x."""
@@ -313,10 +303,8 @@ class Pairs:
             return torch.tensor(numpy_helper.to_array(given["value"]))
         place = [self.values.get(n) if n in self.values else None for n in node.input]
         has_bias = node.op_type in ("Conv", "ConvTranspose", "Gemm") and len(node.input) > 2
-        own = [
-            v if v is not None else self._leaf(n)
-            for v, n in zip(place[: 2 if has_bias else None], node.input, strict=False)
-        ]
+        read = zip(place[: 2 if has_bias else None], node.input, strict=False)
+        own = [v if v is not None else self._leaf(n) for v, n in read]
         bias = self._bias(node) if has_bias else None
         x = own[0]
         dims = x.dim() - 2

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper
 
 from ortflex_core import Array
+from tests import models
 
 _SEED = 25
 _draws = [np.random.default_rng(_SEED)]
@@ -29,15 +30,8 @@ def network(
 ) -> ModelProto:
     """A float network from x [N, …] to y [N, 4]."""
     _draws[0] = np.random.default_rng(_SEED)
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", 1, ["N", *sizes])],
-        [helper.make_tensor_value_info("y", 1, ["N", 4])],
-        [numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    ends = [models.floats("x", "N", *sizes)], [models.floats("y", "N", 4)]
+    return models.model(nodes, *ends, weights, opset=opset)
 
 
 def mlp() -> ModelProto:
@@ -173,7 +167,26 @@ def embedding() -> ModelProto:
 
 def arrays(model: ModelProto) -> dict[str, Array]:
     """The initializers."""
-    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    return models.weights_of(model)
+
+
+PLAIN: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Cast": lambda x, given: x,
+    "Relu": lambda x, given: x.relu(),
+    "Sigmoid": lambda x, given: x.sigmoid(),
+    "Softmax": lambda x, given: x.softmax(-1),
+    "LeakyRelu": lambda x, given: x.maximum(given["alpha"] * x),
+    "GlobalAveragePool": lambda x, given: x.mean((2, 3), keepdim=True),
+    "AveragePool": lambda x, given: x.unfold(2, 2, 2).unfold(3, 2, 2).mean((4, 5)),
+    "Split": lambda x, given: tuple(x.chunk(2, 1)),
+    "Squeeze": lambda x, given: x.squeeze(-1),
+    "Unsqueeze": lambda x, given: x.unsqueeze(-1),
+    "Flatten": lambda x, given: x.flatten(1),
+    "Transpose": lambda x, given: x.permute(given["perm"]),
+    "ReduceMean": lambda x, given: x.mean(1),
+    "Resize": lambda x, given: x.repeat_interleave(2, 2).repeat_interleave(2, 3),
+}
+"""Operators of one tensor, with their attributes; with QLinear before their name rounded, too."""
 
 
 class InTorch:
@@ -228,10 +241,16 @@ class InTorch:
         self.values: dict[str, Any] = {"x": self.torch.tensor(x)}
         for node in self.model.graph.node:
             self.settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            made = getattr(self, f"_{node.op_type.lower()}")(list(node.input))
+            made = self.computed(node.op_type, list(node.input))
             made = made if isinstance(made, tuple) else (made,)
             self.values.update(zip(node.output, made, strict=True))
         return self.values["y"]
+
+    def computed(self, op_type: str, i: list[str]) -> Any:
+        if (method := getattr(self, f"_{op_type.lower()}", None)) is not None:
+            return method(i)
+        made = PLAIN[op_type.removeprefix("QLinear")](self.values[i[0]], self.settings)
+        return self.rounded(made, i[3:5]) if op_type.startswith("QLinear") else made
 
     def _quantizelinear(self, i: list[str]) -> Any:
         return self.rounded(self.values[i[0]], i[1:])
@@ -262,55 +281,18 @@ class InTorch:
     def _qlinearmul(self, i: list[str]) -> Any:
         return self.rounded(self.real(i[:3]) * self.real(i[3:6]), i[6:8])
 
-    def _qlinearsigmoid(self, i: list[str]) -> Any:
-        return self.rounded(self.values[i[0]].sigmoid(), i[3:5])
-
-    def _qlinearleakyrelu(self, i: list[str]) -> Any:
-        y = self.torch.nn.functional.leaky_relu(self.values[i[0]], self.settings["alpha"])
-        return self.rounded(y, i[3:5])
-
-    def _qlinearsoftmax(self, i: list[str]) -> Any:
-        return self.rounded(self.values[i[0]].softmax(-1), i[3:5])
-
     def _qlinearconcat(self, i: list[str]) -> Any:
         parts = [self.values[name] for name in i[2::3]]
         return self.rounded(self.torch.cat(parts, self.settings["axis"]), i[:2])
-
-    def _qlinearglobalaveragepool(self, i: list[str]) -> Any:
-        return self.rounded(self.values[i[0]].mean((2, 3), keepdim=True), i[3:5])
-
-    def _qlinearaveragepool(self, i: list[str]) -> Any:
-        return self.rounded(self.torch.nn.functional.avg_pool2d(self.values[i[0]], 2), i[3:5])
 
     def _maxpool(self, i: list[str]) -> Any:
         pads = self.settings.get("pads", [0] * 4)
         size, step = self.settings["kernel_shape"], self.settings["strides"]
         return self.torch.nn.functional.max_pool2d(self.values[i[0]], size, step, pads[:2])
 
-    def _resize(self, i: list[str]) -> Any:
-        return self.torch.nn.functional.interpolate(self.values[i[0]], scale_factor=2)
-
-    def _split(self, i: list[str]) -> Any:
-        return tuple(self.values[i[0]].chunk(2, 1))
-
-    def _squeeze(self, i: list[str]) -> Any:
-        return self.values[i[0]].squeeze(-1)
-
-    def _unsqueeze(self, i: list[str]) -> Any:
-        return self.values[i[0]].unsqueeze(-1)
-
-    def _flatten(self, i: list[str]) -> Any:
-        return self.values[i[0]].flatten(1)
-
-    def _transpose(self, i: list[str]) -> Any:
-        return self.values[i[0]].permute(self.settings["perm"])
-
     def _reshape(self, i: list[str]) -> Any:
         x = self.values[i[0]]
         return x.reshape(len(x), -1, 6)
-
-    def _reducemean(self, i: list[str]) -> Any:
-        return self.values[i[0]].mean(1)
 
 
 class DynamicInTorch(InTorch):
@@ -346,9 +328,6 @@ class DynamicInTorch(InTorch):
         made = self.torch.nn.functional.conv2d
         return made(self.values[i[0]], self.weight(i, 0), padding=pads[:2], groups=groups)
 
-    def _cast(self, i: list[str]) -> Any:
-        return self.values[i[0]]
-
     def _mul(self, i: list[str]) -> Any:
         if i[0].endswith("_scale"):
             return None
@@ -365,26 +344,8 @@ class DynamicInTorch(InTorch):
         x, shape = self.value(i[0]), self.constants[i[1]].tolist()
         return x.reshape([x.shape[k] if d == 0 else d for k, d in enumerate(shape)])
 
-    def _relu(self, i: list[str]) -> Any:
-        return self.values[i[0]].relu()
-
-    def _sigmoid(self, i: list[str]) -> Any:
-        return self.values[i[0]].sigmoid()
-
-    def _softmax(self, i: list[str]) -> Any:
-        return self.values[i[0]].softmax(-1)
-
-    def _leakyrelu(self, i: list[str]) -> Any:
-        return self.torch.nn.functional.leaky_relu(self.values[i[0]], self.settings["alpha"])
-
     def _concat(self, i: list[str]) -> Any:
         return self.torch.cat([self.values[name] for name in i], 1)
-
-    def _globalaveragepool(self, i: list[str]) -> Any:
-        return self.values[i[0]].mean((2, 3), keepdim=True)
-
-    def _averagepool(self, i: list[str]) -> Any:
-        return self.torch.nn.functional.avg_pool2d(self.values[i[0]], 2)
 
     def _gather(self, i: list[str]) -> Any:
         names = [i[0].replace("quantized", part) for part in ("quantized", "scale", "zero_point")]

@@ -292,9 +292,7 @@ def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has only '.*net\.fc\.lora_A\.weight'; A and B"):
         Lora.from_peft(half)
     foreign = folder(tmp_path / "foreign", pairs(prefix="base_model.model.decoder."))
-    with pytest.raises(
-        ModelError, match=r"a different base model: its module 'decoder\.\S+' matches no"
-    ):
+    with pytest.raises(ModelError, match=r"a different base model: its module 'decoder\.\S+'"):
         trainer(adapters=Lora.from_peft(foreign))
     with pytest.raises(ConfigError, match="created with other fields: pass rank = 2, alpha = 6"):
         trainer(adapters={"name": "lora", "source": str(foreign)})

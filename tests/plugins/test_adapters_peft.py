@@ -167,9 +167,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
         trainer(path, adapters=Lora.from_peft(tmp_path / "narrow"))
     other = nn.ModuleDict({"query": nn.Linear(16, 16)})
     adapted(other, target_modules=["query"]).save_pretrained(tmp_path / "other")
-    with pytest.raises(
-        ModelError, match="to a different base model: its module 'query' matches no product"
-    ):
+    with pytest.raises(ModelError, match="to a different base model: its module 'query' matches"):
         trainer(path, adapters=Lora.from_peft(tmp_path / "other"))
 
 

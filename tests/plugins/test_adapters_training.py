@@ -133,14 +133,6 @@ def test_a_training_continues_without_the_folder_it_started_with(
             trainer(adapters=[task, style])
 
 
-def test_copies_have_the_adapters() -> None:
-    x, _ = data()
-    made = fitted()
-    again = pickle.loads(pickle.dumps(made))
-    same(made.get_state(), again.get_state())
-    np.testing.assert_array_equal(again.predict(x), made.predict(x))
-
-
 def test_accumulated_batches_are_one_large_batch() -> None:
     x, y = data()
     options = {"optimizer": "sgd", "learning_rate": 0.05, "shuffle": False}

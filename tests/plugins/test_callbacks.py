@@ -48,13 +48,6 @@ def test_early_stopping_watches_the_given_column() -> None:
         trainer.fit(x, y, validation_data=(held_x, held_y))
 
 
-def test_a_step_without_progress_counts_from_min_delta() -> None:
-    x, y = regression(features=6)
-    stopping = {"name": "early_stopping", "patience": 3, "min_delta": 1e9}
-    trainer = make(models.mlp(), backend="fused", callbacks=[stopping], epochs=50)
-    assert len(trainer.fit(x, y)) == 4
-
-
 def test_checkpoints_are_written_when_due_and_old_ones_removed(tmp_path: Path) -> None:
     x, y = regression(rows=40, features=6)
     options: dict[str, Any] = {"backend": "fused", "batch_size": 4, "epochs": 5}
@@ -115,14 +108,6 @@ def test_an_interrupted_training_continues_with_its_callbacks(tmp_path: Path) ->
         np.testing.assert_allclose(
             [float(v or 0) for v in one.values()], [float(v or 0) for v in two.values()], rtol=1e-9
         )
-
-
-def test_a_line_per_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    x, y = regression(features=6)
-    make(models.mlp(), backend="fused", callbacks=["epoch_line"], epochs=2).fit(x, y)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]
-    assert "loss" in lines[0]
 
 
 @pytest.mark.parametrize(

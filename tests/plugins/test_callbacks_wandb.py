@@ -15,6 +15,7 @@ import pytest
 
 from ortflex_core import CallbackKit, Trainer, hook, internals_of
 from tests import models
+from tests.plugins.kit_fixtures import effect_of
 from tests.training import make, plugins, regression
 
 pytestmark = pytest.mark.per_python
@@ -127,12 +128,9 @@ class TestWandb(CallbackKit):
     def component(self, wandb_spec: Any) -> Any:
         return plugins().component("callbacks", {**wandb_spec, "mode": "disabled", "model": False})
 
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            assert component.run_id_
-
-        return check
+    @effect_of
+    def effect(self, component: Any, trainer: Any, history: Any) -> None:
+        assert component.run_id_
 
 
 # trackio ------------------------------------------------------------------------------------------

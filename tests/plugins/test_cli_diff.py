@@ -5,32 +5,20 @@ import json
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
-from ortflex_plugins.cli.main import main
+from tests import models
+from tests.plugins.commands import works
 
 pytestmark = pytest.mark.once
 
 
 def model(path, tensors, op="Add", **metadata):
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["s"]), helper.make_node(op, ["s", "b"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
-        [numpy_helper.from_array(a, n) for n, a in tensors.items()],
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    nodes = f"s = MatMul(x, w) y = {op}(s, b)"
+    made = models.parsed(nodes, tensors, "float[n, 3] x", "float[n, 2] y")
     helper.set_model_props(made, metadata)
     onnx.save(made, path)
     return str(path)
-
-
-def run(*arguments):
-    result = CliRunner().invoke(main, ["diff", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_every_difference_is_found_and_nothing_else(tmp_path):
@@ -41,7 +29,7 @@ def test_every_difference_is_found_and_nothing_else(tmp_path):
     other[2, 1] -= 2
     first = model(tmp_path / "a.onnx", {"w": w, "b": b}, author="me")
     second = model(tmp_path / "b.onnx", {"w": other, "b": b}, op="Mul", author="<you>")
-    found = json.loads(run(first, second, "--json"))
+    found = json.loads(works("diff", first, second, "--json").stdout)
     [change] = found["tensors"]
     delta = np.float64(other) - np.float64(w)
     assert (change["name"], change["state"], change["numbers"]) == ("w", "changed", 2)
@@ -55,7 +43,7 @@ def test_every_difference_is_found_and_nothing_else(tmp_path):
         "metadata author": ["me", "<you>"],
     }
     page = tmp_path / "page.html"
-    text = run(first, second, "-o", str(page))
+    text = works("diff", first, second, "-o", str(page)).stdout
     assert "1 of 2 tensors differ" in text
     assert "<td>w</td>" in page.read_text()
     assert "<you>" not in page.read_text()
@@ -64,10 +52,10 @@ def test_every_difference_is_found_and_nothing_else(tmp_path):
 def test_equal_files_and_other_forms(tmp_path):
     w, b = np.full((3, 2), np.nan, np.float32), np.zeros(2, np.float32)
     first = model(tmp_path / "a.onnx", {"w": w, "b": b})
-    again = json.loads(run(first, first, "--json"))
+    again = json.loads(works("diff", first, first, "--json").stdout)
     assert (again["tensors"], again["facts"], again["equal"]) == ([], {}, 2)
     second = model(tmp_path / "b.onnx", {"w": w, "b": b[:1]})
-    [change] = json.loads(run(first, second, "--json"))["tensors"]
+    [change] = json.loads(works("diff", first, second, "--json").stdout)["tensors"]
     assert (change["name"], change["state"]) == ("b", "other form")
     assert "[2]" in change["form"]
     assert "[1]" in change["form"]

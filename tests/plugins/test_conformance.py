@@ -32,6 +32,7 @@ from ortflex_core import (
 )
 from ortflex_core.testing.running import plugins
 from tests.plugins import conformance_references
+from tests.plugins.kit_fixtures import component_of, gives, normals
 
 # What has no default, and other values than those that the references are made for.
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -72,6 +73,16 @@ def made(wanted: tuple[str, str]) -> Any:
     return plugins().component(kind, {"name": name, **PARAMETERS.get(name, {})})
 
 
+def each(kind: str, *without: str) -> Any:
+    """The fixture ``component``: every plugin of ours of a kind, but for some."""
+
+    @pytest.fixture(params=[p for p in ours(kind) if p.id not in without])
+    def component(self: Any, request: Any) -> Any:
+        return made(request.param)
+
+    return component
+
+
 class Known:
     """A kit with the formula in numpy of each component that has one."""
 
@@ -87,119 +98,76 @@ class Known:
 
 
 class TestLosses(Known, LossKit):
-    @pytest.fixture(params=[p for p in ours("losses") if p.id not in OTHER_LOSSES])
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("losses", *OTHER_LOSSES)
 
 
 class TestClassNumbers(LossKit):
     """softmax_cross_entropy with class indices, some of them ignored."""
 
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("losses", {"name": "softmax_cross_entropy", "ignore_index": 0})
-
-    @pytest.fixture
-    def reference(self) -> Any:
-        return partial(conformance_references.LOSSES["softmax_cross_entropy"], ignore_index=0)
-
-    @pytest.fixture
-    def labels(self) -> Any:
-        return np.array([0, 1, 2, 2, 0, 1])
+    component = component_of("losses", "softmax_cross_entropy", ignore_index=0)
+    reference = gives(
+        partial(conformance_references.LOSSES["softmax_cross_entropy"], ignore_index=0)
+    )
+    labels = gives(np.array([0, 1, 2, 2, 0, 1]))
 
 
 class TestPairs(Known, LossKit):
     """cosine_embedding: its margin is there for pairs alone."""
 
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("losses", {"name": "cosine_embedding", "margin": 0.1})
-
-    @pytest.fixture
-    def predicted(self) -> Any:
-        return np.random.default_rng(1).normal(size=(6, 2, 3))
-
-    @pytest.fixture
-    def labels(self) -> Any:
-        return np.array([1.0, -1, -1, 1, -1, -1])
+    component = component_of("losses", "cosine_embedding", margin=0.1)
+    predicted = normals(1, 6, 2, 3)
+    labels = gives(np.array([1.0, -1, -1, 1, -1, -1]))
 
 
 class TestTokens(Known, LossKit):
     """causal_lm: class indices that are shifted by one position."""
 
-    @pytest.fixture
-    def component(self) -> Any:
-        return made(("losses", "causal_lm"))
-
-    @pytest.fixture
-    def predicted(self) -> Any:
-        return np.random.default_rng(1).normal(size=(6, 3, 4))
-
-    @pytest.fixture
-    def labels(self) -> Any:
-        return np.array([[0, 1, 2], [3, 2, -100], [0, 0, 0], [1, 3, 3], [2, 2, 1], [1, -100, 0]])
+    component = component_of("losses", "causal_lm")
+    predicted = normals(1, 6, 3, 4)
+    labels = gives(
+        np.array([[0, 1, 2], [3, 2, -100], [0, 0, 0], [1, 3, 3], [2, 2, 1], [1, -100, 0]])
+    )
 
 
 class TestTriplets(Known, LossKit):
     """triplet: a loss of three tensors, without labels."""
 
-    @pytest.fixture
-    def component(self) -> Any:
-        return made(("losses", "triplet"))
+    component = component_of("losses", "triplet")
 
 
 class TestOwnTensors(Known, LossKit):
     """margin_softmax: a loss with trained tensors of its own."""
 
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("losses", {"name": "margin_softmax", "classes": 3, "scale": 4.0})
-
-    @pytest.fixture
-    def labels(self) -> Any:
-        return np.array([0, 1, 2, 2, 0, 1])
+    component = component_of("losses", "margin_softmax", classes=3, scale=4.0)
+    labels = gives(np.array([0, 1, 2, 2, 0, 1]))
 
 
 class TestComparedRows(Known, LossKit):
     """contrastive: the values of a batch depend on all of its rows."""
 
     independent = False
-
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("losses", {"name": "contrastive", "temperature": 0.3})
+    component = component_of("losses", "contrastive", temperature=0.3)
 
 
 class TestNoPenalty(Known, PenaltyKit):
     has_formula = False
-
-    @pytest.fixture
-    def component(self) -> Any:
-        return made(("penalties", "none"))
+    component = component_of("penalties", "none")
 
 
 class TestPenalties(Known, PenaltyKit):
-    @pytest.fixture(params=[p for p in ours("penalties") if p.id != "none"])
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("penalties", "none")
 
 
 class TestOptimizers(Known, OptimizerKit):
-    @pytest.fixture(params=ours("optimizers"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("optimizers")
 
 
 class TestSchedules(Known, ScheduleKit):
-    @pytest.fixture(params=ours("schedules"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("schedules")
 
 
 class TestEdits(Known, EditKit):
-    @pytest.fixture(params=ours("edits"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("edits")
 
     @pytest.fixture
     def model(self, component: Any) -> Any:
@@ -207,54 +175,36 @@ class TestEdits(Known, EditKit):
 
 
 class TestQuantizers(Known, QuantizerKit):
-    @pytest.fixture(params=ours("quantizers"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("quantizers")
 
 
 class TestAdapters(Known, AdapterKit):
-    @pytest.fixture(params=ours("adapters"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("adapters")
 
 
 class TestTransforms(Known, TransformKit):
-    @pytest.fixture(params=ours("transforms"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("transforms")
 
 
 class TestConstraints(Known, ConstraintKit):
-    @pytest.fixture(params=ours("constraints"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("constraints")
 
 
 class TestAverages(Known, AverageKit):
-    @pytest.fixture(params=ours("averages"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("averages")
 
 
 class TestPrecisions(PrecisionKit):
-    @pytest.fixture(params=ours("precisions"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("precisions")
 
 
 CLASSES = ("accuracy", "top_k", "f1", "roc_auc")
 TOKENS = ("token_accuracy", "perplexity")
-BOXES = ("average_precision",)  # in test_average_precision.py
+BOXES = ("average_precision",)  # in test_detection.py
 
 
 class TestMetrics(Known, MetricKit):
-    @pytest.fixture(
-        params=[
-            p for p in ours("metrics") if p.id not in (*CLASSES, *TOKENS, *BOXES, "example_worst")
-        ]
-    )
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("metrics", *CLASSES, *TOKENS, *BOXES, "example_worst")
 
 
 class TestMetricsOfClasses(Known, MetricKit):
@@ -264,13 +214,8 @@ class TestMetricsOfClasses(Known, MetricKit):
     def component(self, request: Any) -> Any:
         return made(("metrics", request.param))
 
-    @pytest.fixture
-    def expected(self) -> Any:
-        return np.random.default_rng(1).integers(0, 3, 12)
-
-    @pytest.fixture
-    def predicted(self) -> Any:
-        return np.random.default_rng(2).normal(size=(12, 3))
+    expected = gives(np.random.default_rng(1).integers(0, 3, 12))
+    predicted = normals(2, 12, 3)
 
     @pytest.fixture
     def perfect(self, expected: Any) -> Any:
@@ -284,42 +229,27 @@ class TestMetricsOfTokens(Known, MetricKit):
     def component(self, request: Any) -> Any:
         return made(("metrics", request.param))
 
-    @pytest.fixture
-    def expected(self) -> Any:
-        return np.random.default_rng(1).integers(0, 3, (12, 4))
-
-    @pytest.fixture
-    def predicted(self) -> Any:
-        return np.random.default_rng(2).normal(size=(12, 4, 3))
+    expected = gives(np.random.default_rng(1).integers(0, 3, (12, 4)))
+    predicted = normals(2, 12, 4, 3)
 
     @pytest.fixture
     def perfect(self, expected: Any) -> Any:
         return 100 * np.eye(3)[np.roll(expected, -1, axis=1)]
 
-    @pytest.fixture
-    def loss(self) -> str:
-        return "causal_lm"
+    loss = gives("causal_lm")
 
 
 class TestWorst(Known, MetricKit):
     weighted = False
-
-    @pytest.fixture
-    def component(self) -> Any:
-        pytest.importorskip("ortflex_example")
-        return made(("metrics", "example_worst"))
+    component = component_of("metrics", "example_worst", "ortflex_example")
 
 
 class TestDevices(DeviceKit):
-    @pytest.fixture(params=ours("devices"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("devices")
 
 
 class TestBackends(BackendKit):
-    @pytest.fixture(params=ours("backends"))
-    def component(self, request: Any) -> Any:
-        return made(request.param)
+    component = each("backends")
 
 
 # Gradient rules: the tables of tests/plugins/test_gradient_rules.py ask far more ------------------
@@ -356,12 +286,7 @@ CALLS: dict[str, Any] = {
     "shape": ("Transpose", [smooth(3, 2)], {"perm": [1, 0]}, lambda x: x.T),
     "matmul": ("MatMul", [smooth(3, 2), smooth(2, 4)], {}, lambda a, b: a @ b),
     "indexing": ("Gather", [smooth(3, 2), np.array([2, 0, 2])], {}, lambda x, k: x[k]),
-    "einsum": (
-        "Einsum",
-        [smooth(3, 2), smooth(3, 2)],
-        {"equation": "ni,ni->n"},
-        lambda a, b: (a * b).sum(1),
-    ),
+    "einsum": ("Einsum", [smooth(3, 2)] * 2, {"equation": "ni,ni->n"}, lambda a, b: (a * b).sum(1)),
 }
 
 

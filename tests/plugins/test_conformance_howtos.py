@@ -9,9 +9,8 @@ from pathlib import Path
 
 import attrs
 import pytest
-from click.testing import CliRunner
 
-from ortflex_plugins.cli.main import main
+from tests.plugins.commands import works
 from tests.plugins.conformance_installed import PYTEST, ROOT, install, run
 
 pytestmark = pytest.mark.once
@@ -49,8 +48,7 @@ class Reader:
     def type(self, line: str) -> None:
         command, *words = shlex.split(line)
         if command == "ortflex":
-            done = CliRunner().invoke(main, words)
-            assert done.exit_code == 0, f"{line}: {done.output}"
+            works(*words)
         elif [command, *words] == ["pip", "install", "onnxruntime-extensions"]:
             self.without = importlib.util.find_spec(EXTENSIONS) is None
         elif [command, *words[:2]] == ["pip", "install", "-e"]:
@@ -63,25 +61,16 @@ class Reader:
 
 def test_there_is_a_page_for_what_people_write() -> None:
     names = {p.stem.removeprefix("write-a-").removeprefix("write-an-") for p in PAGES}
-    formulas = {
-        "loss",
-        "optimizer",
-        "transform",
-        "gradient-rule",
-        "penalty",
-        "constraint",
-        "schedule",
-        "average",
-    }
+    formulas = {"loss", "optimizer", "transform", "gradient-rule", "penalty", "constraint"}
+    formulas |= {"schedule", "average"}
     assert names >= formulas | {"backend", "callback", "metric", "data-source", "device"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_no_formula_is_longer_than_fifteen_lines(page: Path) -> None:
     for text in (t for kind, t in BLOCK.findall(page.read_text("utf-8")) if kind == "python"):
-        for body in re.findall(
-            r"^ *def (?:(?!test_)\w)+\(.*?(?=^\S|^ *@|^ *def |\Z)", text, re.M | re.S
-        ):
+        bodies = r"^ *def (?:(?!test_)\w)+\(.*?(?=^\S|^ *@|^ *def |\Z)"
+        for body in re.findall(bodies, text, re.M | re.S):
             assert len(body.strip().splitlines()) <= 15, body
 
 
@@ -101,11 +90,8 @@ def test_followed_word_by_word_every_page_works(
     for package in packages:
         assert package.name in reader.tested, f"{package.name} is never tested"
         install(package, tmp_path / "site")
-    done = run(
-        [*PYTEST, "--import-mode=importlib", *sorted(set(reader.tested))],
-        tmp_path,
-        tmp_path / "site",
-    )
+    call = [*PYTEST, "--import-mode=importlib", *sorted(set(reader.tested))]
+    done = run(call, tmp_path, tmp_path / "site")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert len(packages) >= 11
     assert re.search(r"\d+ passed", done.stdout)

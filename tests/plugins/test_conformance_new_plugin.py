@@ -8,11 +8,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ortflex_core import KINDS as REGISTRIES
 from ortflex_plugins.cli.completion import word
-from ortflex_plugins.cli.main import main
+from tests.plugins.commands import refused, works
 from tests.plugins.conformance_installed import PYTEST, install, run
 
 pytestmark = pytest.mark.once
@@ -24,8 +23,7 @@ QUICK = ["penalty", "metric", "edit"]
 
 def written(kind: str, folder: Path, name: str = "") -> Path:
     name = name or f"fresh_{kind}"
-    done = CliRunner().invoke(main, ["new-plugin", kind, name, "--output", str(folder)])
-    assert done.exit_code == 0, done.output
+    done = works("new-plugin", kind, name, "--output", str(folder))
     assert f"wrote {folder / name}" in done.output
     return folder / name
 
@@ -103,17 +101,14 @@ def test_what_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_refuses(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = CliRunner().invoke(main, ["new-plugin", *arguments, "--output", str(tmp_path)])
-    assert done.exit_code == 1
+    done = refused("new-plugin", *arguments, "--output", str(tmp_path))
     assert re.search(message, done.output)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "fresh_loss").mkdir()
-    call = ["new-plugin", "loss", "fresh_loss", "--output", str(tmp_path)]
-    done = CliRunner().invoke(main, call)
-    assert done.exit_code == 1
+    done = refused("new-plugin", "loss", "fresh_loss", "--output", str(tmp_path))
     assert "exists and was not changed" in done.output
     assert not list((tmp_path / "fresh_loss").iterdir())
 

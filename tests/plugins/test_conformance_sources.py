@@ -10,6 +10,7 @@ import pytest
 
 from ortflex_core import CallbackKit, DataSourceKit
 from ortflex_core.testing.running import plugins
+from tests.plugins.kit_fixtures import component_of, effect_of, gives
 
 pytestmark = pytest.mark.per_python
 
@@ -19,30 +20,26 @@ X = np.arange(12, dtype=np.float64).reshape(6, 2)
 Y = np.linspace(-1, 1, 6)
 
 
-class TestNpz(DataSourceKit):
+class Rows(DataSourceKit):
+    reference = gives({"X": X, "y": Y})
+
+
+class TestNpz(Rows):
     @pytest.fixture
     def component(self, tmp_path: Path) -> Any:
         np.savez(tmp_path / "data.npz", X=X, y=Y)
         return plugins().component("data", {"name": "npz", "path": str(tmp_path / "data.npz")})
 
-    @pytest.fixture
-    def reference(self) -> Any:
-        return {"X": X, "y": Y}
 
-
-class TestNpy(DataSourceKit):
+class TestNpy(Rows):
     @pytest.fixture
     def component(self, tmp_path: Path) -> Any:
         for name, array in (("X", X), ("y", Y)):
             np.save(tmp_path / f"{name}.npy", array)
         return plugins().component("data", {"name": "npy", "path": str(tmp_path)})
 
-    @pytest.fixture
-    def reference(self) -> Any:
-        return {"X": X, "y": Y}
 
-
-class TestCsv(DataSourceKit):
+class TestCsv(Rows):
     @pytest.fixture
     def component(self, tmp_path: Path) -> Any:
         rows = "\n".join(f"{a},{b},{y}" for (a, b), y in zip(X, Y, strict=True))
@@ -50,12 +47,8 @@ class TestCsv(DataSourceKit):
         given = {"name": "csv", "path": str(tmp_path / "data.csv"), "target": "y"}
         return plugins().component("data", given)
 
-    @pytest.fixture
-    def reference(self) -> Any:
-        return {"X": X, "y": Y}
 
-
-class TestParquet(DataSourceKit):
+class TestParquet(Rows):
     @pytest.fixture(params=["parquet", "arrow"])
     def component(self, tmp_path: Path, request: Any) -> Any:
         pyarrow = pytest.importorskip("pyarrow")
@@ -67,16 +60,9 @@ class TestParquet(DataSourceKit):
             pytest.importorskip("pyarrow.feather").write_feather(table, path)
         return plugins().component("data", {"name": request.param, "path": path})
 
-    @pytest.fixture
-    def reference(self) -> Any:
-        return {"X": X, "y": Y}
-
 
 class TestLine(DataSourceKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        pytest.importorskip("ortflex_example")
-        return plugins().component("data", {"name": "example_line", "rows": 5})
+    component = component_of("data", "example_line", "ortflex_example", rows=5)
 
     @pytest.fixture
     def reference(self) -> Any:
@@ -91,56 +77,37 @@ class TestLine(DataSourceKit):
 
 class TestEarlyStopping(CallbackKit):
     watches = False
+    component = component_of("callbacks", "early_stopping", patience=2, min_delta=100.0)
 
-    @pytest.fixture
-    def component(self) -> Any:
-        given = {"name": "early_stopping", "patience": 2, "min_delta": 100.0}
-        return plugins().component("callbacks", given)
-
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            assert len(history) == 3  # one that is the best, two that are no better
-            assert component.best_epoch_ == 1
-
-        return check
+    @effect_of
+    def effect(self, component: Any, trainer: Any, history: Any) -> None:
+        assert len(history) == 3  # one that is the best, two that are no better
+        assert component.best_epoch_ == 1
 
 
 class TestCheckpoint(CallbackKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("callbacks", {"name": "checkpoint", "keep": 2})
+    component = component_of("callbacks", "checkpoint", keep=2)
 
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            found = sorted(p.name for p in (trainer.folder / "checkpoints").iterdir())
-            # A training that is resumed from an older checkpoint sets newer ones of its run aside.
-            left = [name for name in found if not name.startswith("superseded-")]
-            assert left == ["best", "step-000000009", "step-000000012"]
-
-        return check
+    @effect_of
+    def effect(self, component: Any, trainer: Any, history: Any) -> None:
+        found = sorted(p.name for p in (trainer.folder / "checkpoints").iterdir())
+        # A training that is resumed from an older checkpoint sets newer ones of its run aside.
+        left = [name for name in found if not name.startswith("superseded-")]
+        assert left == ["best", "step-000000009", "step-000000012"]
 
 
 class TestCsvLog(CallbackKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("callbacks", "csv_log")
+    component = component_of("callbacks", "csv_log")
 
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            lines = (trainer.folder / "log.csv").read_text().splitlines()
-            assert len(lines) == 1 + len(history)
-            assert lines[0].split(",") == history.columns
-
-        return check
+    @effect_of
+    def effect(self, component: Any, trainer: Any, history: Any) -> None:
+        lines = (trainer.folder / "log.csv").read_text().splitlines()
+        assert len(lines) == 1 + len(history)
+        assert lines[0].split(",") == history.columns
 
 
 class TestEpochLine(CallbackKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("callbacks", "epoch_line")
+    component = component_of("callbacks", "epoch_line")
 
     @pytest.fixture
     def effect(self, capsys: Any) -> Any:
@@ -151,33 +118,20 @@ class TestEpochLine(CallbackKit):
 
 
 class TestTensorboard(CallbackKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        pytest.importorskip("tensorboardX")
-        return plugins().component("callbacks", {"name": "tensorboard", "steps": 2})
+    component = component_of("callbacks", "tensorboard", "tensorboardX", steps=2)
 
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            files = list((trainer.folder / "tensorboard").glob("events.*"))
-            assert files
-            assert all(f.stat().st_size > 100 for f in files)
-
-        return check
+    @effect_of
+    def effect(self, component: Any, trainer: Any, history: Any) -> None:
+        files = list((trainer.folder / "tensorboard").glob("events.*"))
+        assert files
+        assert all(f.stat().st_size > 100 for f in files)
 
 
 class TestStopAfter(CallbackKit):
     watches = False
+    component = component_of("callbacks", "example_stop", "ortflex_example", steps=8)
 
-    @pytest.fixture
-    def component(self) -> Any:
-        pytest.importorskip("ortflex_example")
-        return plugins().component("callbacks", {"name": "example_stop", "steps": 8})
-
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            assert len(history) == 3
-            assert history["rows"][-1] == 8
-
-        return check
+    @effect_of
+    def effect(self, component: Any, trainer: Any, history: Any) -> None:
+        assert len(history) == 3
+        assert history["rows"][-1] == 8

@@ -77,13 +77,8 @@ def test_with_labels_of_some_rows_in_every_form_of_data(tmp_path: Path) -> None:
         {"name": "consistency", "factor": 2.0},
     ]
     weight = {"labeled": (np.arange(24) < 6).astype(np.float32)}
-    options = {
-        "epochs": 3,
-        "batch_size": 8,
-        "backend": "fused",
-        "optimizer": "adam",
-        "learning_rate": 0.1,
-    }
+    options = {"epochs": 3, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.1}
+    options["backend"] = "fused"
     whole = trainer([Noise()], losses, **options)
     labels = {whole._internals.setup.requests[0].label: Y}
     whole.fit(X, labels, weight, validation_data=(X, labels, weight))

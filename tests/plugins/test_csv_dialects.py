@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
 
 from ortflex_core import DataError, Recipe, Trainer
-from ortflex_plugins.cli.main import main
 from ortflex_plugins.data.csv import Csv
+from tests import models
+from tests.plugins.commands import works
 
 pytestmark = pytest.mark.per_python
 
@@ -94,29 +93,12 @@ def test_other_files_are_read_like_the_training_data(tmp_path):
         alike.load()
 
 
-def four_to_one(path):
-    rng = np.random.default_rng(0)
-    graph = helper.make_graph(
-        [helper.make_node("Gemm", ["x", "w", "b"], ["out"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 1])],
-        [
-            numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n)
-            for n, s in {"w": (4, 1), "b": (1,)}.items()
-        ],
-    )
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
-    )
-
-
 def test_the_validation_of_a_fit_is_read_like_the_training_data(tmp_path):
     """Another file has fewer categories and no median; those of the training count."""
     train, other = tmp_path / "train.csv", tmp_path / "other.csv"
     train.write_text(TABLE)
     other.write_text("city;paid;day;size;y\nRom;no;1970-01-02;;1\n")
-    four_to_one(tmp_path / "m.onnx")
+    onnx.save(models.linear(4), tmp_path / "m.onnx")
     sources = [Csv(path=str(p), columns=KINDS, fill="median") for p in (train, other)]
     trainer = Trainer(tmp_path / "m.onnx", loss="squared_error", epochs=1, progress=False)
     trainer.fit(sources[0], validation_data=sources[1])
@@ -128,7 +110,7 @@ def test_the_validation_of_a_fit_is_read_like_the_training_data(tmp_path):
 def test_init_writes_what_it_found(tmp_path, monkeypatch, header):
     """From the file of a spreadsheet to predictions, with the mapping of the training data."""
     monkeypatch.chdir(tmp_path)
-    four_to_one("m.onnx")
+    onnx.save(models.linear(4), "m.onnx")
     rng = np.random.default_rng(1)
     cities = rng.choice(["Bern", "Oslo", "Rom"], 60)
     lines = [
@@ -137,21 +119,15 @@ def test_init_writes_what_it_found(tmp_path, monkeypatch, header):
     ]
     names = "city;a;b;c;y\n" if header else ""
     Path("d.csv").write_text(names + "\n".join(lines) + "\n")
-    run = CliRunner().invoke
-    target = "y" if header else "4"
-    made = run(
-        main, ["init", "m.onnx", "--data", "d.csv", "--target", target], catch_exceptions=False
-    )
-    assert made.exit_code == 0, made.output
+    works("init", "m.onnx", "--data", "d.csv", "--target", "y" if header else "4")
     data = Recipe.load("train.toml").data
     column = "city" if header else "0"
     assert dict(data["columns"]) == {column: ("Bern", "Oslo", "Rom")}
     assert (data["delimiter"], data["decimal"], data["header"]) == (";", ",", header)
-    trained = run(main, ["train", "train.toml", "epochs=2", "output=run"], catch_exceptions=False)
-    assert trained.exit_code == 0, trained.output
+    trained = works("train", "train.toml", "epochs=2", "output=run")
     assert "warning" not in trained.output.lower()
     kept = Recipe.load("run/recipe.toml").data
     assert (kept["delimiter"], dict(kept["columns"])) == (";", dict(data["columns"]))
     Path("new.csv").write_text(names + "\n".join(line for line in lines if line[0] == "R") + "\n")
-    scores = run(main, ["evaluate", "run", "new.csv", "--json"], catch_exceptions=False)
-    assert json.loads(scores.stdout)["loss"] > 0
+    scores = json.loads(works("evaluate", "run", "new.csv", "--json").stdout)
+    assert scores["loss"] > 0

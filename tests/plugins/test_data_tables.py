@@ -84,12 +84,7 @@ def test_tensors_of_a_fixed_shape(tables: Write) -> None:
         ({"a": ["p", "q"]}, {}, {}, "0.{}: the column 'a' is string, which cannot be joined with"),
         ({}, {}, {"columns": ["a"], "target": ["c"]}, "0.{}: no column 'c'"),
         ({"b": [1, None]}, {"b": [1, 2]}, {}, "column 'b': row 1 has no value; fill ="),
-        (
-            {"b": [[1], [1, 2]]},
-            {"b": [[1], [1]]},
-            {},
-            "the list of row 1 has 2 values, that of row",
-        ),
+        ({"b": [[1], [1, 2]]}, {"b": [[1], [1]]}, {}, "the list of row 1 has 2 values, that of"),
     ],
 )
 def test_tables_that_do_not_fit(
@@ -115,9 +110,7 @@ def test_types_that_are_no_numbers_and_empty_tables(tables: Write) -> None:
         tables(pa.table({"day": day, "y": [1]}))
     with pytest.raises(DataError, match="column 'day': values of type date32"):
         tables(pa.table({"a": [1], "day": day}), target="day")
-    with pytest.raises(
-        DataError, match="no column is left for the features; all are labels or weights"
-    ):
+    with pytest.raises(DataError, match="no column is left for the features; all are labels or"):
         tables(pa.table({"y": [1]}))
     with pytest.raises(DataError, match="the data are empty: 0 rows"):
         tables(pa.table({"a": pa.array([], pa.int32()), "y": pa.array([], pa.int32())}))
@@ -128,9 +121,6 @@ def test_files_that_are_none(tables: Write, tmp_path: Path, request: Any) -> Non
     (tmp_path / "tables").mkdir()
     with pytest.raises(DataError, match=rf"expected \.{kind} files in this folder, found none"):
         tables()
-    source = plugins().component("data", {"name": kind, "path": str(tmp_path / "none")})
-    with pytest.raises(DataError, match="none: no such file or folder"):
-        source.load()
     (tmp_path / "tables" / f"0.{kind}").write_bytes(b"PAR1 or ARROW1, but no more than that")
     with pytest.raises(DataError, match=rf"0\.{kind}: cannot be read: "):
         tables()

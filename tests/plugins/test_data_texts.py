@@ -134,7 +134,6 @@ def test_a_recipe_finds_the_tokenizer_next_to_the_data(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"file": "data.txt"}, r"data\.txt: no such file"),
         ({"file": "tokenizer.txt"}, r"expected a \.csv, \.jsonl or \.parquet file"),
         ({"text": "txet"}, "no column 'txet'; did you mean 'text'"),
         ({"target": "lable"}, "no column 'lable'; did you mean 'label'"),

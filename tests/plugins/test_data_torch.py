@@ -120,9 +120,7 @@ def test_a_type_that_numpy_lacks_has_the_conversion() -> None:
     x, y = torch.from_numpy(X).bfloat16(), torch.from_numpy(Y)
     dataset = torch.utils.data.TensorDataset(x, y)
     for data in ((x, y), (dataset,), (torch.utils.data.DataLoader(dataset, batch_size=8),)):
-        with pytest.raises(
-            DataError, match=r"numpy has no bfloat16, convert the tensor: \.float\(\)"
-        ):
+        with pytest.raises(DataError, match=r"numpy has no bfloat16, convert .*: \.float\(\)"):
             make(models.mlp(), **OPTIONS).fit(*data)
     make(models.mlp(), **OPTIONS).fit(x.float(), y)
 

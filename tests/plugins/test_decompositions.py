@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto
 
 from ortflex import Trainer
 from ortflex_core import (
@@ -25,6 +25,7 @@ from ortflex_core import (
     require_runtime,
 )
 from ortflex_core.testing.running import plugins
+from tests import models
 from tests.plugins.decomposition_cases import FAMILIES, Case, draw
 
 
@@ -57,32 +58,19 @@ class TestFamilies(DecompositionKit):
         return FAMILIES[family]
 
 
-def network(nodes: Sequence[Any], weights: dict[str, Any], opset: int = 17) -> ModelProto:
+def network(nodes: str, weights: dict[str, Any], **domains: int) -> ModelProto:
     """x [N, 4] to y [N, …] through some nodes."""
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", 1, ["N", 4])],
-        [helper.make_tensor_value_info("y", 1, ["N", "M"])],
-        [numpy_helper.from_array(np.asarray(a, np.float32), n) for n, a in weights.items()],
-    )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+    ends = "float[N, 4] x", "float[N, M] y"
+    return models.parsed(nodes, weights, *ends, com_microsoft=1, **domains)
 
 
 def fused() -> ModelProto:
-    made = helper.make_node
-    domain = "com.microsoft"
-    return network(
-        [
-            made(
-                "FusedMatMul", ["x", "W"], ["z"], name="first", domain=domain, transB=1, alpha=0.5
-            ),
-            made("BiasGelu", ["z", "b"], ["h"], name="gelu", domain=domain),
-            made("MatMul", ["h", "V"], ["y"], name="last"),
-        ],
-        {"W": draw(6, 4), "b": draw(6), "V": draw(6, 2)},
-    )
+    nodes = """
+        [first] z = com.microsoft.FusedMatMul<transB = 1, alpha = 0.5>(x, W)
+        [gelu] h = com.microsoft.BiasGelu(z, b)
+        [last] y = MatMul(h, V)
+    """
+    return network(nodes, {"W": draw(6, 4), "b": draw(6), "V": draw(6, 2)})
 
 
 def test_a_fused_network_trains_like_torch_and_is_exported_as_it_was() -> None:
@@ -91,17 +79,14 @@ def test_a_fused_network_trains_like_torch_and_is_exported_as_it_was() -> None:
     x, y = (rng.standard_normal((8, n)).astype(np.float32) for n in (4, 2))
     trainer = Trainer(model, loss="squared_error", optimizer="sgd", learning_rate=0.1)
     trainer.step((x, y))
-    weights = {t.name: numpy_helper.to_array(t).astype(float) for t in model.graph.initializer}
+    weights = {name: array.astype(float) for name, array in models.weights_of(model).items()}
     w, b, v = (torch.tensor(weights[n], requires_grad=True) for n in ("W", "b", "V"))
     hidden = torch.nn.functional.gelu(0.5 * torch.tensor(x, dtype=torch.float64) @ w.T + b)
     ((hidden @ v - torch.tensor(y)) ** 2).mean().backward()
     for name, tensor in {"W": w, "b": b, "V": v}.items():
         wanted = (tensor - 0.1 * tensor.grad).detach().numpy()
         np.testing.assert_allclose(trainer.get_state()[name], wanted, rtol=1e-5, atol=1e-6)
-    exported = trainer.export()
-    assert [n.SerializeToString() for n in exported.graph.node] == [
-        n.SerializeToString() for n in model.graph.node
-    ]
+    assert trainer.export().graph.node == model.graph.node
 
 
 def test_check_says_what_is_decomposed() -> None:
@@ -118,12 +103,10 @@ def test_check_says_what_is_decomposed() -> None:
 
 
 def test_a_form_that_is_not_decomposed_is_named_with_its_reason() -> None:
-    numbers = {"activation": "ScaledTanh", "activation_alpha": 2.0, "activation_beta": 3.0}
-    node = helper.make_node("FusedGemm", ["h", "W"], ["y"], domain="com.microsoft", **numbers)
-    alone = network([helper.make_node("Abs", ["x"], ["h"]), node], {"W": draw(4, 2)})
-    model = network(
-        [helper.make_node("MatMul", ["x", "V"], ["h"]), node], {"V": draw(4, 3), "W": draw(3, 2)}
-    )
+    node = """y = com.microsoft.FusedGemm<activation = "ScaledTanh", activation_alpha = 2.0,
+        activation_beta = 3.0>(h, W)"""
+    alone = network(f"h = Abs(x) {node}", {"W": draw(4, 2)})
+    model = network(f"h = MatMul(x, V) {node}", {"V": draw(4, 3), "W": draw(3, 2)})
     text = "FusedGemm of com.microsoft is not computed by standard operators with activation='ScaledTanh'"
     assert Model(model).decomposed.refused == {"y": text}
     report = check_model(model, "squared_error")
@@ -136,26 +119,17 @@ def test_a_form_that_is_not_decomposed_is_named_with_its_reason() -> None:
 
 REFUSED = {
     ("com.microsoft.nchwc", "ReorderInput"): (1, 1, "save it with ORT_ENABLE_EXTENDED"),
-    ("com.microsoft", "DynamicQuantizeLSTM"): (
-        12,
-        3,
-        "train the float file and quantize the result",
-    ),
+    ("com.microsoft", "DynamicQuantizeLSTM"): (12, 3, "train the float file and quantize the res"),
 }
 
 
 def test_packed_queries_of_unknown_size_are_named() -> None:
     """How they are split into queries, keys and values depends on the size."""
-    names = ["x", "", "", "", "", "lengths", "total"]
-    sizes = {"num_heads": 4, "kv_num_heads": 2}
-    node = helper.make_node("GroupQueryAttention", names, ["y"], domain="com.microsoft", **sizes)
-    value = helper.make_tensor_value_info
-    integers = [value("lengths", 6, ["N"]), value("total", 6, [1])]
+    node = """y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>(
+        x, , , , , lengths, total)"""
     for width, reasons in ((128, {}), ("D", {"y": "with packed queries of unknown size"})):
-        inputs = [value("x", 1, ["N", 4, width]), *integers]
-        graph = helper.make_graph([node], "g", inputs, [value("y", 1, ["N", 4, "M"])])
-        imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-        model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+        inputs = f"float[N, 4, {width}] x, int32[N] lengths, int32[1] total"
+        model = models.parsed(node, {}, inputs, "float[N, 4, M] y", com_microsoft=1)
         refused = Model(model).decomposed.refused
         assert refused.keys() == reasons.keys()
         assert all(reason in refused[name] for name, reason in reasons.items())
@@ -164,10 +138,9 @@ def test_packed_queries_of_unknown_size_are_named() -> None:
 @pytest.mark.parametrize("key", REFUSED, ids=lambda key: key[1])
 def test_an_operator_that_no_formula_computes_says_what_to_do(key: tuple[str, str]) -> None:
     count, outputs, text = REFUSED[key]
-    names = ["y", "", ""][:outputs]
-    node = helper.make_node(key[1], ["h"] * count, names, name="odd", domain=key[0])
-    model = network([helper.make_node("MatMul", ["x", "V"], ["h"]), node], {"V": draw(4, 3)})
-    model.opset_import.append(helper.make_opsetid("com.microsoft.nchwc", 1))
+    outs = ", ".join(["y", "other", "third"][:outputs])
+    node = f"[odd] {outs} = {'.'.join(key)}({', '.join(['h'] * count)})"
+    model = network(f"h = MatMul(x, V) {node}", {"V": draw(4, 3)}, com_microsoft_nchwc=1)
     text = f"{key[1]} 'odd' of {key[0]} is not computed by standard operators because .*{text}"
     report = check_model(model, "squared_error")
     assert report.nodes[1].status == "no rule"
@@ -177,34 +150,24 @@ def test_an_operator_that_no_formula_computes_says_what_to_do(key: tuple[str, st
 
 
 def test_an_error_explains_each_operator_once() -> None:
-    nodes = [helper.make_node("MatMul", ["x", "V"], ["h0"])]
-    for k in range(8):
-        inputs, name = [f"h{k}"], f"h{k + 1}" if k < 7 else "y"
-        nodes.append(helper.make_node("QLinearSigmoid", inputs * 5, [name], domain="com.microsoft"))
-    made = Model(network(nodes, {"V": draw(4, 3)})).decomposed
+    names = [*(f"h{k}" for k in range(8)), "y"]
+    nodes = [
+        f"{after} = com.microsoft.QLinearSigmoid({', '.join([before] * 5)})"
+        for before, after in pairwise(names)
+    ]
+    made = Model(network(" ".join(["h0 = MatMul(x, V)", *nodes]), {"V": draw(4, 3)})).decomposed
     assert (len(made.refused), len(made.explanations())) == (8, 1)
 
 
 def test_nodes_in_the_branches_of_an_if_are_decomposed() -> None:
-    made = helper.make_node
-    branches = [
-        helper.make_graph(
-            [made(name, ["z"], [f"out{name}"], domain="com.microsoft")],
-            name,
-            [],
-            [helper.make_tensor_value_info(f"out{name}", 1, ["N", 2])],
-        )
-        for name in ("Gelu", "FastGelu")
-    ]
-    model = network(
-        [
-            made("MatMul", ["x", "W"], ["z"]),
-            made("ReduceSum", ["x"], ["s"], keepdims=0),
-            made("Cast", ["s"], ["c"], to=9),
-            made("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
-        ],
-        {"W": draw(4, 2)},
-    )
+    nodes = """
+        z = MatMul(x, W) s = ReduceSum<keepdims = 0>(x) c = Cast<to = 9>(s)
+        y = If(c)<
+            then_branch = t () => (float[N, 2] a) { a = com.microsoft.Gelu(z) },
+            else_branch = e () => (float[N, 2] b) { b = com.microsoft.FastGelu(z) }
+        >
+    """
+    model = network(nodes, {"W": draw(4, 2)})
     inner = Model(model)
     assert len(inner.decomposed.reasons) == 2
     trainer = Trainer(model, loss="squared_error", backend="fused", learning_rate=0.1)
@@ -238,4 +201,3 @@ def test_an_input_that_is_not_read_is_refused() -> None:
     node.required(0)
     with pytest.raises(NotDecomposed, match="with input 1"):
         node.check_read()
-    assert not onnx.checker.check_model(fused())

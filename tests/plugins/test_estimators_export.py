@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
-from onnx import helper, numpy_helper
 
 pytest.importorskip("sklearn")
 pytest.importorskip("skl2onnx")
@@ -25,30 +23,22 @@ from tests import models
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 SHORT: dict[str, Any] = {"max_iter": 2, "learning_rate": 1e-3, "random_state": 0}
 BODIES = {
-    "newer": (
-        18,
-        "{ axes = Constant<value_ints=[1]>() m = ReduceMean(x, axes) z = MatMul(x, W) y = Add(z, m) }",
-    ),
-    "older": (12, "{ m = ReduceSum<axes=[1]>(x) z = MatMul(x, W) y = Add(z, m) }"),
-    "images": (17, "{ c = Conv(x, K) f = Flatten(c) y = MatMul(f, V) }"),
+    "newer": (18, "axes = Constant<value_ints=[1]>() m = ReduceMean(x, axes)"),
+    "older": (12, "m = ReduceSum<axes=[1]>(x)"),
+    "images": (17, "c = Conv(x, K) f = Flatten(c) y = MatMul(f, V)"),
 }
+PRODUCT = "z = MatMul(x, W) y = Add(z, m)"
 
 
-def given(name: str) -> onnx.ModelProto:
+def given(name: str, product: str = PRODUCT) -> onnx.ModelProto:
     opset, body = BODIES[name]
     rng = np.random.default_rng(0)
-    sizes = "1, 2, 2" if name == "images" else "4"
-    model = onnx.parser.parse_model(
-        f'<ir_version: 7, opset_import: ["": {opset}]> '
-        f"g (float[N, {sizes}] x) => (float[N, 1] y) {body}"
-    )
-    shapes = {"W": (4, 1), "K": (2, 1, 2, 2), "V": (2, 1)}
-    for weight in shapes if name != "images" else ("K", "V"):
-        if name != "images" and weight != "W":
-            continue
-        array = rng.standard_normal(shapes[weight]).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, weight))
-    return model
+    if name == "images":
+        weights = {"K": rng.standard_normal((2, 1, 2, 2)), "V": rng.standard_normal((2, 1))}
+        return models.parsed(body, weights, "float[N, 1, 2, 2] x", "float[N, 1] y", opset=opset)
+    weights = {"W": rng.standard_normal((4, 1))}
+    ends = "float[N, 4] x", "float[N, 1] y"
+    return models.parsed(f"{body} {product}", weights, *ends, opset=opset)
 
 
 def iris() -> tuple[np.ndarray, np.ndarray]:
@@ -101,24 +91,11 @@ def test_errors_say_what_cannot_be_converted() -> None:
     x, y = iris()
     with pytest.raises(NotFittedError, match="not fitted"):
         pipeline_to_onnx(make_pipeline(StandardScaler(), OrtRegressor()), x)
-    model = given("newer")
-    [product] = [n for n in model.graph.node if n.op_type == "MatMul"]
-    both = [
-        helper.make_graph(
-            [helper.make_node(op, ["z", "m"], [out])], op, [], [models.floats(out, "N", 1)]
-        )
-        for op, out in (("Add", "sum"), ("Sub", "difference"))
-    ]
-    nodes = [
-        *model.graph.node[:2],
-        product,
-        helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True))),
-        helper.make_node("If", ["yes"], ["y"], then_branch=both[0], else_branch=both[1]),
-    ]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    branches = """z = MatMul(x, W) yes = Constant<value = bool {1}>() y = If(yes) <
+        then_branch = t () => (float[N, 1] sum) { sum = Add(z, m) },
+        else_branch = e () => (float[N, 1] difference) { difference = Sub(z, m) }>"""
+    model = given("newer", branches)
     pipeline = make_pipeline(StandardScaler(), OrtRegressor(model, **SHORT)).fit(x, y)
-    with pytest.raises(
-        ModelError, match=r"the body of the If .* reads tensors of the graph around it"
-    ):
+    said = r"the body of the If .* reads tensors of the graph around it"
+    with pytest.raises(ModelError, match=said):
         pipeline_to_onnx(pipeline, x)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 pytest.importorskip("sklearn")
 
+from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.model_selection import train_test_split
@@ -37,27 +38,16 @@ def iris() -> tuple[np.ndarray, np.ndarray]:
 
 def reshaped(into: list[Any], outputs: int, image: list[Any] | None = None) -> onnx.ModelProto:
     """x·W of rows, or of images, reshaped."""
-    nodes = [
-        helper.make_node("Reshape", ["x", "flat"], ["rows"]),
-        helper.make_node("MatMul", ["rows", "W"], ["product"]),
-        helper.make_node("Reshape", ["product", "last"], ["y"]),
-    ]
-    weights = {"W": WEIGHTS[outputs]}
-    made = models.model(
-        nodes, [models.floats("x", "N", *(image or [4]))], [models.floats("y", "N", *into)], weights
-    )
-    for name, sizes in (("flat", [-1, 4]), ("last", [-1, *into])):
-        made.graph.initializer.append(numpy_helper.from_array(np.array(sizes), name))
-    return made
+    nodes = "rows = Reshape(x, flat) product = MatMul(rows, W) y = Reshape(product, last)"
+    sizes = {"flat": np.array([-1, 4]), "last": np.array([-1, *into])}
+    before, after = (", ".join(map(str, ["N", *dims])) for dims in (image or [4], into))
+    ends = f"float[{before}] x", f"float[{after}] y"
+    return models.parsed(nodes, {"W": WEIGHTS[outputs], **sizes}, *ends)
 
 
 def fixed(rows: int) -> onnx.ModelProto:
-    return models.model(
-        [helper.make_node("MatMul", ["x", "W"], ["y"])],
-        [models.floats("x", rows, 4)],
-        [models.floats("y", rows, 1)],
-        {"W": WEIGHTS[1]},
-    )
+    ends = f"float[{rows}, 4] x", f"float[{rows}, 1] y"
+    return models.parsed("y = MatMul(x, W)", {"W": WEIGHTS[1]}, *ends)
 
 
 @pytest.mark.parametrize(
@@ -117,28 +107,21 @@ def test_a_fitted_pipeline_keeps_its_preprocessing_and_its_labels(zipmap: bool) 
     )
     assert before == after
     assert len(before) == 1
-    old, new = (
-        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, out)
-    )
+    old, new = models.weights_of(model), models.weights_of(out)
     moved = {n for n in set(old) & set(new) if not np.array_equal(old[n], new[n])}
     assert moved == {"coefficient", "intercepts", "coefficient1", "intercepts1"}
 
 
 def test_classes_in_another_order_than_scikit_learns_are_refused() -> None:
     x, y = iris()
-    model = models.classifier(4, 3)
-    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([2, 1, 0]), "names"))
-    scores = model.graph.output[0].name
-    model.graph.node.extend(
-        [
-            helper.make_node("ArgMax", [scores], ["best"], axis=1, keepdims=0),
-            helper.make_node(
-                "ArrayFeatureExtractor", ["names", "best"], ["label"], domain="ai.onnx.ml"
-            ),
-        ]
-    )
-    model.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, [1, "N"]))
+    nodes = """
+        product = MatMul(X, W) scores = Add(product, b) probabilities = Softmax<axis = 1>(scores)
+        best = ArgMax<axis = 1, keepdims = 0>(probabilities)
+        label = ai.onnx.ml.ArrayFeatureExtractor(names, best)
+    """
+    weights = {**models.weights_of(models.classifier()), "names": np.array([2, 1, 0])}
+    ends = "float[N, 4] X", "float[N, 3] probabilities, int64[1, N] label"
+    model = models.parsed(nodes, weights, *ends, ai_onnx_ml=2)
     with pytest.raises(ModelError, match=re.escape("the classes [2, 1, 0], in this order")):
         OrtClassifier(model, **SHORT).fit(x, y)
     # Other labels than the file's are the user's own: by place.
@@ -161,28 +144,21 @@ def test_probabilities_without_a_softmax_are_no_scores(
     fitted.fit(x, y)
     options: dict[str, Any] = {"options": {"zipmap": False}, "target_opset": 17}
     model = to_onnx(fitted, x[:1], black_op={"LinearClassifier"}, **options)
-    with pytest.raises(
-        (ModelError, ConfigError), match=r"sums to 1|has normalized scores, x / Σ x"
-    ):
+    said = r"sums to 1|has normalized scores, x / Σ x"
+    with pytest.raises((ModelError, ConfigError), match=said):
         OrtClassifier(model, **SHORT).fit(x, y)
-    clf = OrtClassifier(
-        model, loss={scores: "log_loss"}, optimizer="sgd", learning_rate=1e-9, max_iter=1
-    )
+    still: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1e-9, "max_iter": 1}
+    clf = OrtClassifier(model, loss={scores: "log_loss"}, **still)
     clf.fit(x, y)
     np.testing.assert_allclose(clf.predict_proba(x), fitted.predict_proba(x), atol=1e-4)
 
 
 def test_numbers_that_add_up_to_one_are_no_scores() -> None:
     x, y = iris()
-    model = models.classifier(4, 3)
-    softmax = model.graph.node[-1]
-    power = [
-        helper.make_node("Exp", ["scores"], ["powers"]),
-        helper.make_node("LpNormalization", ["powers"], ["shares"], axis=1, p=1),
-    ]
-    model.graph.node.remove(softmax)
-    model.graph.node.extend(power)
-    model.graph.output[0].CopyFrom(models.floats("shares", "N", 3))
+    nodes = """product = MatMul(X, W) scores = Add(product, b) powers = Exp(scores)
+        shares = LpNormalization<axis = 1, p = 1>(powers)"""
+    weights = models.weights_of(models.classifier())
+    model = models.parsed(nodes, weights, "float[N, 4] X", "float[N, 3] shares")
     with pytest.raises(ModelError, match=r"'shares' sums to 1, .* loss={'scores': 'log_loss'}"):
         OrtClassifier(model, **SHORT).fit(x, y)
 
@@ -209,24 +185,16 @@ def test_losses_of_every_kind_train_classifiers(loss: str, classes: int) -> None
     else:
         assert not hasattr(clf, "predict_proba")
         margins = clf.decision_function(x)
-        np.testing.assert_allclose(
-            made["margins"] if classes == 3 else made["margins"][:, 1], margins, atol=1e-4
-        )
+        found = made["margins"] if classes == 3 else made["margins"][:, 1]
+        np.testing.assert_allclose(found, margins, atol=1e-4)
 
 
 def test_each_class_against_the_rest_is_scikit_learns_hinge() -> None:
     x, y = iris()
-    options: dict[str, Any] = {"random_state": 0, "max_iter": 300, "tol": None}
-    theirs = SGDClassifier(alpha=1e-2, **options).fit(x, y)
-    ours = OrtClassifier(
-        "linear",
-        loss="hinge",
-        alpha=1e-2,
-        learning_rate=0.01,
-        batch_size=10,
-        max_iter=300,
-        random_state=0,
-    ).fit(x, y)
+    options: dict[str, Any] = {"random_state": 0, "max_iter": 300, "alpha": 1e-2}
+    theirs = SGDClassifier(tol=None, **options).fit(x, y)
+    ours = OrtClassifier("linear", loss="hinge", learning_rate=0.01, batch_size=10, **options)
+    ours.fit(x, y)
     assert abs(ours.score(x, y) - theirs.score(x, y)) < 0.05
 
 
@@ -267,17 +235,10 @@ def test_class_weights_when_rows_come_bit_by_bit() -> None:
 
 def test_early_stopping_goes_back_to_the_best_rows_held_out() -> None:
     x, y = iris()
-    clf = OrtClassifier(
-        models.classifier(4, 3),
-        learning_rate=0.3,
-        early_stopping=True,
-        validation_fraction=0.3,
-        max_iter=60,
-        random_state=0,
-    ).fit(x, y)
-    _, held = train_test_split(
-        np.arange(len(y)), test_size=0.3, random_state=np.random.RandomState(0), stratify=y
-    )
+    early = {"early_stopping": True, "validation_fraction": 0.3, "max_iter": 60}
+    clf = OrtClassifier(models.classifier(), learning_rate=0.3, random_state=0, **early).fit(x, y)
+    drawn: dict[str, Any] = {"random_state": np.random.RandomState(0), "stratify": y}
+    _, held = train_test_split(np.arange(len(y)), test_size=0.3, **drawn)
     assert clf.score(x[held], y[held]) == max(clf.validation_scores_)
     assert clf.n_iter_ == len(clf.validation_scores_) < 60
     assert clf.best_loss_ is None
@@ -286,15 +247,11 @@ def test_early_stopping_goes_back_to_the_best_rows_held_out() -> None:
 def test_early_stopping_goes_back_to_the_statistics_of_that_epoch_too() -> None:
     """Weights of one epoch with running statistics of another are a network that was never scored."""
     x, y = iris()
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 3] y)
-        <float[4] g = {1, 1, 1, 1}, float[4] c = {0, 0, 0, 0}, float[4] m = {0, 0, 0, 0},
-         float[4] v = {1, 1, 1, 1}, float[3] b = {0, 0, 0}> {
-          n = BatchNormalization<momentum = 0.2> (x, g, c, m, v)  p = MatMul (n, w)  y = Add (p, b)
-        }"""
-    )
-    w = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    nodes = "n = BatchNormalization<momentum = 0.2>(x, g, c, m, v) p = MatMul(n, w) y = Add(p, b)"
+    weights = {name: np.full(4, value) for name, value in zip("gcmv", (1, 0, 0, 1), strict=True)}
+    weights |= {"b": np.zeros(3), "w": np.random.default_rng(1).standard_normal((4, 3))}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    model = models.parsed(nodes, weights, "float[N, 4] x", "float[N, 3] y")
     seen: list[Any] = []
 
     class Look:
@@ -302,15 +259,9 @@ def test_early_stopping_goes_back_to_the_statistics_of_that_epoch_too() -> None:
         def epoch_end(self, trainer: Any) -> None:
             seen.append(trainer.get_state(buffers=True))
 
-    clf = OrtClassifier(
-        model,
-        learning_rate=0.5,
-        batch_size=30,
-        early_stopping=True,
-        n_iter_no_change=4,
-        random_state=0,
-        callbacks=[Look()],
-    ).fit(x, y)
+    options: Any = {"early_stopping": True, "n_iter_no_change": 4, "callbacks": [Look()]}
+    clf = OrtClassifier(model, learning_rate=0.5, batch_size=30, random_state=0, **options)
+    clf.fit(x, y)
     best = int(np.argmax(clf.validation_scores_))
     assert best < len(seen) - 1
     left = clf._cached_trainer.get_state(buffers=True)
@@ -366,30 +317,58 @@ def test_numbers_that_the_models_type_cannot_hold() -> None:
     single = OrtRegressor(precision="float32", **SHORT)
     with pytest.raises(DataError, match=r"X has .*e\+300 in row 3, column 1, which X: float32"):
         single.fit(np.where(np.arange(600).reshape(150, 4) == 13, 1e300, x), y)
-    with pytest.raises(
-        DataError, match=r"y has .*e\+300 in row 7, column 0, which scores: float32"
-    ):
+    said = r"y has .*e\+300 in row 7, column 0, which scores: float32"
+    with pytest.raises(DataError, match=said):
         single.fit(x, np.where(np.arange(150) == 7, 1e300, y))
-    ids = models.model(
-        [
-            helper.make_node("Cast", ["ids"], ["x"], to=TensorProto.FLOAT),
-            helper.make_node("MatMul", ["x", "W"], ["y"]),
-        ],
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", 4])],
-        [models.floats("y", "N", 1)],
-        {"W": WEIGHTS[1]},
-    )
+    ends = "int64[N, 4] ids", "float[N, 1] y"
+    ids = models.parsed("x = Cast<to = 1>(ids) y = MatMul(x, W)", {"W": WEIGHTS[1]}, *ends)
     with pytest.raises(DataError, match=r"X has 0\.5 in row 0, column 0, which ids: int64\[N, 4\]"):
         OrtRegressor(ids, **SHORT).fit(np.full((9, 4), 0.5), np.zeros(9))
     assert OrtRegressor(ids, **SHORT).fit(np.ones((9, 4)), np.zeros(9)).n_iter_ == 3
-    total = models.model(
-        [
-            helper.make_node("MatMul", ["x", "W"], ["z"]),
-            helper.make_node("ReduceMean", ["z"], ["y"], keepdims=0),
-        ],
-        [models.floats("x", "N", 4)],
-        [models.floats("y")],
-        {"W": WEIGHTS[1]},
-    )
+    mean = "z = MatMul(x, W) y = ReduceMean<keepdims = 0>(z)"
+    total = models.parsed(mean, {"W": WEIGHTS[1]}, "float[N, 4] x", "float y")
     with pytest.raises(ModelError, match="'y' has one number for all rows; expected one per row"):
         OrtRegressor(total, **SHORT).fit(x, y)
+
+
+# ---------------------------------------------------------------------- new heads, and teachers
+
+DRAWS = np.random.default_rng(4)
+X = DRAWS.standard_normal((120, 4)).astype(np.float32)
+Y = np.array(list("abcde"))[(X @ DRAWS.standard_normal((4, 5))).argmax(1)]
+
+
+def classifier(**options: Any) -> Any:
+    settings = {"optimizer": "adam", "learning_rate": 0.1, "max_iter": 60, "n_iter_no_change": 99}
+    return OrtClassifier(models.classifier(), random_state=3, **settings, **options)
+
+
+@pytest.mark.parametrize("head", [5, list("abcde")])
+def test_a_new_head_fits_clones_and_pickles(head: Any) -> None:
+    options = {"head": head, "freeze": "backbone"}
+    made = classifier(loss="softmax_cross_entropy", options=options)
+    first, second = clone(made).fit(X, Y), clone(made).fit(X, Y)
+    assert first.score(X, Y) > 0.8
+    scores = first.predict_proba(X)
+    assert scores.shape == (120, 5)
+    np.testing.assert_array_equal(scores, second.predict_proba(X))
+    np.testing.assert_array_equal(scores, pickle.loads(pickle.dumps(first)).predict_proba(X))
+    again = pickle.loads(pickle.dumps(first)).partial_fit(X, Y)
+    assert again.score(X, Y) > 0.8
+
+
+def test_another_number_of_classes_names_the_head() -> None:
+    with pytest.raises(ModelError, match="'head': 5"):
+        classifier(loss="softmax_cross_entropy").fit(X, Y)
+    with pytest.raises(ModelError, match="nowhere"):
+        classifier(options={"head": {"outputs": 5, "at": "nowhere"}}).fit(X, Y)
+
+
+def test_a_teacher_of_an_estimator(tmp_path: Path) -> None:
+    path = tmp_path / "large.onnx"
+    onnx.save(models.classifier(seed=7), path)
+    wanted = models.predict(models.classifier(seed=7), {"X": X})["probabilities"]
+    loss = {"name": "distillation", "teacher": str(path), "alpha": 1.0, "temperature": 1.0}
+    made = classifier(loss=loss).fit(X, wanted.argmax(1))
+    found = made.predict_proba(X)
+    assert np.abs(found - wanted).max() < 0.05

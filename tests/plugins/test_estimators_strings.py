@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from ortflex_core import Array, DataError
+from tests import models
 
 pytest.importorskip("sklearn")
 skl2onnx = pytest.importorskip("skl2onnx")
@@ -82,10 +82,7 @@ def table(regression: bool) -> tuple[onnx.ModelProto, Any, Array]:
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, feeds))
+    return list(models.predict(model, feeds).values())
 
 
 def columns(x: Any) -> dict[str, Any]:

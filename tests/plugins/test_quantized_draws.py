@@ -14,13 +14,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from ortflex import Trainer
-from ortflex_core import (
-    Array,
-    Port,
-    gradient_program,
-    internals_of,
-    require_runtime,
-)
+from ortflex_core import Array, Port, gradient_program, internals_of, require_runtime
 from ortflex_core.compiler.programs.stages import prediction_program
 from ortflex_core.compiler.runtime.session import run_once
 from tests import models
@@ -119,8 +113,7 @@ def check_file(made: Trainer, draw: Draw, x: Array) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [k if k < NORMAL else pytest.param(k, marks=pytest.mark.slow) for k in range(COUNT)],
+    "seed", [k if k < NORMAL else pytest.param(k, marks=pytest.mark.slow) for k in range(COUNT)]
 )
 def test_a_drawn_network_has_the_gradients_of_torch_and_its_file(seed: int) -> None:
     if require_runtime().version_info < (1, 20):

@@ -200,8 +200,7 @@ def test_a_bias_with_a_scale_that_is_computed_is_refused() -> None:
         helper.make_node("Mul", ["one", "one"], ["s"]),
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
         helper.make_node(
-            *("QGemm", ["q", "s", "z", "W", "one", "z", "b"], ["y"], "gemm"),
-            domain="com.microsoft",
+            *("QGemm", ["q", "s", "z", "W", "one", "z", "b"], ["y"], "gemm"), domain="com.microsoft"
         ),
     ]
     weights = {"W": codes, "one": one, "z": zero, "b": np.zeros(4, np.int32)}
