@@ -17,6 +17,7 @@ from ortflex_plugins.backends.openvino.differences import (
     node_name,
     replace_abs,
     replace_copies,
+    replace_shifts,
     take_matrices,
 )
 
@@ -94,6 +95,7 @@ def _compile(
     same = {(n.input[0], n.output[0]) for n in proto.graph.node if n.op_type == "Identity"}
     pairs = {key: pair for key, pair in pairs.items() if pair not in same}
     replace_abs(proto.graph)
+    replace_shifts(proto.graph)
     replace_copies(proto.graph)
     matrices = take_matrices(proto.graph)
     for info in proto.graph.input:

@@ -76,6 +76,7 @@ def differences(graph: GraphProto, known: Collection[str] = ()) -> Iterator[str]
         for t in graph.initializer
         if len(t.dims) == 1 and t.dims[0] < 9
     }
+    shifts = {t.name for t in graph.initializer}
     for node in graph.node:
         if set(node.input) <= fixed:
             fixed.update(node.output)
@@ -87,6 +88,9 @@ def differences(graph: GraphProto, known: Collection[str] = ()) -> Iterator[str]
         place, why = _CONSTANT.get(node.op_type, (99, ""))
         if not what and _input(node, place) and _input(node, place) not in fixed:
             what = why
+        left = node.op_type == "BitShift" and given["direction"] == b"LEFT"
+        if left and _input(node, 1) not in shifts:
+            what = "a number of bits that is not a constant of the graph"
         place, why = _ABSENT.get(node.op_type, (99, ""))
         if not what and _input(node, place):
             what = why
@@ -137,6 +141,39 @@ def replace_abs(graph: GraphProto) -> None:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 replace_abs(attribute.g)
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def replace_shifts(graph: GraphProto) -> None:
+    """Take the bits away that a shift to the left would push out: OpenVINO returns the largest number.
+
+    The k high bits of x are (x >> m) << m with m = n − k for numbers of n bits.
+    """
+    amounts = {t.name: t for t in graph.initializer}
+    nodes = []
+    for node in graph.node:
+        if (
+            node.op_type == "BitShift"
+            and not node.domain
+            and _attributes(node)["direction"] == b"LEFT"
+        ):
+            x, y, k = node.input[0], node.output[0], numpy_helper.to_array(amounts[node.input[1]])
+            rest = numpy_helper.from_array((k.dtype.itemsize * 8 - k).astype(k.dtype), f"{y}/rest")
+            graph.initializer.append(rest)
+            right, high, low = f"{y}/right", f"{y}/high", f"{y}/low"
+            nodes += [
+                helper.make_node("BitShift", [x, rest.name], [right], right, direction="RIGHT"),
+                helper.make_node("BitShift", [right, rest.name], [high], high, direction="LEFT"),
+                helper.make_node("Sub", [x, high], [low], low),
+            ]
+            node = helper.make_node(
+                "BitShift", [low, node.input[1]], [y], node.name, direction="LEFT"
+            )
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                replace_shifts(attribute.g)
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
