@@ -35,6 +35,8 @@ from typing import Any
 
 import attrs
 
+from tests.report import table as aligned
+
 OUTCOMES = (
     "right",
     "wrong",
@@ -212,14 +214,7 @@ def table(counts: Mapping[str, Mapping[str, int]]) -> str:
         (name, *(str(found.get(o) or "") for o in OUTCOMES))
         for name, found in (("all", total), *counts.items())
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            c.ljust(w) if not k else c.rjust(w)
-            for k, (c, w) in enumerate(zip(r, widths, strict=True))
-        )
-        for r in rows
-    )
+    return aligned(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,10 +39,6 @@ def log_loss(s: Array, y: Array) -> Array:
     return y * np.logaddexp(0, -s) + (1 - y) * np.logaddexp(0, s)
 
 
-def log_loss_probabilities(p: Array, y: Array, eps: float = 1e-7) -> Array:
-    return np.array([-np.log(min(max(row[k], eps), 1 - eps)) for row, k in zip(p, y, strict=True)])
-
-
 def log_softmax(s: Array, axis: int = 1) -> Array:
     top = s.max(axis=axis, keepdims=True)
     return s - top - np.log(np.exp(s - top).sum(axis=axis, keepdims=True))

@@ -9,6 +9,34 @@ import torch
 
 from tests.parameter_modules import Builder, Built, Call, image, sequence, tokens
 
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 32,
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+DISTIL = {
+    "vocab_size": 50,
+    "dim": 16,
+    "n_heads": 2,
+    "hidden_dim": 32,
+    "max_position_embeddings": 32,
+}
+SIDES = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
+CODERS = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES.items()}
+CODERS["d_model"] = 16
+SQUEEZED = ("q", "k", "v", "post_attention", "intermediate", "output")
+
 
 def networks() -> Iterator[tuple[str, Builder]]:
     import transformers as hf
@@ -36,46 +64,14 @@ def networks() -> Iterator[tuple[str, Builder]]:
 
         return build
 
-    tiny = {
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 32,
-    }
-    bert = {**tiny, "pad_token_id": 0}
-    rope = {**tiny, "num_key_value_heads": 1, "head_dim": 8}
+    bert = {**TINY, "pad_token_id": 0}
+    rope = {**TINY, "num_key_value_heads": 1, "head_dim": 8}
     yield "bert", text("BertConfig", "BertForSequenceClassification", "logits", **bert)
     yield "roberta", text("RobertaConfig", "RobertaModel", **{**bert, "pad_token_id": 1})
-    yield (
-        "distilbert",
-        text(
-            "DistilBertConfig",
-            "DistilBertForSequenceClassification",
-            "logits",
-            vocab_size=50,
-            dim=16,
-            n_layers=2,
-            n_heads=2,
-            hidden_dim=32,
-            max_position_embeddings=32,
-        ),
-    )
-    yield (
-        "distilbert_sinusoidal",
-        text(
-            "DistilBertConfig",
-            "DistilBertModel",
-            vocab_size=50,
-            dim=16,
-            n_layers=1,
-            n_heads=2,
-            hidden_dim=32,
-            max_position_embeddings=32,
-            sinusoidal_pos_embds=True,
-        ),
-    )
+    classified = "DistilBertForSequenceClassification"
+    yield "distilbert", text("DistilBertConfig", classified, "logits", **DISTIL, n_layers=2)
+    sines = {"n_layers": 1, "sinusoidal_pos_embds": True}
+    yield "distilbert_sinusoidal", text("DistilBertConfig", "DistilBertModel", **DISTIL, **sines)
     yield "albert", text("AlbertConfig", "AlbertModel", embedding_size=8, **bert)
     yield "electra", text("ElectraConfig", "ElectraModel", embedding_size=8, **bert)
     yield (
@@ -95,18 +91,13 @@ def networks() -> Iterator[tuple[str, Builder]]:
             "SqueezeBertConfig",
             "SqueezeBertModel",
             embedding_size=16,
-            q_groups=1,
-            k_groups=1,
-            v_groups=1,
-            post_attention_groups=1,
-            intermediate_groups=1,
-            output_groups=1,
+            **{f"{name}_groups": 1 for name in SQUEEZED},
             **bert,
         ),
     )
     yield "fnet", text("FNetConfig", "FNetModel", **bert)
     yield "convbert", text("ConvBertConfig", "ConvBertModel", embedding_size=8, **bert)
-    yield "modernbert", text("ModernBertConfig", "ModernBertModel", pad_token_id=0, **tiny)
+    yield "modernbert", text("ModernBertConfig", "ModernBertModel", pad_token_id=0, **TINY)
     yield (
         "gpt2",
         text(
@@ -133,7 +124,7 @@ def networks() -> Iterator[tuple[str, Builder]]:
             max_position_embeddings=32,
         ),
     )
-    yield "gpt_neox", text("GPTNeoXConfig", "GPTNeoXModel", **tiny)
+    yield "gpt_neox", text("GPTNeoXConfig", "GPTNeoXModel", **TINY)
     yield (
         "opt",
         text(
@@ -159,8 +150,8 @@ def networks() -> Iterator[tuple[str, Builder]]:
     yield "mistral", text("MistralConfig", "MistralModel", **rope)
     yield "gemma", text("GemmaConfig", "GemmaModel", **rope)
     yield "gemma2", text("Gemma2Config", "Gemma2Model", **rope)
-    yield "phi", text("PhiConfig", "PhiModel", **tiny)
-    yield "olmo2", text("Olmo2Config", "Olmo2Model", **tiny)
+    yield "phi", text("PhiConfig", "PhiModel", **TINY)
+    yield "olmo2", text("Olmo2Config", "Olmo2Model", **TINY)
     yield (
         "mixtral",
         text("MixtralConfig", "MixtralModel", num_local_experts=4, num_experts_per_tok=2, **rope),
@@ -191,39 +182,19 @@ def networks() -> Iterator[tuple[str, Builder]]:
             max_position_embeddings=32,
         ),
     )
-    yield "clip_text", text("CLIPTextConfig", "CLIPTextModel", **{**tiny, "eos_token_id": 2})
-    yield (
-        "clip_vision",
-        picture(
-            "CLIPVisionConfig",
-            "CLIPVisionModel",
-            "pooler_output",
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            image_size=32,
-            patch_size=8,
-        ),
-    )
+    yield "clip_text", text("CLIPTextConfig", "CLIPTextModel", **{**TINY, "eos_token_id": 2})
+    clip = ("CLIPVisionConfig", "CLIPVisionModel", "pooler_output")
+    yield "clip_vision", picture(*clip, **VISION)
     yield "clip", lambda: _clip(hf)
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 32,
-        "patch_size": 8,
-    }
-    yield "hf_vit", picture("ViTConfig", "ViTForImageClassification", "logits", **vision)
-    yield "hf_deit", picture("DeiTConfig", "DeiTForImageClassification", "logits", **vision)
-    yield "dinov2", picture("Dinov2Config", "Dinov2Model", **vision)
+    yield "hf_vit", picture("ViTConfig", "ViTForImageClassification", "logits", **VISION)
+    yield "hf_deit", picture("DeiTConfig", "DeiTForImageClassification", "logits", **VISION)
+    yield "dinov2", picture("Dinov2Config", "Dinov2Model", **VISION)
     yield (
         "dinov2_registers",
-        picture("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", **vision),
+        picture("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", **VISION),
     )
-    yield "siglip", picture("SiglipVisionConfig", "SiglipVisionModel", "pooler_output", **vision)
-    yield "vit_mae", lambda: _mae(hf, vision)
+    yield "siglip", picture("SiglipVisionConfig", "SiglipVisionModel", "pooler_output", **VISION)
+    yield "vit_mae", lambda: _mae(hf)
     yield (
         "hf_swin",
         picture(
@@ -259,23 +230,9 @@ def networks() -> Iterator[tuple[str, Builder]]:
 
 
 def _clip(hf: Any) -> Built:
-    text = {
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 16,
-        "eos_token_id": 2,
-    }
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 32,
-        "patch_size": 8,
-    }
+    one = {"num_hidden_layers": 1}
+    text = {**TINY, **one, "max_position_embeddings": 16, "eos_token_id": 2}
+    vision = {**VISION, **one}
     config = hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
     return Call(hf.CLIPModel(config), ("input_ids", "pixel_values"), "logits_per_image"), (
         tokens(),
@@ -283,8 +240,8 @@ def _clip(hf: Any) -> Built:
     )
 
 
-def _mae(hf: Any, vision: dict[str, Any]) -> Built:
-    net = hf.ViTMAEModel(hf.ViTMAEConfig(**vision))
+def _mae(hf: Any) -> Built:
+    net = hf.ViTMAEModel(hf.ViTMAEConfig(**VISION))
     net.embeddings.initialize_weights()  # its table of sines
     return Call(net, ("pixel_values",), "last_hidden_state"), (image(32),)
 
@@ -304,14 +261,8 @@ def _perceiver(hf: Any) -> Built:
 
 def _whisper_config(hf: Any) -> Any:
     return hf.WhisperConfig(
+        **CODERS,
         vocab_size=50,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
         num_mel_bins=8,
         max_source_positions=10,
         max_target_positions=16,
@@ -365,13 +316,7 @@ def _detr(hf: Any) -> Built:
         use_pretrained_backbone=False,
         backbone=None,
         backbone_config=backbone,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
+        **CODERS,
         num_queries=5,
     )
     return Call(hf.DetrForObjectDetection(config), ("pixel_values",), "logits"), (image(64),)

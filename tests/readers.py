@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -69,14 +70,14 @@ def a_model(folder: Path) -> None:
 
 @reader(_outside)
 def a_model_whose_data_are_mapped(folder: Path) -> None:
-    with _changed(model_file, "HUGE", 0), _changed(model_file, "_SMALL", 0):
+    with mock.patch.object(model_file, "HUGE", 0), mock.patch.object(model_file, "_SMALL", 0):
         model = Model(folder / "m.onnx")
         model.initializer("W1")
 
 
 @reader(_outside)
 def a_model_whose_values_are_held_apart(folder: Path) -> None:
-    with _changed(model_file, "LARGE", 0), _changed(model_file, "_HELD", 0):
+    with mock.patch.object(model_file, "LARGE", 0), mock.patch.object(model_file, "_HELD", 0):
         Model(folder / "m.onnx")
 
 
@@ -114,7 +115,7 @@ def _repository(folder: Path) -> None:
 @reader(_repository)
 def a_model_of_the_hub(folder: Path) -> None:
     with (
-        _changed(os, "link", _no_links),
+        mock.patch.object(os, "link", _no_links),
         repository.open_model("a/b", "m.onnx", None, _Hub(folder)) as (path, _),
     ):
         Model(path)
@@ -198,17 +199,8 @@ def a_library_that_was_compiled(folder: Path) -> None:
         compiler.compile_library(f"int number_{next(_NUMBERS)};")
 
 
-@contextlib.contextmanager
-def _cache(folder: Path) -> Iterator[None]:
-    before = os.environ.get(compiler.CACHE)
-    os.environ[compiler.CACHE] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[compiler.CACHE]
-        else:
-            os.environ[compiler.CACHE] = before
+def _cache(folder: Path) -> Any:
+    return mock.patch.dict(os.environ, {compiler.CACHE: str(folder)})
 
 
 _NUMBERS = itertools.count()
@@ -386,10 +378,8 @@ class Owner:
 KEPT = Owner()
 
 
-@contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[None]:
-    with _changed(column_files.tempfile, "tempdir", str(folder)):
-        yield
+def _temporary(folder: Path) -> Any:
+    return mock.patch.object(column_files.tempfile, "tempdir", str(folder))
 
 
 def _columns(folder: Path) -> None:
@@ -442,16 +432,6 @@ OF_ANY_SIZE = (".bin", ".data", ".npy", "memory")
 
 
 @contextlib.contextmanager
-def _changed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    old = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)
-
-
-@contextlib.contextmanager
 def recorded(opened: set[Path], places: set[str]) -> Iterator[None]:
     """Record the files that are opened, and the functions that open them."""
     opener, locking = regular_files._open, locks._open
@@ -471,7 +451,10 @@ def recorded(opened: set[Path], places: set[str]) -> Iterator[None]:
         record(path)
         return locking(path)
 
-    with _changed(regular_files, "_open", reading), _changed(locks, "_open", lock):
+    with (
+        mock.patch.object(regular_files, "_open", reading),
+        mock.patch.object(locks, "_open", lock),
+    ):
         yield
 
 

@@ -6,6 +6,7 @@ Those of transformers come from its configurations; convolutional ones are writt
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ def pixels(size: int = 16, channels: int = 3) -> torch.Tensor:
 
 
 Made = tuple[nn.Module, dict[str, torch.Tensor]]
-_ENCODER: Mapping[str, int] = {
+_ENCODER: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -64,83 +65,29 @@ _ENCODER: Mapping[str, int] = {
     "intermediate_size": 64,
     "max_position_embeddings": 32,
 }
-_STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_STILL: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def _text(network: nn.Module) -> Made:
-    inputs = {"input_ids": ids(), "attention_mask": mask()}
-    return Taken(network, "last_hidden_state", tuple(inputs)), inputs
-
-
-def bert() -> Made:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(**_ENCODER, **_STILL, attn_implementation="eager")
-    return _text(BertModel(config, add_pooling_layer=False))
-
-
-def roberta() -> Made:
-    from transformers import RobertaConfig, RobertaModel
-
-    config = RobertaConfig(**_ENCODER, **_STILL, attn_implementation="eager")
-    return _text(RobertaModel(config, add_pooling_layer=False))
-
-
-def distilbert() -> Made:
-    from transformers import DistilBertConfig, DistilBertModel
-
-    config = DistilBertConfig(
-        vocab_size=40,
-        dim=32,
-        n_layers=2,
-        n_heads=4,
-        hidden_dim=64,
-        max_position_embeddings=32,
-        dropout=0.0,
-        attention_dropout=0.0,
-        attn_implementation="eager",
-    )
-    return _text(DistilBertModel(config))
-
-
-def gpt2() -> Made:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=40,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=32,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-        tie_word_embeddings=False,  # else one gradient of torch belongs to two tensors of a file
-        attn_implementation="eager",
-    )
-    return Causal(GPT2LMHeadModel(config)), {"input_ids": ids()}
-
-
-def llama() -> Made:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        **_ENCODER, num_key_value_heads=2, use_cache=False, attn_implementation="eager"
-    )
-    return Causal(LlamaForCausalLM(config)), {"input_ids": ids()}
-
-
-def qwen2() -> Made:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        **_ENCODER, num_key_value_heads=2, use_cache=False, attn_implementation="eager"
-    )
-    return Causal(Qwen2ForCausalLM(config)), {"input_ids": ids()}
-
-
-_PICTURE = {
+_DISTIL: dict[str, Any] = {
+    "vocab_size": 40,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 64,
+}
+_DISTIL |= {"max_position_embeddings": 32, "dropout": 0.0, "attention_dropout": 0.0}
+_GPT2: dict[str, Any] = {
+    "vocab_size": 40,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 32,
+}
+_GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+# Else one gradient of torch belongs to two tensors of a file.
+_GPT2["tie_word_embeddings"] = False
+_GROUPED = _ENCODER | {"num_key_value_heads": 2, "use_cache": False}
+_PICTURE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -148,21 +95,42 @@ _PICTURE = {
     "image_size": 16,
     "patch_size": 4,
 }
+_T5: dict[str, Any] = {
+    "vocab_size": 40,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+}
+_WHISPER: dict[str, Any] = {
+    "vocab_size": 40,
+    "num_mel_bins": 8,
+    "d_model": 32,
+    "max_source_positions": 6,
+}
+_WHISPER |= {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
+_WHISPER |= {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 
-def vit() -> Made:
-    from transformers import ViTConfig, ViTModel
+def _of(kind: str, network: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
+    """A network of transformers whose attention is written out."""
+    import transformers
 
-    config = ViTConfig(**_PICTURE, **_STILL, attn_implementation="eager")
-    network = ViTModel(config, add_pooling_layer=False)
-    return Taken(network, "last_hidden_state", ("pixel_values",)), {"pixel_values": pixels()}
+    config = getattr(transformers, f"{kind}Config")(**options, attn_implementation="eager")
+    return getattr(transformers, f"{kind}{network}")(config, **more)
 
 
-def clip() -> Made:
-    from transformers import CLIPVisionConfig, CLIPVisionModel
+def _text(network: nn.Module) -> Made:
+    inputs = {"input_ids": ids(), "attention_mask": mask()}
+    return Taken(network, "last_hidden_state", tuple(inputs)), inputs
 
-    config = CLIPVisionConfig(**_PICTURE, attention_dropout=0.0, attn_implementation="eager")
-    network = CLIPVisionModel(config)
+
+def _causal(kind: str, options: Mapping[str, Any], network: str = "ForCausalLM") -> Made:
+    return Causal(_of(kind, network, options)), {"input_ids": ids()}
+
+
+def _seeing(network: nn.Module) -> Made:
     return Taken(network, "last_hidden_state", ("pixel_values",)), {"pixel_values": pixels()}
 
 
@@ -170,38 +138,15 @@ def whisper() -> Made:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    config = WhisperConfig(
-        vocab_size=40,
-        num_mel_bins=8,
-        d_model=32,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        max_source_positions=6,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        attn_implementation="eager",
-    )
+    network = WhisperEncoder(WhisperConfig(**_WHISPER, attn_implementation="eager"))
     sound = torch.randn(ROWS, 8, 12, generator=torch.Generator().manual_seed(5))
-    network = WhisperEncoder(config)
     return Taken(network, "last_hidden_state", ("input_features",)), {"input_features": sound}
 
 
 def t5() -> Made:
     from transformers import T5Config, T5EncoderModel
 
-    config = T5Config(
-        vocab_size=40,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        dropout_rate=0.0,
-        use_cache=False,
-    )
-    return _text(T5EncoderModel(config))
+    return _text(T5EncoderModel(T5Config(**_T5, dropout_rate=0.0, use_cache=False)))
 
 
 class Block(nn.Module):
@@ -372,14 +317,14 @@ def unet() -> Made:
 
 FAMILIES: Mapping[str, Callable[[], Made]] = {
     "Transformer": encoder,
-    "BERT": bert,
-    "RoBERTa": roberta,
-    "DistilBERT": distilbert,
-    "GPT-2": gpt2,
-    "Llama": llama,
-    "Qwen2": qwen2,
-    "ViT": vit,
-    "CLIP": clip,
+    "BERT": lambda: _text(_of("Bert", "Model", _ENCODER | _STILL, add_pooling_layer=False)),
+    "RoBERTa": lambda: _text(_of("Roberta", "Model", _ENCODER | _STILL, add_pooling_layer=False)),
+    "DistilBERT": lambda: _text(_of("DistilBert", "Model", _DISTIL)),
+    "GPT-2": lambda: _causal("GPT2", _GPT2, "LMHeadModel"),
+    "Llama": lambda: _causal("Llama", _GROUPED),
+    "Qwen2": lambda: _causal("Qwen2", _GROUPED),
+    "ViT": lambda: _seeing(_of("ViT", "Model", _PICTURE | _STILL, add_pooling_layer=False)),
+    "CLIP": lambda: _seeing(_of("CLIPVision", "Model", _PICTURE | {"attention_dropout": 0.0})),
     "Whisper": whisper,
     "T5 encoder": t5,
     "ResNet": resnet,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,79 +21,45 @@ ROWS = 60
 RNG = np.random.default_rng(0)
 
 
-def model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
-    """A model of onnx's text form, with random weights of these shapes."""
+def model(text: str) -> onnx.ModelProto:
+    """A model of onnx's text form; the inputs W, V and bias are random weights of their shapes."""
     made = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')
     rng = np.random.default_rng(1)
-    for name, shape in weights.items():
-        value = (rng.standard_normal(shape) / 2).astype(np.float32)
-        made.graph.initializer.append(numpy_helper.from_array(value, name))
+    for value in [v for v in made.graph.input if v.name in ("W", "V", "bias")]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        array = (rng.standard_normal(shape) / 2).astype(np.float32)
+        made.graph.initializer.append(numpy_helper.from_array(array, value.name))
+        made.graph.input.remove(value)
     return made
 
 
-DENSE = "h = Tanh(p) q = MatMul(h, v)"
-CONV = "c = Conv(x, w) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p)"
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "linear": lambda: model(
-        "(float[n,4] x) => (float[n,1] y) { p = MatMul(x, w) y = Add(p, b) }", w=(4, 1), b=(1,)
-    ),
-    "mlp": lambda: model(
-        f"(float[n,4] x) => (float[n,1] y) {{ p = MatMul(x, w) {DENSE} y = Add(q, b) }}",
-        w=(4, 5),
-        v=(5, 1),
-        b=(1,),
-    ),
-    "sigmoid": lambda: model(
-        "(float[n,4] x) => (float[n,1] y) { p = MatMul(x, w) y = Sigmoid(p) }", w=(4, 1)
-    ),
-    "softmax": lambda: model(
-        f"(float[n,4] x) => (float[n,3] y) {{ p = MatMul(x, w) {DENSE} y = Softmax(q) }}",
-        w=(4, 5),
-        v=(5, 3),
-    ),
-    "scores": lambda: model(
-        f"(float[n,4] x) => (float[n,3] scores) {{ p = MatMul(x, w) {DENSE} scores = Add(q, b) }}",
-        w=(4, 5),
-        v=(5, 3),
-        b=(3,),
-    ),
-    "many scores": lambda: model(
-        "(float[n,4] x) => (float[n,20] y) { y = Gemm(x, w, b) }", w=(4, 20), b=(20,)
-    ),
-    "fixed batch": lambda: model(
-        "(float[2,4] x) => (float[2,3] logits) { logits = Gemm(x, w, b) }", w=(4, 3), b=(3,)
-    ),
-    "colors": lambda: model(
-        f"(float[n,3,8,8] x) => (float[n,3] y) {{ {CONV} s = Gemm(f, v, b) y = Softmax(s) }}",
-        w=(4, 3, 3, 3),
-        v=(4, 3),
-        b=(3,),
-    ),
-    "gray": lambda: model(
-        f"(float[n,1,8,8] x) => (float[n,2] y) {{ {CONV} y = Gemm(f, v, b) }}",
-        w=(4, 1, 3, 3),
-        v=(4, 2),
-        b=(2,),
-    ),
-    "tokens": lambda: model(
-        "(int64[n,6] input_ids) => (float[n,3] logits) { e = Gather(w, input_ids) "
-        "m = ReduceMean<axes=[1], keepdims=0>(e) logits = Gemm(m, v, b) }",
-        w=(40, 5),
-        v=(5, 3),
-        b=(3,),
-    ),
-    "language": lambda: model(
-        "(int64[n,t] input_ids) => (float[n,t,40] logits) { e = Gather(w, input_ids) "
-        "h = Tanh(e) logits = MatMul(h, v) }",
-        w=(40, 5),
-        v=(5, 40),
-    ),
-    "two inputs": lambda: model(
-        "(float[n,4] a, float[n,4] b) => (float[n,1] y) "
-        "{ p = MatMul(a, w) q = MatMul(b, v) y = Add(p, q) }",
-        w=(4, 1),
-        v=(4, 1),
-    ),
+HIDDEN = "p = MatMul(x, W) h = Tanh(p) q = MatMul(h, V)"
+CONV = "c = Conv(x, W) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p)"
+MODELS: dict[str, str] = {
+    "linear": "(float[n,4] x, float[4,1] W, float[1] bias) => (float[n,1] y) "
+    "{ p = MatMul(x, W) y = Add(p, bias) }",
+    "mlp": "(float[n,4] x, float[4,5] W, float[5,1] V, float[1] bias) => (float[n,1] y) "
+    f"{{ {HIDDEN} y = Add(q, bias) }}",
+    "sigmoid": "(float[n,4] x, float[4,1] W) => (float[n,1] y) { p = MatMul(x, W) y = Sigmoid(p) }",
+    "softmax": "(float[n,4] x, float[4,5] W, float[5,3] V) => (float[n,3] y) "
+    f"{{ {HIDDEN} y = Softmax(q) }}",
+    "scores": "(float[n,4] x, float[4,5] W, float[5,3] V, float[3] bias) => (float[n,3] scores) "
+    f"{{ {HIDDEN} scores = Add(q, bias) }}",
+    "many scores": "(float[n,4] x, float[4,20] W, float[20] bias) => (float[n,20] y) "
+    "{ y = Gemm(x, W, bias) }",
+    "fixed batch": "(float[2,4] x, float[4,3] W, float[3] bias) => (float[2,3] logits) "
+    "{ logits = Gemm(x, W, bias) }",
+    "colors": "(float[n,3,8,8] x, float[4,3,3,3] W, float[4,3] V, float[3] bias) => (float[n,3] y) "
+    f"{{ {CONV} s = Gemm(f, V, bias) y = Softmax(s) }}",
+    "gray": "(float[n,1,8,8] x, float[4,1,3,3] W, float[4,2] V, float[2] bias) => (float[n,2] y) "
+    f"{{ {CONV} y = Gemm(f, V, bias) }}",
+    "tokens": "(int64[n,6] input_ids, float[40,5] W, float[5,3] V, float[3] bias) "
+    "=> (float[n,3] logits) { e = Gather(W, input_ids) "
+    "m = ReduceMean<axes=[1], keepdims=0>(e) logits = Gemm(m, V, bias) }",
+    "language": "(int64[n,t] input_ids, float[40,5] W, float[5,40] V) => (float[n,t,40] logits) "
+    "{ e = Gather(W, input_ids) h = Tanh(e) logits = MatMul(h, V) }",
+    "two inputs": "(float[n,4] a, float[n,4] b, float[4,1] W, float[4,1] V) => (float[n,1] y) "
+    "{ p = MatMul(a, W) q = MatMul(b, V) y = Add(p, q) }",
 }
 
 
@@ -240,7 +205,7 @@ def test_what_init_writes_trains_without_a_warning(
     name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    onnx.save(MODELS[name](), "m.onnx")
+    onnx.save(model(MODELS[name]), "m.onnx")
     data = FORMS[form](tmp_path, arrays(name))
     target = [] if form != "headless" else ["--target", str(len(rows_of(arrays(name))[0]) - 1)]
     made = CliRunner().invoke(main, ["init", "m.onnx", "--data", data, *target])

@@ -150,20 +150,16 @@ def test_the_script_of_slurm(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ray_train(folder: Path) -> None:
-    pytest.importorskip("ray.train")
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [("ray_train.py", "ray.train"), ("spark_train.py", "pyspark.ml.torch.distributor")],
+)
+def test_a_script_of_its_own_launcher(script: str, module: str, folder: Path) -> None:
+    pytest.importorskip(module)
     pytest.importorskip("torch.distributed")
-    finish(start(folder, [sys.executable, SCRIPTS / "ray_train.py", *FILES]))
-    check_weights(folder)
-
-
-@pytest.mark.slow
-def test_spark(folder: Path) -> None:
-    pytest.importorskip("pyspark.ml.torch.distributor")
-    pytest.importorskip("torch.distributed")
-    if shutil.which("java") is None:
+    if "spark" in script and shutil.which("java") is None:
         pytest.skip("Spark needs Java")
-    finish(start(folder, [sys.executable, SCRIPTS / "spark_train.py", *FILES]))
+    finish(start(folder, [sys.executable, SCRIPTS / script, *FILES]))
     check_weights(folder)
 
 

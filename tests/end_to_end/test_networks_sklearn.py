@@ -133,34 +133,22 @@ def run_freely(
 
 
 @pytest.mark.parametrize("layers", [(6,), (7, 4)])
-def test_regressor(layers: tuple[int, ...]) -> None:
-    y = X[:, :1] ** 2
-    model = fitted(
-        MLPRegressor(hidden_layer_sizes=layers, activation="tanh", max_iter=3, random_state=0), y
-    )
-    follow(converted(model), model.coefs_, model.intercepts_, y, loss="squared_error")
-
-
-@pytest.mark.parametrize("layers", [(6,), (7, 4)])
-def test_classifier(layers: tuple[int, ...]) -> None:
-    model = fitted(
-        MLPClassifier(hidden_layer_sizes=layers, activation="tanh", max_iter=3, random_state=0), Y
-    )
-    proto = converted(model, options={"zipmap": False})
-    follow(
-        proto, model.coefs_, model.intercepts_, Y, loss={"probabilities": "softmax_cross_entropy"}
-    )
-
-
-def test_classifier_of_two_classes() -> None:
-    """Its file computes 1 - p from a constant, which stays one."""
-    y = (Y > 0).astype(np.int64)
-    model = fitted(
-        MLPClassifier(hidden_layer_sizes=(6,), activation="tanh", max_iter=3, random_state=0), y
-    )
-    proto = converted(model, options={"zipmap": False})
-    loss = {"probabilities": "log_loss"}
-    follow(proto, model.coefs_, model.intercepts_, y.reshape(-1, 1), loss=loss)
+@pytest.mark.parametrize("kind", ["regressor", "classifier", "classifier of two"])
+def test_networks(kind: str, layers: tuple[int, ...]) -> None:
+    """The file of a classifier of two computes 1 - p from a constant, which stays one."""
+    y = {"regressor": X[:, :1] ** 2, "classifier": Y}.get(kind, (Y > 0).astype(np.int64))
+    build = MLPRegressor if kind == "regressor" else MLPClassifier
+    settings = {"hidden_layer_sizes": layers, "activation": "tanh", "max_iter": 3}
+    model = fitted(build(**settings, random_state=0), y)
+    losses: dict[str, tuple[Any, dict[str, Any]]] = {
+        "regressor": ("squared_error", {}),
+        "classifier": ({"probabilities": "softmax_cross_entropy"}, {"zipmap": False}),
+        "classifier of two": ({"probabilities": "log_loss"}, {"zipmap": False}),
+    }
+    loss, options = losses[kind]
+    proto = converted(model, **({"options": options} if options else {}))
+    labels = y.reshape(-1, 1) if "two" in kind else y
+    follow(proto, model.coefs_, model.intercepts_, labels, loss=loss)
 
 
 def test_logistic_regression_of_two_classes() -> None:

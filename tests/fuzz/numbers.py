@@ -19,38 +19,13 @@ from tests.training import plugins, regression
 
 ABSURD = (
     *(0, -1, 1, 2, 3, 255, 256, 1000, 10**6, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64),
-    *(
-        10**25,
-        -(10**25),
-        10**400,
-        10**5000,
-        -(2**63),
-        0.0,
-        -0.0,
-        0.5,
-        1.0,
-        1.5,
-        -1.5,
-        1e-45,
-        1e-320,
-    ),
-    *(
-        1e-30,
-        1e30,
-        1e38,
-        1e39,
-        1e308,
-        -1e308,
-        float("nan"),
-        float("inf"),
-        float("-inf"),
-        True,
-        None,
-    ),
+    *(10**25, -(10**25), 10**400, 10**5000, -(2**63), 0.0, -0.0, 0.5, 1.0, 1.5, -1.5),
+    *(1e-45, 1e-320, 1e-30, 1e30, 1e38, 1e39, 1e308, -1e308),
+    *(float("nan"), float("inf"), float("-inf"), True, None),
     *(np.int64(2**62), np.float32(1e38), np.uint64(2**64 - 1), 0.1 + 0.2j, "1", "nan", (), (1, 2)),
 )
 _NUMERIC = re.compile(r"\b(int|float)\b")
-_KINDS = {
+ARGUMENTS = {
     "losses": "loss",
     "penalties": "penalty",
     "optimizers": "optimizer",
@@ -65,6 +40,9 @@ _KINDS = {
     "devices": "device",
     "data": "",
 }
+"""The argument of a Trainer for components of a kind."""
+LISTED = ("adapters", "transforms", "metrics", "callbacks")
+"""Kinds whose argument is a list."""
 Place = tuple[str, str, str]
 """Where a number goes: a kind or ``"trainer"``, the name of a component, of an argument."""
 
@@ -80,7 +58,7 @@ def places() -> tuple[Place, ...]:
     found += [("fit", "", "validation_data"), ("trainer", "", "cuda")]
     found += [("batches", "", "buffer"), ("batches", "", "prefetch")]
     found += [("group", "", "rate"), ("group", "", "start_epoch"), ("loss", "", "factor")]
-    for kind in _KINDS:
+    for kind in ARGUMENTS:
         for name in plugins()[kind].names():
             made = plugins()[kind].load(name)
             if not attrs.has(made):
@@ -105,14 +83,12 @@ def options(place: Place, value: Any, folder: Path) -> dict[str, Any]:
         return {"groups": [{"params": "*", field: value}]}
     if kind == "loss":
         return {"loss": {"name": "squared_error", "factor": value}}
-    if kind == "data" or kind not in _KINDS:
+    if kind == "data" or kind not in ARGUMENTS:
         return {}
     spec: dict[str, Any] = {"name": name, field: value}
     spec |= {"path": str(folder / "log.csv")} if name == "csv_log" else {}
     spec |= {"folder": str(folder / "written")} if name in ("checkpoint", "tensorboard") else {}
-    return {
-        _KINDS[kind]: [spec] if kind in ("adapters", "transforms", "metrics", "callbacks") else spec
-    }
+    return {ARGUMENTS[kind]: [spec] if kind in LISTED else spec}
 
 
 def train(place: Place, value: Any, folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
 from tests import models
 from tests.training import make, regression
@@ -100,33 +100,24 @@ def functions() -> ModelProto:
 
 def recurrent() -> ModelProto:
     rng = np.random.default_rng(0)
-    return models.model(
-        [
-            node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
-            node("LSTM", ["t", "W", "R", "B"], ["", "h", ""], hidden_size=2),
-            node("Squeeze", ["h", "axis"], ["y"]),
-        ],
-        [models.floats("x", "N", 3, 4)],
-        [models.floats("y", "N", 2)],
-        {
-            "W": rng.standard_normal((1, 8, 4)),
-            "R": rng.standard_normal((1, 8, 2)),
-            "B": rng.standard_normal((1, 16)),
-            "axis": np.array([0]),
-        },
+    shapes = {"W": (1, 8, 4), "R": (1, 8, 2), "B": (1, 16)}
+    values = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    return models.parsed(
+        "t = Transpose<perm = [1, 0, 2]>(x) e, h, c = LSTM<hidden_size = 2>(t, W, R, B) "
+        "y = Squeeze(h, axis)",
+        values | {"axis": np.array([0])},
+        "float[N, 3, 4] x",
+        "float[N, 2] y",
     )
 
 
 def embedding() -> ModelProto:
-    made = models.model(
-        [
-            node("Gather", ["table", "x"], ["e"]),
-            node("ReduceMean", ["e"], ["m"], axes=[1], keepdims=0),
-            node("Gemm", ["m", "V", "c"], ["y"], transB=1, alpha=0.5),
-        ],
-        [helper.make_tensor_value_info("x", TensorProto.INT64, ["N", 2])],
-        [models.floats("y", "N", 2)],
+    made = models.parsed(
+        "e = Gather(table, x) m = ReduceMean<axes = [1], keepdims = 0>(e) "
+        "y = Gemm<transB = 1, alpha = 0.5>(m, V, c)",
         {"table": np.ones((5, 3)), "V": np.ones((2, 3)), "c": np.zeros(2)},
+        "int64[N, 2] x",
+        "float[N, 2] y",
     )
     table = made.graph.initializer[0]
     table.ClearField("raw_data")
