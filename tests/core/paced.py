@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core import Entry, Plugins
+from ortflex_core import Plugins
 from ortflex_plugins.backends.fused import FusedBackend
-from tests.training import plugins
+from tests.training import with_backends
 
 PAUSE: dict[str, float] = {}
 """Seconds that every run of a backend takes longer."""
@@ -23,8 +22,6 @@ FAILURES: dict[str, tuple[str, BaseException]] = {}
 
 
 class PacedEngine:
-    """An engine with a pause in every run."""
-
     def __init__(self, name: str, engine: Any) -> None:
         self._name, self._engine = name, engine
 
@@ -50,8 +47,6 @@ class Nothing:
 
 @attrs.frozen(kw_only=True)
 class Paced(FusedBackend):
-    """The backend fused with pauses."""
-
     def supports(self, problem: Any, device: Any, runtime: Any) -> list[str]:
         when, error = FAILURES.get(self.name, ("", None))
         if when == "refuse":
@@ -79,13 +74,4 @@ class Second(Paced):
 
 
 def paced() -> Plugins:
-    others = [e for r in plugins() for e in r if e.kind != "backends"]
-    own = [
-        Entry("backends", n, f"{__name__}:{c}", "tests", "1.0", point(n, c))
-        for n, c in (("first", "First"), ("second", "Second"))
-    ]
-    return Plugins([*others, *own])
-
-
-def point(name: str, cls: str) -> EntryPoint:
-    return EntryPoint(name, f"{__name__}:{cls}", "ortflex.backends")
+    return with_backends(First, Second)

@@ -122,7 +122,6 @@ def _arguments(function: Any) -> str:
 
 
 def page() -> str:
-    """The page."""
     text = [
         "# Public names",
         "",

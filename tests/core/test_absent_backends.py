@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,13 +11,13 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from ortflex_core import Entry, Plugins, Trainer, Unsupported, check_model, refusals, time_backends
+from ortflex_core import Plugins, Trainer, Unsupported, check_model, refusals, time_backends
 from ortflex_core.compiler.runtime import session
 from ortflex_core.training.engines.backend_choice import Absent
 from ortflex_plugins.backends.fused import FusedBackend
 from ortflex_plugins.cli.main import main
 from tests import models
-from tests.training import plugins, regression
+from tests.training import regression, with_backends
 
 pytestmark = pytest.mark.once
 
@@ -29,8 +28,6 @@ WHY = "far is not installed: pip install far"
 
 @attrs.frozen(kw_only=True)
 class Far(FusedBackend):
-    """A backend that is not installed."""
-
     name: ClassVar[str] = "far"
 
     def available(self, runtime: Any) -> list[str]:
@@ -44,8 +41,6 @@ class Further(Far):
 
 @attrs.frozen(kw_only=True)
 class Choosy(FusedBackend):
-    """A backend that is there and refuses."""
-
     name: ClassVar[str] = "choosy"
 
     def supports(self, problem: Any, device: Any, runtime: Any) -> list[str]:
@@ -53,20 +48,7 @@ class Choosy(FusedBackend):
 
 
 def with_absent() -> Plugins:
-    others = [e for r in plugins() for e in r if e.kind != "backends" or e.name == "fused"]
-    own = [
-        Entry(
-            "backends",
-            n,
-            f"{__name__}:{c}",
-            "tests",
-            "1.0",
-            EntryPoint(n, f"{__name__}:{c}", "ortflex.backends"),
-        )
-        for n, c in (("far", "Far"), ("further", "Further"), ("choosy", "Choosy"))
-    ]
-
-    return Plugins([*others, *own])
+    return with_backends(Far, Further, Choosy, keep=("fused",))
 
 
 def test_the_check_has_one_line_for_all_of_them() -> None:
@@ -113,9 +95,7 @@ def test_the_table_of_times_has_one_row_for_all_of_them(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("times", [False, True])
-def test_the_commands_say_it_once(
-    times: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_say_it_once(times: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plugins, "discover", classmethod(lambda cls: with_absent()))
     onnx.save(models.linear(), tmp_path / "m.onnx")
     (tmp_path / "data.csv").write_text(

@@ -14,6 +14,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,20 +116,56 @@ def claimed() -> ModelProto:
 
 INNER = RANGE + added(into="")
 CALLED = function(RANGE + added(into="u = Add(v, s)"))
+BODIES = {
+    "Range of 10^7": counting(10**7) + added(),
+    "Range of 10^8": counting(10**8) + added(),
+    "Range of 10^10": counting(10**10) + added(),
+    "Range of 2^62": counting(2**62) + added(),
+    "Range of floats": counting(1, "float", 1e-9) + added(),
+    "Range backwards": counting(-(10**9), step=-1) + added(),
+    "Range in a loop": loop(INNER + "u = Add(v, s)"),
+    "ConstantOfShape": vector("c", 10**10) + "r = ConstantOfShape(c) " + added(),
+    "ConstantOfShape of a product": vector("c", 10**5)
+    + "d = Mul(c, c) r = ConstantOfShape(d) q = Add(r, r) "
+    + added("q"),
+    "Expand": vector("c", 10**9)
+    + number("z", 1, "float")
+    + "r = Expand(z, c) q = Mul(r, r) "
+    + added("q"),
+    "Tile": vector("c", 10**5, 10**5) + "r = Tile(w, c) " + added(),
+    "Pad": vector("c", 10**9, 0, 10**9, 0) + "r = Pad(w, c) " + added(),
+    "Resize": vector("c", 1e5, 1e5, kind="float") + "r = Resize(w, , c) " + added(),
+    "OneHot": number("d", 10**9)
+    + vector("v", 0, 1, kind="float")
+    + vector("i", 1, 2)
+    + f"r = OneHot(i, d, v) {added()}",
+    "EyeLike": vector("c", 30000, 30000) + "q = ConstantOfShape(c) r = EyeLike(q) " + added(),
+    "HannWindow": number("k", 10**9) + "r = HannWindow(k) " + added(),
+    "Gather": vector("c", 10**9)
+    + f"q = ConstantOfShape <value = int64[1] {{0}}> (c) r = Gather(w, q) {added()}",
+    "Where": vector("c", 10**9) + "q = ConstantOfShape <value = bool[1] {1}> (c) "
+    f"z = Constant <value = float {{1}}> () r = Where(q, z, z) {added()}",
+    "Concat of values": "t0 = Shape(w) "
+    + repeated("<b> = Concat <axis = 0> (<a>, <a>)", 25).partition("s = ReduceMax")[0]
+    + added("t25"),
+    "a Loop without an end": loop("u = Add(v, v)", 10**12),
+    "Scan": vector("c", 10**9, 1) + number("o", 1, "float") + "e = Expand(o, c) y, k = Scan (m, e) "
+    "<num_scan_inputs = 1, body = b (float[N, 1] v, float[1] a) => (float[N, 1] u, float[1] d) "
+    "{ u = Add(v, a) d = Identity(a) }>",
+    "ranks by Unsqueeze": vector("a", 0)
+    + f"t0 = Identity(m) {repeated('<b> = Unsqueeze(<a>, a)', 9000)}",
+    "ranks by Gather": "a = Constant <value = int64[1, 1] {0}> () t0 = Identity(m) "
+    + repeated("<b> = Gather(<a>, a)", 9000),
+}
 BOMBS: dict[str, Callable[[], ModelProto]] = {
-    "Range of 10^7": lambda: parsed(counting(10**7) + added()),
-    "Range of 10^8": lambda: parsed(counting(10**8) + added()),
-    "Range of 10^10": lambda: parsed(counting(10**10) + added()),
-    "Range of 2^62": lambda: parsed(counting(2**62) + added()),
-    "Range of floats": lambda: parsed(counting(1, "float", 1e-9) + added()),
+    **{name: partial(parsed, body) for name, body in BODIES.items()},
+    "Range of an old opset": lambda: parsed(RANGE + added(), opset=11),
     "Range of initializers": lambda: parsed(
         "r = Range(i0, i1, i2) " + added(),
         tensors=", int64 i0 = {0}, int64 i1 = {1000000000}, int64 i2 = {1}",
     ),
-    "Range backwards": lambda: parsed(counting(-(10**9), step=-1) + added()),
     "Range in a branch": lambda: nested(1, INNER.replace("s =", "o1 =")),
     "Range in deep subgraphs": lambda: nested(6, INNER.replace("s =", "o6 =")),
-    "Range in a loop": lambda: parsed(loop(INNER + "u = Add(v, s)")),
     "Range in a function": lambda: parsed("y = f.big(m)", functions=CALLED),
     "Range in nested functions": lambda: parsed(
         "y = f.outer(m)",
@@ -142,62 +179,9 @@ BOMBS: dict[str, Callable[[], ModelProto]] = {
             "big <k> (v) => (u)",
         ),
     ),
-    "Range of an old opset": lambda: parsed(RANGE + added(), opset=11),
-    "ConstantOfShape": lambda: parsed(vector("c", 10**10) + "r = ConstantOfShape(c) " + added()),
-    "ConstantOfShape of a product": lambda: parsed(
-        vector("c", 10**5) + "d = Mul(c, c) r = ConstantOfShape(d) q = Add(r, r) " + added("q")
-    ),
     "a length that is claimed to be unknown": claimed,
-    "Expand": lambda: parsed(
-        vector("c", 10**9)
-        + number("z", 1, "float")
-        + "r = Expand(z, c) q = Mul(r, r) "
-        + added("q")
-    ),
-    "Tile": lambda: parsed(vector("c", 10**5, 10**5) + "r = Tile(w, c) " + added()),
-    "Pad": lambda: parsed(vector("c", 10**9, 0, 10**9, 0) + "r = Pad(w, c) " + added()),
-    "Resize": lambda: parsed(vector("c", 1e5, 1e5, kind="float") + "r = Resize(w, , c) " + added()),
-    "OneHot": lambda: parsed(
-        number("d", 10**9)
-        + vector("v", 0, 1, kind="float")
-        + vector("i", 1, 2)
-        + "r = OneHot(i, d, v) "
-        + added()
-    ),
-    "EyeLike": lambda: parsed(
-        vector("c", 30000, 30000) + "q = ConstantOfShape(c) r = EyeLike(q) " + added()
-    ),
-    "HannWindow": lambda: parsed(number("k", 10**9) + "r = HannWindow(k) " + added()),
-    "Gather": lambda: parsed(
-        vector("c", 10**9)
-        + "q = ConstantOfShape <value = int64[1] {0}> (c) r = Gather(w, q) "
-        + added()
-    ),
-    "Where": lambda: parsed(
-        vector("c", 10**9) + "q = ConstantOfShape <value = bool[1] {1}> (c) "
-        "z = Constant <value = float {1}> () r = Where(q, z, z) " + added()
-    ),
-    "Concat of values": lambda: parsed(
-        "t0 = Shape(w) "
-        + repeated("<b> = Concat <axis = 0> (<a>, <a>)", 25).replace(
-            "s = ReduceMax <keepdims = 0> (t25) y = Add(m, s)", added("t25")
-        )
-    ),
-    "a Loop without an end": lambda: parsed(loop("u = Add(v, v)", 10**12)),
-    "Scan": lambda: parsed(
-        vector("c", 10**9, 1) + number("o", 1, "float") + "e = Expand(o, c) y, k = Scan (m, e) "
-        "<num_scan_inputs = 1, body = b (float[N, 1] v, float[1] a) => (float[N, 1] u, float[1] d) "
-        "{ u = Add(v, a) d = Identity(a) }>"
-    ),
     "30 levels of subgraphs": lambda: nested(30, "o30 = Constant <value = float {1}> () "),
     "ranks by Reshape": long_shape,
-    "ranks by Unsqueeze": lambda: parsed(
-        vector("a", 0) + "t0 = Identity(m) " + repeated("<b> = Unsqueeze(<a>, a)", 9000)
-    ),
-    "ranks by Gather": lambda: parsed(
-        "a = Constant <value = int64[1, 1] {0}> () t0 = Identity(m) "
-        + repeated("<b> = Gather(<a>, a)", 9000)
-    ),
 }
 
 
@@ -324,20 +308,17 @@ def test_long_vectors_are_hidden_and_the_others_are_not() -> None:
 
 def _chain(nested: bool) -> onnx.GraphProto:
     """Tensors of 22 dimensions together, or 28 if a node has branches, which are counted, too."""
-    value, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
-    given = value("x", 1, [5, 2])
     if not nested:  # 2 of x, 2 of a, 10 of the parts, and 8 as four of them are outputs
-        names = [f"y{k}" for k in range(5)]
-        nodes = [node("Relu", ["x"], ["a"]), node("Split", ["a"], names, axis=0, num_outputs=5)]
-        ends = [value(n, 1, [1, 2]) for n in names[:4]]
-        return onnx.helper.make_graph(nodes, "g", [given], ends)
-    bodies = [  # 4 in each
-        onnx.helper.make_graph([node("Relu", ["x"], [n])], n, [], [value(n, 1, [5, 2])])
-        for n in ("yes", "no")
-    ]
-    branch = node("If", ["c"], ["a"], then_branch=bodies[0], else_branch=bodies[1])  # up to 3
-    after = [node("Neg", ["a"], [f"n{k}"]) for k in range(5)]  # 3 each
-    return onnx.helper.make_graph([branch, *after], "g", [value("c", 9, []), given], [])
+        ends = ", ".join(f"float[1, 2] y{k}" for k in range(4))
+        text = "a = Relu(x)  y0, y1, y2, y3, y4 = Split <axis = 0, num_outputs = 5> (a)"
+        return onnx.parser.parse_graph(f"g (float[5, 2] x) => ({ends}) {{ {text} }}")
+    # 4 in each branch, up to 3 of a, and 3 of each of the others
+    branches = ", ".join(
+        f"{n}_branch = {n} () => (float[5, 2] {n}) {{ {n} = Relu(x) }}" for n in ("then", "else")
+    )
+    after = " ".join(f"n{k} = Neg(a)" for k in range(5))
+    text = f"a = If (c) <{branches}> {after}"
+    return onnx.parser.parse_graph(f"g (bool c, float[5, 2] x) => () {{ {text} }}")
 
 
 @pytest.mark.parametrize(("nested", "total"), [(False, 22), (True, 28)])

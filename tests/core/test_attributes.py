@@ -150,9 +150,7 @@ def test_what_the_standard_forbids_is_refused_at_read(case: str) -> None:
     # onnx's inference sees some of them first, and says the same in its own words.
     assert f"the {name} of the {case.split()[0]} 'step' must be " in text or "nference" in text
     lenient = case.startswith(LENIENT) and "twice" in case
-    fatal = case.endswith(
-        "of group 0"
-    )  # over which runtimes end the process; older ones, over more
+    fatal = case.endswith("of group 0")  # runtimes end the process; older ones, over more
     if not (lenient or fatal or require_runtime().version_info < (1, 23)):
         assert not runs(model)
 

@@ -25,9 +25,8 @@ from tests.gradcheck import FAMILIES, RULES, check, computed, data, run
 
 
 def test_several_uses_are_summed() -> None:
-    check(
-        lambda op, x: op.Exp(x) * x + op.Sin(x) / (2 + op.Abs(x)) - x, {"x": data(2, 3)}, opset=17
-    )
+    x = {"x": data(2, 3)}
+    check(lambda op, x: op.Exp(x) * x + op.Sin(x) / (2 + op.Abs(x)) - x, x, opset=17)
 
 
 def test_a_product_with_itself_is_one_contribution() -> None:
@@ -42,12 +41,8 @@ def test_a_product_with_itself_is_one_contribution() -> None:
 @pytest.mark.parametrize("known", ["sizes", "names", "ranks", "nothing"])
 @pytest.mark.parametrize("shape", [(2, 3), (3,), (1, 3), (2, 1), (1, 1), (1,), ()])
 def test_broadcasting_is_undone(shape: tuple[int, ...], known: Any) -> None:
-    check(
-        lambda op, x, b: (x + b) * b,
-        {"x": data(2, 3), "b": data(*shape, seed=1)},
-        opset=17,
-        known=known,
-    )
+    arrays = {"x": data(2, 3), "b": data(*shape, seed=1)}
+    check(lambda op, x, b: (x + b) * b, arrays, opset=17, known=known)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -177,31 +172,25 @@ def test_rules_of_plugins_are_added_to_the_built_in_rules() -> None:
     np.testing.assert_array_equal(got, np.full(3, 3.0))
 
 
-def test_operators_without_gradient_on_every_path_are_named() -> None:
+@pytest.mark.parametrize(
+    ("formula", "named"),
+    [
+        (lambda op, w: op.Floor(op.Exp(w)) + op.Cast(op.ArgMax(w, axis=1), to=1), ".*Floor.*"),
+        (lambda op, w: op.Floor(w) * op.Floor(w), "Floor"),
+    ],
+)
+def test_operators_that_stop_the_gradient_on_every_path_are_named(formula: Any, named: str) -> None:
     trace = Trace({"": 17})
     w = trace.input("w", np.float32, (3, 2))
-    y = trace.op.Floor(trace.op.Exp(w)) + trace.op.Cast(
-        trace.op.ArgMax(w, axis=1, keepdims=1), to=1
-    )
-    with pytest.raises(
-        NotDifferentiable,
-        match=r"no gradient reaches 'w' \[3, 2\]: .* operator without a gradient \(.*Floor.*\)",
-    ):
-        gradients([(y, None)], [w], RULES)
+    text = rf"no gradient reaches 'w' \[3, 2\]: .* without a gradient \({named}\)$"
+    with pytest.raises(NotDifferentiable, match=text):
+        gradients([(formula(trace.op, w), None)], [w], RULES)
 
 
 def test_a_path_without_gradient_leaves_the_other_paths() -> None:
     x = data(3, low=0.2, high=0.8)
     got = computed(lambda op, x: op.Floor(x) + 2 * x, {"x": x}, None, opset=17)
     np.testing.assert_array_equal(got["x"], [2, 2, 2])
-
-
-def test_the_error_names_only_operators_that_stop_the_gradient() -> None:
-    trace = Trace({"": 17})
-    w = trace.input("w", np.float32, (3,))
-    y = trace.op.Floor(w)
-    with pytest.raises(NotDifferentiable, match=r"without a gradient \(Floor\)$"):
-        gradients([(y * y, None)], [w], RULES)
 
 
 def test_a_parameter_that_leads_nowhere_is_an_error() -> None:
@@ -240,13 +229,8 @@ def test_two_families_with_one_operator_are_refused_until_ordered() -> None:
         "order them with gradients=['theirs'] or ['ours']"
     )
     for first, expected in (("ours", -1), ("theirs", 7)):
-        got = computed(
-            lambda op, x: op.Neg(x),
-            {"x": data(2)},
-            None,
-            opset=17,
-            rules=RuleTable(families, first=[first]),
-        )
+        rules = RuleTable(families, first=[first])
+        got = computed(lambda op, x: op.Neg(x), {"x": data(2)}, None, opset=17, rules=rules)
         np.testing.assert_array_equal(got["x"], [expected] * 2)
 
 
@@ -280,14 +264,9 @@ def test_a_rule_with_since_is_used_from_that_opset_on() -> None:
 def test_a_rule_that_answers_wrongly_is_named(rule: Any, reason: str) -> None:
     rules = Rules()
     rules.rule("Add")(rule)
+    table, arrays = RuleTable({"mine": rules}), {"x": data(2), "y": data(2)}
     with pytest.raises(PluginError, match=reason):
-        computed(
-            lambda op, x, y: x + y,
-            {"x": data(2), "y": data(2)},
-            None,
-            opset=17,
-            rules=RuleTable({"mine": rules}),
-        )
+        computed(lambda op, x, y: x + y, arrays, None, opset=17, rules=table)
 
 
 def test_gradients_that_nothing_needs_are_not_computed() -> None:

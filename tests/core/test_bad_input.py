@@ -47,23 +47,8 @@ def test_options_out_of_range(option: str, value: Any, text: str) -> None:
         make(models.linear(), **{option: value})
 
 
-_KINDS = [
-    True,
-    1,
-    -1,
-    1.5,
-    np.nan,
-    "coef",
-    "sgd",
-    "x",
-    [],
-    [1],
-    ["coef"],
-    [None],
-    {},
-    {"a": 1},
-    None,
-]
+_KINDS = [True, 1, -1, 1.5, np.nan, "coef", "sgd", "x", None, [], [1], ["coef"], [None]]
+_KINDS += [{}, {"a": 1}]
 
 
 @pytest.mark.parametrize("key", sorted(GROUP_KEYS))
@@ -88,11 +73,7 @@ def test_a_value_of_any_type_in_a_group_is_taken_or_refused_by_name(key: str) ->
         ("optimizer", "adm", "unknown optimizer 'adm'; did you mean 'adam'"),
         ("schedule", "cosin", "unknown schedule 'cosin'; did you mean 'cosine'"),
         ("device", "gpu", "unknown device 'gpu'; .*cuda"),
-        (
-            "backend",
-            "trainingagent",
-            "unknown backend 'trainingagent'; its name .* 'training_ag",
-        ),
+        ("backend", "trainingagent", "unknown backend 'trainingagent'; its name .* 'training_ag"),
         ("metrics", ["acuracy"], "unknown metric 'acuracy'; did you mean 'accuracy'"),
         ("callbacks", ["example_stp"], "unknown callback 'example_stp'; did you mean 'example_sto"),
         ("gradients", ["matmull"], "unknown gradient family 'matmull'; did you mean 'matmul'"),
@@ -123,17 +104,13 @@ def test_a_backend_that_this_runtime_has_not() -> None:
 @pytest.mark.parametrize(
     ("model", "loss", "text"),
     [
-        (
-            models.two_headed(),
-            "squared_error",
-            r"has 2 float outputs \(amount, scores\) and the loss does not name one",
-        ),
+        (models.two_headed(), "squared_error", r"has 2 float outputs \(amount, scores\) and the"),
         (models.two_headed(), {"amuont": "squared_error"}, "has no tensor 'amuont'; did you mean"),
         (models.linear(), {"name": "squared_error", "predicted": "Z"}, "has no tensor 'Z'"),
         (
             models.linear(),
             {"name": "squared_error", "weight": 0.5},
-            r"loss\.weight: expected the name of a tensor, got 0\.5",
+            r"weight: expected the name of a tensor",
         ),
     ],
 )
@@ -211,9 +188,7 @@ def test_integers_that_the_type_does_not_hold(value: int) -> None:
 @every_backend
 @pytest.mark.parametrize("least", [1e-42, 1e-45])
 @pytest.mark.parametrize("rows", [slice(None), slice(10, None)], ids=["all", "half"])
-def test_sample_weights_whose_inverse_float32_cannot_hold(
-    backend: str, least: float, rows: slice
-) -> None:
+def test_sample_weights_whose_inverse_overflows(backend: str, least: float, rows: slice) -> None:
     """A batch of such rows would diverge on some backends and train on others."""
     weights = cut(np.ones(20), least, rows)
     trainer = make(models.linear(), backend=backend, epochs=1, batch_size=10, shuffle=False)
@@ -283,10 +258,7 @@ def test_a_batch_dimension_that_is_fixed(backend: str) -> None:
     trainer = make(model, backend=backend, batch_size=4, epochs=1)
     assert len(trainer.fit(X, Y)) == 1
     assert trainer.predict(X).shape == (20, 1)
-    with pytest.raises(
-        DataError,
-        match=r"fixed batch dimension.*a batch has 8 rows; pass free_batch=True, or batc",
-    ):
+    with pytest.raises(DataError, match=r"fixed batch dimension.*a batch has 8 rows; pass"):
         make(model, backend=backend, batch_size=8).fit(X, Y)
     with pytest.raises(DataError, match=r"fixed batch dimension.*18 rows leave a last batch of 2"):
         make(model, backend=backend, batch_size=4).fit(X[:18], Y[:18])

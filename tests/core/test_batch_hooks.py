@@ -12,13 +12,12 @@ import pytest
 from ortflex_core import Batches, DataError, Trainer, hook
 from ortflex_core.training.data import augmentation
 from tests.models import linear, weights_of
+from tests.training import bits, make, same
 
 ROWS, SIZE, RATE = 12, 4, 0.05
 
 
 class Noise:
-    """Adds noise to X, in place."""
-
     seen: list[tuple[int, bytes]]
 
     def __init__(self) -> None:
@@ -41,24 +40,18 @@ class Mixup:
 
 
 class Double:
-    """Doubles X."""
-
     @hook
     def batch_drawn(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"X": 2 * batch["X"]}
 
 
 class Once(Double):
-    """Adds 1."""
-
     @hook
     def batch_drawn(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"X": batch["X"] + 1}
 
 
 class Stop:
-    """Stops after some steps."""
-
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
@@ -67,17 +60,14 @@ class Stop:
         return bool(progress.step >= self.steps)
 
 
-@pytest.fixture
-def data() -> tuple[Any, Any]:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, 5)).astype(np.float32)
-    return x, rng.normal(size=(ROWS, 1)).astype(np.float32)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(ROWS, 5)).astype(np.float32)
+Y = RNG.normal(size=(ROWS, 1)).astype(np.float32)
 
 
 def trainer(*callbacks: Any, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {"optimizer": "sgd", "learning_rate": RATE, "batch_size": SIZE}
-    settings |= {"epochs": 2, "progress": False}
-    return Trainer(linear(), loss="squared_error", callbacks=callbacks, **{**settings, **options})
+    settings: dict[str, Any] = {"learning_rate": RATE, "batch_size": SIZE, "epochs": 2}
+    return make(linear(), callbacks=callbacks, **{"backend": "fused", **settings, **options})
 
 
 def stepped(weights: dict[str, Any], x: Any, y: Any, w: Any) -> dict[str, Any]:
@@ -90,10 +80,7 @@ def stepped(weights: dict[str, Any], x: Any, y: Any, w: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_step_sees_what_the_hooks_return_in_their_order(
-    data: tuple[Any, Any], weighted: bool
-) -> None:
-    x, y = data
+def test_the_step_sees_what_hooks_return_in_order(weighted: bool) -> None:
 
     class Halve:
         @hook
@@ -103,20 +90,19 @@ def test_the_step_sees_what_the_hooks_return_in_their_order(
 
     callbacks = (Double(), Once(), Halve())
     made = trainer(*callbacks, shuffle=False, epochs=1)
-    before = x.copy()
-    made.fit(x, y, np.ones(ROWS, np.float32) if weighted else None)
+    before = X.copy()
+    made.fit(X, Y, np.ones(ROWS, np.float32) if weighted else None)
     now = {k: v.astype(np.float64) for k, v in weights_of(linear()).items()}
     for k in range(0, ROWS, SIZE):
         w = np.ones(SIZE)
         w[:2] *= 0.5 if weighted else 1
-        now = stepped(now, 2.0 * x[k : k + SIZE] + 1, y[k : k + SIZE].astype(float), w)
-    for name, array in made.get_state().items():
-        np.testing.assert_allclose(array, now[name], rtol=2e-5)
-    assert (x == before).all()  # the user's arrays are not written into
+        now = stepped(now, 2.0 * X[k : k + SIZE] + 1, Y[k : k + SIZE].astype(float), w)
+    same(made.get_state(), now, 2e-5)
+    assert (before == X).all()  # the user's arrays are not written into
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
-def test_tryfirst_comes_first_and_trylast_last(data: tuple[Any, Any], order: list[int]) -> None:
+def test_tryfirst_comes_first_and_trylast_last(order: list[int]) -> None:
     called: list[int] = []
 
     def noting(number: int, **when: bool) -> object:
@@ -128,33 +114,30 @@ def test_tryfirst_comes_first_and_trylast_last(data: tuple[Any, Any], order: lis
         return Noting()
 
     own = [noting(0), noting(1), noting(2, tryfirst=True), noting(3, trylast=True)]
-    trainer(*(own[k] for k in order), epochs=1).fit(*data)
+    trainer(*(own[k] for k in order), epochs=1).fit(X, Y)
     assert called[:4] == [2, *(k for k in order if k < 2), 3]
 
 
-def test_draws_depend_on_the_seed_the_epoch_and_the_batch_alone(data: tuple[Any, Any]) -> None:
+def test_draws_depend_on_the_seed_the_epoch_and_the_batch_alone() -> None:
     first, again, other = Noise(), Noise(), Noise()
     a = trainer(first, Mixup())
     b = trainer(again, Mixup(), Stop(10**6))  # one step a run instead of several
-    a.fit(*data)
-    b.fit(*data)
-    trainer(other, Mixup(), seed=1).fit(*data)
+    a.fit(X, Y)
+    b.fit(X, Y)
+    trainer(other, Mixup(), seed=1).fit(X, Y)
     assert first.seen == again.seen
     assert [epoch for epoch, _ in first.seen] == [0] * 3 + [1] * 3
     assert len({x for _, x in first.seen}) == 6
     assert not {x for _, x in first.seen} & {x for _, x in other.seen}
-    for name, array in a.get_state().items():
-        np.testing.assert_allclose(b.get_state()[name], array, rtol=1e-6)
+    same(b.get_state(), a.get_state(), 1e-6)
 
 
 @pytest.mark.parametrize("form", ["arrays", "batches"])
-def test_a_resumed_training_draws_the_same(
-    tmp_path: Path, data: tuple[Any, Any], form: str
-) -> None:
+def test_a_resumed_training_draws_alike(tmp_path: Path, form: str) -> None:
     def given() -> tuple[Any, ...]:
         if form == "arrays":
-            return data
-        parts = [(data[0][k : k + SIZE], data[1][k : k + SIZE]) for k in range(0, ROWS, SIZE)]
+            return X, Y
+        parts = [(X[k : k + SIZE], Y[k : k + SIZE]) for k in range(0, ROWS, SIZE)]
         return (Batches(parts, prefetch=0),)
 
     whole = trainer(Noise(), Mixup(), Stop(10**6))
@@ -164,18 +147,16 @@ def test_a_resumed_training_draws_the_same(
     saved = part.save(tmp_path / "checkpoint")
     rest = Trainer.resume(saved, callbacks=[Noise(), Mixup(), Stop(10**6)])
     rest.fit(*given())
-    for name, array in whole.get_state().items():
-        assert rest.get_state()[name].tobytes() == array.tobytes()
+    assert bits(rest) == bits(whole)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_steps_in_one_run_are_those_of_single_runs(data: tuple[Any, Any], accumulate: int) -> None:
+def test_steps_in_one_run_are_those_of_single_runs(accumulate: int) -> None:
     options = {"batch_size": 2, "accumulate": accumulate}
     together, apart = trainer(Mixup(), **options), trainer(Mixup(), Stop(10**6), **options)
-    together.fit(*data)
-    apart.fit(*data)
-    for name, array in together.get_state().items():
-        np.testing.assert_allclose(apart.get_state()[name], array, rtol=1e-6)
+    together.fit(X, Y)
+    apart.fit(X, Y)
+    same(apart.get_state(), together.get_state(), 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -183,37 +164,32 @@ def test_steps_in_one_run_are_those_of_single_runs(data: tuple[Any, Any], accumu
     [
         ({"x": np.zeros(1)}, "returns the unknown array 'x'; the batch has X, label"),
         ({"X": np.zeros((3, 5), np.float32)}, r"returns 'X' of shape \[3, 5\], expected \[4, 5\]"),
-        (
-            {"X": np.zeros((4, 5), np.int64)},
-            r"returns 'X' of type int64, expected float32: array.astype",
-        ),
+        ({"X": np.zeros((4, 5), np.int64)}, r"returns 'X' of type int64, expected float32: array"),
         ([1], "returns list, expected None or a mapping"),
     ],
 )
-def test_wrong_arrays_are_refused_with_the_name_of_the_callback(
-    data: tuple[Any, Any], answer: Any, message: str
-) -> None:
+def test_wrong_arrays_are_refused_with_the_name_of_the_callback(answer: Any, message: str) -> None:
     class Wrong:
         @hook
         def batch_drawn(self) -> Any:
             return answer
 
     with pytest.raises(DataError, match=f"Wrong {message}"):
-        trainer(Wrong()).fit(*data)
+        trainer(Wrong()).fit(X, Y)
 
 
 def test_without_a_batch_drawn_hook_the_source_is_not_wrapped(
-    data: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("batches are wrapped")
 
     monkeypatch.setattr(augmentation.AlteredBatches, "__init__", refuse)
-    trainer(Stop(10**6)).fit(*data)
+    trainer(Stop(10**6)).fit(X, Y)
 
 
-def test_evaluation_sees_the_data_as_they_are(data: tuple[Any, Any]) -> None:
+def test_evaluation_sees_the_data_as_they_are() -> None:
     made, plain = trainer(Double(), learning_rate=1e-30), trainer(learning_rate=1e-30)
-    losses = [t.fit(*data, validation_data=data)["validation_loss"] for t in (made, plain)]
+    losses = [t.fit(X, Y, validation_data=(X, Y))["validation_loss"] for t in (made, plain)]
     assert losses[0] == losses[1]
-    assert made.evaluate(*data) == plain.evaluate(*data)
+    assert made.evaluate(X, Y) == plain.evaluate(X, Y)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer, internals_of, require_runtime, run_ranks
+from ortflex_core import Trainer, require_runtime, run_ranks
 from ortflex_core.compiler.runtime.installation import version_tuple
 from ortflex_core.testing import step_programs
 from tests import models
-from tests.training import plugins
+from tests.training import bits, make, records
 
 RECIPES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
@@ -47,31 +47,19 @@ NETWORKS = ("wide", "long", "linear", "mlp, normalized", "mlp, dropping", "lenet
 
 
 def training(model: Any, size: int, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {
-        "loss": "squared_error",
-        "learning_rate": 0.01,
-        "batch_size": size,
-        "epochs": 2,
-        "seed": 5,
-        "threads": 1,
-        "progress": False,
-        "plugins": plugins(),
-        "backend": "fused",
-    }
-    return Trainer(model, **settings | options)
-
-
-def left(trainer: Trainer) -> dict[str, Any]:
-    """Everything that a training leaves, without seconds."""
-    history = trainer.history_
-    columns = {c: list(history[c]) for c in history.columns if c != "seconds"}
-    arrays = trainer.get_state(buffers=True) | internals_of(trainer).live.slots()
-    return {n: np.asarray(a).tobytes() for n, a in arrays.items()} | {"history": columns}
+    settings: dict[str, Any] = {"learning_rate": 0.01, "batch_size": size, "epochs": 2, "seed": 5}
+    return make(model, **{"backend": "fused", "threads": 1} | settings | options)
 
 
 def fitted(trainer: Trainer, *data: Any, **fit: Any) -> dict[str, Any]:
-    trainer.fit(*data, **fit)
-    return left(trainer)
+    """Everything that a training leaves, without seconds."""
+    history = records(trainer.fit(*data, **fit))
+    return {**bits(trainer), "history": history}
+
+
+def data_of(name: str) -> tuple[Any, Any, Any, int]:
+    model, x, y = network(name)
+    return model, x, y, len(x) // 6 if name == "long" else 6
 
 
 def in_ranks(count: int, train: Any) -> list[dict[str, Any]]:
@@ -98,8 +86,7 @@ CASES = list(itertools.product(NETWORKS, RECIPES))[::5]
 @pytest.mark.parametrize(("name", "recipe"), CASES, ids=str)
 def test_steps_that_share_a_graph_are_single_steps(name: str, recipe: str) -> None:
     """With one and with several batches per step, by defaults and with one run per step or batch."""
-    model, x, y = network(name)
-    size = len(x) // 6 if name == "long" else 6
+    model, x, y, size = data_of(name)
     for accumulate in (1, 2, 3):
         options = RECIPES[recipe] | {"accumulate": accumulate}
         shared = fitted(training(model, size, **options), x, y)
@@ -112,8 +99,7 @@ def test_steps_that_share_a_graph_are_single_steps(name: str, recipe: str) -> No
 @pytest.mark.parametrize(("name", "recipe"), CASES[::2], ids=str)
 def test_processes_are_accumulated_batches_by_defaults(name: str, recipe: str) -> None:
     """Small networks, whose steps share graphs in one process and not in several."""
-    model, x, y = network(name)
-    size = len(x) // 6 if name == "long" else 6
+    model, x, y, size = data_of(name)
     together = fitted(training(model, size, accumulate=2, **RECIPES[recipe]), x, y)
     alone = in_ranks(
         2, lambda g: fitted(training(model, size, distributed=g, **RECIPES[recipe]), x, y)
@@ -130,8 +116,7 @@ def test_a_step_at_a_time_is_a_fit() -> None:
         pieces = training(model, 6, **options)
         for k in range(0, len(x), 6):
             pieces.step((x[k : k + 6], y[k : k + 6]))
-        wanted, got = (t.get_state(buffers=True) | t.engine.slots() for t in (whole, pieces))
-        assert not [n for n in wanted if wanted[n].tobytes() != got[n].tobytes()], recipe
+        assert not differing(bits(whole), bits(pieces)), recipe
 
 
 @pytest.mark.parametrize("name", ["wide", "mlp, normalized", "transformer"])

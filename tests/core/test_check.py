@@ -26,15 +26,8 @@ def by_name(found: ModelReport) -> dict[str, Any]:
     return {node.name or node.operator: node for node in found.nodes}
 
 
-def model(body: str, weights: dict[str, Any], domains: str = "") -> ModelProto:
-    source = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17{domains}]>
-        g (float[N, 3] x) => (float[N, 2] y) {{ {body} }}"""
-    )
-    for name, value in weights.items():
-        array = np.asarray(value, np.float32)
-        source.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    return source
+def model(body: str, weights: dict[str, Any], **domains: int) -> ModelProto:
+    return models.parsed(body, weights, "float[N, 3] x", "float[N, 2] y", **domains)
 
 
 U = {"w": np.ones((3, 2)), "u": [0.5, 2.0]}
@@ -65,9 +58,7 @@ def test_what_lies_before_the_parameters_or_aside_is_frozen() -> None:
 
 
 def test_an_operator_without_a_rule_blocks_what_is_before_it() -> None:
-    source = model(
-        "m = MatMul(x, w)  s = my.company.Silu(m)  y = Mul(s, u)", U, ', "my.company": 1'
-    )
+    source = model("m = MatMul(x, w)  s = my.company.Silu(m)  y = Mul(s, u)", U, my_company=1)
     found = report(source)
     silu = by_name(found)["Silu"]
     assert (silu.status, silu.blocks) == ("no rule", ("w",))
@@ -81,7 +72,7 @@ def test_an_operator_without_a_rule_blocks_what_is_before_it() -> None:
 
 def test_a_form_without_a_rule_differs_from_an_operator_without_a_rule() -> None:
     regressor = 'ai.onnx.ml.LinearRegressor<coefficients=[1.0, 2.0], post_transform="PROBIT">'
-    source = model(f"m = MatMul(x, w)  y = {regressor}(m)", W, ', "ai.onnx.ml": 3')
+    source = model(f"m = MatMul(x, w)  y = {regressor}(m)", W, ai_onnx_ml=3)
     found = by_name(report(source))["LinearRegressor"]
     assert found.status == "no rule"
     assert found.reason.startswith("no gradient rule for the operator LinearRegressor with post_tr")
@@ -159,33 +150,37 @@ def test_an_operator_that_an_older_opset_has_a_kernel_for() -> None:
         assert "export the model with opset <= 21" in reason
 
 
-def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
-    path = str(tmp_path / "model.onnx")
-    onnx.save(models.mlp(), path)
-    shown = CliRunner().invoke(command, [path, "--all"])
+@pytest.fixture
+def saved(tmp_path: Path) -> Any:
+    """What the command says of a model that was written to a file."""
+
+    def run(source: ModelProto, *options: str) -> Any:
+        path = str(tmp_path / "model.onnx")
+        onnx.save(source, path)
+        return CliRunner().invoke(command, [path, *options])
+
+    return run
+
+
+def test_the_command_prints_a_table_or_json(saved: Any) -> None:
+    shown = saved(models.mlp(), "--all")
     assert shown.exit_code == 0
     assert "matmul1" in shown.output
     assert "6 parameters; a gradient from Y reaches 6 of them" in shown.output
-    told = json.loads(CliRunner().invoke(command, [path, "--json"]).output)
+    told = json.loads(saved(models.mlp(), "--json").output)
     assert told["backends"]["fused"] == {"can_train": True, "reasons": []}
     assert told["counts"]["trainable"] == 6
     assert told["nodes"][0]["parameters"] == ["W1"]
     assert [p["name"] for p in told["parameters"]] == ["W1", "b1", "W2", "b2", "W3", "b3"]
     wall = model("m = MatMul(x, w)  y = Floor(m)", W)
-    onnx.save(wall, path)
-    assert CliRunner().invoke(command, [path, "--params", "w"]).exit_code == 1
+    assert saved(wall, "--params", "w").exit_code == 1
 
 
-def test_what_several_nodes_read_is_one_parameter(tmp_path: Path) -> None:
+def test_what_several_nodes_read_is_one_parameter(saved: Any) -> None:
     tied = model("m = MatMul(x, w)  s = Mul(m, u)  t = Tanh(s)  y = Add(t, u)", U)
-    found = report(tied)
-    assert found.shared == {"u": ("#1", "#3")}
-    path = str(tmp_path / "tied.onnx")
-    onnx.save(tied, path)
-    shown = CliRunner().invoke(command, [path]).output
-    assert "one parameter, read by 2 nodes: u (#1, #3)" in shown
-    told = json.loads(CliRunner().invoke(command, [path, "--json"]).output)
-    assert told["shared"] == {"u": ["#1", "#3"]}
+    assert report(tied).shared == {"u": ("#1", "#3")}
+    assert "one parameter, read by 2 nodes: u (#1, #3)" in saved(tied).output
+    assert json.loads(saved(tied, "--json").output)["shared"] == {"u": ["#1", "#3"]}
     assert report(models.mlp()).shared == {}
 
 
@@ -205,14 +200,11 @@ def test_json_output_also_reports_models_that_cannot_be_checked(tmp_path: Path) 
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_a_fixed_batch_gives_the_same_message_on_every_backend(rows: int) -> None:
     """The class: a backend that knows the rows of a batch has to be asked with the file's own."""
-    source = models.model(
-        [
-            models.helper.make_node("Flatten", ["X"], ["flat"]),
-            models.helper.make_node("Gemm", ["flat", "w", "b"], ["Y"], transB=1),
-        ],
-        [models.floats("X", rows, 2, 3)],
-        [models.floats("Y", rows, 4)],
+    source = models.parsed(
+        "flat = Flatten(X)  Y = Gemm<transB = 1>(flat, w, b)",
         {"w": np.ones((4, 6)), "b": np.zeros(4)},
+        f"float[{rows}, 2, 3] X",
+        f"float[{rows}, 4] Y",
     )
     found = report(source, loss="softmax_cross_entropy")
     ill = [r for reasons in found.backends.values() for r in reasons if "ill-typed" in r]

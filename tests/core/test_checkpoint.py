@@ -69,9 +69,7 @@ def test_every_optimizer_resumes_to_the_same_bits_with_all_features_of_its_backe
 @every_backend
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.sampled
-def test_every_transform_resumes_to_the_same_bits(
-    backend: str, transform: str, tmp_path: Path
-) -> None:
+def test_every_transform_resumes_bit_by_bit(backend: str, transform: str, tmp_path: Path) -> None:
     if backend == "training_session":
         pytest.skip("it updates the weights itself")
     options: dict[str, Any] = {"optimizer": "adam", "clip_value": 0.3}
@@ -93,9 +91,7 @@ def test_every_average_and_constraint_resumes_to_the_same_bits(
 @every_backend
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.sampled
-def test_every_schedule_resumes_to_the_same_bits(
-    backend: str, schedule: str, tmp_path: Path
-) -> None:
+def test_every_schedule_resumes_bit_by_bit(backend: str, schedule: str, tmp_path: Path) -> None:
     needs: dict[str, dict[str, Any]] = {
         "step": {"size": 4},
         "multi_step": {"milestones": [4, 9]},

@@ -38,8 +38,6 @@ SETTINGS: dict[str, Any] = {
 
 
 class SaveAll:
-    """A checkpoint after every epoch."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -189,9 +187,7 @@ def test_other_folders_among_checkpoints_are_left_out(folder: Path) -> None:
 
 def test_a_later_format_is_not_taken_for_damage(folder: Path, place: Path) -> None:
     edited_checkpoints.edit(place, lambda record: record.update(format=3))
-    with pytest.raises(
-        CheckpointError, match=r"has the format 3, but this version reads formats 1 and 2"
-    ):
+    with pytest.raises(CheckpointError, match=r"has the format 3, but this version reads formats"):
         checkpoint.read(place)
 
 
@@ -282,7 +278,6 @@ def test_a_value_that_cannot_be_is_named(words: str, value: Any, place: Path) ->
 
 
 def leaves(value: Any, key: KEY = ()) -> Iterator[KEY]:
-    """The place of every key of a record."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield (*key, name)
@@ -369,9 +364,7 @@ def test_other_types_are_errors_that_name_file_and_key(changes: Any, named: str)
 @pytest.mark.parametrize(
     "array", [np.zeros((3, 5), np.float32), np.zeros((3, 4)), np.zeros(0, np.float32)]
 )
-def test_kept_weights_that_do_not_fit_are_refused_and_nothing_is_taken_over(
-    array: Array, place: Path
-) -> None:
+def test_kept_weights_that_do_not_fit_change_nothing(array: Array, place: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     path = place / "state.safetensors"

@@ -48,7 +48,6 @@ def trained() -> Trainer:
 
 
 def put(place: Path, content: dict[str, str | None]) -> None:
-    """Files with these texts, and empty folders."""
     for name, text in content.items():
         path = place / name
         (path if text is None else path.parent).mkdir(parents=True, exist_ok=True)
@@ -87,9 +86,7 @@ def test_save_refuses_what_is_not_a_checkpoint(foreign: str, swapping: str, tmp_
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
-def test_save_leaves_what_is_at_its_other_names(
-    foreign: str, swapping: str, tmp_path: Path
-) -> None:
+def test_save_leaves_what_is_at_other_names(foreign: str, swapping: str, tmp_path: Path) -> None:
     """``.previous`` and names like those of temporary folders may be taken by foreign files."""
     taken = [tmp_path / ".c.writing-0123456789abcdef", tmp_path / ".c.writing", tmp_path / ".c.old"]
     if swapping == "one step":
@@ -188,9 +185,7 @@ def test_save_refuses_a_link_to_something_else(swapping: str, tmp_path: Path) ->
         trainer.save(tmp_path / "c")
 
 
-def test_save_puts_back_what_appeared_while_it_wrote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_puts_back_what_appeared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the place and the exchange another process may put its own things there."""
     trainer = trained()
     place = trainer.save(tmp_path / "c")

@@ -177,9 +177,7 @@ def test_other_frozen_weights_are_refused_by_name(
 
 
 @pytest.mark.parametrize("how", ["restore", "resume"])
-def test_a_checkpoint_has_the_frozen_weights_of_the_trainer_that_wrote_it(
-    how: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_has_the_frozen_weights_of_its_trainer(how: str, tmp_path: Path) -> None:
     """After other weights were taken over on purpose, later checkpoints have the model of now."""
     model = models.mlp((6, 8, 1))
     other = with_frozen(model, "W1", 3.0)
@@ -211,9 +209,7 @@ def test_a_model_that_was_replaced_on_the_disk_is_not_linked_to(tmp_path: Path) 
         np.testing.assert_array_equal(again.predict(x), first.predict(x))
 
 
-def test_large_models_have_two_copies_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_have_two_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others have one in every checkpoint; a resumed run links to none of those it found."""
     trainer = make(models.mlp(), **BASE)
 

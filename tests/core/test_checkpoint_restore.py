@@ -138,8 +138,6 @@ SPELLINGS: list[tuple[str, Any]] = [
 
 
 class SaveOnce:
-    """Saves in the middle of the second epoch."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.saved = folder, False
 
@@ -176,9 +174,7 @@ def test_every_argument_is_either_compared_or_free() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), EDITS)
-def test_another_edit_makes_another_model(
-    name: str, value: Any, saved: tuple[Path, Trainer]
-) -> None:
+def test_other_edits_make_another_model(name: str, value: Any, saved: tuple[Path, Trainer]) -> None:
     """Not even ``strict=False`` loads weights into it."""
     other = make(models.mlp(), **BASE, **{name: value})
     for strict in (True, False):
@@ -220,9 +216,7 @@ def test_another_argument_is_refused_and_named(
         options["distributed"] = ThreadGroup()
     trainer = make(model, **options)
     before = trainer.get_state()
-    with pytest.raises(
-        CheckpointError, match=rf"other arguments: {name}[.:\w]* was .+, is "
-    ) as error:
+    with pytest.raises(CheckpointError, match=rf"{name}[.:\w]* was .+, is ") as error:
         trainer.restore(folder)
     assert "strict=False" in str(error.value)
     after = trainer.get_state()
@@ -234,9 +228,7 @@ def test_another_argument_is_refused_and_named(
 
 
 @pytest.mark.parametrize("name", sorted(SAME))
-def test_an_argument_that_changes_nothing_is_accepted(
-    name: str, saved: tuple[Path, Trainer]
-) -> None:
+def test_arguments_that_change_nothing_are_accepted(name: str, saved: tuple[Path, Trainer]) -> None:
     folder, whole = saved
     options = {**BASE, name: SAME[name]}
     if name == "shard_state":
@@ -252,9 +244,7 @@ def test_an_argument_that_changes_nothing_is_accepted(
 
 
 @pytest.mark.parametrize(("name", "value"), SPELLINGS)
-def test_another_spelling_of_an_argument_is_accepted(
-    name: str, value: Any, saved: tuple[Path, Trainer]
-) -> None:
+def test_other_spellings_are_accepted(name: str, value: Any, saved: tuple[Path, Trainer]) -> None:
     folder, whole = saved
     trainer = make(models.mlp(), **{**BASE, name: value})
     trainer.restore(folder)
@@ -295,10 +285,7 @@ def moved(array: Array, at: Any, by: float) -> Array:
     [
         (lambda x, y: (moved(x, (17, 3), 1e-3), y), "'X' has other values"),
         (lambda x, y: (x, moved(y, -1, 1)), "'label' has other values"),
-        (
-            lambda x, y: (x[::-1], y[::-1]),
-            "'X' has other values, or its rows are in a different or",
-        ),
+        (lambda x, y: (x[::-1], y[::-1]), "'X' has other values, or its rows are in a different"),
         (lambda x, y: (x, y[[0, 1, 2, 4, 3, *range(5, 24)]]), "'label' has other values"),
         (lambda x, y: (x[:, ::-1], y), "'X' has other values"),
         (lambda x, y: (x.astype(np.float16), y), "'X' has other values"),

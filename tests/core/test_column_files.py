@@ -13,16 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 
-from ortflex_core import Array, DataError, Trainer, hook
+from ortflex_core import DataError, Trainer, hook
 from ortflex_core.kernel.files import OutputError
 from ortflex_core.training.data import column_files, derived
 from ortflex_core.training.data.prefix_session import PrefixSession
-from tests import models
-from tests.training import make, same
+from tests.core import test_derived_columns as columns
+from tests.core.test_derived_columns import images
+from tests.core.test_derived_columns import rows_run as rows_run
+from tests.training import same
 
 
 @pytest.fixture(autouse=True)
@@ -32,21 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / f"ortflex-columns-{os.getuid()}"
 
 
-def images(rows: int = 30, seed: int = 4) -> tuple[Array, Array]:
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((rows, 1, 8, 8)).astype(np.float32)
-    return x, (x.mean((1, 2, 3)) * 40).astype(np.int64) % 4
-
-
 def trainer(seed: int = 0, **options: Any) -> Trainer:
-    options = {"cache": "disk", "params": ["full", "shift"], "batch_size": 8, "epochs": 3} | options
-    return make(
-        models.conv_net(side=8, seed=seed),
-        backend="fused",
-        loss="softmax_cross_entropy",
-        learning_rate=0.05,
-        **options,
-    )
+    return columns.trainer(seed, **{"backend": "fused", "cache": "disk"} | options)
 
 
 def files(folder: Path) -> list[Path]:
@@ -55,18 +42,10 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def computed(rows_run: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every run of a prefix, except those of its test."""
-    counts: list[int] = []
-    run = PrefixSession.__call__
-
-    def counted(session: PrefixSession, inputs: Any) -> Any:
-        counts.append(len(next(iter(inputs.values()))))
-        return run(session, inputs)
-
-    monkeypatch.setattr(PrefixSession, "__call__", counted)
     monkeypatch.setattr(derived.Derivation, "probe", lambda *given: {})
-    return counts
+    return rows_run
 
 
 def test_a_file_leaves_the_bits_of_memory_and_is_removed(folder: Path) -> None:
@@ -96,9 +75,7 @@ def test_auto_takes_a_file_for_large_columns(folder: Path, monkeypatch: pytest.M
     same(large.get_state(), small.get_state(), 0)
 
 
-def test_a_continued_run_finds_the_columns(
-    folder: Path, tmp_path: Path, rows_run: list[int]
-) -> None:
+def test_a_resumed_run_finds_the_columns(folder: Path, tmp_path: Path, computed: list[int]) -> None:
     x, y = images()
 
     class Killed:
@@ -116,11 +93,11 @@ def test_a_continued_run_finds_the_columns(
     gc.collect()
     shutil.copytree(tmp_path / "left", folder)
     folder.chmod(0o700)
-    before = sum(rows_run)
+    before = sum(computed)
     resumed = Trainer.resume(tmp_path / "run", plugins=plugins, callbacks=[])
     resumed.fit(x, y)
     same(resumed.get_state(), expected, 0)
-    assert sum(rows_run) - before == 2  # which tell the types
+    assert sum(computed) - before == 2  # which tell the types
     del resumed
     gc.collect()
     assert files(folder) == []
@@ -128,7 +105,7 @@ def test_a_continued_run_finds_the_columns(
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "long", "link"])
 def test_a_damaged_file_is_computed_again(
-    folder: Path, tmp_path: Path, damage: str, rows_run: list[int]
+    folder: Path, tmp_path: Path, damage: str, computed: list[int]
 ) -> None:
     x, y = images()
     first = trainer()
@@ -144,14 +121,14 @@ def test_a_damaged_file_is_computed_again(
     else:
         end = {"short": -1, "flipped": len(content), "long": len(content)}[damage]
         path.write_bytes(bytes(content[:end]) + b"x" * (damage == "long"))
-    before = sum(rows_run)
+    before = sum(computed)
     second = trainer()
     second.fit(x, y)
-    assert sum(rows_run) - before >= 30
+    assert sum(computed) - before >= 30
     same(second.get_state(), first.get_state(), 0)
 
 
-def test_other_rows_and_other_weights_have_other_files(folder: Path, rows_run: list[int]) -> None:
+def test_other_rows_and_other_weights_have_other_files(folder: Path) -> None:
     x, y = images()
     runs = [trainer(), trainer(), trainer(seed=1)]
     runs[0].fit(x, y)
@@ -162,9 +139,7 @@ def test_other_rows_and_other_weights_have_other_files(folder: Path, rows_run: l
     assert len(files(folder)) == 3
 
 
-def test_a_full_disk_is_an_error_before_the_columns(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_early_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = images()
     usage = type("Usage", (), {"free": 100})
     with monkeypatch.context() as patch:
@@ -182,9 +157,7 @@ def test_a_full_disk_is_an_error_before_the_columns(
     assert [path for path in folder.rglob("*") if path.is_file()] == []
 
 
-def test_an_error_while_columns_are_made_leaves_no_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_between_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = PrefixSession.__call__
     rows = [0]
 
@@ -221,15 +194,6 @@ def test_old_files_of_killed_processes_are_removed(folder: Path) -> None:
     assert "old" not in names
 
 
-def test_the_export_is_the_whole_file() -> None:
-    model = models.conv_net(side=8)
-    run = trainer()
-    run.fit(*images())
-    out = run.export()
-    assert [n.op_type for n in out.graph.node] == [n.op_type for n in model.graph.node]
-    onnx.checker.check_model(out)
-
-
 OCCUPIED: dict[str, Callable[[Path], object]] = {
     "file": lambda path: path.write_bytes(b"x"),
     "link to nothing": lambda path: path.symlink_to("nothing"),
@@ -239,9 +203,7 @@ OCCUPIED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", ["folder", "filled folder", *OCCUPIED])
-def test_something_else_stands_where_the_file_belongs(
-    kind: str, folder: Path, rows_run: list[int]
-) -> None:
+def test_something_else_is_in_its_place(kind: str, folder: Path, computed: list[int]) -> None:
     """It is replaced; a folder is refused before the rows are computed, and kept."""
     x, y = images()
     first = trainer()
@@ -249,7 +211,7 @@ def test_something_else_stands_where_the_file_belongs(
     (path,) = files(folder)
     wanted = first.get_state()
     path.unlink()
-    computed = sum(rows_run)
+    before = sum(computed)
     if kind in OCCUPIED:
         OCCUPIED[kind](path)
         again = trainer()
@@ -261,7 +223,7 @@ def test_something_else_stands_where_the_file_belongs(
         (path / "mine").write_text("x")
     with pytest.raises(OutputError, match=r"is a folder, where the file .* remove it, set TMPDIR"):
         trainer().fit(x, y)
-    assert sum(rows_run) - computed <= 8  # a few rows give the types
+    assert sum(computed) - before <= 8  # a few rows give the types
     assert path.is_dir()
     path.rename(folder / "elsewhere")
     trainer().fit(x, y)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from itertools import starmap
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
 
-from ortflex_core import ConfigError, Trainer, internals_of
+from ortflex_core import Trainer, internals_of
 from ortflex_core.compiler.programs import cost
 from tests import models
 from tests.benchmarks.onnx_network import network
@@ -50,12 +51,13 @@ def test_operations_of_an_operator(
     operator: str, weight: tuple[int, ...], attributes: dict[str, Any], multiplications: int
 ) -> None:
     """A multiplication and an addition for each pair of numbers that meet, counted by hand, times three."""
-    network = models.model(
-        [helper.make_node(operator, ["x", "W"], ["y"], **attributes)],
-        [models.floats("x", "N", 4, 9, 5)],
-        [models.floats("y", "N", "channels", "height", "width")],
+    network = models.parsed(
+        f"y = {operator}(x, W)",
         {"W": np.full(weight, 0.1)},
+        "float[N, 4, 9, 5] x",
+        "float[N, channels, height, width] y",
     )
+    network.graph.node[0].attribute.extend(starmap(helper.make_attribute, attributes.items()))
     trainer = Trainer(network, loss="squared_error", batch_size=2, epochs=1)
     x = np.ones((2, 4, 9, 5), np.float32)
     trainer.fit(x, trainer.predict(x))
@@ -72,8 +74,3 @@ def test_a_small_step_has_one_thread_and_a_large_one_all(monkeypatch: pytest.Mon
 def test_threads_do_not_change_what_is_learned() -> None:
     one, two = trained("W3", threads=1), trained("W3", threads=2)
     np.testing.assert_allclose(one.train_losses_, two.train_losses_, rtol=1e-5)
-
-
-def test_another_word_is_refused() -> None:
-    with pytest.raises(ConfigError, match="threads: expected 'auto' or an integer >= 1, got 'all'"):
-        Trainer(network(WORKLOADS["W5"]), loss="squared_error", threads="all")  # type: ignore[arg-type]

@@ -13,18 +13,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from ortflex_core import (
-    Entry,
-    PluginError,
-    Plugins,
-    Trainer,
-    Unsupported,
-    load_rules,
-    require_runtime,
-)
+from ortflex_core import Entry, PluginError, Plugins, Unsupported, load_rules
 from ortflex_core.compiler.autodiff.reverse import Rules
 from ortflex_core.compiler.runtime import session
-from tests.training import plugins
+from tests.training import make, plugins, usable
 
 
 @pytest.fixture
@@ -59,11 +51,16 @@ def test_every_session_loads_what_was_named_once(loaded: list[str]) -> None:
     assert loaded == ["one.so", "other.so"]
 
 
-def test_a_family_brings_its_library_along(loaded: list[str]) -> None:
+def bringing(*libraries: str | Callable[[], str]) -> Rules:
+    """A family of rules with kernels in libraries."""
     family = Rules()
-    family.kernels("direct.so")
-    family.kernels(lambda: "asked.so")
-    found = with_family(family)
+    for one in libraries:
+        family.kernels(one)
+    return family
+
+
+def test_a_family_brings_its_library_along(loaded: list[str]) -> None:
+    found = with_family(bringing("direct.so", lambda: "asked.so"))
     assert loaded == []  # listing plugins loads nothing
     rules = load_rules(found)
     rules.lookup("", "Relu", 17)
@@ -80,9 +77,7 @@ def test_the_kernels_of_a_family_are_asked_for_once(loaded: list[str]) -> None:
         asked.append("asked")
         return "asked.so"
 
-    family = Rules()
-    family.kernels(library)
-    found = with_family(family)
+    found = with_family(bringing(library))
     found.prefer = ("tests", *found.prefer)
     rules = load_rules(found, first=["custom"])
     for name in ("Cube", "Cube", "Sphere"):
@@ -99,14 +94,13 @@ def test_a_family_whose_kernels_fail_is_tried_once_unless_it_is_named(
         tried.append("tried")
         raise OSError("no such kernel")  # each text is a warning once in a process
 
-    family = Rules()
-    family.kernels(library)
-    rules = load_rules(with_family(family))
+    found = with_family(bringing(library))
+    rules = load_rules(found)
     assert [rules.lookup("custom", name, 1)[0] for name in ("Cube", "Sphere")] == [False, False]
     assert tried == ["tried"]
     assert "no such kernel" in caplog.text
     with pytest.raises(PluginError):
-        load_rules(with_family(family), first=["custom"])
+        load_rules(found, first=["custom"])
 
 
 def with_family(family: Rules) -> Plugins:
@@ -130,9 +124,7 @@ def library() -> Callable[[], str]:
     extensions = pytest.importorskip("onnxruntime_extensions")
 
     @extensions.onnx_op(  # type: ignore[untyped-decorator]
-        op_type="OrtflexCube",
-        inputs=[extensions.PyOp.dt_float],
-        outputs=[extensions.PyOp.dt_float],
+        op_type="OrtflexCube", inputs=[extensions.PyOp.dt_float], outputs=[extensions.PyOp.dt_float]
     )
     def kernel(x: Any) -> Any:
         return x**3
@@ -145,12 +137,10 @@ def library() -> Callable[[], str]:
 def test_an_operator_of_a_library_is_trained_or_refused(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if plugins()["backends"].load(backend).available(require_runtime()):
-        pytest.skip(f"{backend} is not available here")
+    usable(backend)
     monkeypatch.setattr(session, "_libraries", {})  # other tests do without
 
-    family = Rules()
-    family.kernels(library())
+    family = bringing(library())
 
     @family.rule("OrtflexCube", domain="ai.onnx.contrib")
     def cube(op: Any, node: Any, g: Any) -> Any:
@@ -158,15 +148,8 @@ def test_an_operator_of_a_library_is_trained_or_refused(
 
     x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
     y = x.sum(axis=1, keepdims=True)
-    trainer = Trainer(
-        onnx.parser.parse_model(MODEL),
-        loss="squared_error",
-        backend=backend,
-        optimizer="sgd",
-        learning_rate=0.1,
-        progress=False,
-        plugins=with_family(family),
-    )
+    options: dict[str, Any] = {"backend": backend, "learning_rate": 0.1}
+    trainer = make(onnx.parser.parse_model(MODEL), plugins=with_family(family), **options)
     if backend != "fused":
         with pytest.raises(Unsupported, match="OrtflexCube"):
             trainer.step((x, y))

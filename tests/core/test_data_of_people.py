@@ -11,6 +11,7 @@ import pytest
 from ortflex_core import DataError, Trainer
 from ortflex_core.training.data.rows import gives_rows
 from tests.models import classifier, linear, two_headed
+from tests.training import same
 
 pytestmark = pytest.mark.per_python
 
@@ -26,39 +27,10 @@ def trainer(model: Any = None, **options: Any) -> Trainer:
     return Trainer(model or linear(), **{**settings, **options}, epochs=2, progress=False)
 
 
-def pandas_frames() -> tuple[Any, ...]:
-    pandas = pytest.importorskip("pandas")
-    return pandas.DataFrame(x, columns=NAMES), pandas.Series(y[:, 0], name="t")
-
-
-def pandas_doubles() -> tuple[Any, ...]:
-    frame, series = pandas_frames()
-    return frame.astype("float64"), series.to_frame()
-
-
-def polars_frames() -> tuple[Any, ...]:
-    polars = pytest.importorskip("polars")
-    return polars.DataFrame(x, schema=NAMES), polars.Series(y[:, 0])
-
-
-def torch_tensors() -> tuple[Any, ...]:
-    torch = pytest.importorskip("torch")
-    return torch.tensor(x), torch.tensor(y)
-
-
-def torch_dataset() -> tuple[Any, ...]:
-    torch = pytest.importorskip("torch")
-    return (torch.utils.data.TensorDataset(*torch_tensors()),)
-
-
-def torch_loader() -> tuple[Any, ...]:
-    torch = pytest.importorskip("torch")
-    return (torch.utils.data.DataLoader(*torch_dataset(), batch_size=SIZE),)
+library = pytest.importorskip
 
 
 class Mappings:
-    """A dataset of mappings."""
-
     def __len__(self) -> int:
         return ROWS
 
@@ -73,39 +45,51 @@ class Pairs(Mappings):
         return x[k], float(y[k, 0])
 
 
-def hugging_face(**renamed: str) -> Any:
-    datasets = pytest.importorskip("datasets")
-    names = {"X": "X", "y": "y", **renamed}
-    return datasets.Dataset.from_dict({names["X"]: x.tolist(), names["y"]: y.tolist()})
+def hugging_face(label: str = "y") -> Any:
+    return library("datasets").Dataset.from_dict({"X": x.tolist(), label: y.tolist()})
 
 
-FORMS: list[Callable[[], tuple[Any, ...]]] = [
-    pandas_frames,
-    pandas_doubles,
-    polars_frames,
-    torch_tensors,
-    torch_dataset,
-    torch_loader,
-    lambda: (Mappings(),),
-    lambda: (Pairs(),),
-    lambda: (hugging_face(),),
-    lambda: (hugging_face(y="label"),),
-    lambda: (hugging_face().with_format("numpy"),),
-    lambda: (hugging_face().with_format("numpy").to_iterable_dataset().batch(SIZE),),
-    lambda: ({"X": x, "label": y},),
-]
+def frame() -> Any:
+    return library("pandas").DataFrame(x, columns=NAMES)
+
+
+def tensors() -> Any:
+    torch = library("torch")
+    return torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
+
+
+FORMS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "frames of pandas": lambda: (frame(), library("pandas").Series(y[:, 0], name="t")),
+    "float64 of pandas": lambda: (
+        frame().astype("f8"),
+        library("pandas").DataFrame({"t": y[:, 0]}),
+    ),
+    "frames of polars": lambda: (
+        library("polars").DataFrame(x, schema=NAMES),
+        library("polars").Series(y[:, 0]),
+    ),
+    "tensors": lambda: tensors().tensors,
+    "a dataset of tensors": lambda: (tensors(),),
+    "a loader": lambda: (library("torch.utils.data").DataLoader(tensors(), batch_size=SIZE),),
+    "mappings": lambda: (Mappings(),),
+    "pairs": lambda: (Pairs(),),
+    "lists": lambda: (hugging_face(),),
+    "lists with a label": lambda: (hugging_face("label"),),
+    "arrays": lambda: (hugging_face().with_format("numpy"),),
+    "batches": lambda: (hugging_face().with_format("numpy").to_iterable_dataset().batch(SIZE),),
+    "a table": lambda: ({"X": x, "label": y},),
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_they_train_as_arrays_do(form: Callable[[], tuple[Any, ...]]) -> None:
-    given = form()
+def test_they_train_as_arrays_do(form: str) -> None:
+    given = FORMS[form]()
     plain, made = trainer(), trainer()
     plain.fit(x, y, validation_data=(x, y))
     made.fit(*given, validation_data=given if len(given) > 1 else given[0])
     assert made.history_.losses == pytest.approx(plain.history_.losses, rel=1e-6)
     assert made.validation_losses_ == pytest.approx(plain.validation_losses_, rel=1e-6)
-    for name, array in plain.get_state().items():
-        np.testing.assert_allclose(made.get_state()[name], array, rtol=1e-6)
+    same(made.get_state(), plain.get_state(), 1e-6)
     assert made.evaluate(*given)["loss"] == pytest.approx(plain.evaluate(x, y)["loss"])
 
 
@@ -143,7 +127,7 @@ def test_several_losses_take_their_labels_from_one_mapping() -> None:
 
 
 def test_labels_of_a_frame_may_be_strings() -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = library("pandas")
     names = np.array(["u", "v", "w"] * 4)
     plain, made = (
         trainer(classifier(), loss="softmax_cross_entropy", classes=list("uvw")) for _ in "ab"
@@ -155,29 +139,24 @@ def test_labels_of_a_frame_may_be_strings() -> None:
 
 @pytest.mark.parametrize("make", ["csr_matrix", "csr_array", "coo_matrix"])
 def test_sparse_rows_are_refused_with_an_explanation(make: str) -> None:
-    sparse = pytest.importorskip("scipy.sparse")
+    sparse = library("scipy.sparse")
     with pytest.raises(DataError, match=r"X is a sparse matrix; make it dense: X\.toarray\(\)"):
         trainer().fit(getattr(sparse, make)(x), y)
     with pytest.raises(DataError, match="y is a sparse matrix"):
         trainer().fit(x, getattr(sparse, make)(y))
 
 
-def frame_with(values: Any) -> Any:
-    pandas = pytest.importorskip("pandas")
-    return pandas.DataFrame(x, columns=NAMES).assign(a=values)
-
-
 def test_errors_about_frames_name_the_columns() -> None:
     with pytest.raises(DataError, match=r"not numeric or have missing values.*: 'a'; encode"):
-        trainer().fit(frame_with("text"), y)
-    pandas = pytest.importorskip("pandas")
+        trainer().fit(frame().assign(a="text"), y)
+    pandas = library("pandas")
     missing = pandas.array([None, *range(11)], dtype="Int64")
     with pytest.raises(DataError, match="missing values; encode them, fill in"):
-        trainer().fit(frame_with(missing), y)
+        trainer().fit(frame().assign(a=missing), y)
 
 
 def test_a_lazy_frame_is_to_be_collected() -> None:
-    polars = pytest.importorskip("polars")
+    polars = library("polars")
     with pytest.raises(DataError, match=r"X is a lazy frame \(LazyFrame\); pass X\.collect\(\)"):
         trainer().fit(polars.DataFrame(x, schema=NAMES).lazy(), y)
 

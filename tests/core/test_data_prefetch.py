@@ -28,6 +28,12 @@ def threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "ortflex-data"]
 
 
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not threads()
+
+
 def until(true: Any) -> None:
     """Wait for what a thread is about to do."""
     end = time.monotonic() + 10
@@ -73,7 +79,6 @@ def test_the_number_of_items_read_ahead_is_bounded(ahead: int) -> None:
         assert source.drawn == taken + ahead
     items.close()
     assert source.closed
-    assert not threads()
 
 
 def test_an_error_is_raised_where_its_item_would_have_come() -> None:
@@ -83,7 +88,6 @@ def test_an_error_is_raised_where_its_item_would_have_come() -> None:
         next(items)
     assert list(items) == []
     items.close()
-    assert not threads()
 
 
 def test_what_waits_for_room_or_was_never_used_ends_when_it_is_closed() -> None:
@@ -93,7 +97,6 @@ def test_what_waits_for_room_or_was_never_used_ends_when_it_is_closed() -> None:
     items.close()
     items.close()
     assert source.closed
-    assert not threads()
 
 
 def test_a_source_that_never_answers_is_left_behind_with_a_warning(
@@ -132,7 +135,6 @@ def test_ctrl_c_ends_the_wait_for_an_item() -> None:
     answer.set()
     items.close()
     timer.join()
-    assert not threads()
 
 
 def test_waiting_is_counted() -> None:
@@ -193,7 +195,6 @@ def test_the_thread_ends_with_the_training_however_that_ends(buffer: int) -> Non
     assert not threads()
     with pytest.raises(OSError, match="network"):
         fit(endless(3, OSError("the network is gone")))
-    assert not threads()
 
 
 @pytest.mark.parametrize("step", [5, 10, 17, 100])
@@ -206,7 +207,6 @@ def test_threads_that_read_files_end_with_the_training(step: int, tmp_path: Path
         models.linear(), epochs=3, batch_size=4, callbacks=[StopAt(step)], learning_rate=1e-3
     )
     assert sum(trainer.fit(source, validation_data=source)["rows"]) == 4 * min(step, 30)
-    assert not threads()
 
 
 def test_a_broken_batch_is_named_from_the_thread_too() -> None:
@@ -234,4 +234,3 @@ def test_ctrl_c_while_a_training_waits_for_data_keeps_its_result() -> None:
     assert history.interrupted
     assert history["rows"] == [16.0]
     closing.join()
-    assert not threads()

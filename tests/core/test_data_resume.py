@@ -83,6 +83,14 @@ def train(source: Any, folder: Path, *steps: int, **options: Any) -> tuple[Train
     return trainer, saver
 
 
+def goes_on(folder: Path, trainer: Trainer, *data: Any, **fit: Any) -> Any:
+    """The history of a resumed training, which ends in the bits of the whole one."""
+    again = Trainer.resume(folder, plugins=plugins())
+    history = again.fit(*data, **fit)
+    assert bits(again) == bits(trainer), folder
+    return history
+
+
 @pytest.mark.parametrize(
     ("buffer", "prefetch", "accumulate"),
     [(0, 0, 1), (0, 2, 1), (17, 0, 1), (17, 2, 3), (200, 1, 1)],
@@ -103,10 +111,7 @@ def test_every_source_resumes_at_its_position(
     trainer, saver = train(source(), tmp_path, *steps, limit=limit, accumulate=accumulate)
     assert len(saver.written) >= 3
     for folder in saver.written:
-        again = Trainer.resume(folder, plugins=plugins())
-        history = again.fit(source(), steps_per_epoch=limit)
-        assert bits(again) == bits(trainer), folder
-        assert len(history) == 3
+        assert len(goes_on(folder, trainer, source(), steps_per_epoch=limit)) == 3
 
 
 @pytest.fixture
@@ -141,9 +146,7 @@ def test_files_read_in_pieces_resume_at_their_position(
     trainer, saver = train(shards, tmp_path, 2, 8, 16, 30, 48, shuffle=shuffle, backend=backend)
     assert len(saver.written) == 5
     for folder in saver.written:
-        again = Trainer.resume(folder, plugins=plugins())
-        again.fit(shards)
-        assert bits(again) == bits(trainer), folder
+        goes_on(folder, trainer, shards)
 
 
 def test_another_process_continues_to_the_same_bits(shards: NpyFolder, tmp_path: Path) -> None:
@@ -183,9 +186,7 @@ def test_iterables_without_a_position_resume_only_at_the_end_of_an_epoch(
     inside, _, end = saver.written
     with pytest.raises(DataError, match=r"at batch \d of an epoch, .* state_dict"):
         Trainer.resume(inside, plugins=plugins()).fit(Batches(source(), buffer=buffer))
-    again = Trainer.resume(end, plugins=plugins())
-    again.fit(Batches(source(), buffer=buffer))
-    assert bits(again) == bits(trainer)
+    goes_on(end, trainer, Batches(source(), buffer=buffer))
 
 
 def test_an_endless_source_that_cannot_go_to_a_place_is_refused(tmp_path: Path) -> None:
@@ -208,14 +209,10 @@ def test_other_batches_than_before_are_refused(buffer: int, tmp_path: Path) -> N
 
     _, saver = train(Batches(unseeded, buffer=buffer), tmp_path, 10)
     again = Trainer.resume(saver.written[0], plugins=plugins())
-    with pytest.raises(
-        DataError, match=r"that batch differs from the earlier one.*with a seed if they are"
-    ):
+    with pytest.raises(DataError, match=r"that batch differs from the earlier one.*with a seed"):
         again.fit(Batches(unseeded, buffer=buffer))
     again = Trainer.resume(saver.written[0], plugins=plugins())
-    with pytest.raises(
-        DataError, match=r"continues at batch \d of the iterable, but it ends before"
-    ):
+    with pytest.raises(DataError, match=r"continues at batch \d of the iterable, but it ends"):
         again.fit(Batches(lambda epoch, start: parts()[start:1], buffer=buffer))
 
 
@@ -234,9 +231,7 @@ def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) ->
     for k, (a, b) in enumerate([(0, 19), (19, 21)]):  # as many pieces of two rows or one
         np.save(Path(shards.path) / f"shard-{k}" / "X.npy", x[a:b])
         np.save(Path(shards.path) / f"shard-{k}" / "y.npy", y[a:b])
-    with pytest.raises(
-        DataError, match="had the same number of pieces of data, but their sizes differ"
-    ):
+    with pytest.raises(DataError, match="had the same number of pieces of data, but their sizes"):
         Trainer.resume(saver.written[0], plugins=plugins()).fit(wider)
     _, saver = train(Batches(parts(), buffer=17), tmp_path / "list", 21)
     again = Trainer.resume(saver.written[0], plugins=plugins())
@@ -249,9 +244,7 @@ def test_a_state_that_is_not_json_cannot_be_saved(tmp_path: Path) -> None:
         def state_dict(self) -> dict[str, Any]:
             return {"rng": np.random.default_rng(0)}
 
-    with pytest.raises(
-        (DataError, CheckpointError), match=r"state_dict\(\) of Odd cannot be saved"
-    ):
+    with pytest.raises((DataError, CheckpointError), match=r"state_dict\(\) of Odd cannot be"):
         train(Batches(Odd()), tmp_path, 3)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import attrs
@@ -15,8 +15,10 @@ from ortflex_core import (
     Ops,
     Optimizer,
     Program,
+    Slots,
     Tensor,
     Trace,
+    Updated,
     build,
     hyper,
     number,
@@ -34,14 +36,8 @@ class AdamByHand(Adam):
     """Adam with both corrections and the scale of the gradient taken out of the tensors."""
 
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         root = op.Sqrt(1 - self.beta2)
         g = root * gradient
         m = self.beta1 * slots["m"] + g / (root / (1 - self.beta1))
@@ -56,14 +52,8 @@ class LambByHand(Lamb):
     """Lamb with both corrections taken out of the tensors."""
 
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
         v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient**2
         c2 = op.Sqrt(1 - self.beta2**step)
@@ -107,14 +97,8 @@ def formula_of(body: Callable[..., Any], **bounds: Any) -> Optimizer:
         c: float = hyper(default=0.5, validator=number(**bounds))
 
         def update(
-            self,
-            op: Ops,
-            weight: Tensor,
-            gradient: Tensor,
-            rate: Host,
-            step: Host,
-            slots: Mapping[str, Tensor],
-        ) -> tuple[Tensor, Mapping[str, Tensor]]:
+            self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+        ) -> Updated:
             return body(op, weight, gradient, self.c, rate, step), {}
 
     return Made()

@@ -6,21 +6,20 @@ not a function of a row are kept; rows that change are computed once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from ortflex_core import (
     Array,
     Batches,
-    ConfigError,
     DataError,
     ModelError,
-    Recipe,
     Trainer,
     hook,
     run_ranks,
@@ -30,7 +29,6 @@ from ortflex_core.training.data.prefix_session import PrefixSession
 from tests import models
 from tests.training import every_backend, make, same
 
-node = helper.make_node
 HEAD = ["full", "shift"]
 
 
@@ -40,15 +38,20 @@ def images(rows: int = 30, seed: int = 4) -> tuple[Array, Array]:
     return x, (x.mean((1, 2, 3)) * 40).astype(np.int64) % 4
 
 
-def trainer(**options: Any) -> Trainer:
-    options = {
-        "loss": "softmax_cross_entropy",
-        "params": HEAD,
-        "batch_size": 8,
-        "epochs": 3,
-        "learning_rate": 0.05,
-    } | options
-    return make(models.conv_net(side=8), **options)
+def trainer(seed: int = 0, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {"loss": "softmax_cross_entropy", "params": HEAD}
+    settings |= {"batch_size": 8, "epochs": 3, "learning_rate": 0.05}
+    return make(models.conv_net(side=8, seed=seed), **settings | options)
+
+
+def both(
+    made: Callable[..., Trainer], fit: Callable[[Trainer], object], **options: Any
+) -> tuple[Trainer, Trainer]:
+    """A training with derived columns, and one without."""
+    runs = made(cache="auto", **options), made(cache=False, **options)
+    for run in runs:
+        fit(run)
+    return runs
 
 
 def inputs_of(trained: Trainer) -> list[str]:
@@ -75,24 +78,25 @@ def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_run_with_derived_columns_is_the_same_training(backend: str, weighted: bool) -> None:
     x, y = images()
     weight = np.linspace(0.1, 2, len(x)) if weighted else None
-    runs = [trainer(backend=backend, cache=cache, epochs=5) for cache in ("auto", False)]
-    for run in runs:
-        run.fit(x, y, weight, validation_data=(x[:11], y[:11]))
+    held = (x[:11], y[:11])
+    runs = both(
+        trainer, lambda run: run.fit(x, y, weight, validation_data=held), backend=backend, epochs=5
+    )
     derived, whole = runs
     same(derived.get_state(), whole.get_state())
-    np.testing.assert_allclose(derived.train_losses_, whole.train_losses_, rtol=1e-5)
-    np.testing.assert_allclose(derived.validation_losses_, whole.validation_losses_, rtol=1e-5)
-    np.testing.assert_allclose(derived.predict(x), whole.predict(x), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(
-        derived.evaluate(x, y, weight)["loss"], whole.evaluate(x, y, weight)["loss"], rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        derived.per_sample_losses(x, y), whole.per_sample_losses(x, y), rtol=1e-4, atol=1e-5
-    )
-    for name in ("c", "f", "scores"):
-        np.testing.assert_allclose(
-            derived.predict(x, name), whole.predict(x, name), rtol=1e-4, atol=1e-5
-        )
+    files = [run.export() for run in runs]
+    same(models.weights_of(files[0]), models.weights_of(files[1]))
+    assert files[0].graph.node == files[1].graph.node
+    asked: list[tuple[Callable[[Trainer], Any], float]] = [
+        (lambda run: run.train_losses_, 1e-5),
+        (lambda run: run.validation_losses_, 1e-5),
+        (lambda run: run.evaluate(x, y, weight)["loss"], 1e-5),
+        (lambda run: run.per_sample_losses(x, y), 1e-4),
+        (lambda run: run.predict(x), 1e-4),
+        *((lambda run, name=name: run.predict(x, name), 1e-4) for name in ("c", "f", "scores")),
+    ]
+    for ask, tolerance in asked:
+        np.testing.assert_allclose(ask(derived), ask(whole), rtol=tolerance, atol=tolerance / 10)
 
 
 def test_every_row_is_computed_once(rows_run: list[int]) -> None:
@@ -130,19 +134,6 @@ def test_columns_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.Mon
         trainer(backend="fused", cache="memory").fit(x, y)
 
 
-def test_the_trained_file_after_100_steps() -> None:
-    x, y = images(64)
-    files = []
-    for cache in ("memory", False):
-        run = trainer(backend="fused", cache=cache, epochs=13, optimizer="adam")
-        run.fit(x, y)
-        files.append(
-            {t.name: onnx.numpy_helper.to_array(t) for t in run.export().graph.initializer}
-        )
-    for name, array in files[0].items():
-        np.testing.assert_allclose(array, files[1][name], rtol=1e-5, atol=1e-5, err_msg=name)
-
-
 def test_a_plain_network_has_no_prefix(rows_run: list[int]) -> None:
     x = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
     run = make(models.mlp(), backend="fused")
@@ -151,8 +142,6 @@ def test_a_plain_network_has_no_prefix(rows_run: list[int]) -> None:
 
 
 class Shifted:
-    """Changes the rows of every batch."""
-
     seen: list[set[str]]
 
     def __init__(self) -> None:
@@ -195,13 +184,9 @@ def test_step_computes_the_whole_model_until_fit_did_not(rows_run: list[int]) ->
 
 def test_groups_that_start_later_keep_the_columns(rows_run: list[int]) -> None:
     x, y = images()
-    states = []
-    for cache in ("auto", False):
-        groups = [{"params": "shift", "start_epoch": 2}]
-        run = trainer(backend="fused", cache=cache, groups=groups, epochs=4)
-        run.fit(x, y)
-        states.append(run.get_state())
-    same(*states)
+    groups = [{"params": "shift", "start_epoch": 2}]
+    runs = both(trainer, lambda run: run.fit(x, y), backend="fused", groups=groups, epochs=4)
+    same(*(run.get_state() for run in runs))
     assert sum(rows_run) == 30 + 3 * 8 + 2
 
 
@@ -229,30 +214,23 @@ def test_processes_share_the_rows(rows_run: list[int]) -> None:
 def mixing() -> onnx.ModelProto:
     """A frozen product, minus its mean over the rows, and a head."""
     rng = np.random.default_rng(2)
-    return models.model(
-        [
-            node("MatMul", ["X", "frozen"], ["a"]),
-            node("ReduceMean", ["a"], ["m"], axes=[0], keepdims=1),
-            node("Sub", ["a", "m"], ["b"]),
-            node("MatMul", ["b", "head"], ["Y"]),
-        ],
-        [models.floats("X", "N", 4)],
-        [models.floats("Y", "N", 1)],
+    return models.parsed(
+        "a = MatMul(X, frozen)  m = ReduceMean<axes = [0], keepdims = 1>(a)  b = Sub(a, m)"
+        "  Y = MatMul(b, head)",
         {"frozen": rng.standard_normal((4, 5)), "head": rng.standard_normal((5, 1))},
+        "float[N, 4] X",
+        "float[N, 1] Y",
     )
 
 
 def test_a_prefix_that_mixes_rows_is_refused() -> None:
     x = np.random.default_rng(1).standard_normal((20, 4)).astype(np.float32)
-    states = []
-    for cache in ("auto", False):
-        run = make(mixing(), params="head", backend="fused", cache=cache)
-        run.fit(x, x[:, :1])
-        assert inputs_of(run) == ["X"]
-        states.append(run.get_state())
-    same(*states, 0)
+    made = partial(make, mixing(), params="head", backend="fused")
+    runs = both(made, lambda run: run.fit(x, x[:, :1]))
+    assert [inputs_of(run) for run in runs] == [["X"], ["X"]]
+    same(*(run.get_state() for run in runs), 0)
     with pytest.raises(DataError, match="cache=False"):
-        make(mixing(), params="head", backend="fused", cache="memory").fit(x, x[:, :1])
+        made(cache="memory").fit(x, x[:, :1])
 
 
 def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -273,23 +251,18 @@ def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
         Trainer.resume(tmp_path / "run", plugins=whole.plugins, callbacks=[]).fit(x[::-1], y)
 
 
-@pytest.mark.parametrize("value", [True, "ram", None, 1])
-def test_other_values_are_an_error(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^cache: "):
-        trainer(cache=value)
+ENCODE = 'ai.onnx.ml.OneHotEncoder<cats_strings = ["a", "b", "c"]>'
 
 
-def categories(params: str = "w") -> onnx.ModelProto:
+def categories() -> onnx.ModelProto:
     """Two columns of strings, one-hot, and a linear model."""
-    nodes = [
-        node("OneHotEncoder", ["X"], ["h"], domain="ai.onnx.ml", cats_strings=["a", "b", "c"]),
-        node("Reshape", ["h", "shape"], ["r"]),
-        node("MatMul", ["r", "w"], ["s"]),
-        node("Add", ["s", "b"], ["Y"]),
-    ]
-    x = helper.make_tensor_value_info("X", TensorProto.STRING, ["N", 2])
-    weights = {"shape": np.array([-1, 6]), "w": np.zeros((6, 1)), "b": np.zeros(1)}
-    return models.model(nodes, [x], [models.floats("Y", "N", 1)], weights, ai_onnx_ml=3)
+    return models.parsed(
+        f"h = {ENCODE}(X)  r = Reshape(h, shape)  s = MatMul(r, w)  Y = Add(s, b)",
+        {"shape": np.array([-1, 6]), "w": np.zeros((6, 1)), "b": np.zeros(1)},
+        "string[N, 2] X",
+        "float[N, 1] Y",
+        ai_onnx_ml=3,
+    )
 
 
 def texts(rows: int = 60) -> tuple[Array, Array]:
@@ -337,47 +310,21 @@ def test_what_is_no_string_is_an_error(wrong: Array) -> None:
 
 def test_strings_that_a_trained_part_reads_are_an_error() -> None:
     """Here a trained tensor decides which branch encodes the strings."""
-    proto = categories()
-    branches = [
-        helper.make_graph(
-            [
-                node(
-                    "OneHotEncoder",
-                    ["X"],
-                    [name],
-                    domain="ai.onnx.ml",
-                    cats_strings=["a", "b", "c"],
-                )
-            ],
-            name,
-            [],
-            [models.floats(name, None, 2, 3)],
-        )
-        for name in ("first", "second")
-    ]
-    encode = node("If", ["positive"], ["h"], then_branch=branches[0], else_branch=branches[1])
-    rest = list(proto.graph.node)[1:]
-    del proto.graph.node[:]
-    proto.graph.node.extend(
-        [node("ReduceSum", ["w"], ["sum"], keepdims=0), node("Cast", ["sum"], ["positive"], to=9)]
+    branches = ", ".join(
+        f"{n}_branch = {n} () => (float[M, 2, 3] {n}) {{ {n} = {ENCODE}(X) }}"
+        for n in ("then", "else")
     )
-    proto.graph.node.extend([encode, *rest])
+    proto = models.parsed(
+        "sum = ReduceSum<keepdims = 0>(w)  positive = Cast<to = 9>(sum)"
+        f"  h = If(positive) <{branches}>"
+        "  r = Reshape(h, shape)  s = MatMul(r, w)  Y = Add(s, b)",
+        models.weights_of(categories()),
+        "string[N, 2] X",
+        "float[N, 1] Y",
+        ai_onnx_ml=3,
+    )
     with pytest.raises(ModelError, match=r"X: string.* is read by If"):
         make(proto, params=["w"], backend="fused")
-
-
-def test_recipes_have_it(tmp_path: Path) -> None:
-    onnx.save(models.conv_net(side=8), tmp_path / "m.onnx")
-    x, y = images()
-    np.savez(tmp_path / "d.npz", X=x, y=y)
-    path = tmp_path / "train.toml"
-    text = (
-        'model = "m.onnx"\nloss = "softmax_cross_entropy"\nparams = ["full", "shift"]\n'
-        '[data]\nname = "npz"\npath = "d.npz"\n'
-    )
-    for written, cache in (('"memory"', "memory"), ("false", False)):
-        path.write_text(f"cache = {written}\n{text}")
-        assert Recipe.load(path).cache == cache
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
@@ -388,27 +335,10 @@ def test_mixed_rows_are_found_where_neighbors_are_equal(batch_size: int) -> None
         run.fit(x, x[:, :1])
 
 
-class Frame:
-    """What a table of pandas shows to the readers of columns."""
-
-    def __init__(self, **columns: Any) -> None:
-        self.columns = list(columns)
-        self._columns = {name: np.asarray(column, object) for name, column in columns.items()}
-
-    def __getitem__(self, name: str) -> Array:
-        column = self._columns[name]
-        return column if name == "color" else column.astype(np.float32)
-
-    def __len__(self) -> int:
-        return len(self._columns[self.columns[0]])
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
-        return np.stack([self._columns[name] for name in self.columns], axis=1)
-
-
 def test_a_frame_of_strings_is_an_input() -> None:
+    pandas = pytest.importorskip("pandas")
     x, y = texts()
-    frame = Frame(first=x[:, 0], second=x[:, 1])
+    frame = pandas.DataFrame({"first": x[:, 0], "second": x[:, 1]})
     runs = [make(categories(), backend="fused") for _ in range(2)]
     runs[0].fit(frame, y)
     runs[1].fit(x, y)
@@ -418,21 +348,20 @@ def test_a_frame_of_strings_is_an_input() -> None:
 
 def test_the_columns_of_a_frame_are_inputs_of_their_names() -> None:
     """As skl2onnx writes a ColumnTransformer: an input [rows, 1] for each column."""
-    nodes = [
-        node("OneHotEncoder", ["color"], ["h"], domain="ai.onnx.ml", cats_strings=["a", "b", "c"]),
-        node("Reshape", ["h", "shape"], ["r"]),
-        node("Concat", ["r", "size"], ["all"], axis=1),
-        node("MatMul", ["all", "w"], ["Y"]),
-    ]
-    color = helper.make_tensor_value_info("color", TensorProto.STRING, ["N", 1])
-    weights = {"shape": np.array([-1, 3]), "w": np.zeros((4, 1))}
-    inputs = [color, models.floats("size", "N", 1)]
-    model = models.model(nodes, inputs, [models.floats("Y", "N", 1)], weights, ai_onnx_ml=3)
+    model = models.parsed(
+        f"h = {ENCODE}(color)  r = Reshape(h, shape)  all = Concat<axis = 1>(r, size)"
+        "  Y = MatMul(all, w)",
+        {"shape": np.array([-1, 3]), "w": np.zeros((4, 1))},
+        "string[N, 1] color, float[N, 1] size",
+        "float[N, 1] Y",
+        ai_onnx_ml=3,
+    )
+    pandas = pytest.importorskip("pandas")
     x, _ = texts()
     size = np.linspace(-1, 1, len(x)).astype(np.float32)
     y = (x[:, :1] == "a") + 2 * size[:, None]
     run = make(model, params="w", backend="fused", epochs=80, batch_size=8, learning_rate=0.1)
-    run.fit(Frame(color=x[:, 0], size=size), y)
+    run.fit(pandas.DataFrame({"color": x[:, 0], "size": size}), y)
     assert run.train_losses_[-1] < 1e-4
 
 

@@ -6,15 +6,15 @@ its neighbors are float64 by then.
 
 from __future__ import annotations
 
-from itertools import starmap
+from unittest import mock
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import compare, internals_of, step_program
+from ortflex_core import GraphError, compare, internals_of, step_program
+from ortflex_core.tools import comparison
 from ortflex_core.tools.double_precision import widened, widened_model
 from tests import models
 from tests.training import make, regression
@@ -31,7 +31,7 @@ DEFAULTS = {
     "numbers": "z = Constant<value_floats = [0.5, 1.5, 2.5]>()  y = Sub(x, z)",
     "a tensor": "z = Constant<value = float[3] {1, 2, 3}>()  y = Sub(x, z)",
     "a mask": "k = Greater(x, w)  y = Where(k, x, w)",
-    "a matrix of ones": "t = Reshape(w, n)  e = EyeLike<dtype = 1>(t)  y = MatMul(x, e)",
+    "a matrix of ones": "t = Expand(w, square)  e = EyeLike<dtype = 1>(t)  y = MatMul(x, e)",
     "a window": "z = HannWindow(three)  y = Sub(x, z)",
     "a size": "r = Reshape(x, four)  u = Resize(r, , scale)  y = Reshape(u, back)",
     "a branch": (
@@ -87,17 +87,11 @@ DEFAULTS = {
 def test_the_float64_twin_is_typed_and_computes_the_same(name: str) -> None:
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 18]> g (float[N, 3] x) => (float[N, 3] y)
-        <float[3] w = {{0.1, 0.2, 0.3}}, int64[2] n = {{1, 3}}, int64 three = {{3}},
+        <float[3] w = {{0.1, 0.2, 0.3}}, int64[2] square = {{3, 3}}, int64 three = {{3}},
          int64[4] four = {{1, 1, -1, 3}}, int64[2] back = {{-1, 3}}, float[4] scale = {{1, 1, 1, 1}},
          float[3] one = {{1, 1, 1}}, int64[1] first = {{0}},
          int64[1] flat = {{4}}> {{ {DEFAULTS[name]} }}"""
     )
-    if name == "a matrix of ones":
-        model.graph.initializer.append(
-            onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "m")
-        )
-        model.graph.node[0].input[0], model.graph.node[0].input[1] = "m", "square"
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([3, 3]), "square"))
     onnx.checker.check_model(model, full_check=True)
     twin = widened_model(model)
     onnx.checker.check_model(twin, full_check=True)
@@ -111,14 +105,11 @@ def test_the_float64_twin_is_typed_and_computes_the_same(name: str) -> None:
 
 def test_a_widened_program_says_what_it_takes_and_gives() -> None:
     """The specs of inputs, host scalars and outputs are the types of its graph."""
-    x = models.floats("x", "N", 3)
-    nodes = [("Sub", ["x", "z"], ["d"]), ("MatMul", ["d", "w"], ["y"])]
-    three = np.array([3], np.int64)
-    model = models.model(  # the first node gives float32
-        [helper.make_node("ConstantOfShape", ["three"], ["z"]), *starmap(helper.make_node, nodes)],
-        [x],
-        [models.floats("y", "N", 1)],
-        {"w": np.ones((3, 1), np.float32), "three": three},
+    model = models.parsed(  # the first node gives float32
+        "z = ConstantOfShape(three)  d = Sub(x, z)  y = MatMul(d, w)",
+        {"w": np.ones((3, 1)), "three": np.array([3])},
+        "float[N, 3] x",
+        "float[N, 1] y",
     )
     trainer = make(model)
     trainer.step(regression(rows=4, features=3))
@@ -141,13 +132,8 @@ def test_a_widened_program_says_what_it_takes_and_gives() -> None:
 
 def test_a_backend_compared_with_itself_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a float64 reference the first backend is one, and nothing is said of it."""
-    from ortflex_core import GraphError
-    from ortflex_core.tools import comparison as module
-
-    def refused(*args: object) -> None:
-        raise GraphError("no kernel")
-
-    monkeypatch.setattr(module, "Double", refused)
+    refused = mock.Mock(side_effect=GraphError("no kernel"))
+    monkeypatch.setattr(comparison, "Double", refused)
     x, y = regression(rows=20)
     found = compare(make(models.linear()), x, y, steps=2, backends=["fused"])
     assert found.reference == "fused"

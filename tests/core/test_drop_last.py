@@ -14,7 +14,7 @@ import pytest
 from ortflex_core import Batches, Columns, DataError, Pieces, Trainer, hook, internals_of
 from tests import models
 from tests.core.test_frozen_norms import data, network
-from tests.training import make, plugins, regression
+from tests.training import bits, make, plugins, regression
 
 ONE = "more than one value per channel when training"
 
@@ -43,8 +43,6 @@ def forms(x: Any, y: Any) -> dict[str, tuple[Any, ...]]:
 
 
 class Sizes:
-    """The rows of each step."""
-
     def __init__(self) -> None:
         self.rows: list[int] = []
 
@@ -61,14 +59,8 @@ def test_a_short_last_batch_is_left_out(form: str, rows: int, accumulate: int) -
     if rows < size:
         pytest.skip("an iterable without a whole batch has no step")
     seen = Sizes()
-    trainer = make(
-        models.linear(),
-        drop_last=True,
-        batch_size=8,
-        epochs=2,
-        accumulate=accumulate,
-        callbacks=[seen],
-    )
+    options: dict[str, Any] = {"batch_size": 8, "epochs": 2, "accumulate": accumulate}
+    trainer = make(models.linear(), drop_last=True, callbacks=[seen], **options)
     history = trainer.fit(*given, validation_data=regression(rows=13))
     kept = rows - rows % size
     assert history["rows"] == [kept, kept]
@@ -115,8 +107,7 @@ def test_a_resumed_run_makes_the_same_steps(form: str, tmp_path: Path) -> None:
     resumed = Trainer.resume(tmp_path / "run", plugins=plugins(), callbacks=[])
     history = resumed.fit(*given)
     assert history["rows"] == [24.0] * 3
-    for name, array in whole.get_state().items():
-        np.testing.assert_array_equal(resumed.get_state()[name], array)
+    assert bits(resumed) == bits(whole)
 
 
 def test_an_iterable_that_decides_its_batches_is_refused() -> None:
@@ -129,7 +120,8 @@ def test_an_iterable_that_decides_its_batches_is_refused() -> None:
 @pytest.mark.parametrize("form", ["arrays", "pieces"])
 def test_a_single_row_is_an_error_before_the_training(form: str) -> None:
     given = forms(*data(17))[form]
-    trainer = make(network(), backend="fused", batch_size=8)
+    settings: dict[str, Any] = {"backend": "fused", "batch_size": 8, "epochs": 1}
+    trainer = make(network(), **settings)
     before = trainer.get_state()
     with pytest.raises(DataError, match=f"last batch of one row.*{ONE}.*drop_last=True"):
         trainer.fit(*given)
@@ -137,10 +129,9 @@ def test_a_single_row_is_an_error_before_the_training(form: str) -> None:
     for name, array in before.items():
         np.testing.assert_array_equal(after[name], array)
     with pytest.raises(DataError, match=f"batch_size is 1.*{ONE}"):
-        make(network(), backend="fused", batch_size=1).fit(*given)
-    make(network(), backend="fused", batch_size=8, drop_last=True, epochs=1).fit(*given)
-    make(network(), backend="fused", batch_size=8, batch_norm="freeze", epochs=1).fit(*given)
-    make(network(), backend="fused", batch_size=8, params="head", epochs=1).fit(*given)
+        make(network(), **settings | {"batch_size": 1}).fit(*given)
+    for way in ({"drop_last": True}, {"batch_norm": "freeze"}, {"params": "head"}):
+        make(network(), **settings, **way).fit(*given)
 
 
 def test_a_single_row_of_an_iterable_or_a_step_is_an_error() -> None:

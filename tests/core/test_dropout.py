@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from ortflex_core import Array, Trace, Trainer, build, dropout, gradients
 from ortflex_core.compiler.graph.counter_rng import _key, _squares
 from ortflex_plugins.backends.fused import FusedBackend
+from tests import models
 from tests.gradcheck import RULES
 from tests.tracing import run_program
 
@@ -112,24 +113,19 @@ def test_more_rows_keep_the_mask_of_the_first() -> None:
 
 
 def model(ratio: float = 0.3, training: bool = True) -> onnx.ModelProto:
-    weights = np.random.default_rng(1).normal(size=(20, 1)).astype(np.float32)
-    nodes = [
-        helper.make_node("Dropout", ["x", "ratio", "training"], ["d"], name="drop"),
-        helper.make_node("MatMul", ["d", "W"], ["y"]),
-    ]
-    initializers = [
-        numpy_helper.from_array(weights, "W"),
-        numpy_helper.from_array(np.array(ratio, np.float32), "ratio"),
-        numpy_helper.from_array(np.array(training), "training"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "dropout",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 20])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 1])],
-        initializers,
+    made = models.parsed(
+        "d = Dropout(x, ratio, training)  y = MatMul(d, W)",
+        {
+            "W": np.random.default_rng(1).normal(size=(20, 1)),
+            "ratio": np.array(ratio),
+            "training": np.array(training),
+        },
+        "float[N, 20] x",
+        "float[N, 1] y",
+        opset=13,
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    made.graph.node[0].name = "drop"
+    return made
 
 
 _rng = np.random.default_rng(2)
@@ -207,22 +203,15 @@ def test_predictions_drop_nothing() -> None:
 
 def test_losses_of_samples_are_those_of_the_evaluation() -> None:
     """In inference mode, of a file in training mode, too."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> net (float[N, 3] x) => (float[N, 1] y)
-        { n, m, v = BatchNormalization<training_mode = 1>(x, scale, shift, mean, var)
-          d = Dropout(n, ratio, training)
-          y = MatMul(d, w) }"""
+    ones = {name: np.ones(3) for name in ("scale", "mean", "var")}
+    model = models.parsed(
+        "n, m, v = BatchNormalization<training_mode = 1>(x, scale, shift, mean, var)"
+        "  d = Dropout(n, ratio, training)  y = MatMul(d, w)",
+        {**ones, "shift": np.zeros(3), "w": np.ones((3, 1))}
+        | {"ratio": np.array(0.5), "training": np.array(True)},
+        "float[N, 3] x",
+        "float[N, 1] y",
     )
-    for name, array in {
-        "scale": np.ones(3),
-        "shift": np.zeros(3),
-        "mean": np.ones(3),
-        "var": np.ones(3),
-        "w": np.ones((3, 1)),
-        "ratio": np.array(0.5),
-    }.items():
-        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "training"))
     x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
     trainer = Trainer(model, loss="squared_error", params="w", progress=False)
     expected = ((x - 1) / np.sqrt(1 + 1e-5)).sum(axis=1, keepdims=True) ** 2

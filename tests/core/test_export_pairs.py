@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from ortflex_core import Model, ModelError, OutputError, Trainer, write_bytes
 from ortflex_core.compiler.onnx_files import model_file
@@ -32,13 +32,12 @@ def pair(
 ) -> Path:
     """A chain of products; all of its weights are in ``<name>.data``, at offsets as asked for."""
     rng = np.random.default_rng(seed)
-    nodes, name = [], "X"
+    body, name = "", "X"
     for k, weight in enumerate(SIZES):
-        nodes.append(helper.make_node("MatMul", [name, weight], [f"h{k}"]))
-        name = f"h{k}" if k == len(SIZES) - 1 else f"r{k}"
-        if name[0] == "r":
-            nodes.append(helper.make_node("Tanh", [f"h{k}"], [name]))
-    model = models.model(nodes, [models.floats("X", "N", 40)], [models.floats(name, "N", 3)], {})
+        last = k == len(SIZES) - 1
+        body += f"h{k} = MatMul({name}, {weight})  " + ("" if last else f"r{k} = Tanh(h{k})  ")
+        name = f"h{k}" if last else f"r{k}"
+    model = models.parsed(body, {}, "float[N, 40] X", f"float[N, 3] {name}")
     with open(path.with_name(f"{path.name}.data"), "wb") as out:
         out.write(b"\xff" * padding)
         for weight, shape in SIZES.items():
@@ -341,9 +340,7 @@ def test_an_export_over_the_source_file_leaves_live_trainers_unchanged(
 
 
 @pytest.mark.usefixtures("low_limit")
-def test_a_checkpoint_that_is_removed_under_a_trainer_and_one_that_links_to_it(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_removed_under_a_trainer_and_one_that_links_to_it(tmp_path: Path) -> None:
     x, y = data()
     one = trainer(pair(tmp_path / "m.onnx"), ["w1"])
     one.fit(x, y)
@@ -356,9 +353,8 @@ def test_a_checkpoint_that_is_removed_under_a_trainer_and_one_that_links_to_it(
     shutil.rmtree(tmp_path / "b")
     last = Trainer.resume(tmp_path / "c", plugins=plugins())
     assert equal(models.weights_of(last.export()), models.weights_of(again.export()))
-    assert np.array_equal(
-        models.weights_of(last.export())["w0"], weights(tmp_path / "m.onnx")["w0"]
-    )
+    table = models.weights_of(last.export())["w0"]
+    assert np.array_equal(table, weights(tmp_path / "m.onnx")["w0"])
 
 
 @pytest.mark.usefixtures("low_limit")
@@ -385,9 +381,7 @@ def test_a_file_that_others_change_in_place_is_refused(how: str, tmp_path: Path)
         lambda: one.export(tmp_path / "out.onnx"),
         lambda: one.model.initializer("w0"),
     ):
-        with pytest.raises(
-            ModelError, match=r"m\.onnx\.data', .* was changed since the model was read"
-        ):
+        with pytest.raises(ModelError, match=r"m\.onnx\.data', .* was changed since the model was"):
             read()
     assert np.array_equal(one.get_state()["w1"], trained)
     assert not (tmp_path / "out.onnx").exists()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,14 @@ from ortflex_core import (
     run_ranks,
     time_backends,
 )
+from ortflex_core.compiler.runtime import session
 from ortflex_core.training.checkpoints import checkpoint
 from ortflex_core.training.engines import timing
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.core.paced import BUILT, FAILURES, PAUSE, paced
+from tests.core.test_process_groups import classifier
+from tests.training import make as make_trainer
 from tests.training import regression
 
 pytestmark = pytest.mark.once
@@ -45,8 +48,6 @@ X, Y = regression(rows=40, features=6)
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """Two backends, the second of which is the quicker one, and nothing remembered."""
-    from ortflex_core.compiler.runtime import session
-
     PAUSE.clear()
     PAUSE.update(first=0.01, second=0.0)
     FAILURES.clear()
@@ -57,16 +58,9 @@ def quiet() -> Iterator[None]:
 
 
 def make(model: Any = None, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {
-        "loss": "squared_error",
-        "optimizer": "adam",
-        "batch_size": 8,
-        "epochs": 2,
-        "backend": "fastest",
-        "progress": False,
-        "plugins": paced(),
-    }
-    return Trainer(models.mlp() if model is None else model, **settings | options)
+    settings: dict[str, Any] = {"optimizer": "adam", "batch_size": 8, "epochs": 2}
+    settings |= {"backend": "fastest", "plugins": paced()}
+    return make_trainer(model or models.mlp(), **settings | options)
 
 
 def everything(trainer: Trainer) -> dict[str, bytes]:
@@ -104,32 +98,33 @@ def test_the_training_is_that_of_the_backend_to_the_bit(options: dict[str, Any])
     assert np.random.get_state()[1].tolist() == state  # type: ignore[union-attr, index]
 
 
-def test_running_statistics_and_dropout_start_as_without_a_measurement() -> None:
-    from tests.core.test_process_groups import classifier
+def alike(train: Callable[[Trainer], object], model: Any = None, **options: Any) -> None:
+    """A training with the quickest backend and one with its name end in the same bits."""
+    measured, named = (make(model, backend=b, **options) for b in ("fastest", "second"))
+    train(measured)
+    train(named)
+    assert measured.backend_ == "second"
+    assert everything(measured) == everything(named)
 
+
+def test_running_statistics_and_dropout_start_as_without_a_measurement() -> None:
     x = np.random.default_rng(0).standard_normal((24, 6)).astype(np.float32)
-    y = np.arange(24) % 3
-    trained = [
-        make(classifier(dropout=True), loss="softmax_cross_entropy", backend=backend)
-        for backend in ("fastest", "second")
-    ]
-    for trainer in trained:
-        trainer.fit(x, y)
-    assert everything(trained[0]) == everything(trained[1])
+    model = classifier(dropout=True)
+    alike(lambda t: t.fit(x, np.arange(24) % 3), model, loss="softmax_cross_entropy")
 
 
 def test_a_second_fit_continues_the_first_to_the_same_bits() -> None:
     """The measurement starts from the state of the training, here that of another engine."""
-    trained = [make(backend=backend) for backend in ("fastest", "second")]
-    for trainer in trained:
+
+    def twice(trainer: Trainer) -> None:
         trainer.fit(X, Y)
         internals_of(trainer).forget_engine()
         trainer.fit(X, Y)
-    assert everything(trained[0]) == everything(trained[1])
+
+    alike(twice)
 
 
-@pytest.mark.parametrize("kind", ["batches", "step"])
-def test_data_that_come_once_are_not_consumed(kind: str) -> None:
+def test_data_that_come_once_are_not_consumed() -> None:
     drawn: list[int] = []
 
     def batches() -> Iterator[Any]:
@@ -137,16 +132,9 @@ def test_data_that_come_once_are_not_consumed(kind: str) -> None:
             drawn.append(k)
             yield X[8 * k : 8 * k + 8], Y[8 * k : 8 * k + 8]
 
-    trained = [make(backend=backend, epochs=1) for backend in ("fastest", "second")]
-    for trainer in trained:
-        if kind == "batches":
-            drawn.clear()
-            trainer.fit(batches())
-            assert drawn == list(range(5))
-        else:
-            trainer.step((X[:8], Y[:8]))
-    assert trained[0].backend_ == "second"
-    assert everything(trained[0]) == everything(trained[1])
+    alike(lambda t: t.fit(batches()), epochs=1)
+    assert drawn == [*range(5)] * 2
+    alike(lambda t: t.step((X[:8], Y[:8])), epochs=1)
 
 
 def test_it_remembers_by_structure_and_batch() -> None:
@@ -181,7 +169,7 @@ def test_the_checkpoint_records_the_choice_and_a_resume_keeps_it(tmp_path: Path)
     whole.fit(X, Y)
     assert checkpoint.read(tmp_path / "c").record.backend == "second"
     PAUSE.update(first=0.0, second=0.01)  # a measurement would now choose otherwise
-    session_forgets()
+    session._cache.clear()
     BUILT.clear()
     resumed = Trainer.resume(tmp_path / "c", plugins=paced(), epochs=4)
     resumed.save(tmp_path / "again")  # before anything is compiled
@@ -197,12 +185,6 @@ def test_the_checkpoint_records_the_choice_and_a_resume_keeps_it(tmp_path: Path)
     other = Trainer.resume(tmp_path / "c", plugins=paced(), epochs=4, backend="fastest")
     other.fit(X, Y)
     assert other.backend_ == "first"  # asked for anew
-
-
-def session_forgets() -> None:
-    from ortflex_core.compiler.runtime import session
-
-    session._cache.clear()
 
 
 def test_a_recorded_backend_that_cannot_go_on_is_replaced_with_a_warning(
@@ -230,7 +212,7 @@ def test_a_pickle_keeps_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(timing, "measure", refuse)
-    session_forgets()
+    session._cache.clear()
     copy = pickle.loads(packed)
     copy.fit(X, Y)
     trainer.fit(X, Y)
@@ -239,9 +221,7 @@ def test_a_pickle_keeps_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("when", ["build", "run", "refuse", "nan"])
-def test_a_candidate_that_fails_is_out_with_its_reason(
-    when: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_candidate_that_fails_has_its_reason(when: str, caplog: pytest.LogCaptureFixture) -> None:
     FAILURES["second"] = (when, RuntimeError("no paper left"))
     trainer = make()
     with caplog.at_level(logging.INFO, "ortflex"):
@@ -251,27 +231,24 @@ def test_a_candidate_that_fails_is_out_with_its_reason(
     assert ("its first loss is nan" if when == "nan" else "no paper left") in line
 
 
+def error_of(backend: str, kind: type[Exception], x: Any) -> str:
+    with pytest.raises(kind) as raised:
+        make(backend=backend).fit(x, Y)
+    return str(raised.value)
+
+
 def test_without_a_candidate_the_error_is_that_of_auto() -> None:
     FAILURES.update(
         first=("refuse", ValueError("too heavy")), second=("refuse", ValueError("too light"))
     )
-    texts = []
-    for backend in ("fastest", "auto"):
-        with pytest.raises(Unsupported) as raised:
-            make(backend=backend).fit(X, Y)
-        texts.append(str(raised.value))
-    assert texts[0] == texts[1]
-    assert "first: too heavy" in texts[0]
-    assert "second: too light" in texts[0]
+    text = error_of("fastest", Unsupported, X)
+    assert text == error_of("auto", Unsupported, X)
+    assert "first: too heavy" in text
+    assert "second: too light" in text
 
 
 def test_wrong_data_give_the_error_of_auto_and_nothing_is_remembered() -> None:
-    texts = []
-    for backend in ("fastest", "auto"):
-        with pytest.raises(DataError) as raised:
-            make(backend=backend).fit(X[:, :3], Y)
-        texts.append(str(raised.value))
-    assert texts[0] == texts[1]
+    assert error_of("fastest", DataError, X[:, :3]) == error_of("auto", DataError, X[:, :3])
     trainer = make()
     trainer.fit(X, Y)
     assert trainer.backend_ == "second"
@@ -286,7 +263,7 @@ def test_the_table_is_shown_unless_progress_is_off(
     assert [line.split()[0] for line in lines[1:3]] == ["first", "second"]
     assert float(lines[1].split()[1]) > 4  # 10 ms in each run of two steps
     assert lines[2].endswith("quickest")
-    session_forgets()
+    session._cache.clear()
     with caplog.at_level(logging.INFO, "ortflex"):
         make().fit(X, Y)
     assert capsys.readouterr().err == ""
@@ -315,8 +292,8 @@ def test_a_measurement_that_has_taken_long_compiles_no_further_one(
 def test_of_several_processes_the_first_one_measures(options: dict[str, Any]) -> None:
     measured: list[int] = []
 
-    def job(group: ThreadGroup) -> Any:
-        trainer = make(distributed=group, **options)
+    def job(group: ThreadGroup, backend: str = "fastest") -> Any:
+        trainer = make(distributed=group, backend=backend, **options)
         internals_of(trainer).live._tell = lambda line: measured.append(trainer.rank)
         trainer.fit(X, Y)
         return trainer.backend_, everything(trainer)
@@ -326,13 +303,7 @@ def test_of_several_processes_the_first_one_measures(options: dict[str, Any]) ->
     assert [f[0] for f in found] == ["second", "second"]
     assert found[0][1] == found[1][1]
     assert set(measured) == {0}
-
-    def named(group: ThreadGroup) -> Any:
-        trainer = make(distributed=group, backend="second", **options)
-        trainer.fit(X, Y)
-        return trainer.backend_, everything(trainer)
-
-    assert run_ranks(2, named) == found
+    assert run_ranks(2, lambda group: job(group, "second")) == found
 
 
 def test_of_several_processes_all_end_with_an_error_of_the_first_one() -> None:
@@ -384,8 +355,7 @@ def test_the_command_compare_prints_the_times(recipe: Path) -> None:
 def test_a_recipe_names_it_and_the_run_records_the_choice(recipe: Path) -> None:
     result = CliRunner().invoke(main, ["train", str(recipe)])
     assert result.exit_code == 0, result.output
-    found = [p for p in (recipe.parent / "run").rglob("*.json") if "second" in p.read_text()]
-    assert found
+    assert [p for p in (recipe.parent / "run").rglob("*.json") if "second" in p.read_text()]
 
 
 def test_measuring_backends_does_not_change_the_trainer() -> None:
@@ -395,6 +365,5 @@ def test_measuring_backends_does_not_change_the_trainer() -> None:
     times = time_backends(trainer, X, Y)
     assert times.fastest == "second"
     assert everything(trainer) == before
-    assert [t.backend for t in time_backends(trainer, X, Y, backends=["first"]).timings] == [
-        "first"
-    ]
+    (only,) = time_backends(trainer, X, Y, backends=["first"]).timings
+    assert only.backend == "first"

@@ -103,44 +103,26 @@ def test_a_scalar_and_a_matrix_come_back_in_their_shapes() -> None:
         np.testing.assert_array_equal(got[f"new/{name}"], 2 * value)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        {"X": "a", "W1": "a@1", "b1": "gradient/W1", "W2": "label@1"},
-        {"b1": "m/W1", "W1": "v/W1", "W2": "average/b1"},
-        {"X": "new/W1", "W2": "new/m/W1", "Y": "gradient/W1"},
-        {"X": "sample_weight", "Y": "total/0", "b1": "penalty", "W2": "loss0/scale"},
-    ],
-)
+ODD_NAMES = [
+    {"X": "a", "W1": "a@1", "b1": "gradient/W1", "W2": "label@1"},
+    {"b1": "m/W1", "W1": "v/W1", "W2": "average/b1"},
+    {"X": "new/W1", "W2": "new/m/W1", "Y": "gradient/W1"},
+    {"X": "sample_weight", "Y": "total/0", "b1": "penalty", "W2": "loss0/scale"},
+    {"X": "rate", "Y": "label", "W1": "a/b", "b1": "x@1", "W2": "step", "b2": "host/rate"},
+]
+
+
+@pytest.mark.parametrize("names", ODD_NAMES)
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_model_may_have_the_names_of_the_training_s_values(
-    names: dict[str, str], steps: int
-) -> None:
+def test_a_model_may_have_the_names_of_the_training(names: dict[str, str], steps: int) -> None:
     """No name of a model meets one of a slot, a gradient, a cost, a column or a new value."""
     states = []
+    options: dict[str, Any] = {"optimizer": "adam", "penalty": "l2", "averaging": "swa"}
+    options |= {"backend": {"name": "fused", "steps_per_run": steps}, "batch_size": 10}
     for model in (models.renamed(models.mlp(), names), models.mlp()):
-        trainer = make(
-            model,
-            backend={"name": "fused", "steps_per_run": steps},
-            optimizer="adam",
-            penalty="l2",
-            averaging="swa",
-            batch_size=10,
-        )
+        trainer = make(model, **options)
         trainer.fit(X, Y, sample_weight=np.linspace(0.5, 2, len(X), dtype=np.float32))
-        states.append(trainer.get_state())
-        states[-1]["predicted"] = trainer.predict(X)
-    same(states[0], {names.get(n, n): a for n, a in states[1].items()})
-
-
-def test_other_odd_names_are_names() -> None:
-    names = {"X": "rate", "Y": "label", "W1": "a/b", "b1": "x@1", "W2": "step", "b2": "host/rate"}
-    odd, plain = models.renamed(models.mlp(), names), models.mlp()
-    states = []
-    for model in (odd, plain):
-        trainer = make(model, backend="fused", optimizer="adam", batch_size=10, averaging="swa")
-        trainer.fit(X, Y)
-        states.append(trainer.get_state())
+        states.append({**trainer.get_state(), "predicted": trainer.predict(X)})
     same(states[0], {names.get(n, n): a for n, a in states[1].items()})
 
 
@@ -180,9 +162,7 @@ class MatricesCentered(Optimizer):
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("first", ["W1", "b1"])
 @pytest.mark.parametrize("optimizer", [MatricesDecay(), MatricesCentered()])
-def test_a_formula_may_ask_for_the_shape_of_a_weight(
-    optimizer: Optimizer, first: str, steps: int
-) -> None:
+def test_a_formula_may_ask_for_a_shape(optimizer: Optimizer, first: str, steps: int) -> None:
     """Neither a vector of all weights nor the first parameter speaks for the others."""
     model = models.mlp()
     tensors = sorted(model.graph.initializer, key=lambda t: t.name[0] != first[0])

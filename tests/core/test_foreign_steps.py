@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +72,6 @@ def test_the_files_of_others_are_counted(count: int, words: str, tmp_path: Path)
     assert len(os.listdir(tmp_path)) == count
 
 
-def graph(default: bool) -> onnx.ModelProto:
-    """An input that may have a default value, and an output of the same type."""
-    value = onnx.helper.make_tensor_value_info
-    nodes = [onnx.helper.make_node("Add", ["a", "b"], ["c"])]
-    sides = [[value(n, onnx.TensorProto.FLOAT, [2]) for n in names] for names in ("ab", "c")]
-    constants = [onnx.numpy_helper.from_array(np.ones(2, np.float32), "b")] * default
-    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *sides, constants))
-
-
 @pytest.mark.parametrize(
     ("names", "default", "lacks"),
     [("abc", False, ""), ("ac", True, ""), ("ac", False, "input 'b'"), ("ab", True, "output 'c'")],
@@ -87,24 +79,18 @@ def graph(default: bool) -> onnx.ModelProto:
 def test_a_manifest_has_all_inputs_without_a_default_and_all_outputs(
     names: str, default: bool, lacks: str
 ) -> None:
-    items = [
-        manifest.Item(
-            name=None if n == "c" else n,
-            new=n if n == "c" else None,
-            role="data",
-            of=None,
-            slot=None,
-            batch=None,
-            dtype="float32",
-            shape=(2,),
-        )
-        for n in names
-    ]
-    if not lacks:
-        manifest.check(items, graph(default), "this graph")
-        return
-    with pytest.raises(CheckpointError, match=f"lacks the {lacks} of the graph"):
-        manifest.check(items, graph(default), "this graph")
+    graph = models.parsed(
+        "c = Add(a, b)",
+        {"b": np.ones(2)} if default else {},
+        "float[2] a, float[2] b",
+        "float[2] c",
+    )
+    usual: dict[str, Any] = {"role": "data", "dtype": "float32", "shape": (2,)}
+    usual |= dict.fromkeys(("name", "new", "of", "slot", "batch"))
+    items = [manifest.Item(**usual | {"new" if n == "c" else "name": n}) for n in names]
+    lacking = pytest.raises(CheckpointError, match=f"lacks the {lacks} of the graph")
+    with lacking if lacks else nullcontext():
+        manifest.check(items, graph, "this graph")
 
 
 def test_a_file_is_flushed_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,25 +114,13 @@ def test_a_file_is_flushed_with_its_name(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_names_in_the_bodies_of_control_flow_are_known_at_any_depth() -> None:
     """A step must not give one of them to a tensor of its own: an inner name would hide it."""
-    made, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
-    constant = onnx.numpy_helper.from_array(np.ones(2, np.float32), "deep constant")
-    deep = onnx.helper.make_graph(
-        [made("Neg", ["deep constant"], ["deep"])], "d", [], [value("deep", 1, [2])], [constant]
+    deep = "() => (float[2] deep) <float[2] deep_constant = {1, 1}> { deep = Neg(deep_constant) }"
+    outer = onnx.parser.parse_graph(
+        "g (int64 n, bool c, float[2] x) => () { y = Loop(n, c, x) <body = b "
+        "(int64 turn, bool go, float[2] state) => (bool still, float[2] next) { "
+        f"next = If(go) <then_branch = t {deep}, else_branch = e {deep}> still = Identity(go) }}> }}"
     )
-    inputs = [value("turn", 7, []), value("go", 9, []), value("state", 1, [2])]
-    body = onnx.helper.make_graph(
-        [
-            made("If", ["go"], ["next"], then_branch=deep, else_branch=deep),
-            made("Identity", ["go"], ["still"]),
-        ],
-        "b",
-        inputs,
-        [value("still", 9, []), value("next", 1, [2])],
-    )
-    outer = onnx.helper.make_graph(
-        [made("Loop", ["n", "c", "x"], ["y"], body=body)], "g", [value("x", 1, [2])], []
-    )
-    names = {"turn", "go", "state", "next", "still", "deep", "deep constant"}
+    names = {"turn", "go", "state", "next", "still", "deep", "deep_constant"}
     assert assembly.inner_names(outer) == names
 
 

@@ -25,7 +25,6 @@ AGENTS = ("training_agent", "training_session")
 
 
 def network(**altered: Any) -> onnx.ModelProto:
-    """MatMul, BatchNormalization, Relu, twice, and a head."""
     rng = np.random.default_rng(3)
     weights: dict[str, Array] = {
         "w1": rng.standard_normal((4, 5)),
@@ -40,20 +39,16 @@ def network(**altered: Any) -> onnx.ModelProto:
             f"mean{k}": rng.standard_normal(width),
             f"var{k}": rng.uniform(0.5, 1.5, width),
         }
-    names = {n: altered.get(n, n) for n in NORMS}
-    node = helper.make_node
-    nodes = [
-        node("MatMul", ["X", "w1"], ["a"]),
-        node("BatchNormalization", ["a", *list(names.values())[:4]], ["b"], momentum=0.8),
-        node("Relu", ["b"], ["c"]),
-        node("MatMul", ["c", "w2"], ["d"]),
-        node("BatchNormalization", ["d", *list(names.values())[4:]], ["e"], momentum=0.8),
-        node("Relu", ["e"], ["f"]),
-        node("MatMul", ["f", "head"], ["g"]),
-        node("Add", ["g", "offset"], ["Y"]),
-    ]
-    inputs, outputs = [models.floats("X", "N", 4)], [models.floats("Y", "N", 1)]
-    return models.model(nodes, inputs, outputs, weights)
+    norms = [", ".join(altered.get(n, n) for n in list(NORMS)[k : k + 4]) for k in (0, 4)]
+    norm = "BatchNormalization<momentum = 0.8>"
+    return models.parsed(
+        f"a = MatMul(X, w1)  b = {norm}(a, {norms[0]})  c = Relu(b)"
+        f"  d = MatMul(c, w2)  e = {norm}(d, {norms[1]})  f = Relu(e)"
+        "  g = MatMul(f, head)  Y = Add(g, offset)",
+        weights,
+        "float[N, 4] X",
+        "float[N, 1] Y",
+    )
 
 
 def data(rows: int = 24) -> tuple[Array, Array]:
@@ -85,9 +80,7 @@ def test_a_trained_head_leaves_everything_else_as_it_is(backend: str) -> None:
 
 @every_backend
 @pytest.mark.parametrize("part", ["scale2", "bias2"])
-def test_one_trained_tensor_of_a_node_trains_the_statistics_of_that_node(
-    backend: str, part: str
-) -> None:
+def test_one_trained_tensor_of_a_node_trains_its_statistics(backend: str, part: str) -> None:
     if backend in AGENTS:
         pytest.skip("it refuses to update statistics")
     trainer = trained(backend, params=["head", part], learning_rate=0.01)
@@ -133,16 +126,9 @@ def test_groups_that_start_later_decide_again(backend: str, accumulate: int) -> 
             seen.append(trainer.get_state(buffers=True))
 
     groups = [{"params": ["scale2", "bias2"], "start_epoch": 1}]
-    trainer = make(
-        network(),
-        backend=backend,
-        params=["head", "scale2", "bias2"],
-        groups=groups,
-        epochs=2,
-        batch_size=8,
-        accumulate=accumulate,
-        callbacks=[Watch()],
-    )
+    options: dict[str, Any] = {"params": ["head", "scale2", "bias2"], "groups": groups}
+    options |= {"epochs": 2, "batch_size": 8, "accumulate": accumulate, "callbacks": [Watch()]}
+    trainer = make(network(), backend=backend, **options)
     file = {t.name: numpy_helper.to_array(t) for t in network().graph.initializer}
     trainer.fit(*data())
     np.testing.assert_array_equal(seen[0]["mean2"], file["mean2"])

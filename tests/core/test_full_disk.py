@@ -13,7 +13,7 @@ import pytest
 
 from ortflex_core import OutputError, Trainer, hook, internals_of
 from tests import models
-from tests.training import make, plugins, regression
+from tests.training import make, plugins, regression, same
 
 pytestmark = pytest.mark.once
 
@@ -22,19 +22,13 @@ X, Y = regression(rows=40, features=6)
 
 
 def trainer(*callbacks: Any) -> Trainer:
-    return make(
-        models.mlp(),
-        backend={"name": "fused", "steps_per_run": 1},
-        optimizer="adam",
-        batch_size=8,
-        epochs=4,
-        callbacks=list(callbacks),
-    )
+    backend = {"name": "fused", "steps_per_run": 1}
+    options: dict[str, Any] = {"backend": backend, "optimizer": "adam", "batch_size": 8}
+    return make(models.mlp(), epochs=4, callbacks=list(callbacks), **options)
 
 
 @contextmanager
 def full() -> Iterator[None]:
-    """No file takes a byte."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -63,9 +57,7 @@ class Fill:
 @pytest.mark.parametrize(
     "settings", [{"steps": 1}, {"epochs": 1}, {"minutes": 60.0, "best": False}]
 )
-def test_a_checkpoint_that_cannot_be_written(
-    step: int, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_unwritable_checkpoint(step: int, settings: dict[str, Any], tmp_path: Path) -> None:
     """In the middle of an epoch, at its end, and at the end of all: saved elsewhere, it continues."""
     whole = trainer()
     whole.fit(X, Y)
@@ -86,8 +78,7 @@ def test_a_checkpoint_that_cannot_be_written(
     again = Trainer.resume(tmp_path / "elsewhere", plugins=plugins(), callbacks=[])
     if now.step < 20:
         again.fit(X, Y)
-    for name, array in whole.get_state().items():
-        assert again.get_state()[name].tobytes() == array.tobytes()
+    same(again.get_state(), whole.get_state(), 0)
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_training(
@@ -107,17 +98,14 @@ def test_a_log_that_cannot_be_written_does_not_end_the_training(
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "csv_log"])
-def test_a_folder_that_cannot_be_created_is_an_error_before_the_first_step(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_created_is_an_early_error(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     key = {"checkpoint": "folder", "csv_log": "path"}[name]
     one = trainer({"name": name, key: str(tmp_path / "file" / "x" / "y")})
     before = one.get_state()
     with pytest.raises(OutputError, match="cannot create the folder"):
         one.fit(X, Y)
-    for parameter, array in before.items():
-        assert one.get_state()[parameter].tobytes() == array.tobytes()
+    same(one.get_state(), before, 0)
 
 
 def test_an_export_that_cannot_be_written_leaves_the_trainer_as_it_is(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ortflex_core import (
 from ortflex_core.training.engines import host_updates
 from ortflex_plugins.backends import fused
 from tests import models
-from tests.training import make, plugins, regression
+from tests.training import make, plugins, regression, same
 
 ELEMENTWISE = ["adadelta", "adagrad", "adam", "adamax", "adamw", "momentum", "nadam", "nesterov"]
 ELEMENTWISE += ["radam", "rmsprop"]
@@ -73,18 +73,12 @@ def trained(model: Any = None, in_graph: bool = False, **options: Any) -> Traine
 
 
 def on_host(trainer: Trainer) -> list[str]:
-    """The parameters that numpy updates."""
     return sorted(host_formulas(internals_of(trainer).problem))
 
 
 def assert_equal(found: Trainer, expected: Trainer) -> None:
-    for now, then in (
-        (found.get_state(), expected.get_state()),
-        (found.engine.slots(), expected.engine.slots()),
-    ):
-        assert now.keys() == then.keys()
-        for name, array in then.items():
-            np.testing.assert_allclose(now[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+    same(found.get_state(), expected.get_state())
+    same(found.engine.slots(), expected.engine.slots())
     np.testing.assert_allclose(found.history_["loss"], expected.history_["loss"], rtol=1e-6)
 
 
@@ -203,8 +197,7 @@ def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
     resumed = Trainer.resume(tmp_path / "run", plugins=plugins())
     for trainer in (plain, resumed):
         trainer.fit(X, Y)
-    for name, array in plain.get_state().items():
-        np.testing.assert_array_equal(resumed.get_state()[name], array, err_msg=name)
+    same(resumed.get_state(), plain.get_state(), 0)
 
 
 def test_a_diverged_training_restores_the_last_good_state() -> None:
@@ -214,8 +207,7 @@ def test_a_diverged_training_restores_the_last_good_state() -> None:
     labels[25] = np.inf
     with pytest.raises(TrainingDiverged):
         trainer.fit(X, labels)
-    for name, array in good.items():
-        np.testing.assert_array_equal(trainer.get_state()[name], array, err_msg=name)
+    same(trainer.get_state(), good, 0)
 
 
 @pytest.mark.parametrize("name", ["constraint", "group"])

@@ -102,23 +102,23 @@ def test_external_data_stay_in_the_folder(
         Model(path)
 
 
+LINKS = {
+    "file": {"link": "../secret.bin"},
+    "folder": {"link": ".."},
+    "chain": {"link": "other", "other": "../secret.bin"},
+    "circle": {"link": "link"},
+}
+
+
 @posix
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("what", ["file", "folder", "chain", "circle"])
+@pytest.mark.parametrize("what", LINKS)
 def test_links_that_lead_out_of_the_folder(
     folder: Path, place: Callable[[str], ModelProto], what: str
 ) -> None:
-    location = "link"
-    if what == "file":
-        (folder / "link").symlink_to(folder / "../secret.bin")
-    elif what == "folder":
-        (folder / "link").symlink_to(folder.parent)
-        location = "link/secret.bin"
-    elif what == "chain":
-        (folder / "link").symlink_to("other")
-        (folder / "other").symlink_to("../secret.bin")
-    else:
-        (folder / "link").symlink_to("link")
+    location = "link/secret.bin" if what == "folder" else "link"
+    for name, target in LINKS[what].items():
+        (folder / name).symlink_to(target)
     path = saved(folder, place(location))
     with pytest.raises(
         ModelError,
@@ -139,9 +139,7 @@ def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
 @posix
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
-    with pytest.raises(
-        ModelError, match="'pipe', which has the data of 'coef', is not a regular file"
-    ):
+    with pytest.raises(ModelError, match="'pipe', which has the data of 'coef', is not a regular"):
         Model(saved(folder, outside("pipe")))
     with pytest.raises(ModelError, match="it is a pipe"):
         Model(folder / "pipe")
@@ -166,12 +164,7 @@ def test_a_device_without_an_end_is_not_read_until_memory_ends() -> None:
     ("location", "offset", "length", "text"),
     [
         ("w.bin", -4, None, "'coef' needs 20 from offset -4|the location is not valid"),
-        (
-            "w.bin",
-            4,
-            None,
-            "lacks its external data: .* has 20 bytes, but 'coef' needs 20 from offset 4",
-        ),
+        ("w.bin", 4, None, "lacks its external data: .*but 'coef' needs 20 from offset 4"),
         ("w.bin", 2**62, None, "'coef' needs 20 from offset 4611686018427387904"),
         ("w.bin", 0, 8, "and declares 8"),
         ("w.bin", 0, -1, "and declares -1|the location is not valid"),

@@ -201,9 +201,7 @@ def test_shapes_that_do_not_fit_never_reach_the_runtime(opset: int) -> None:
 
 
 @pytest.mark.parametrize(("opset", "ir_version"), [(17, 8), (11, 6)])
-def test_an_output_that_is_declared_wrong_has_the_shape_that_is_computed(
-    opset: int, ir_version: int
-) -> None:
+def test_an_output_declared_wrong_has_its_computed_shape(opset: int, ir_version: int) -> None:
     model = models.mlp((3, 4, 1))
     model.opset_import[0].version, model.ir_version = opset, ir_version
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 4
@@ -246,9 +244,7 @@ def test_a_rule_that_fails_says_which_and_where() -> None:
 
     trace = Trace({"": 17})
     x = trace.input("x", np.float32, (2,))
-    with pytest.raises(
-        GraphError, match="rule for Tanh of the family 'mine' fails on the node Tanh"
-    ):
+    with pytest.raises(GraphError, match="rule for Tanh of the family 'mine' fails on the node"):
         gradients([(trace.op.Tanh(x), None)], [x], RuleTable({"mine": rules}))
 
 

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from ortflex_core import Loss, hyper, internals_of, problem_key
 from ortflex_core.training import fingerprint
 from tests import models
-from tests.training import BACKENDS, make, regression
+from tests.training import BACKENDS, make, regression, same
 
 
 def key(model: Any = None, **options: Any) -> Any:
@@ -130,9 +130,7 @@ def test_a_value_that_decides_whether_labels_are_read_changes_the_graph(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)])
-def test_groups_that_name_an_optimizer_have_parameters_of_their_own(
-    backend: str, order: tuple[int, ...]
-) -> None:
+def test_a_groups_optimizer_has_its_own_parameters(backend: str, order: tuple[int, ...]) -> None:
     """Also after a training with a group that differs in nothing, and before it; torch is the oracle."""
     if backend == "training_session":
         pytest.skip("it has no groups")
@@ -140,10 +138,10 @@ def test_groups_that_name_an_optimizer_have_parameters_of_their_own(
     plain = {"params": "W*", "rate": 1.0}
     own = {"params": "W*", "optimizer": {"name": "adam", "beta1": 0.0}}
     x, y = regression(rows=8, features=6)
+    options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.05, "batch_size": 8}
     for which in order:
         groups, beta = (([plain], 0.9), ([own], 0.0))[which]
-        options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.05, "groups": groups}
-        options |= {"batch_size": 8, "epochs": 4, "shuffle": False}
+        options |= {"epochs": 4, "shuffle": False, "groups": groups}
         trainer = make(models.mlp(), backend=backend, **options)
         start = {n: torch.tensor(a, requires_grad=True) for n, a in trainer.get_state().items()}
         table = [
@@ -160,13 +158,10 @@ def test_groups_that_name_an_optimizer_have_parameters_of_their_own(
             ((h - torch.tensor(y)) ** 2).mean().backward()
             optimizer.step()
         trainer.fit(x, y)
-        for name, array in trainer.get_state().items():
-            np.testing.assert_allclose(array, start[name].detach().numpy(), rtol=1e-4, atol=1e-4)
+        same(trainer.get_state(), {n: t.detach().numpy() for n, t in start.items()}, 1e-4)
 
 
-def test_the_second_training_of_a_structure_traces_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_second_training_of_a_structure_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from ortflex_plugins.backends import fused
 
     traced: list[int] = []
@@ -181,23 +176,16 @@ def test_the_second_training_of_a_structure_traces_nothing(
     second = make(models.mlp(), **options)
     second.fit(x, y)
     assert not traced
-    for name, array in first.get_state().items():
-        np.testing.assert_array_equal(second.get_state()[name], array)
+    same(second.get_state(), first.get_state(), 0)
 
 
 def colors(names: list[str]) -> onnx.ModelProto:
     """A frozen string constant that the input is compared with, and a trained weight."""
-    nodes = [
-        onnx.helper.make_node("Equal", ["X", "names"], ["same"]),
-        onnx.helper.make_node("Cast", ["same"], ["codes"], to=onnx.TensorProto.FLOAT),
-        onnx.helper.make_node("MatMul", ["codes", "W"], ["Y"]),
-    ]
-    value = onnx.helper.make_tensor_value_info
-    model = models.model(
-        nodes,
-        [value("X", onnx.TensorProto.STRING, ["N", 3])],
-        [models.floats("Y", "N", 1)],
+    model = models.parsed(
+        "same = Equal(X, names)  codes = Cast<to = 1>(same)  Y = MatMul(codes, W)",
         {"W": np.ones((3, 1))},
+        "string[N, 3] X",
+        "float[N, 1] Y",
         opset=19,
     )
     constant = onnx.helper.make_tensor("names", onnx.TensorProto.STRING, [3], names)
@@ -223,16 +211,9 @@ def test_the_processes_are_no_part_of_a_problem() -> None:
 
 def test_a_checkpoint_knows_the_versions_of_every_component() -> None:
     """The distribution of a component whose code changes the result is compared when a run is resumed."""
-    setup = internals_of(
-        make(
-            models.mlp(),
-            averaging="ema",
-            penalty="l2",
-            constraint={"W1": "max_norm"},
-            transforms=["centralize"],
-            precision="fp16_mixed",
-        )
-    ).setup
+    options: dict[str, Any] = {"averaging": "ema", "penalty": "l2", "transforms": ["centralize"]}
+    options |= {"constraint": {"W1": "max_norm"}, "precision": "fp16_mixed"}
+    setup = internals_of(make(models.mlp(), **options)).setup
     kinds = [kind for kind, component in fingerprint.components(setup) if component is not None]
     expected = ["averages", "constraints", "devices", "losses", "optimizers", "penalties"]
     assert sorted(kinds) == sorted([*expected, "precisions", "schedules", "transforms"])

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from ortflex_core import Model
 from ortflex_core.compiler.model.inference_mode import switch_to_inference, training_nodes
@@ -19,8 +18,6 @@ RNG = np.random.default_rng(0)
 
 
 def in_training_mode(flag: str = "initializer") -> onnx.ModelProto:
-    """BatchNormalization with all its outputs and Dropout, both in training mode."""
-    node = helper.make_node
     weights: dict[str, Any] = {
         "W": RNG.standard_normal((4, 3)),
         "V": RNG.standard_normal((3, 1)),
@@ -28,31 +25,21 @@ def in_training_mode(flag: str = "initializer") -> onnx.ModelProto:
         "shift": np.ones(3),
         "mean": RNG.standard_normal(3),
         "var": np.array([0.5, 1.0, 2.0]),
-        "ratio": np.array(0.5, np.float32),
+        "ratio": np.array(0.5),
     }
-    nodes = [
-        node("MatMul", ["X", "W"], ["h"]),
-        node(
-            "BatchNormalization",
-            ["h", "scale", "shift", "mean", "var"],
-            ["n", "new_mean", "new_var"],
-            name="norm",
-            training_mode=1,
-        ),
-        node("Dropout", ["n", "ratio", "mode"], ["d"], name="drop"),
-        node("MatMul", ["d", "V"], ["Y"]),
-    ]
+    mode = "mode = Constant<value = bool {1}>()  "
     if flag == "initializer":
-        weights["mode"] = np.array(True)
-    else:
-        nodes.insert(0, _true())
-    outputs = [models.floats("Y", "N", 1), models.floats("new_mean", 3)]
-    return models.model(nodes, [models.floats("X", "N", 4)], outputs, weights)
-
-
-def _true() -> onnx.NodeProto:
-    value = helper.make_tensor("v", TensorProto.BOOL, [], [True])
-    return helper.make_node("Constant", [], ["mode"], value=value)
+        weights["mode"], mode = np.array(True), ""
+    model = models.parsed(
+        f"{mode}h = MatMul(X, W)  n, new_mean, new_var = "
+        "BatchNormalization<training_mode = 1>(h, scale, shift, mean, var)"
+        "  d = Dropout(n, ratio, mode)  Y = MatMul(d, V)",
+        weights,
+        "float[N, 4] X",
+        "float[N, 1] Y, float[3] new_mean",
+    )
+    model.graph.node[-3].name, model.graph.node[-2].name = "norm", "drop"
+    return model
 
 
 @pytest.mark.parametrize("flag", ["initializer", "node"])
@@ -62,10 +49,8 @@ def test_statistics_are_used_and_nothing_is_dropped(flag: str) -> None:
     switch_to_inference(model)
     assert training_nodes(model) == []
     onnx.checker.check_model(model, full_check=True)
-    left = {t.name for t in model.graph.initializer} | {
-        o for n in model.graph.node for o in n.output
-    }
-    assert "mode" not in left
+    values = {o for n in model.graph.node for o in n.output}
+    assert "mode" not in values | {t.name for t in model.graph.initializer}
     w = models.weights_of(model)
     x = RNG.standard_normal((5, 4)).astype(np.float32)
     made = models.predict(model, {"X": x})
@@ -75,26 +60,14 @@ def test_statistics_are_used_and_nothing_is_dropped(flag: str) -> None:
 
 
 def test_nodes_of_branches_and_modes_that_are_fed() -> None:
-    inner = helper.make_graph(
-        [helper.make_node("Dropout", ["X", "ratio", "mode"], ["in"], name="inner")],
-        "branch",
-        [],
-        [models.floats("in", "N", 4)],
+    model = models.parsed(
+        "Y = If(which) <then_branch = t () => (float[N, 4] in) { in = Dropout(X, ratio, mode) }, "
+        "else_branch = e () => (float[N, 4] out) { out = Dropout(X, ratio, fed) }>",
+        {"ratio": np.array(0.5), "mode": np.array(True)},
+        "float[N, 4] X, bool which, bool fed",
+        "float[N, 4] Y",
     )
-    other = helper.make_graph(
-        [helper.make_node("Dropout", ["X", "ratio", "fed"], ["out"], name="other")],
-        "branch",
-        [],
-        [models.floats("out", "N", 4)],
-    )
-    node = helper.make_node("If", ["which"], ["Y"], then_branch=inner, else_branch=other)
-    flags = [helper.make_tensor_value_info(n, TensorProto.BOOL, []) for n in ("which", "fed")]
-    model = models.model(
-        [node],
-        [models.floats("X", "N", 4), *flags],
-        [models.floats("Y", "N", 4)],
-        {"ratio": np.array(0.5, np.float32), "mode": np.array(True)},
-    )
+    model.graph.node[0].attribute[0].g.node[0].name = "inner"
     assert training_nodes(model) == ["Dropout 'inner'"]
     switch_to_inference(model)
     x = np.ones((2, 4), np.float32)
@@ -107,7 +80,7 @@ def test_exports_keep_the_mode_with_a_warning_unless_inference_is_requested(
 ) -> None:
     model = in_training_mode()
     del model.graph.output[1:]
-    trainer = make(model, loss="squared_error", backend="fused", epochs=1)
+    trainer = make(model, backend="fused", epochs=1)
     x = RNG.standard_normal((16, 4)).astype(np.float32)
     trainer.fit(x, x[:, :1])
     with caplog.at_level(logging.WARNING, "ortflex"):

@@ -43,7 +43,6 @@ class CtrlC:
 
     @hook(trylast=True)
     def train_start(self) -> None:
-        """The training begins."""
         sys.settrace(self._trace)
         frame = sys._getframe(1)
         while frame is not None:
@@ -52,8 +51,14 @@ class CtrlC:
 
     @hook(tryfirst=True)
     def train_end(self) -> None:
-        """It is over."""
         sys.settrace(None)
+
+
+class Press:
+    @hook
+    def step_end(self, progress: Progress) -> None:
+        if progress.step == 7:
+            raise KeyboardInterrupt
 
 
 def training(*callbacks: Any, **options: Any) -> Trainer:
@@ -94,9 +99,7 @@ def test_ctrl_c_at_any_line_loses_nothing(backend: str, tmp_path: Path) -> None:
 
 @every_backend
 @pytest.mark.parametrize("at", [1, 4, 5, 7])
-def test_a_training_that_stopped_within_an_epoch_continues_there(
-    backend: str, at: int, tmp_path: Path
-) -> None:
+def test_a_stopped_epoch_continues_there(backend: str, at: int, tmp_path: Path) -> None:
     class Stop:
         @hook
         def step_end(self, progress: Progress) -> bool:
@@ -123,15 +126,7 @@ def test_a_training_that_stopped_within_an_epoch_continues_there(
             assert mine == pytest.approx(theirs, rel=1e-5)
 
 
-def test_an_interrupted_fit_is_saved_at_its_position_and_the_next_fit_starts_again(
-    tmp_path: Path,
-) -> None:
-    class Press:
-        @hook
-        def step_end(self, progress: Progress) -> None:
-            if progress.step == 7:
-                raise KeyboardInterrupt
-
+def test_an_interrupted_fit_is_saved_in_place_and_the_next_starts_again(tmp_path: Path) -> None:
     spec = {"name": "fused", "steps_per_run": 1}
     undisturbed = training(backend=spec)
     undisturbed.fit(X, Y)
@@ -147,12 +142,6 @@ def test_an_interrupted_fit_is_saved_at_its_position_and_the_next_fit_starts_aga
 def test_weights_that_a_callback_restored_are_not_those_of_the_interruption(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Press:
-        @hook
-        def step_end(self, progress: Progress) -> None:
-            if progress.step == 7:
-                raise KeyboardInterrupt
-
     named = {"name": "checkpoint", "folder": str(tmp_path / "c"), "best": False}
     trainer = training(Press(), "early_stopping", named, backend="fused")
     with caplog.at_level(logging.INFO, "ortflex"):

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 from ortflex_core import Batches, DataError, Trainer
 from tests import models
+from tests.training import same
 
 Rows = tuple[Any, Any]
 ROWS = 6
@@ -24,91 +24,70 @@ def draw(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
 
 
-def dense() -> bytes:
-    """Any number of columns, as the file says, but its weight needs 4."""
-    node = helper.make_node("MatMul", ["X", "W"], ["Y"], name="product")
-    return bytes(
-        models.model(
-            [node],
-            [models.floats("X", "N", "D")],
-            [models.floats("Y", "N", 2)],
-            {"W": np.ones((4, 2))},
-        ).SerializeToString()
-    )
+def network(body: str, inputs: str, outputs: str, **weights: Any) -> bytes:
+    return bytes(models.parsed(body, weights, inputs, outputs).SerializeToString())
 
 
-def pair() -> bytes:
-    """Two inputs of the same length."""
-    return bytes(
-        models.model(
-            [
-                helper.make_node("Mul", ["A", "B"], ["AB"], name="both"),
-                helper.make_node("MatMul", ["AB", "W"], ["Y"], name="product"),
-            ],
-            [models.floats("A", "N", "T", 4), models.floats("B", "N", "T", 4)],
-            [models.floats("Y", "N", "T", 2)],
-            {"W": np.ones((4, 2))},
-        ).SerializeToString()
-    )
-
-
-def image() -> bytes:
-    """A convolution of images of any size."""
-    node = helper.make_node("Conv", ["X", "W"], ["Y"], name="conv", pads=[1, 1, 1, 1])
-    return bytes(
-        models.model(
-            [node],
-            [models.floats("X", "N", 1, "H", "V")],
-            [models.floats("Y", "N", 1, "H", "V")],
-            {"W": np.full((1, 1, 3, 3), 0.1)},
-        ).SerializeToString()
-    )
-
-
-def tokens() -> bytes:
-    """An embedding of 7 tokens: the values of the input may be wrong, too."""
-    return bytes(
-        models.model(
-            [
-                helper.make_node("Gather", ["E", "ids"], ["rows"], name="table"),
-                helper.make_node("ReduceMean", ["rows"], ["Y"], axes=[1], keepdims=0),
-            ],
-            [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "T"])],
-            [models.floats("Y", "N", 2)],
-            {"E": np.ones((7, 2))},
-        ).SerializeToString()
-    )
+# Any number of columns, as the file says, but its weight needs 4.
+DENSE = network("Y = MatMul(X, W)", "float[N, D] X", "float[N, 2] Y", W=np.ones((4, 2)))
+# Two inputs of the same length.
+PAIR = network(
+    "AB = Mul(A, B)  Y = MatMul(AB, W)",
+    "float[N, T, 4] A, float[N, T, 4] B",
+    "float[N, T, 2] Y",
+    W=np.ones((4, 2)),
+)
+# A convolution of images of any size.
+IMAGE = network(
+    "Y = Conv<pads = [1, 1, 1, 1]>(X, W)",
+    "float[N, 1, H, V] X",
+    "float[N, 1, H, V] Y",
+    W=np.full((1, 1, 3, 3), 0.1),
+)
+# An embedding of 7 tokens: the values of the input may be wrong, too.
+MEAN = "rows = Gather(E, ids)  Y = ReduceMean<axes = [1], keepdims = 0>(rows)"
+TOKENS = network(MEAN, "int64[N, T] ids", "float[N, 2] Y", E=np.ones((7, 2)))
+PRODUCT = network(
+    MEAN.replace("Y", "mean") + "  Y = MatMul(mean, W)",
+    "int64[N, T] ids",
+    "float[N, 2] Y",
+    E=np.ones((7, 3)),
+    W=np.ones((3, 2)),
+)
 
 
 def both(a: int, b: int) -> dict[str, Any]:
     return {"A": draw(ROWS, a, 4), "B": draw(ROWS, b, 4)}
 
 
-MODEL = Callable[[], bytes]
-GOOD: dict[MODEL, Rows] = {
-    dense: (draw(ROWS, 4), draw(ROWS, 2)),
-    pair: (both(3, 3), draw(ROWS, 3, 2)),
-    image: (draw(ROWS, 1, 4, 4), draw(ROWS, 1, 4, 4)),
-    tokens: (np.ones((ROWS, 3), np.int64), draw(ROWS, 2)),
+GOOD: dict[bytes, Rows] = {
+    DENSE: (draw(ROWS, 4), draw(ROWS, 2)),
+    PAIR: (both(3, 3), draw(ROWS, 3, 2)),
+    IMAGE: (draw(ROWS, 1, 4, 4), draw(ROWS, 1, 4, 4)),
+    TOKENS: (np.ones((ROWS, 3), np.int64), draw(ROWS, 2)),
 }
-INPUTS: dict[str, tuple[MODEL, Rows, tuple[str, ...]]] = {
-    "columns": (dense, (draw(ROWS, 5), draw(ROWS, 2)), ("X", "[6, 5]", "[N, D]", "[6, 4]")),
+INPUTS: dict[str, tuple[bytes, Rows, tuple[str, ...]]] = {
+    "columns": (DENSE, (draw(ROWS, 5), draw(ROWS, 2)), ("X", "[6, 5]", "[N, D]", "[6, 4]")),
     "lengths of two inputs": (
-        pair,
+        PAIR,
         (both(3, 5), draw(ROWS, 3, 2)),
         ("B", "[6, 5, 4]", "[N, T, 4]", "[6, 3, 4]"),
     ),
-    "values": (tokens, (np.full((ROWS, 3), 7), draw(ROWS, 2)), ("ids", "[6, 3]", "table", "idx=7")),
+    "values": (
+        TOKENS,
+        (np.full((ROWS, 3), 7), draw(ROWS, 2)),
+        ("ids", "[6, 3]", "Gather", "idx=7"),
+    ),
 }
-LABELS: dict[str, tuple[MODEL, Rows, tuple[str, ...]]] = {
-    "longer labels": (pair, (both(3, 3), draw(ROWS, 4, 2)), ("'label'", "[6, 3, 2]", "[6, 4, 2]")),
+LABELS: dict[str, tuple[bytes, Rows, tuple[str, ...]]] = {
+    "longer labels": (PAIR, (both(3, 3), draw(ROWS, 4, 2)), ("'label'", "[6, 3, 2]", "[6, 4, 2]")),
     "one label for all places": (
-        image,
+        IMAGE,
         (draw(ROWS, 1, 4, 4), draw(ROWS, 1, 1, 1)),
         ("'label'", "[6, 1, 4, 4]", "[6, 1, 1, 1]"),
     ),
     "one label for a longer row": (
-        pair,
+        PAIR,
         (both(5, 5), draw(ROWS, 1, 2)),
         ("'label'", "[6, 5, 2]", "[6, 1, 2]"),
     ),
@@ -124,12 +103,9 @@ OF_BATCHES: dict[str, Call] = {
 }
 
 
-def made(model: MODEL, **arguments: Any) -> Trainer:
-    return Trainer(
-        model(),
-        loss="squared_error",
-        **{"epochs": 1, "progress": False, "receipt": False, **arguments},
-    )
+def made(model: bytes, **arguments: Any) -> Trainer:
+    settings: dict[str, Any] = {"epochs": 1, "progress": False, "receipt": False}
+    return Trainer(model, loss="squared_error", **settings | arguments)
 
 
 def caught(call: Callable[[], Any], words: tuple[str, ...]) -> str:
@@ -166,9 +142,7 @@ def test_a_later_step_and_later_arrays(case: str) -> None:
     calls = [lambda: trainer.step(bad), lambda: trainer.evaluate(*bad), lambda: trainer.fit(*bad)]
     for call in [*calls, lambda: trainer.per_sample_losses(*bad)]:
         assert "batch " not in caught(call, words).replace("this batch", "")
-    after = trainer.get_state()
-    for name, array in before.items():
-        np.testing.assert_array_equal(array, after[name])
+    same(trainer.get_state(), before, 0)
     trainer.step(GOOD[model])
 
 
@@ -176,37 +150,23 @@ def test_a_later_step_and_later_arrays(case: str) -> None:
 def test_the_batch_that_fails_is_named_among_those_of_a_step(arguments: dict[str, Any]) -> None:
     """Of two batches in a step, and of a batch of which a column is derived before the step."""
 
-    def model() -> bytes:
-        return bytes(
-            models.model(
-                [
-                    helper.make_node("Gather", ["E", "ids"], ["rows"], name="table"),
-                    helper.make_node("ReduceMean", ["rows"], ["mean"], axes=[1], keepdims=0),
-                    helper.make_node("MatMul", ["mean", "W"], ["Y"], name="product"),
-                ],
-                [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "T"])],
-                [models.floats("Y", "N", 2)],
-                {"E": np.ones((7, 3)), "W": np.ones((3, 2))},
-            ).SerializeToString()
-        )
-
-    good = GOOD[tokens]
+    good = GOOD[TOKENS]
     bad = np.full((ROWS, 3), 7), good[1]
     words = ("batch 3: ", "ids [6, 3]", "idx=7")
-    caught(lambda: made(model, **arguments).fit([good, good, good, bad]), words)
+    caught(lambda: made(PRODUCT, **arguments).fit([good, good, good, bad]), words)
 
 
 def test_one_row_of_many_in_arrays() -> None:
     """The batch of the row fails, not the first one."""
     ids = np.ones((50, 3), np.int64)
     ids[44, 1] = 9
-    trainer = made(tokens, batch_size=5, shuffle=False)
-    caught(lambda: trainer.fit(ids, draw(50, 2)), ("ids [5, 3]", "table", "idx=9"))
+    trainer = made(TOKENS, batch_size=5, shuffle=False)
+    caught(lambda: trainer.fit(ids, draw(50, 2)), ("ids [5, 3]", "Gather", "idx=9"))
 
 
 def test_predictions_of_different_lengths_do_not_fit_into_one_array() -> None:
     text = caught(
-        lambda: made(image).predict(iter([draw(2, 1, 4, 4), draw(2, 1, 5, 5)])),
+        lambda: made(IMAGE).predict(iter([draw(2, 1, 4, 4), draw(2, 1, 5, 5)])),
         ("'Y'", "[1, 5, 5]", "[1, 4, 4]"),
     )
     assert "batch 1" in text
@@ -215,7 +175,7 @@ def test_predictions_of_different_lengths_do_not_fit_into_one_array() -> None:
 @pytest.mark.parametrize("how", ["fit", "evaluate"])
 def test_what_is_converted_before_the_graph_has_the_number_too(how: str) -> None:
     """Lengths, names and kinds of labels; sources that tests of data have are elsewhere."""
-    X, y = GOOD[dense]
+    X, y = GOOD[DENSE]
     for bad in [(X, y[:3]), ({"x": X}, y), (X, y.astype(str)), (None, y)]:
-        text = caught(lambda bad=bad: getattr(made(dense), how)([(X, y), bad]), ())  # type: ignore[misc]
+        text = caught(lambda bad=bad: getattr(made(DENSE), how)([(X, y), bad]), ())  # type: ignore[misc]
         assert text.startswith("batch 1: ")

@@ -33,8 +33,6 @@ class Stop(Exception):
 
 
 class Raising:
-    """A callback that raises, once the training has begun."""
-
     @hook
     def epoch_end(self, trainer: Any) -> None:
         raise Stop
@@ -69,19 +67,6 @@ def everything(trainer: Trainer, X: Any, y: Any, folder: Path) -> None:
     trainer.fit(X, y)
 
 
-def iterables(trainer: Trainer, X: Any, y: Any, folder: Path) -> None:
-    trainer.fit(batches)
-
-
-def steps(trainer: Trainer, X: Any, y: Any, folder: Path) -> None:
-    for _ in range(3):
-        trainer.step((X, y))
-
-
-def nothing(trainer: Trainer, X: Any, y: Any, folder: Path) -> None:
-    trainer.get_state()
-
-
 def wrong_data(trainer: Trainer, X: Any, y: Any, folder: Path) -> None:
     trainer.fit(X, y)
     trainer.fit(X[:, :2], y)
@@ -91,15 +76,16 @@ def validating(trainer: Trainer, X: Any, y: Any, folder: Path) -> None:
     trainer.fit(X, y, validation_data=0.2)
 
 
-WAYS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
-    "nothing": (nothing, {}),
+WAYS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
+    "nothing": (lambda trainer, *_: trainer.get_state(), {}),
     "everything": (everything, {}),
-    "steps": (steps, {"optimizer": "adam"}),
-    "iterables": (iterables, {}),
-    "validating": (
-        validating,
-        {"metrics": "r2", "callbacks": ["early_stopping"], "schedule": "plateau"},
+    "steps": (
+        lambda trainer, X, y, _: [trainer.step((X, y)) for _ in "abc"],
+        {"optimizer": "adam"},
     ),
+    "iterables": (lambda trainer, *_: trainer.fit(batches), {}),
+    "validating": (validating, {"metrics": "r2", "callbacks": ["early_stopping"]}),
+    "plateau": (validating, {"schedule": "plateau"}),
     "averages": (everything, {"averaging": "ema", "clip_norm": 1.0, "accumulate": 2}),
     "thawing": (everything, {"groups": [{"params": ["W1"], "start_epoch": 1}]}),
     "watching": (everything, {"callbacks": [Watching()]}),
@@ -126,20 +112,21 @@ def test_a_trainer_is_freed_with_its_last_reference(backend: str, way: str, tmp_
     X_own, y_own = X.copy(), Y.copy()
     with contextlib.suppress(OrtflexError):
         use(trainer, X_own, y_own, tmp_path)
+    inner = internals_of(trainer)
     held: dict[str, Any] = {
         "trainer": trainer,
-        "live": internals_of(trainer).live,
-        "engine": internals_of(trainer).live.engine,
-        "evaluator": internals_of(trainer).live.evaluator,
-        "hooks": internals_of(trainer).hooks,
         "model": trainer.model,
-        "problem": internals_of(trainer).problem,
-        "setup": internals_of(trainer).setup,
         "X": X_own,
         "y": y_own,
+        "live": inner.live,
+        "engine": inner.live.engine,
+        "evaluator": inner.live.evaluator,
+        "hooks": inner.hooks,
+        "problem": inner.problem,
+        "setup": inner.setup,
     }
     alive = {name: weakref.ref(thing) for name, thing in held.items() if thing is not None}
-    del held, trainer, X_own, y_own
+    del held, inner, trainer, X_own, y_own
     assert [name for name, reference in alive.items() if reference() is not None] == []
 
 
@@ -181,10 +168,6 @@ print(resident() - before)
 def test_fifty_trainers_in_a_row_take_what_two_take(count: int) -> None:
     """A Trainer of 6.4 MB of weights has 38 MB of weights and slots: not one of them may stay."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = children.run(
-        [sys.executable, "-c", MEMORY, str(count)],
-        check=True,
-        env=env,
-        cwd=Path(__file__).parents[2],
-    )
+    command = [sys.executable, "-c", MEMORY, str(count)]
+    done = children.run(command, check=True, env=env, cwd=Path(__file__).parents[2])
     assert int(done.stdout) < 30e6

@@ -6,6 +6,7 @@ each has to take what the others take; nothing but the axis of size 1 that is mi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,8 +110,6 @@ def test_two_classes_by_number_or_name() -> None:
 
 
 def test_a_loss_that_declares_its_labels_and_refuses_none() -> None:
-    """A loss of a user, which has a formula and nothing else."""
-
     @attrs.frozen(kw_only=True)
     class Robust(Loss):
         name: ClassVar[str] = "robust"
@@ -119,12 +118,10 @@ def test_a_loss_that_declares_its_labels_and_refuses_none() -> None:
             error = predicted - expected
             return error * error / (error * error + 1)
 
-    ends = []
-    for y in (FLAT, Y):
-        made = trainer(loss=Robust(), backend="fused")
-        made.fit(X, y)
-        ends.append(made.get_state())
-    same(*ends, tolerance=0)
+    flat, column = (trainer(loss=Robust(), backend="fused") for _ in range(2))
+    flat.fit(X, FLAT)
+    column.fit(X, Y)
+    same(flat.get_state(), column.get_state(), tolerance=0)
 
 
 def test_only_the_axis_of_one_that_is_missing_is_added() -> None:
@@ -137,12 +134,8 @@ def test_only_the_axis_of_one_that_is_missing_is_added() -> None:
 
 def test_a_row_of_positions_with_one_output_each() -> None:
     """[N, T] for [N, T, 1]; but not [N] for it."""
-    proto = models.model(
-        [models.helper.make_node("MatMul", ["X", "w"], ["Y"])],
-        [models.floats("X", "N", 4, 3)],
-        [models.floats("Y", "N", 4, 1)],
-        {"w": np.ones((3, 1))},
-    )
+    weights, ends_of = {"w": np.ones((3, 1))}, ("float[N, 4, 3] X", "float[N, 4, 1] Y")
+    proto = models.parsed("Y = MatMul(X, w)", weights, *ends_of)
     x = np.random.default_rng(0).standard_normal((8, 4, 3)).astype(np.float32)
     y = x.sum(2)
     ends = []
@@ -153,3 +146,78 @@ def test_a_row_of_positions_with_one_output_each() -> None:
     same(*ends, tolerance=0)
     with pytest.raises(DataError):
         make(proto, epochs=1).fit(x, y[:, 0])
+
+
+# Labels and a tensor of which one has a single value along an axis of unknown size: never broadcast.
+# The class: a call that reads labels, where numpy's rules would make equal shapes of different ones.
+
+ROWS = 8
+CALLS: dict[str, Callable[[Trainer, Any, Any], Any]] = {
+    "step": lambda trainer, x, y: trainer.step((x, y)),
+    "fit": lambda trainer, x, y: trainer.fit(x, y),
+    "batches": lambda trainer, x, y: trainer.fit([(x, y)]),
+    "validation": lambda trainer, x, y: (
+        trainer.fit(x, x[..., :1], validation_data=(x, y))
+        if isinstance(x, np.ndarray)
+        else trainer.fit(x, x["X"][..., :1], validation_data=(x, y))
+    ),
+    "evaluate": lambda trainer, x, y: trainer.evaluate(x, y),
+    "per_sample_losses": lambda trainer, x, y: trainer.per_sample_losses(x, y),
+}
+
+
+def network(inputs: int) -> bytes:
+    """A product for each of any number of positions.
+
+    The sum of two inputs has an axis whose name no input has: its size is known after a run only.
+    """
+    body, values = "Y = MatMul(X, W)", "float[N, T, 3] X"
+    if inputs == 2:
+        body, values = "H = Add(X, Z)  Y = MatMul(H, W)", f"{values}, float[N, S, 3] Z"
+    made = models.parsed(body, {"W": np.ones((3, 1))}, values, "float[N, M, 1] Y")
+    return bytes(made.SerializeToString())
+
+
+def rows(inputs: int, positions: int, labels: int) -> tuple[Any, Any]:
+    x = np.random.default_rng(positions).standard_normal((ROWS, positions, 3)).astype(np.float32)
+    return {"X": x, "Z": 0 * x} if inputs == 2 else x, np.full((ROWS, labels, 1), 0.5, np.float32)
+
+
+def made(inputs: int, loss: str, backend: str = "fused") -> Trainer:
+    if backend == "xla":
+        pytest.importorskip("jax")
+    return Trainer(
+        network(inputs), loss=loss, backend=backend, epochs=1, batch_size=ROWS, progress=False
+    )
+
+
+@pytest.mark.parametrize("backend", ["fused", "xla"])
+@pytest.mark.parametrize("loss", ["squared_error", "softmax_cross_entropy", "kullback_leibler"])
+@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("positions", "labels"), [(1, 4), (4, 1)])
+def test_one_value_is_not_repeated(
+    positions: int, labels: int, call: str, inputs: int, loss: str, backend: str
+) -> None:
+    trainer = made(inputs, loss, backend)
+    with pytest.raises(DataError) as error:
+        CALLS[call](trainer, *rows(inputs, positions, labels))
+    if loss == "squared_error":
+        assert f"[{ROWS}, {labels}, 1]" in str(error.value)
+        assert f"[{ROWS}, {positions}, 1]" in str(error.value)
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize("positions", [1, 4])
+def test_equal_shapes_are_compared_once(inputs: int, positions: int) -> None:
+    """The name of an input's axis says the size; without one the model is run, once for each shape."""
+    trainer = made(inputs, "squared_error")
+    x, y = rows(inputs, positions, positions)
+    for _ in range(3):
+        trainer.step((x, y))
+    trainer.fit(x, y, validation_data=(x, y))
+    trainer.fit([(x, y), (x, y)])
+    assert len(trainer._internals.live.fitting) == inputs - 1
+    expected = np.square((x if inputs == 1 else x["X"]) @ trainer.get_state()["W"] - y)
+    values = trainer.per_sample_losses(x, y)
+    np.testing.assert_allclose(values.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
