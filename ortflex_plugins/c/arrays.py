@@ -27,26 +27,13 @@ from typing import Any
 import numpy as np
 
 from ortflex_core import Array
+from ortflex_plugins.c.scalars import C_TYPES
 from ortflex_plugins.operators.calls import NotTranslatable
+from ortflex_plugins.operators.numpy_forms import NumpyForms
 
 Index = Any
 _MOST_NODES = 20_000
 """The nodes of a program: the compiler needs about a millisecond for each."""
-
-C_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "bool": "uint8_t",
-    "int8": "int8_t",
-    "uint8": "uint8_t",
-    "int16": "int16_t",
-    "uint16": "uint16_t",
-    "int32": "int32_t",
-    "uint32": "uint32_t",
-    "int64": "int64_t",
-    "uint64": "uint64_t",
-}
-"""The types of elements, and their names in C."""
 
 
 class Tensor:
@@ -329,20 +316,19 @@ class Tracing:
         """Elements whose positions along the axes from ``axis`` on are given, broadcast to one shape."""
         shape = np.broadcast_shapes(*(p.shape for p in places))
         out = (*x.shape[:axis], *shape, *x.shape[axis + len(places) :])
-        after = len(out) - axis - len(shape)
-        own = [
-            self.broadcast(
-                self.broadcast(p, shape).reshape(*shape, *(1,) * after),
-                (*x.shape[:axis], *shape, *x.shape[axis + len(places) :]),
-            )
-            for p in places
-        ]
+        own = self.spread(places, out, axis)
         axes = [
             *range(axis),
             *(-1 - k for k in range(len(places))),
             *range(axis + len(shape), len(out)),
         ]
         return self.node("gather", (x, *own), tuple(axes), out, x.dtype)
+
+    def spread(self, places: Sequence[Tensor], shape: tuple[int, ...], axis: int) -> list[Tensor]:
+        """Positions, broadcast to one shape along the axes from ``axis`` on, in a larger shape."""
+        own = np.broadcast_shapes(*(p.shape for p in places))
+        wide = (*own, *(1,) * (len(shape) - axis - len(own)))
+        return [self.broadcast(self.broadcast(p, own).reshape(wide), shape) for p in places]
 
     # Larger operations ---------------------------------------------------------------------------
 
@@ -386,15 +372,11 @@ class Tracing:
             if (of_a[-2] == 1 and rows > 1) or (of_a[-1] == 1 and of_b[-2] == 1):
                 return a, b
             if of_a[-1] == 1:
-                return a, self._own(b)
-            return self._own(a), b if of_b[-2] == 1 else self._own(b)
+                return a, self.copy(b)
+            return self.copy(a), b if of_b[-2] == 1 else self.copy(b)
         if of_b[-1] == 1 or (of_b[-2] == 1 and of_a[-1] == 1):
             return a, b
-        return (a if of_a[-1] == 1 else self._own(a)), (b if of_b[-2] == 1 else self.copy(b))
-
-    def _own(self, x: Tensor) -> Tensor:
-        """The elements side by side along the longer of the last two axes."""
-        return self.copy(x)
+        return (a if of_a[-1] == 1 else self.copy(a)), (b if of_b[-2] == 1 else self.copy(b))
 
     def assemble(
         self,
@@ -433,7 +415,7 @@ def _progression(index: Array) -> slice | None:
     return slice(first, None if end < 0 else end, step)
 
 
-_UNARY = {
+_FUNCTIONS = {
     "abs": "Abs",
     "negative": "Neg",
     "exp": "Exp",
@@ -450,8 +432,6 @@ _UNARY = {
     "isfinite": "IsFinite",
     "logical_not": "Not",
     "invert": "BitwiseNot",
-}
-_BINARY = {
     "add": "Add",
     "subtract": "Sub",
     "multiply": "Mul",
@@ -472,7 +452,12 @@ _BINARY = {
     "less_equal": "LessOrEqual",
     "greater": "Greater",
     "greater_equal": "GreaterOrEqual",
+    "fmod": "Fmod",
+    "mod": "Mod",
 }
+_RUNNING = {"cumsum": "Add", "cumprod": "Mul"}
+_REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+_VIEWS = ("transpose", "flip", "moveaxis", "swapaxes", "squeeze", "expand_dims", "broadcast_to")
 
 
 class Namespace:
@@ -483,13 +468,14 @@ class Namespace:
 
     def __getattr__(self, name: str) -> Any:
         trace = self._trace
-        if name in _UNARY or name in _BINARY:
-            function = (_UNARY | _BINARY)[name]
+        if name in ("zeros", "ones", "arange"):
+            return getattr(np, name)
+        if name in _FUNCTIONS:
 
             def apply(*values: Any) -> Any:
                 if not any(isinstance(v, Tensor) for v in values):
                     return getattr(np, name)(*values)
-                return trace.map(function, *values)
+                return trace.map(_FUNCTIONS[name], *values)
 
             return apply
         if name in _VIEWS:
@@ -501,6 +487,14 @@ class Namespace:
                 return trace.view(x, lambda a: change(a, *arguments, **options))
 
             return show
+        if name in _RUNNING:
+
+            def run(x: Any, axis: int) -> Any:
+                if not isinstance(x, Tensor):
+                    return getattr(np, name)(x, axis)
+                return trace.node("cumulate", (x,), (_RUNNING[name], axis), x.shape, x.dtype)
+
+            return run
         if name in _REDUCTIONS:
 
             def reduce(
@@ -517,35 +511,19 @@ class Namespace:
     # Making ------------------------------------------------------------------------------------
 
     def asarray(self, value: Any, dtype: Any = None) -> Any:
-        """A value as an array."""
         if isinstance(value, Tensor):
             return value if dtype is None else value.astype(dtype)
         return np.asarray(value, dtype)
 
-    def zeros(self, shape: Any, dtype: Any = float) -> Array:
-        """Known zeros."""
-        return np.zeros(shape, dtype)
-
-    def ones(self, shape: Any, dtype: Any = float) -> Array:
-        """Known ones."""
-        return np.ones(shape, dtype)
-
     def zeros_like(self, x: Any) -> Array:
-        """Known zeros."""
         return np.zeros(x.shape, x.dtype)
 
     def full_like(self, x: Any, value: Any) -> Array:
-        """A known number."""
         return np.full(x.shape, value, x.dtype)
-
-    def arange(self, *bounds: Any) -> Array:
-        """Known numbers."""
-        return np.arange(*bounds)
 
     # Elements ----------------------------------------------------------------------------------
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
-        """One of two values."""
         if not any(isinstance(v, Tensor) for v in (condition, yes, no)):
             return np.where(condition, yes, no)
         if (
@@ -559,7 +537,6 @@ class Namespace:
         return self._trace.map("Where", condition, yes, no)
 
     def clip(self, x: Any, low: Any, high: Any) -> Any:
-        """Bounded values."""
         return self.minimum(self.maximum(x, low), high)
 
     def expm1(self, x: Any) -> Any:
@@ -591,7 +568,6 @@ class Namespace:
         return (power + 1 / power) * 0.5
 
     def tan(self, x: Any) -> Any:
-        """The tangent."""
         return self.sin(x) / self.cos(x)
 
     def arctan(self, x: Any) -> Any:
@@ -632,26 +608,15 @@ class Namespace:
         return self.log1p(2 * x / (1 - x)) * 0.5
 
     def logaddexp(self, a: Any, b: Any) -> Any:
-        """log(eᵃ + eᵇ)."""
         return self.maximum(a, b) + self.log1p(self.exp(-self.abs(self.subtract(a, b))))
-
-    def fmod(self, a: Any, b: Any) -> Any:
-        """The remainder of a division towards zero."""
-        return self._trace.map("Fmod", a, b)
-
-    def mod(self, a: Any, b: Any) -> Any:
-        """The remainder of a division downwards, of integers."""
-        return self._trace.map("Mod", a, b)
 
     # Axes --------------------------------------------------------------------------------------
 
     def mean(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-        """The mean along axes."""
         total = self.sum(x, axis=axis, keepdims=keepdims)
         return total / np.asarray(x.size // max(1, total.size), x.dtype)
 
     def split(self, x: Any, parts: int, axis: int = 0) -> list[Any]:
-        """Equal parts."""
         if not isinstance(x, Tensor):
             return np.split(x, parts, axis)
         size = x.shape[axis] // parts
@@ -659,11 +624,9 @@ class Namespace:
         return [x[(*front, slice(k * size, (k + 1) * size))] for k in range(parts)]
 
     def stack(self, values: Sequence[Any], axis: int = 0) -> Any:
-        """Along a new axis."""
         return self.concatenate([self.expand_dims(v, axis) for v in values], axis=axis)
 
     def concatenate(self, values: Sequence[Any], axis: int = 0) -> Any:
-        """Along an axis."""
         if not any(isinstance(v, Tensor) for v in values):
             return np.concatenate(values, axis=axis)
         tensors = [self._trace.lift(v) for v in values if np.size(v) or isinstance(v, Tensor)]
@@ -679,7 +642,6 @@ class Namespace:
         return self._trace.assemble(shape, None, parts, first.dtype)
 
     def tile(self, x: Any, repeats: Sequence[int]) -> Any:
-        """Repeated along axes."""
         if not isinstance(x, Tensor):
             return np.tile(x, repeats)
         wide = x.reshape([n for size in x.shape for n in (1, size)])
@@ -698,7 +660,6 @@ class Namespace:
         return x
 
     def take_along_axis(self, x: Any, index: Any, axis: int) -> Any:
-        """An element for each position of an index."""
         if not isinstance(x, Tensor) and not isinstance(index, Tensor):
             return np.take_along_axis(x, index, axis)
         x, index = self._trace.lift(x), self._trace.lift(index)
@@ -709,50 +670,28 @@ class Namespace:
         own = [index if k == axis % x.ndim else self._trace.lift(p) for k, p in enumerate(places)]
         return self._trace.gather(x, own, 0)
 
-    def cumsum(self, x: Any, axis: int) -> Any:
-        """Running sums."""
-        if not isinstance(x, Tensor):
-            return np.cumsum(x, axis)
-        return self._trace.node("cumulate", (x,), ("Add", axis), x.shape, x.dtype)
-
-    def cumprod(self, x: Any, axis: int) -> Any:
-        """Running products."""
-        if not isinstance(x, Tensor):
-            return np.cumprod(x, axis)
-        return self._trace.node("cumulate", (x,), ("Mul", axis), x.shape, x.dtype)
-
     def matmul(self, a: Any, b: Any) -> Any:
-        """The matrix product."""
-        return CForms.of(self._trace).matmul(a, b)
+        return CForms(self._trace).matmul(a, b)
 
 
-_VIEWS = (*("transpose", "flip", "moveaxis", "swapaxes", "squeeze", "expand_dims", "broadcast_to"),)
-_REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+class CForms(NumpyForms):
+    """The functions that differ between namespaces, for :class:`Tensor`.
 
-
-class CForms:
-    """The functions that differ between namespaces (:mod:`ortflex_plugins.operators.numpy_forms`)."""
+    A convolution is the product of its windows, and nothing is computed a second time.
+    """
 
     def __init__(self, trace: Tracing) -> None:
         self._trace = trace
         self.xp = trace.xp
 
-    @classmethod
-    def of(cls, trace: Tracing) -> CForms:
-        """The forms of a program."""
-        return cls(trace)
-
     def erf(self, x: Any) -> Any:
-        """The error function."""
         return self._trace.map("Erf", x)
 
     def dot(self, a: Any, b: Any, transposed: tuple[bool, bool]) -> Any:
-        """The product of two matrices, of which each may be given transposed."""
         a, b = self._trace.lift(a), self._trace.lift(b)
         return self._trace.dot(a.T if transposed[0] else a, b.T if transposed[1] else b)
 
     def matmul(self, a: Any, b: Any) -> Any:
-        """The product of the last two axes."""
         a, b = self._trace.lift(a), self._trace.lift(b)
         left = a.reshape(1, *a.shape) if a.ndim == 1 else a
         right = b.reshape(*b.shape, 1) if b.ndim == 1 else b
@@ -762,7 +701,6 @@ class CForms:
         return out.reshape(out.shape[:-1]) if b.ndim == 1 else out
 
     def pad(self, x: Any, value: float, pads: Sequence[tuple[int, int, int]]) -> Any:
-        """Pad, dilate and cut."""
         x = self._trace.lift(x)
         sizes = [n + max(0, n - 1) * p[2] for n, p in zip(x.shape, pads, strict=True)]
         shape = [n + low + high for n, (low, high, _) in zip(sizes, pads, strict=True)]
@@ -782,23 +720,15 @@ class CForms:
         return self._trace.assemble(shape, value, [(x, offset, apart)], x.dtype)
 
     def scatter(self, x: Any, index: tuple[Any, ...], updates: Any, how: str) -> Any:
-        """``x`` with elements replaced (``how`` "none") or combined."""
         x, updates = self._trace.lift(x), self._trace.lift(updates)
         places = [self._trace.lift(p) for p in index]
         shape = np.broadcast_shapes(*(p.shape for p in places))
         whole = (*shape, *x.shape[len(places) :])
-        after = len(whole) - len(shape)
-        own = [
-            self._trace.broadcast(
-                self._trace.broadcast(p, shape).reshape(*shape, *(1,) * after), whole
-            )
-            for p in places
-        ]
+        own = self._trace.spread(places, whole, 0)
         updates = self._trace.broadcast(updates, whole)
         return self._trace.node("scatter", (x, updates, *own), how, x.shape, x.dtype)
 
     def take(self, x: Any, index: Any, axis: int) -> Any:
-        """Elements along an axis."""
         x = self._trace.lift(x)
         if isinstance(index, np.ndarray) and index.ndim == 0:
             return x[(*(slice(None),) * axis, int(index))]
@@ -807,45 +737,11 @@ class CForms:
         return self._trace.gather(x, [self._trace.lift(index)], axis)
 
     def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-        """One of two branches: both are computed."""
+        """Both branches are computed."""
         pairs = list(zip(yes(), no(), strict=True))
         if any(np.shape(a) != np.shape(b) for a, b in pairs):
             raise TypeError("the branches have different shapes")
         return tuple(self.xp.where(condition.reshape(()), a, b) for a, b in pairs)
 
     def while_loop(self, test: Any, body: Any, state: Any) -> Any:
-        """Refused: the number of repetitions is unknown.
-
-        Raises:
-            NotTranslatable: always.
-        """
         raise NotTranslatable("a Loop that ends by a condition of the data")
-
-    def scan(self, body: Any, state: Any, rows: Any, length: int) -> Any:
-        """The repetitions one after the other."""
-        parts = []
-        for k in range(length):
-            state, out = body(tuple(state), tuple(r[k] for r in rows))
-            parts.append(out)
-        return tuple(state), tuple(self.xp.stack(each) for each in zip(*parts, strict=True))
-
-    def convert(self, x: Any, dtype: Any) -> Any:
-        """Cast."""
-        return x.astype(dtype)
-
-    def after(self, x: Any, gate: Any) -> Any:
-        """``x``: nothing is computed a second time."""
-        return x
-
-    def convolve(
-        self,
-        x: Any,
-        weight: Any,
-        strides: Sequence[int],
-        pads: Sequence[tuple[int, int]],
-        dilations: Sequence[int],
-        groups: int,
-        spread: Sequence[int] | None = None,
-    ) -> Any:
-        """None: a convolution is the product of its windows."""
-        return None

@@ -30,10 +30,9 @@ from ortflex_core import (
     open_step,
     write_bytes,
 )
-from ortflex_plugins.c.arrays import C_TYPES
 from ortflex_plugins.c.generator import Generated, Layout, Memory, generate
 from ortflex_plugins.c.products import Machine
-from ortflex_plugins.c.scalars import literal
+from ortflex_plugins.c.scalars import C_TYPES, literal
 from ortflex_plugins.operators.calls import NotTranslatable
 
 FILES = ("step.c", "predict.c", "step.h", "state.h", "main.c", "Makefile", "state.safetensors")

@@ -14,67 +14,16 @@ cos) and of N. Juffa (erff).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 
-import attrs
-
-
-@attrs.frozen
-class Function:
-    """The text of a function, and the functions that it calls."""
-
-    text: str
-    calls: tuple[str, ...] = ()
-
-
-FUNCTIONS: dict[str, Function] = {}
-"""The functions by their names in C."""
-
-
-def definitions(names: Iterable[str]) -> str:
-    """The text of functions and of those that they call, in an order that C accepts.
-
-    Args:
-        names: keys of :data:`FUNCTIONS`.
-
-    Example:
-        >>> text = definitions(["f32_tanh"])
-        >>> text.index("float f32_exp(") < text.index("float f32_tanh(")
-        True
-    """
-    ordered: dict[str, None] = {}
-
-    def walk(name: str) -> Iterator[str]:
-        for called in FUNCTIONS[name].calls:
-            yield from walk(called)
-        yield name
-
-    for name in names:
-        ordered.update(dict.fromkeys(walk(name)))
-    return "\n".join(FUNCTIONS[name].text for name in ordered)
-
-
-def _add(name: str, text: str, *calls: str) -> None:
-    FUNCTIONS[name] = Function(text.strip("\n") + "\n", calls)
-
-
-_add(
-    "f32_bits",
-    """
+_SOURCE = r"""
 static inline uint32_t f32_bits(float x) { uint32_t u; memcpy(&u, &x, sizeof u); return u; }
 static inline float f32_of(uint32_t u) { float x; memcpy(&x, &u, sizeof x); return x; }
-""",
-)
-_add(
-    "f64_bits",
-    """
+
 static inline uint64_t f64_bits(double x) { uint64_t u; memcpy(&u, &x, sizeof u); return u; }
 static inline double f64_of(uint64_t u) { double x; memcpy(&x, &u, sizeof x); return x; }
-""",
-)
-_add(
-    "f32_exp_part",
-    """
+
 /* (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2 */
 static inline float f32_exp_part(float r) {
     float p = 1.9875691500e-4f;
@@ -84,11 +33,7 @@ static inline float f32_exp_part(float r) {
     p = p * r + 1.6666665459e-1f;
     return p * r + 5.0000001201e-1f;
 }
-""",
-)
-_add(
-    "f32_exp",
-    """
+
 static inline float f32_exp(float x) {
     x = x > 89.0f ? 89.0f : x;
     x = x < -104.0f ? -104.0f : x;
@@ -101,25 +46,12 @@ static inline float f32_exp(float x) {
     uint32_t k = f32_bits(t) - 0x4b400000u + 512u, half = k >> 1;
     return p * f32_of((half - 129u) << 23) * f32_of((k - half - 129u) << 23);
 }
-""",
-    "f32_bits",
-    "f32_exp_part",
-)
-_add(
-    "f32_expm1",
-    """
+
 static inline float f32_expm1(float x) {
     float small = x * x * f32_exp_part(x) + x;
     return f32_bits(x) << 1 < 0x7d600000u ? small : f32_exp(x) - 1.0f;
 }
-""",
-    "f32_bits",
-    "f32_exp_part",
-    "f32_exp",
-)
-_add(
-    "f32_log",
-    """
+
 static inline float f32_log(float x) {
     float y = x < 0x1p-126f ? x * 0x1p+25f : x;
     float k = x < 0x1p-126f ? -25.0f : 0.0f;
@@ -135,12 +67,7 @@ static inline float f32_log(float x) {
     r = x == f32_of(0x7f800000u) ? x : r;
     return x != x ? x : r;
 }
-""",
-    "f32_bits",
-)
-_add(
-    "f32_log1p",
-    """
+
 static inline float f32_log1p(float x) {
     float y = 1.0f + x, lost = x - (y - 1.0f);
     float more = lost / y;
@@ -149,13 +76,7 @@ static inline float f32_log1p(float x) {
     float r = f32_log(y) + more;
     return f32_bits(x) << 1 < 0x66000000u ? x : r;
 }
-""",
-    "f32_bits",
-    "f32_log",
-)
-_add(
-    "f32_tanh",
-    """
+
 static inline float f32_tanh(float x) {
     float a = fabsf(x), z = x * x, p = -5.70498872745e-3f;
     p = p * z + 2.06390887954e-2f;
@@ -166,12 +87,7 @@ static inline float f32_tanh(float x) {
     float large = copysignf(1.0f - 2.0f / (f32_exp(2.0f * a) + 1.0f), x);
     return a < 0.625f ? small : large;
 }
-""",
-    "f32_exp",
-)
-_add(
-    "f32_erf",
-    """
+
 static inline float f32_erf(float x) {
     float a = fabsf(x), t = a > 4.0f ? 4.0f : a, s = x * x, q = t * t;
     float r = -1.72853470e-5f * t + 3.83197126e-4f;
@@ -191,33 +107,17 @@ static inline float f32_erf(float x) {
     float small = p * x + x;
     return a > 0.927734375f ? large : small;
 }
-""",
-    "f32_exp",
-)
-_add(
-    "f32_sigmoid",
-    """
+
 static inline float f32_sigmoid(float x) {
     float e = f32_exp(-fabsf(x)), s = 1.0f / (1.0f + e);
     return x < 0.0f ? e * s : s;
 }
-""",
-    "f32_exp",
-)
-_add(
-    "f32_softplus",
-    """
+
 static inline float f32_softplus(float x) {
     float r = f32_log1p(f32_exp(-fabsf(x)));
     return x > 0.0f ? x + r : x != x ? x : r;
 }
-""",
-    "f32_exp",
-    "f32_log1p",
-)
-_add(
-    "f64_exp",
-    """
+
 static inline double f64_exp(double x) {
     x = x > 710.0 ? 710.0 : x;
     x = x < -746.0 ? -746.0 : x;
@@ -232,12 +132,7 @@ static inline double f64_exp(double x) {
     uint64_t k = f64_bits(t) - 0x4338000000000000u + 4096u, half = k >> 1;
     return y * f64_of((half - 1025u) << 52) * f64_of((k - half - 1025u) << 52);
 }
-""",
-    "f64_bits",
-)
-_add(
-    "f64_log",
-    """
+
 static inline double f64_log(double x) {
     double y = x < 0x1p-1022 ? x * 0x1p+54 : x;
     double k = x < 0x1p-1022 ? -54.0 : 0.0;
@@ -256,12 +151,7 @@ static inline double f64_log(double x) {
     r = x == f64_of(0x7ff0000000000000u) ? x : r;
     return x != x ? x : r;
 }
-""",
-    "f64_bits",
-)
-_add(
-    "f64_tanh",
-    """
+
 static inline double f64_tanh(double x) {
     double a = fabs(x), z = x * x;
     double p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3;
@@ -271,22 +161,12 @@ static inline double f64_tanh(double x) {
     double large = copysign(1.0 - 2.0 / (f64_exp(2.0 * a) + 1.0), x);
     return a < 0.625 ? small : large;
 }
-""",
-    "f64_exp",
-)
-_add(
-    "f64_sigmoid",
-    """
+
 static inline double f64_sigmoid(double x) {
     double e = f64_exp(-fabs(x)), s = 1.0 / (1.0 + e);
     return x < 0.0 ? e * s : s;
 }
-""",
-    "f64_exp",
-)
-_add(
-    "f64_wave",
-    """
+
 /* sin(x + quarter * pi / 2) */
 static inline double f64_wave(double x, uint64_t quarter) {
     double t = x * 6.36619772367581382433e-01 + 6755399441055744.0, n = t - 6755399441055744.0;
@@ -310,20 +190,15 @@ static inline double f64_wave(double x, uint64_t quarter) {
     double y = k & 1u ? c : s;
     return k & 2u ? -y : y;
 }
-""",
-    "f64_bits",
-)
-_add("f64_sin", "static inline double f64_sin(double x) { return f64_wave(x, 0); }", "f64_wave")
-_add("f64_cos", "static inline double f64_cos(double x) { return f64_wave(x, 1); }", "f64_wave")
-_add(
-    "f32_sin", "static inline float f32_sin(float x) { return (float)f64_wave(x, 0); }", "f64_wave"
-)
-_add(
-    "f32_cos", "static inline float f32_cos(float x) { return (float)f64_wave(x, 1); }", "f64_wave"
-)
-_add(
-    "f64_pow",
-    """
+
+static inline double f64_sin(double x) { return f64_wave(x, 0); }
+
+static inline double f64_cos(double x) { return f64_wave(x, 1); }
+
+static inline float f32_sin(float x) { return (float)f64_wave(x, 0); }
+
+static inline float f32_cos(float x) { return (float)f64_wave(x, 1); }
+
 /* exp(y log|x|), then the sign and the cases of C99 */
 static inline double f64_pow(double x, double y) {
     double a = fabs(x), r = f64_exp(y * f64_log(a)), half = 0.5 * y, whole = floor(y);
@@ -334,14 +209,7 @@ static inline double f64_pow(double x, double y) {
     r = x != x || y != y ? (double)NAN : r;
     return x == 1.0 || y == 0.0 ? 1.0 : r;
 }
-""",
-    "f64_bits",
-    "f64_exp",
-    "f64_log",
-)
-_add(
-    "f32_pow",
-    """
+
 /* exp(y log|x|) in float64, then the sign and the cases of C99 */
 static inline float f32_pow(float x, float y) {
     double a = fabs((double)x), r = f64_exp((double)y * f64_log(a));
@@ -353,8 +221,33 @@ static inline float f32_pow(float x, float y) {
     r = x != x || y != y ? (double)NAN : r;
     return x == 1.0f || y == 0.0f ? 1.0f : (float)r;
 }
-""",
-    "f32_bits",
-    "f64_exp",
-    "f64_log",
-)
+"""
+
+_NAME = re.compile(r"^static inline \w+ (\w+)\(", re.MULTILINE)
+FUNCTIONS: dict[str, str] = {
+    _NAME.findall(text)[0]: f"{text}\n" for text in _SOURCE.strip("\n").split("\n\n")
+}
+"""The texts of the functions by their names in C; each calls functions that come before it."""
+
+
+def definitions(names: Iterable[str]) -> str:
+    """The text of functions and of those that they call, in an order that C accepts.
+
+    Args:
+        names: keys of :data:`FUNCTIONS`.
+
+    Example:
+        >>> text = definitions(["f32_tanh"])
+        >>> text.index("float f32_exp(") < text.index("float f32_tanh(")
+        True
+    """
+    needed = set(names)
+    for name, text in reversed(FUNCTIONS.items()):
+        if name in needed:
+            needed |= called_in(text)
+    return "\n".join(text for name, text in FUNCTIONS.items() if name in needed)
+
+
+def called_in(text: str) -> frozenset[str]:
+    """The functions that an expression or a function calls."""
+    return frozenset(name for name in FUNCTIONS if f"{name}(" in text)

@@ -25,7 +25,7 @@ import numpy as np
 from ortflex_core import Array, Key, Program, numpy_dtype, onnx_dtype
 from ortflex_plugins.c import functions, products
 from ortflex_plugins.c.arena import Need, plan
-from ortflex_plugins.c.arrays import C_TYPES, CForms, Tensor, Tracing, row_major
+from ortflex_plugins.c.arrays import CForms, Tensor, Tracing, row_major
 from ortflex_plugins.c.loops import (
     Kernel,
     assemble_kernel,
@@ -38,7 +38,7 @@ from ortflex_plugins.c.loops import (
     scatter_kernel,
 )
 from ortflex_plugins.c.products import Machine, product_kernel
-from ortflex_plugins.c.scalars import HEADERS, literal
+from ortflex_plugins.c.scalars import C_TYPES, HEADERS, literal
 from ortflex_plugins.operators.calls import NotTranslatable
 from ortflex_plugins.operators.translation import Translation
 

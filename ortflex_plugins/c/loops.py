@@ -14,8 +14,8 @@ import attrs
 import numpy as np
 
 from ortflex_core import onnx_dtype
-from ortflex_plugins.c.arrays import C_TYPES, Tensor, row_major
-from ortflex_plugins.c.scalars import expression, literal
+from ortflex_plugins.c.arrays import Tensor, row_major
+from ortflex_plugins.c.scalars import C_TYPES, expression, literal
 from ortflex_plugins.operators.calls import NotTranslatable
 
 PARTS = 16

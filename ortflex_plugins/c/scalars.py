@@ -15,22 +15,17 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core import numpy_dtype
-from ortflex_plugins.c.functions import FUNCTIONS
+from ortflex_core import numpy_dtype, onnx_dtype
+from ortflex_plugins.c.functions import FUNCTIONS, called_in
 
-TYPES: Mapping[int, str] = {
-    TensorProto.FLOAT: "float",
-    TensorProto.DOUBLE: "double",
-    TensorProto.BOOL: "uint8_t",
-    TensorProto.INT8: "int8_t",
-    TensorProto.INT16: "int16_t",
-    TensorProto.INT32: "int32_t",
-    TensorProto.INT64: "int64_t",
-    TensorProto.UINT8: "uint8_t",
-    TensorProto.UINT16: "uint16_t",
-    TensorProto.UINT32: "uint32_t",
-    TensorProto.UINT64: "uint64_t",
+C_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "bool": "uint8_t",
+    **{f"{kind}{bits}": f"{kind}{bits}_t" for bits in (8, 16, 32, 64) for kind in ("int", "uint")},
 }
+"""The types of elements, and their names in C."""
+TYPES = {onnx_dtype(np.dtype(name)): text for name, text in C_TYPES.items()}
 """The types of C by the types of ONNX."""
 HEADERS = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"
 """What a file needs before :func:`ortflex_plugins.c.functions.definitions` and these expressions."""
@@ -120,7 +115,7 @@ def expression(
     text = rule(call, *arguments)
     if text is None:
         return None
-    return Expression(text, frozenset(name for name in FUNCTIONS if f"{name}(" in text))
+    return Expression(text, called_in(text))
 
 
 def literal(value: float | bool | np.generic, dtype: int) -> str:
@@ -174,19 +169,6 @@ def _arithmetic(symbol: str) -> _Rule:
     return rule
 
 
-def _comparison(symbol: str) -> _Rule:
-    return lambda c, a, b: f"({a} {symbol} {b})"
-
-
-def _function(name: str) -> _Rule:
-    """A function of ``math.h`` that is exact, or rounds correctly."""
-
-    def rule(c: Call, x: str) -> str | None:
-        return f"{name}{_suffix(c)}({x})" if c.is_float else None
-
-    return rule
-
-
 def _own(name: str) -> _Rule:
     """A function of :mod:`ortflex_plugins.c.functions`, for the types for which there is one."""
 
@@ -213,27 +195,17 @@ _RULES |= {
     "Xor": lambda c, a, b: f"({a} ^ {b})",
     "Not": lambda c, x: f"({x} == 0)",
     "IsNaN": lambda c, x: f"({x} != {x})",
+    "Equal": lambda c, a, b: f"({a} == {b})",
+    "Less": lambda c, a, b: f"({a} < {b})",
+    "LessOrEqual": lambda c, a, b: f"({a} <= {b})",
+    "Greater": lambda c, a, b: f"({a} > {b})",
+    "GreaterOrEqual": lambda c, a, b: f"({a} >= {b})",
     "Where": lambda c, condition, a, b: f"({condition} ? {a} : {b})",
-}
-_RULES |= {"Add": _arithmetic("+"), "Sub": _arithmetic("-"), "Mul": _arithmetic("*")}
-_RULES |= {
-    name: _comparison(symbol)
-    for name, symbol in {
-        "Equal": "==",
-        "Less": "<",
-        "LessOrEqual": "<=",
-        "Greater": ">",
-        "GreaterOrEqual": ">=",
-    }.items()
-}
-_RULES |= {
-    name: _function(function)
-    for name, function in {
-        "Sqrt": "sqrt",
-        "Floor": "floor",
-        "Ceil": "ceil",
-        "Round": "rint",
-    }.items()
+    "Relu": lambda c, x: f"({x} < {c.number(0)} ? {c.number(0)} : {x})",
+    "PRelu": lambda c, x, slope: f"({x} < {c.number(0)} ? {slope} * {x} : {x})",
+    "Add": _arithmetic("+"),
+    "Sub": _arithmetic("-"),
+    "Mul": _arithmetic("*"),
 }
 _RULES |= {
     name: _own(name.lower())
@@ -285,11 +257,6 @@ def _sign(c: Call, x: str) -> str:
     return f"(({x} > 0) - ({x} < 0))"
 
 
-@_rule("Reciprocal")
-def _reciprocal(c: Call, x: str) -> str | None:
-    return f"({c.number(1)} / {x})" if c.is_float else None
-
-
 @_rule("Pow")
 def _pow(c: Call, x: str, y: str) -> str | None:
     if y in (c.number(2), c.number(3)):
@@ -320,33 +287,6 @@ def _choosing(symbol: str) -> _Rule:
 
 
 _RULES |= {"Max": _choosing(">"), "Min": _choosing("<")}
-
-
-def _adding(c: Call, *values: str) -> str | None:
-    if not c.is_float:
-        return None
-    return "(" + " + ".join(values) + ")"
-
-
-@_rule("Mean")
-def _mean(c: Call, *values: str) -> str | None:
-    total = _adding(c, *values)
-    return None if total is None else f"({total} / {c.number(len(values))})"
-
-
-_RULES["Sum"] = _adding
-
-
-def _bits(symbol: str) -> _Rule:
-    return lambda c, a, b: None if c.is_float else f"({a} {symbol} {b})"
-
-
-_RULES |= {"BitwiseAnd": _bits("&"), "BitwiseOr": _bits("|"), "BitwiseXor": _bits("^")}
-
-
-@_rule("BitwiseNot")
-def _bitwise_not(c: Call, x: str) -> str | None:
-    return None if c.is_float else f"(({TYPES[c.dtype]})~{x})"
 
 
 @_rule("BitShift")
@@ -390,27 +330,6 @@ def _cast(c: Call, x: str) -> str | None:
     return f"({inside} ? ({to}){x} : ({to}){beyond})"
 
 
-@_rule("Relu")
-def _relu(c: Call, x: str) -> str:
-    return f"({x} < {c.number(0)} ? {c.number(0)} : {x})"
-
-
-@_rule("LeakyRelu")
-def _leaky_relu(c: Call, x: str) -> str | None:
-    slope = c.get("alpha", 0.01)
-    return f"({x} < {c.number(0)} ? {slope} * {x} : {x})" if c.is_float else None
-
-
-@_rule("PRelu")
-def _prelu(c: Call, x: str, slope: str) -> str:
-    return f"({x} < {c.number(0)} ? {slope} * {x} : {x})"
-
-
-@_rule("ThresholdedRelu")
-def _thresholded_relu(c: Call, x: str) -> str | None:
-    return f"({x} > {c.get('alpha', 1.0)} ? {x} : {c.number(0)})" if c.is_float else None
-
-
 @_rule("Clip")
 def _clip(_: Call, x: str, low: str = "", high: str = "") -> str:
     # The upper bound counts if both exclude one another.
@@ -418,71 +337,24 @@ def _clip(_: Call, x: str, low: str = "", high: str = "") -> str:
     return f"({bounded} > {high} ? {high} : {bounded})" if high else bounded
 
 
-@_rule("HardSigmoid")
-def _hard_sigmoid(c: Call, x: str) -> str | None:
-    if not c.is_float:
-        return None
-    line = f"({c.get('alpha', 0.2)} * {x} + {c.get('beta', 0.5)})"
-    return _clip(c, line, c.number(0), c.number(1))
+# Of some types ---------------------------------------------------------------------------------------
 
 
-@_rule("HardSwish")
-def _hard_swish(c: Call, x: str) -> str | None:
-    if not c.is_float:
-        return None
-    line = f"({c.number(1 / 6)} * {x} + {c.number(0.5)})"
-    return f"({x} * {_clip(c, line, c.number(0), c.number(1))})"
+def _if(holds: Callable[[Call], bool], formula: _Rule) -> _Rule:
+    """A rule for some types of operands only."""
+    return lambda c, *values: formula(c, *values) if holds(c) else None
 
 
-@_rule("Softsign")
-def _softsign(c: Call, x: str) -> str | None:
-    return f"({x} / ({c.number(1)} + {_abs(c, x)}))" if c.is_float else None
+def _unit(c: Call, x: str) -> str:
+    """A number clipped to 0 … 1."""
+    return _clip(c, x, c.number(0), c.number(1))
 
 
-def _exponential(c: Call, x: str, inside: str, alpha: str, scale: str | None) -> str | None:
-    if c.dtype != TensorProto.FLOAT:
-        return None
-    zero = c.number(0)
-    text = f"({x} > {zero} ? {x} : {alpha} * f32_expm1({inside}))"
-    return text if scale is None else f"({scale} * {text})"
+def _exponential(c: Call, x: str, inside: str, alpha: str) -> str:
+    return f"({x} > {c.number(0)} ? {x} : {alpha} * f32_expm1({inside}))"
 
 
-@_rule("Elu")
-def _elu(c: Call, x: str) -> str | None:
-    return _exponential(c, x, x, c.get("alpha", 1.0), None)
-
-
-@_rule("Selu")
-def _selu(c: Call, x: str) -> str | None:
-    alpha, gamma = (
-        c.get("alpha", 1.67326319217681884765625),
-        c.get("gamma", 1.05070102214813232421875),
-    )
-    return _exponential(c, x, x, alpha, gamma)
-
-
-@_rule("Celu")
-def _celu(c: Call, x: str) -> str | None:
-    alpha = c.get("alpha", 1.0)
-    return _exponential(c, x, f"{x} / {alpha}", alpha, None)
-
-
-@_rule("Mish")
-def _mish(c: Call, x: str) -> str | None:
-    return f"({x} * f32_tanh(f32_softplus({x})))" if c.dtype == TensorProto.FLOAT else None
-
-
-@_rule("Swish")
-def _swish(c: Call, x: str) -> str | None:
-    if not c.is_float:
-        return None
-    return f"({x} * {_prefix(c)}_sigmoid({c.get('alpha', 1.0)} * {x}))"
-
-
-@_rule("Gelu")
-def _gelu(c: Call, x: str) -> str | None:
-    if c.dtype != TensorProto.FLOAT:
-        return None
+def _gelu(c: Call, x: str) -> str:
     half, one = c.number(0.5), c.number(1)
     if c.attributes.get("approximate", "none") == "tanh":
         inner = (
@@ -490,3 +362,42 @@ def _gelu(c: Call, x: str) -> str | None:
         )
         return f"({half} * {x} * ({one} + f32_tanh({inner})))"
     return f"({half} * {x} * ({one} + f32_erf({c.number(math.sqrt(0.5))} * {x})))"
+
+
+_FLOATS: Mapping[str, _Rule] = {
+    # Functions of math.h that are exact, or round correctly.
+    "Sqrt": lambda c, x: f"sqrt{_suffix(c)}({x})",
+    "Floor": lambda c, x: f"floor{_suffix(c)}({x})",
+    "Ceil": lambda c, x: f"ceil{_suffix(c)}({x})",
+    "Round": lambda c, x: f"rint{_suffix(c)}({x})",
+    "Reciprocal": lambda c, x: f"({c.number(1)} / {x})",
+    "Sum": lambda c, *values: f"({' + '.join(values)})",
+    "Mean": lambda c, *values: f"(({' + '.join(values)}) / {c.number(len(values))})",
+    "LeakyRelu": lambda c, x: f"({x} < {c.number(0)} ? {c.get('alpha', 0.01)} * {x} : {x})",
+    "ThresholdedRelu": lambda c, x: f"({x} > {c.get('alpha', 1.0)} ? {x} : {c.number(0)})",
+    "HardSigmoid": lambda c, x: _unit(c, f"({c.get('alpha', 0.2)} * {x} + {c.get('beta', 0.5)})"),
+    "HardSwish": lambda c, x: f"({x} * {_unit(c, f'({c.number(1 / 6)} * {x} + {c.number(0.5)})')})",
+    "Softsign": lambda c, x: f"({x} / ({c.number(1)} + {_abs(c, x)}))",
+    "Swish": lambda c, x: f"({x} * {_prefix(c)}_sigmoid({c.get('alpha', 1.0)} * {x}))",
+}
+_FLOAT32: Mapping[str, _Rule] = {
+    "Elu": lambda c, x: _exponential(c, x, x, c.get("alpha", 1.0)),
+    "Selu": lambda c, x: (
+        f"({c.get('gamma', 1.05070102214813232421875)} * "
+        f"{_exponential(c, x, x, c.get('alpha', 1.67326319217681884765625))})"
+    ),
+    "Celu": lambda c, x: _exponential(c, x, f"{x} / {c.get('alpha', 1.0)}", c.get("alpha", 1.0)),
+    "Mish": lambda c, x: f"({x} * f32_tanh(f32_softplus({x})))",
+    "Gelu": _gelu,
+}
+_WHOLE: Mapping[str, _Rule] = {
+    "BitwiseAnd": lambda c, a, b: f"({a} & {b})",
+    "BitwiseOr": lambda c, a, b: f"({a} | {b})",
+    "BitwiseXor": lambda c, a, b: f"({a} ^ {b})",
+    "BitwiseNot": lambda c, x: f"(({TYPES[c.dtype]})~{x})",
+}
+_RULES |= {name: _if(lambda c: c.is_float, rule) for name, rule in _FLOATS.items()}
+_RULES |= {
+    name: _if(lambda c: c.dtype == TensorProto.FLOAT, rule) for name, rule in _FLOAT32.items()
+}
+_RULES |= {name: _if(lambda c: not c.is_float, rule) for name, rule in _WHOLE.items()}

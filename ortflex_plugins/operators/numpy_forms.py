@@ -17,7 +17,7 @@ _NUMPY_UFUNC = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.
 class NumpyForms:
     """The functions for numpy: for the tests' reference, and for values that are known before a run."""
 
-    xp = np
+    xp: Any = np
 
     def erf(self, x: Any) -> Any:
         """The error function."""
@@ -81,7 +81,7 @@ class NumpyForms:
         for k in range(length):
             state, out = body(state, tuple(r[k] for r in rows))
             parts.append(out)
-        return state, tuple(np.stack(each) for each in zip(*parts, strict=True))
+        return state, tuple(self.xp.stack(each) for each in zip(*parts, strict=True))
 
     def convert(self, x: Any, dtype: Any) -> Any:
         """Cast."""

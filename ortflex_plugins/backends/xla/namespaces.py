@@ -9,7 +9,7 @@ from ortflex_plugins.operators.numpy_forms import Pads, State
 
 
 class JaxForms:
-    """The forms of JAX."""
+    """The forms of JAX; those of numpy have the same methods, and say what they do."""
 
     def __init__(self) -> None:
         import jax
@@ -23,11 +23,9 @@ class JaxForms:
         self.allows_wide_sums = True
 
     def erf(self, x: Any) -> Any:
-        """The error function."""
         return self._erf(x)
 
     def dot(self, a: Any, b: Any, transposed: tuple[bool, bool]) -> Any:
-        """The product of two matrices, of which each may be given transposed."""
         # Not a.T @ b: XLA copies a small transposed matrix before it multiplies.
         left, right = transposed
         axes = ((0 if left else 1,), (1 if right else 0,))
@@ -35,7 +33,6 @@ class JaxForms:
         return product(a, b, (axes, ((), ())), **self._sums(a)).astype(a.dtype)
 
     def matmul(self, a: Any, b: Any) -> Any:
-        """The product of the last two axes."""
         return self.xp.matmul(a, b, **self._sums(a)).astype(a.dtype)
 
     def _sums(self, x: Any) -> dict[str, Any]:
@@ -46,27 +43,22 @@ class JaxForms:
         return {"preferred_element_type": self.xp.float32}
 
     def pad(self, x: Any, value: float, pads: Pads) -> Any:
-        """Pad, dilate and cut."""
         return self._lax.pad(x, self.xp.asarray(value, x.dtype), list(pads))
 
     def scatter(self, x: Any, index: tuple[Any, ...], updates: Any, how: str) -> Any:
-        """``x`` with elements replaced (``how`` "none") or combined."""
         places = self.xp.asarray(x).at[index]
         return getattr(places, {"none": "set", "mul": "multiply"}.get(how, how))(updates)
 
     def take(self, x: Any, index: Any, axis: int) -> Any:
-        """Elements along an axis by indices in range."""
         return self.xp.take(x, index, axis=axis, mode="clip")
 
     def cond(self, condition: Any, yes: Callable[[], State], no: Callable[[], State]) -> State:
-        """One of two branches."""
         out: State = self._lax.cond(self.xp.reshape(condition, ()), yes, no)
         return out
 
     def while_loop(
         self, test: Callable[[State], Any], body: Callable[[State], State], state: State
     ) -> State:
-        """Repeat while the test holds."""
         out: State = self._lax.while_loop(test, body, tuple(map(self.xp.asarray, state)))
         return out
 
@@ -77,7 +69,6 @@ class JaxForms:
         rows: State,
         length: int,
     ) -> tuple[State, State]:
-        """Run over the first axis of ``rows``; the results of all runs are stacked."""
         first = tuple(map(self.xp.asarray, state))
         out: tuple[State, State] = self._lax.scan(
             body, first, tuple(map(self.xp.asarray, rows)), length=length
@@ -85,11 +76,9 @@ class JaxForms:
         return out
 
     def convert(self, x: Any, dtype: Any) -> Any:
-        """Cast."""
         return x.astype(dtype)
 
     def after(self, x: Any, gate: Any) -> Any:
-        """``x``, which a compiler may use only when ``gate`` is known."""
         # A barrier of XLA is removed before XLA merges equal nodes on a CPU. This condition is always
         # true, and the compiler does not know it.
         element = self._lax.convert_element_type(self.xp.ravel(gate)[0], self.xp.float32)
