@@ -48,6 +48,7 @@ FLAGS = (
 """The flags of every library. None of them changes the bits of a result."""
 CACHE = "ORTFLEX_CACHE_FOLDER"
 """The environment variable with the folder for compiled libraries; default: the user's cache folder."""
+_OTHER = f"The environment variable {CACHE} chooses another folder"
 _LIBRARIES = ("-lm",)
 _NAMES = ("cc", "gcc", "clang")
 _MACHINES = {
@@ -254,7 +255,7 @@ def _prepare(folder: Path) -> None:
     Raises:
         OutputError: it cannot be made or written to, or others can write to it.
     """
-    then = f"The environment variable {CACHE} chooses another folder for compiled libraries"
+    then = f"{_OTHER} for compiled libraries"
     what = f"keep compiled libraries in {str(folder)!r}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -297,11 +298,7 @@ def _compile(
             (place / "source.c").write_text(source, "utf-8")
             library = _call(compiler, arguments, place)
     except OSError as error:
-        raise OutputError.of(
-            f"compile in {str(folder)!r}",
-            error,
-            f"The environment variable {CACHE} chooses another folder",
-        ) from error
+        raise OutputError.of(f"compile in {str(folder)!r}", error, _OTHER) from error
     path = folder / f"{key}-{_digest(library)}.so"
     write_bytes(path, library)
     _bound(folder, path)
@@ -350,11 +347,7 @@ def _locked(folder: Path, key: str) -> Iterator[None]:
         while not lock.acquire(folder) and time.monotonic() < end:
             time.sleep(0.02)
     except OSError as error:
-        raise OutputError.of(
-            f"lock {str(folder)!r}",
-            error,
-            f"The environment variable {CACHE} chooses another folder",
-        ) from error
+        raise OutputError.of(f"lock {str(folder)!r}", error, _OTHER) from error
     try:
         yield
     finally:

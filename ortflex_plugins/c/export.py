@@ -243,9 +243,8 @@ class _Source:
 
     def _copies(self) -> Iterable[str]:
         """Statements that copy the results of a row out of the state."""
-        places = {m.key: p for m, p in zip(self._layout.memory, self._layout.places, strict=True)}
         for column in self._results:
-            start = places[_result(column.key)].start
+            start = self._layout.by_key[_result(column.key)].start
             size = f"{column.width} * sizeof *{column.name}"
             yield (
                 f"memcpy({column.name} + i * {column.width}, (const char *)state + {start}, {size});"
@@ -256,7 +255,7 @@ class _Source:
         raw = (self._portable.folder / "state.safetensors").read_bytes()
         end = 8 + int.from_bytes(raw[:8], "little")
         table = {k: v for k, v in json.loads(raw[8:end]).items() if k != "__metadata__"}
-        places = {m.key: p for m, p in zip(self._layout.memory, self._layout.places, strict=True)}
+        places = self._layout.by_key
         lines = ["/* The values of the state at the start, and its file. */", ""]
         lines += _numbers("static const unsigned char step_header[]", map(str, raw[:end]))
         entries: list[str] = []

@@ -96,10 +96,15 @@ class Layout:
         ordered = tuple(places[k] for k in range(len(memory)))
         return cls(tuple(memory), ordered, tuple(members), start)
 
+    @property
+    def by_key(self) -> dict[Key, Place]:
+        """The places by the keys of the tensors."""
+        return {m.key: place for m, place in zip(self.memory, self.places, strict=True)}
+
 
 def member_of(dtype: np.dtype[Any]) -> str:
     """The member of a struct that has the tensors of a type."""
-    return {"f": "f", "i": "i", "u": "u", "b": "b"}[dtype.kind] + str(dtype.itemsize * 8)
+    return f"{dtype.kind}{dtype.itemsize * 8}"
 
 
 @attrs.frozen

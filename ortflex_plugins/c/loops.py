@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -286,10 +285,48 @@ def brace(line: str) -> str:
     return line.replace("{", "{{").replace("}", "}}")
 
 
-def name_leaves(body: Body, inplace: Tensor | None = None) -> None:
-    """Names of the pointers; the memory that is written has the name of the output."""
-    for k, leaf in enumerate(body.leaves):
+def name_leaves(body: Body, inplace: Tensor | None = None, first: int = 0) -> None:
+    """Names of the pointers, numbered from ``first``; the memory that is written has that of the output."""
+    for k, leaf in enumerate(body.leaves, first):
         leaf.name = "o" if inplace is not None and leaf.base is inplace else f"p{k}"
+
+
+class Loops:
+    """The loops of a body over a shape, and the element that they write.
+
+    Attributes:
+        axes: the loops, outermost first.
+        variables: their variables.
+        target: the element of the output.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        reduced: Sequence[int] = (),
+        out: str = "o",
+    ) -> None:
+        self._body = body
+        none = (0,) * len(shape)
+        self.axes = merge(shape, [strides, *(x.strides or none for x in body.leaves)], reduced)
+        self.variables = [f"i{k}" for k in range(len(self.axes))]
+        self.target = address(out, [a.strides[0] for a in self.axes], self.variables)
+
+    @property
+    def ranges(self) -> list[tuple[str, int]]:
+        """Variables and lengths."""
+        return [(v, a.size) for v, a in zip(self.variables, self.axes, strict=True)]
+
+    def lines(self, names: Sequence[str] | None = None) -> list[str]:
+        """The statements of the body; ``names`` replace the variables."""
+
+        def at(leaf: Leaf) -> str:
+            strides = [a.strides[1 + self._body.leaves.index(leaf)] for a in self.axes]
+            return dynamic_address(leaf, strides, self.variables if names is None else names)
+
+        return self._body.lines(at)
 
 
 def map_kernel(x: Tensor, inlined: set[int], inplace: Tensor | None = None) -> Kernel:
@@ -299,18 +336,9 @@ def map_kernel(x: Tensor, inlined: set[int], inplace: Tensor | None = None) -> K
     result = body.place(x)
     natural = plain_strides(x.shape)
     name_leaves(body, inplace)
-    tensors = [natural, *(leaf.strides or (0,) * x.ndim for leaf in body.leaves)]
-    axes = merge(x.shape, tensors, ())
-    variables = [f"i{k}" for k in range(len(axes))]
-
-    def at(leaf: Leaf) -> str:
-        k = 1 + body.leaves.index(leaf)
-        return dynamic_address(leaf, [a.strides[k] for a in axes], variables)
-
-    lines = body.lines(at)
-    lines.append(f"{address('o', [a.strides[0] for a in axes], variables)} = {result};")
-    loops = nest if kernel.flags else each
-    whole = loops([(v, a.size) for v, a in zip(variables, axes, strict=True)], lines)
+    loops = Loops(body, x.shape, natural)
+    write = nest if kernel.flags else each
+    whole = write(loops.ranges, [*loops.lines(), f"{loops.target} = {result};"])
     note_identity(kernel, body, natural)
     finish(kernel, body, whole)
     return kernel
@@ -373,30 +401,18 @@ def reduce_kernel(x: Tensor, inlined: set[int]) -> Kernel:
     name_leaves(body)
     kept = iter(plain_strides(x.shape))
     out = [0 if k in reduced else next(kept) for k in range(source.ndim)]
-    tensors = [out, *(leaf.strides or (0,) * source.ndim for leaf in body.leaves)]
-    axes = merge(source.shape, tensors, reduced)
-    variables = [f"i{k}" for k in range(len(axes))]
-    of_out = address("o", [a.strides[0] for a in axes], variables)
-
-    def lines_at(names: Sequence[str]) -> list[str]:
-        def at(leaf: Leaf) -> str:
-            k = 1 + body.leaves.index(leaf)
-            return dynamic_address(leaf, [a.strides[k] for a in axes], names)
-
-        return body.lines(at)
-
-    outer = [(v, a.size) for v, a in zip(variables, axes, strict=True) if not a.reduced]
-    inner = [(v, a.size) for v, a in zip(variables, axes, strict=True) if a.reduced]
-    kind = c_type(source)
+    loops = Loops(body, source.shape, out, reduced)
+    outer = [r for r, a in zip(loops.ranges, loops.axes, strict=True) if not a.reduced]
+    inner = [r for r, a in zip(loops.ranges, loops.axes, strict=True) if a.reduced]
     if name in ("argmax", "argmin"):
-        lines = _positions(name, source, lines_at(variables), value, outer, inner, of_out)
-    elif axes[-1].reduced:
-        lines = _along(name, source, kind, lines_at, variables, value, outer, inner, of_out)
+        lines = _positions(name, source, loops, value, outer, inner)
+    elif loops.axes[-1].reduced:
+        lines = _along(name, source, loops, value, outer, inner)
     else:
         last = outer.pop()
-        join = _JOIN[name](of_out, value)
-        first = nest([last], [f"{of_out} = {_start(name, source)};"])
-        whole = nest([*inner, last], [*lines_at(variables), f"{of_out} = {join};"])
+        join = _JOIN[name](loops.target, value)
+        first = nest([last], [f"{loops.target} = {_start(name, source)};"])
+        whole = nest([*inner, last], [*loops.lines(), f"{loops.target} = {join};"])
         lines = nest(outer, [*first, *whole])
     finish(kernel, body, lines)
     return kernel
@@ -405,23 +421,20 @@ def reduce_kernel(x: Tensor, inlined: set[int]) -> Kernel:
 def _along(
     name: str,
     source: Tensor,
-    kind: str,
-    lines_at: Callable[[Sequence[str]], list[str]],
-    variables: list[str],
+    loops: Loops,
     value: str,
     outer: list[tuple[str, int]],
     inner: list[tuple[str, int]],
-    of_out: str,
 ) -> list[str]:
     """Along the last axis."""
     last, size = inner[-1]
-    start = _start(name, source)
+    start, kind = _start(name, source), c_type(source)
     if size < PARTS:
-        lines = nest(inner, [*lines_at(variables), f"s = {_JOIN[name]('s', value)};"])
-        return nest(outer, [f"{kind} s = {start};", *lines, f"{of_out} = s;"])
+        lines = nest(inner, [*loops.lines(), f"s = {_JOIN[name]('s', value)};"])
+        return nest(outer, [f"{kind} s = {start};", *lines, f"{loops.target} = s;"])
     whole, rest = size // PARTS * PARTS, size % PARTS
-    names = [f"({v} + j)" if v == last else v for v in variables]
-    step = [*lines_at(names), f"s[j] = {_JOIN[name]('s[j]', value)};"]
+    names = [f"({v} + j)" if v == last else v for v in loops.variables]
+    step = [*loops.lines(names), f"s[j] = {_JOIN[name]('s[j]', value)};"]
     run = [f"for (int {last} = 0; {last} < {whole}; {last} += {PARTS}) {{"]
     run += indented(nest([("j", PARTS)], step), 1)
     run += ["}"]
@@ -435,7 +448,7 @@ def _along(
     lines = [f"{kind} s[{PARTS}];", *nest([("j", PARTS)], [f"s[j] = {start};"])]
     lines += nest(inner[:-1], run)
     lines += tree("s", _JOIN[name])
-    return nest(outer, [*lines, f"{of_out} = s[0];"])
+    return nest(outer, [*lines, f"{loops.target} = s[0];"])
 
 
 def tree(name: str, join: Callable[[str, str], str]) -> list[str]:
@@ -451,20 +464,19 @@ def tree(name: str, join: Callable[[str, str], str]) -> list[str]:
 def _positions(
     name: str,
     source: Tensor,
-    lines: list[str],
+    loops: Loops,
     value: str,
     outer: list[tuple[str, int]],
     inner: list[tuple[str, int]],
-    of_out: str,
 ) -> list[str]:
     sign = ">" if name == "argmax" else "<"
     if not inner:
-        return nest(outer, [f"{of_out} = 0;"])
+        return nest(outer, [f"{loops.target} = 0;"])
     ((variable, _),) = inner
     better = f"{variable} == 0 || {value} {sign} best"
-    step = [*lines, f"if ({better}) {{ best = {value}; where = {variable}; }}"]
+    step = [*loops.lines(), f"if ({better}) {{ best = {value}; where = {variable}; }}"]
     head = [f"{c_type(source)} best = 0;", "int64_t where = 0;"]
-    return nest(outer, [*head, *nest(inner, step), f"{of_out} = where;"])
+    return nest(outer, [*head, *nest(inner, step), f"{loops.target} = where;"])
 
 
 # Moves ---------------------------------------------------------------------------------------------
@@ -483,19 +495,9 @@ def assemble_kernel(x: Tensor, inlined: set[int]) -> Kernel:
     for source, (offset, strides) in zip(x.inputs, places, strict=True):
         body = Body(kernel, inlined)
         value = body.place(source)
-        for k, leaf in enumerate(body.leaves):
-            leaf.name = f"p{len(leaves) + k}"
-        tensors = [strides, *(leaf.strides or (0,) * source.ndim for leaf in body.leaves)]
-        axes = merge(source.shape, tensors, ())
-        variables = [f"i{k}" for k in range(len(axes))]
-
-        def at(leaf: Leaf, body: Body = body, axes: Any = axes, names: Any = variables) -> str:
-            k = 1 + body.leaves.index(leaf)
-            return dynamic_address(leaf, [a.strides[k] for a in axes], names)
-
-        target = address(f"(o + {offset})", [a.strides[0] for a in axes], variables)
-        inner = [*body.lines(at), f"{target} = {value};"]
-        lines += nest([(v, a.size) for v, a in zip(variables, axes, strict=True)], inner)
+        name_leaves(body, first=len(leaves))
+        loops = Loops(body, source.shape, strides, out=f"(o + {offset})")
+        lines += nest(loops.ranges, [*loops.lines(), f"{loops.target} = {value};"])
         leaves += body.leaves
         shared = body
     assert shared is not None
@@ -504,12 +506,8 @@ def assemble_kernel(x: Tensor, inlined: set[int]) -> Kernel:
     return kernel
 
 
-def _second(_: str, b: str) -> str:
-    return b
-
-
 _COMBINE: dict[str, Callable[[str, str], str]] = {
-    "none": _second,
+    "none": lambda a, b: b,
     "add": lambda a, b: f"{a} + {b}",
     "mul": lambda a, b: f"{a} * {b}",
     "max": _JOIN["max"],
@@ -522,48 +520,26 @@ def scatter_kernel(x: Tensor, inlined: set[int]) -> Kernel:
     kernel = Kernel(x, flags=True)
     first = Body(kernel, inlined)
     value = first.place(x.inputs[0])
-    for k, leaf in enumerate(first.leaves):
-        leaf.name = f"p{k}"
-    natural = plain_strides(x.shape)
-    axes = merge(x.shape, [natural, *(leaf.strides or (0,) * x.ndim for leaf in first.leaves)], ())
-    variables = [f"i{k}" for k in range(len(axes))]
-
-    def at(leaf: Leaf) -> str:
-        k = 1 + first.leaves.index(leaf)
-        return dynamic_address(leaf, [a.strides[k] for a in axes], variables)
-
-    target = address("o", [a.strides[0] for a in axes], variables)
-    lines = nest(
-        [(v, a.size) for v, a in zip(variables, axes, strict=True)],
-        [*first.lines(at), f"{target} = {value};"],
-    )
+    name_leaves(first)
+    copy = Loops(first, x.shape, plain_strides(x.shape))
+    lines = nest(copy.ranges, [*copy.lines(), f"{copy.target} = {value};"])
     updates, places = x.inputs[1], x.inputs[2:]
     body = Body(kernel, inlined)
     update = body.place(updates)
     index = [body.place(p) for p in places]
-    for k, leaf in enumerate(body.leaves):
-        leaf.name = f"p{len(first.leaves) + k}"
+    name_leaves(body, first=len(first.leaves))
     strides = row_major(x.shape)
     rest = (*(0,) * (updates.ndim - (x.ndim - len(places))), *strides[len(places) :])
-    inner_axes = merge(
-        updates.shape, [rest, *(leaf.strides or (0,) * updates.ndim for leaf in body.leaves)], ()
-    )
-    names = [f"i{k}" for k in range(len(inner_axes))]
-
-    def inside(leaf: Leaf) -> str:
-        k = 1 + body.leaves.index(leaf)
-        return dynamic_address(leaf, [a.strides[k] for a in inner_axes], names)
-
+    loops = Loops(body, updates.shape, rest)
     checks = " || ".join(f"{i} < 0 || {i} >= {n}" for i, n in zip(index, x.shape, strict=False))
     at_index = " + ".join(f"(int64_t){i} * {s}" for i, s in zip(index, strides, strict=False))
-    target = address("o", [a.strides[0] for a in inner_axes], names)[:-1] + f" + {at_index}]"
+    target = f"{loops.target[:-1]} + {at_index}]"
     step = [
-        *body.lines(inside),
+        *loops.lines(),
         f"if ({checks}) {{ wrong = 1; continue; }}",
         f"{target} = {_COMBINE[x.data](target, update)};",
     ]
-    loops = [(v, a.size) for v, a in zip(names, inner_axes, strict=True)] or [("i0", 1)]
-    lines += nest(loops, step)
+    lines += nest(loops.ranges or [("i0", 1)], step)
     body.leaves = [*first.leaves, *body.leaves]
     finish(kernel, body, lines)
     return kernel

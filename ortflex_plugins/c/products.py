@@ -9,6 +9,7 @@ named scalars.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 
@@ -215,13 +216,16 @@ def _split(columns: int, lanes: int) -> list[tuple[int, int]]:
     return vectors
 
 
-def _blocks(rows: int, most: int) -> tuple[int, int, int]:
-    """Rows in blocks: (rows of a block, rows in whole blocks, rows left)."""
+def _blocks(rows: int, most: int, block: Callable[[int], list[str]]) -> list[str]:
+    """Rows in blocks of equal size, then the rows left; ``block`` has a number of rows from ``i`` on."""
     count = -(-rows // most)
     even = [n for n in range(most, most // 2, -1) if rows % n == 0]
     size = even[0] if even else -(-rows // count)
     whole = rows // size * size
-    return size, whole, rows - whole
+    lines = [f"for (int i = 0; i < {whole}; i += {size}) {{", *indented(block(size), 1), "}"]
+    if rest := rows - whole:
+        lines += ["{", f"    const int i = {whole};", *indented(block(rest), 1), "}"]
+    return lines
 
 
 def _tiles(
@@ -247,16 +251,9 @@ def _tiles(
     lines: list[str] = []
     for k in range(0, len(vectors), most):
         chunk = vectors[k : k + most]
-        first, end = k * vectors[0][1], min(columns, (k + most) * vectors[0][1])
-        size, whole, rest = _blocks(rows, max(1, min(_MOST_ROWS, room // len(chunk))))
-        for count, head in ((size, True), (rest, False)):
-            if not count:
-                continue
-            tile = _tile(kind, left, right, depth, count, (chunk, first, end), element, plain)
-            if head:
-                lines += [f"for (int i = 0; i < {whole}; i += {size}) {{", *indented(tile, 1), "}"]
-            else:
-                lines += ["{", f"    const int i = {whole};", *indented(tile, 1), "}"]
+        own = chunk, k * vectors[0][1], min(columns, (k + most) * vectors[0][1])
+        tile = partial(_tile, kind, left, right, depth, own, element, plain)
+        lines += _blocks(rows, max(1, min(_MOST_ROWS, room // len(chunk))), tile)
     return lines
 
 
@@ -265,10 +262,10 @@ def _tile(
     left: Factor,
     right: Factor,
     depth: int,
-    rows: int,
     columns: tuple[Sequence[tuple[int, int]], int, int],
     element: Element,
     plain: int | None,
+    rows: int,
 ) -> list[str]:
     """The rows from ``i`` on, and the columns from ``first`` to ``end`` in vectors."""
     vectors, first, end = columns
@@ -346,20 +343,14 @@ def _rows(
         whole_sum = [f"{kind} s = 0;", *nest([("k", depth)], [step])]
         return nest([("i", rows)], [*whole_sum, *element("i", "0", "s")])
     lanes = min(PARTS, machine.lanes if kind == "float" else max(1, machine.lanes // 2))
-    size, whole, rest = _blocks(rows, 4 if lanes * 4 >= PARTS else 2)
     widths |= {(kind, lanes), (kind, 1)}
-    lines: list[str] = []
-    for count, head in ((size, whole), (rest, 0)):
-        if not count:
-            continue
-        block = _row_block(kind, left, right, count, depth, lanes)
+
+    def block(count: int) -> list[str]:
         inner = element("(i + r)", "0", f"s[r * {PARTS}]")
-        block += nest([("r", count)], inner)
-        if head:
-            lines += [f"for (int i = 0; i < {whole}; i += {size}) {{", *indented(block, 1), "}"]
-        else:
-            lines += ["{", f"    const int i = {whole};", *indented(block, 1), "}"]
-    return lines
+        sums = _row_block(kind, left, right, count, depth, lanes)
+        return [*sums, *nest([("r", count)], inner)]
+
+    return _blocks(rows, 4 if lanes * 4 >= PARTS else 2, block)
 
 
 def _row_block(
