@@ -56,12 +56,6 @@ def total_denominators(batches: Sequence[Batch]) -> list[float]:
     return [sum(parts) for parts in zip(*(b.denominators for b in batches), strict=True)]
 
 
-def split(batches: Sequence[Batch], steps: int, size: int) -> Iterator[Sequence[Batch]]:
-    """The batches of each of ``steps`` steps: ``size`` of them, the last step may have fewer."""
-    for k in range(steps):
-        yield [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))]
-
-
 def bind_program(
     device: Device,
     threads: int,

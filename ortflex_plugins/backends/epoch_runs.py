@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from ortflex_core import Array, Batch, Block, DataError, Host, HostProgram, Port, Problem, Program
+from ortflex_plugins.backends.step_plan import fewest_runs
 
 PENALTY = Port("penalty")
 RATE, COUNTER, DRAW = (Port(role).label for role in ("rate", "counter", "draw"))
@@ -26,11 +27,7 @@ def steps_per_run(problem: Problem) -> int:
     together = problem.updating.accumulate
     work = 6.0 * max(1, weights) * problem.batch_size * together
     most = max(1, min(_MOST_STEPS, int(_MOST_WORK / work)))
-    if problem.epoch_steps is None:
-        return min(most, _UNKNOWN)
-    whole = problem.epoch_steps // together
-    # An epoch is whole // k runs of k steps, and whole % k of one.
-    return min(range(1, min(most, max(1, whole)) + 1), key=lambda k: (whole // k + whole % k, k))
+    return min(most, _UNKNOWN) if problem.epoch_steps is None else fewest_runs(problem, most)
 
 
 # Host scalars --------------------------------------------------------------------------------------

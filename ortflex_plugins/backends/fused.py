@@ -23,12 +23,9 @@ from ortflex_core import (
     Block,
     Device,
     Formula,
-    GraphError,
     HostUpdates,
     Key,
     Losses,
-    NoGradientRule,
-    NotDifferentiable,
     PlanCache,
     Port,
     Problem,
@@ -51,11 +48,18 @@ from ortflex_core import (
     setting,
     step_program,
 )
-from ortflex_plugins.backends.accumulating import Accumulator, names_of, split
+from ortflex_plugins.backends.accumulating import Accumulator, names_of
 from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
 from ortflex_plugins.backends.fused_plan import BoundStep
-from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns, check_steps
+from ortflex_plugins.backends.step_plan import (
+    REFUSALS,
+    RunLosses,
+    SeveralRuns,
+    check_steps,
+    fewest_runs,
+    split,
+)
 from ortflex_plugins.c.updates import compile_update
 
 # The cost of starting a run in nodes of a graph, the length of a run in multiples of that cost, and
@@ -64,8 +68,6 @@ _NODES_PER_RUN = 25
 _SHARE = 60
 _MOST_NODES = 1000
 _FLOPS_PER_NODE = 30_000
-
-_REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
 
 
 def _wanted(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -133,7 +135,7 @@ class FusedBackend(Backend):
         try:
             formulas = _host_formulas(problem, device, self.steps_per_run)
             _shared(_of_one_batch(problem), device, 1, problem.batch_size, formulas)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return [str(error)]
         return missing_types(problem, device)
 
@@ -187,11 +189,7 @@ def steps_per_run(problem: Problem, nodes: int, most_nodes: int = _MOST_NODES) -
     nodes *= together
     work = nodes + 6 * weights * problem.batch_size * together / _FLOPS_PER_NODE
     most = max(1, min(int(_SHARE * _NODES_PER_RUN / work), most_nodes // nodes, 32))
-    if problem.epoch_steps is None:
-        return most
-    whole = problem.epoch_steps // together
-    # An epoch is whole // k runs of k steps, and whole % k of one.
-    return min(range(1, most + 1), key=lambda k: (whole // k + whole % k, k))
+    return most if problem.epoch_steps is None else fewest_runs(problem, most)
 
 
 class FusedEngine(TwinEngine):
@@ -285,7 +283,7 @@ class FusedEngine(TwinEngine):
             return self._program(steps, rows)
         try:
             return self._program(steps, None)
-        except _REFUSALS:
+        except REFUSALS:
             return self._program(steps, rows)
 
     def versions(self, which: Sequence[int]) -> dict[Key, Value]:

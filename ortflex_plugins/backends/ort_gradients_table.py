@@ -101,11 +101,40 @@ def _pow(view: View) -> str | None:
     return None
 
 
-def _div(view: View) -> str | None:
+def _if(wrong: Callable[[View], bool], text: str) -> Condition:
+    """The condition with one problem."""
+    return lambda view: text if wrong(view) else None
+
+
+_div = _if(
     # The gradient is a function that onnxruntime inlines after it has placed the updates.
-    if view.active == {0, 1} and view.node.input[0] in view.parameters:
-        return "TrainingSession updates the numerator before the denominator's gradient has read it"
-    return None
+    lambda view: view.active == {0, 1} and view.node.input[0] in view.parameters,
+    "TrainingSession updates the numerator before the denominator's gradient has read it",
+)
+_gemm = _if(
+    lambda view: 2 in view.active and view.rank(2) in (None, 0),
+    "the gradient of a scalar C has the wrong shape",
+)
+_transpose = _if(
+    lambda view: not view.attribute("perm"),
+    "the builder of 1.19 fails without the attribute perm",
+)
+_mean = _if(
+    lambda view: view.opset >= 18 and not view.attribute("keepdims", 1) and view.has(1),
+    "its gradient is wrong with keepdims=0 at opset 18 and newer",
+)
+_norm = _if(lambda view: not view.attribute("keepdims", 1), "its gradient is wrong with keepdims=0")
+_split = _if(
+    lambda view: not view.used.issuperset(view.node.output),
+    "its gradient has the wrong shape where an output is not used",
+)
+_gelu = _if(
+    lambda view: view.attribute("approximate", "none") != "none",
+    "the builder uses the derivative of the exact Gelu",
+)
+_cast = _if(
+    lambda view: view.attribute("to") not in FLOATS, "only casts between floats have a gradient"
+)
 
 
 def _matmul(view: View) -> str | None:
@@ -115,18 +144,6 @@ def _matmul(view: View) -> str | None:
     if 1 in ranks and ranks != (1, 2):
         return "its gradient is wrong where an input is a vector"
     return None
-
-
-def _gemm(view: View) -> str | None:
-    if 2 in view.active and view.rank(2) in (None, 0):
-        return "the gradient of a scalar C has the wrong shape"
-    return None
-
-
-def _transpose(view: View) -> str | None:
-    return (
-        None if view.attribute("perm") else "the builder of 1.19 fails without the attribute perm"
-    )
 
 
 def _where(view: View) -> str | None:
@@ -145,18 +162,6 @@ def _whole(shape: Shape | None, result: Shape | None) -> bool:
         return False
     batch = bool(shape) and not isinstance(shape[0], int) and not isinstance(result[0], int)
     return same(shape[1:], result[1:]) if batch else same(shape, result)
-
-
-def _mean(view: View) -> str | None:
-    if view.opset >= 18 and not view.attribute("keepdims", 1) and view.has(1):
-        return "its gradient is wrong with keepdims=0 at opset 18 and newer"
-    return None
-
-
-def _norm(view: View) -> str | None:
-    if not view.attribute("keepdims", 1):
-        return "its gradient is wrong with keepdims=0"
-    return None
 
 
 def _plain_padding(view: View) -> str | None:
@@ -241,12 +246,6 @@ def _first_output_only(view: View) -> str | None:
     return f"its output {others[0]!r} has no gradient" if others else None
 
 
-def _split(view: View) -> str | None:
-    if all(o in view.used for o in view.node.output):
-        return None
-    return "its gradient has the wrong shape where an output is not used"
-
-
 def _slice(view: View) -> str | None:
     steps = view.constant(4)
     if view.has(4) and (steps is None or (steps < 0).any()):
@@ -264,16 +263,6 @@ def _pad(view: View) -> str | None:
 def _scatter(view: View) -> str | None:
     reduction = view.attribute("reduction", "none")
     return None if reduction == "none" else f"its gradient is wrong with reduction={reduction!r}"
-
-
-def _gelu(view: View) -> str | None:
-    if view.attribute("approximate", "none") == "none":
-        return None
-    return "the builder uses the derivative of the exact Gelu"
-
-
-def _cast(view: View) -> str | None:
-    return None if view.attribute("to") in FLOATS else "only casts between floats have a gradient"
 
 
 TABLE: Mapping[str, Entry] = {

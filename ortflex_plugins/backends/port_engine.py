@@ -23,7 +23,8 @@ class PortEngine(DeviceEngine):
     """An engine that reads and writes its state by ports.
 
     ``_parameters`` and ``_statistics`` are the ports by the names of their tensors, ``_step`` is the
-    number of finished steps. A subclass sets ``_copies`` to None when the state changes.
+    number of finished steps, ``_runs`` that of calls. A subclass sets ``_copies`` to None when the state
+    changes.
     """
 
     def __init__(self, problem: Problem, device: Device) -> None:
@@ -32,6 +33,7 @@ class PortEngine(DeviceEngine):
         self._statistics = {n: Port("buffer", of=n) for n in problem.buffers}
         self._copies: dict[str, Value] | None = None
         """The state in memory that onnxruntime reads; None if it is not the current one."""
+        self._runs = 0
 
     @property
     def _now(self) -> Mapping[str, Value]:
@@ -74,3 +76,6 @@ class PortEngine(DeviceEngine):
         own = {n: a for n, a in slots.items() if n != "step"}
         self._write(own, self.problem.slot_ports, "optimizer slot")
         self._step = int(slots.get("step", self._step))
+
+    def counters(self) -> dict[str, int]:
+        return {"steps": self._step, "runs": self._runs}

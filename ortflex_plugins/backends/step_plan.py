@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -13,8 +13,11 @@ from ortflex_core import (
     Batch,
     Block,
     Device,
+    GraphError,
     HostVector,
     Key,
+    NoGradientRule,
+    NotDifferentiable,
     Port,
     Problem,
     Program,
@@ -22,12 +25,28 @@ from ortflex_core import (
     Value,
 )
 
+REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
+"""Errors of a problem whose step has no graph."""
+
 
 def check_steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     """The validator of a backend's ``steps_per_run``."""
     if value != "auto" and (type(value) is not int or value < 1):
         name = f"{type(instance).__name__}.{attribute.name}"
         raise ValueError(f"{name} must be 'auto' or an integer >= 1, got {value!r}")
+
+
+def fewest_runs(problem: Problem, most: int) -> int:
+    """The steps of a run, ``most`` at most, with which an epoch of known length has the fewest runs."""
+    whole = (problem.epoch_steps or 0) // problem.updating.accumulate
+    # An epoch is whole // k runs of k steps, and whole % k of one.
+    return min(range(1, most + 1), key=lambda k: (whole // k + whole % k, k))
+
+
+def split(batches: Sequence[Batch], steps: int, size: int) -> Iterator[Sequence[Batch]]:
+    """The batches of each of ``steps`` steps: ``size`` of them, the last step may have fewer."""
+    for k in range(steps):
+        yield [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))]
 
 
 class StepPlan:

@@ -345,7 +345,7 @@ def _if(holds: Callable[[Call], bool], formula: _Rule) -> _Rule:
     return lambda c, *values: formula(c, *values) if holds(c) else None
 
 
-def _unit(c: Call, x: str) -> str:
+def _unit(c: Call, x: str) -> str | None:
     """A number clipped to 0 … 1."""
     return _clip(c, x, c.number(0), c.number(1))
 

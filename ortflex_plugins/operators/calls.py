@@ -99,10 +99,22 @@ class Table:
 
         return register
 
+    def update(self, functions: Mapping[str, Operator]) -> None:
+        """Register functions by the names of operators; they read every attribute."""
+        for name, function in functions.items():
+            self(name)(function)
+
 
 def axis_of(axis: int, rank: int) -> int:
     """An axis counted from the front."""
     return axis + rank if axis < 0 else axis
+
+
+def along(values: Any, axis: int, rank: int) -> Value:
+    """A vector along one axis of an array with this number of axes."""
+    shape = [1] * rank
+    shape[axis] = -1
+    return values.reshape(shape)
 
 
 def is_float(value: Value) -> bool:

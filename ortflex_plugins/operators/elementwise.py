@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core import numpy_dtype
-from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value, is_float
+from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value, along, is_float
 
 TABLE = Table()
 
@@ -71,14 +71,39 @@ def _same(c: Call, *values: Value) -> Value:
     return getattr(c.xp, _SAME[c.name])(*values)
 
 
-@TABLE("Identity")
-def _identity(c: Call, x: Value) -> Value:
-    return x
+def _number(c: Call, x: Value, name: str, default: float) -> Value:
+    """An attribute in the type of a tensor."""
+    return c.xp.asarray(c.get(name, default), x.dtype)
 
 
-@TABLE("Reciprocal")
-def _reciprocal(c: Call, x: Value) -> Value:
-    return c.xp.asarray(1, x.dtype) / x
+def _softplus(c: Call, x: Value) -> Value:
+    return c.xp.maximum(x, c.xp.zeros((), x.dtype)) + c.xp.log1p(c.xp.exp(-c.xp.abs(x)))
+
+
+TABLE.update(
+    {
+        "Identity": lambda c, x: x,
+        "Reciprocal": lambda c, x: c.xp.asarray(1, x.dtype) / x,
+        "Mod": lambda c, a, b: c.xp.fmod(a, b) if c.get("fmod", 0) else c.xp.mod(a, b),
+        "Cast": lambda c, x: _converted(c, x, numpy_dtype(c.get("to"))),
+        "CastLike": lambda c, x, like: _converted(c, x, like.dtype),
+        "Erf": lambda c, x: c.forms.erf(x),
+        "Relu": lambda c, x: c.xp.maximum(x, c.xp.zeros((), x.dtype)),
+        "LeakyRelu": lambda c, x: c.xp.where(x >= 0, x, x * _number(c, x, "alpha", 0.01)),
+        "PRelu": lambda c, x, slope: c.xp.where(x >= 0, x, x * slope),
+        "ThresholdedRelu": lambda c, x: c.xp.where(
+            x > _number(c, x, "alpha", 1.0), x, c.xp.zeros_like(x)
+        ),
+        "HardSigmoid": lambda c, x: c.xp.clip(
+            x * _number(c, x, "alpha", 0.2) + _number(c, x, "beta", 0.5), 0, 1
+        ),
+        "HardSwish": lambda c, x: x * c.xp.clip(x / 6 + c.xp.asarray(0.5, x.dtype), 0, 1),
+        "Softplus": _softplus,
+        "Softsign": lambda c, x: x / (1 + c.xp.abs(x)),
+        "Swish": lambda c, x: x * sigmoid(c, x * _number(c, x, "alpha", 1.0)),
+        "Mish": lambda c, x: x * c.xp.tanh(_softplus(c, x)),
+    }
+)
 
 
 @TABLE("Div")
@@ -88,11 +113,6 @@ def _div(c: Call, a: Value, b: Value) -> Value:
     # Integers are divided towards zero.
     down = a // b
     return c.xp.where((a % b != 0) & ((a < 0) != (b < 0)), down + 1, down).astype(a.dtype)
-
-
-@TABLE("Mod")
-def _mod(c: Call, a: Value, b: Value) -> Value:
-    return c.xp.fmod(a, b) if c.get("fmod", 0) else c.xp.mod(a, b)
 
 
 @TABLE("Pow")
@@ -121,16 +141,6 @@ def _bit_shift(c: Call, a: Value, b: Value) -> Value:
     return c.xp.where(b < width, c.xp.right_shift(a, inside), beyond)
 
 
-@TABLE("Cast")
-def _cast(c: Call, x: Value) -> Value:
-    return _converted(c, x, numpy_dtype(c.get("to")))
-
-
-@TABLE("CastLike")
-def _cast_like(c: Call, x: Value, like: Value) -> Value:
-    return _converted(c, x, like.dtype)
-
-
 def _converted(c: Call, x: Value, dtype: Any) -> Value:
     for kind in (x.dtype, np.dtype(dtype)):
         if kind.name not in _TYPES:
@@ -157,58 +167,12 @@ def _clip(c: Call, x: Value, low: Value = None, high: Value = None) -> Value:
 # Activations -------------------------------------------------------------------------------------
 
 
-@TABLE("Erf")
-def _erf(c: Call, x: Value) -> Value:
-    return c.forms.erf(x)
-
-
-@TABLE("Relu")
-def _relu(c: Call, x: Value) -> Value:
-    return c.xp.maximum(x, c.xp.zeros((), x.dtype))
-
-
 @TABLE("Sigmoid")
 def sigmoid(c: Call, x: Value) -> Value:
     """1 / (1 + e⁻ˣ), without an overflow."""
     small = c.xp.exp(-c.xp.abs(x))
     one = c.xp.asarray(1, x.dtype)
     return c.xp.where(x >= 0, one / (one + small), small / (one + small))
-
-
-@TABLE("Softplus")
-def _softplus(c: Call, x: Value) -> Value:
-    return c.xp.maximum(x, c.xp.zeros((), x.dtype)) + c.xp.log1p(c.xp.exp(-c.xp.abs(x)))
-
-
-@TABLE("Softsign")
-def _softsign(c: Call, x: Value) -> Value:
-    return x / (1 + c.xp.abs(x))
-
-
-@TABLE("HardSigmoid")
-def _hard_sigmoid(c: Call, x: Value) -> Value:
-    alpha, beta = c.get("alpha", 0.2), c.get("beta", 0.5)
-    return c.xp.clip(x * c.xp.asarray(alpha, x.dtype) + c.xp.asarray(beta, x.dtype), 0, 1)
-
-
-@TABLE("HardSwish")
-def _hard_swish(c: Call, x: Value) -> Value:
-    return x * c.xp.clip(x / 6 + c.xp.asarray(0.5, x.dtype), 0, 1)
-
-
-@TABLE("LeakyRelu")
-def _leaky(c: Call, x: Value) -> Value:
-    return c.xp.where(x >= 0, x, x * c.xp.asarray(c.get("alpha", 0.01), x.dtype))
-
-
-@TABLE("PRelu")
-def _prelu(c: Call, x: Value, slope: Value) -> Value:
-    return c.xp.where(x >= 0, x, x * slope)
-
-
-@TABLE("ThresholdedRelu")
-def _thresholded(c: Call, x: Value) -> Value:
-    return c.xp.where(x > c.xp.asarray(c.get("alpha", 1.0), x.dtype), x, c.xp.zeros_like(x))
 
 
 @TABLE("Elu", "Selu", "Celu")
@@ -224,16 +188,6 @@ def _elu(c: Call, x: Value) -> Value:
     return c.xp.where(x > 0, c.xp.asarray(gamma, x.dtype) * x, below)
 
 
-@TABLE("Mish")
-def _mish(c: Call, x: Value) -> Value:
-    return x * c.xp.tanh(_softplus(c, x))
-
-
-@TABLE("Swish")
-def _swish(c: Call, x: Value) -> Value:
-    return x * sigmoid(c, x * c.xp.asarray(c.get("alpha", 1.0), x.dtype))
-
-
 @TABLE("Gelu")
 def _gelu(c: Call, x: Value) -> Value:
     half, one = c.xp.asarray(0.5, x.dtype), c.xp.asarray(1, x.dtype)
@@ -245,7 +199,7 @@ def _gelu(c: Call, x: Value) -> Value:
 
 @TABLE("Shrink")
 def _shrink(c: Call, x: Value) -> Value:
-    bound, bias = (c.xp.asarray(c.get(n, d), x.dtype) for n, d in (("lambd", 0.5), ("bias", 0.0)))
+    bound, bias = _number(c, x, "lambd", 0.5), _number(c, x, "bias", 0.0)
     zero = c.xp.zeros_like(x)
     return c.xp.where(x < -bound, x + bias, c.xp.where(x > bound, x - bias, zero))
 
@@ -263,10 +217,8 @@ def _quantize(c: Call, x: Value, scale: Value, zero: Value = None) -> Value:
         raise NotTranslatable(f"{c.name} by blocks")
     axis = c.get("axis", 1)
     if scale.ndim == 1 and x.ndim:
-        shape = [1] * x.ndim
-        shape[axis] = scale.shape[0]
-        scale = scale.reshape(shape)
-        zero = None if zero is None else zero.reshape(shape)
+        scale = along(scale, axis, x.ndim)
+        zero = None if zero is None else along(zero, axis, x.ndim)
     if c.name == "DequantizeLinear":
         if c.get("output_dtype", 0):
             raise NotTranslatable("DequantizeLinear with output_dtype")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_plugins.operators.calls import Call, Table, Value, axis_of
+from ortflex_plugins.operators.calls import Call, Table, Value, along, axis_of
 
 TABLE = Table()
 
@@ -26,11 +26,7 @@ def _gather(c: Call, x: Value, index: Value) -> Value:
 
 def _grid(c: Call, index: Value, axis: int) -> tuple[Any, ...]:
     """The full index of every element of ``index``, which replaces the position along an axis."""
-    places: list[Any] = []
-    for k, size in enumerate(index.shape):
-        shape = [1] * index.ndim
-        shape[k] = size
-        places.append(np.arange(size).reshape(shape))
+    places = [along(np.arange(n), k, index.ndim) for k, n in enumerate(index.shape)]
     places[axis] = index
     return tuple(places)
 
@@ -56,11 +52,7 @@ def _last(c: Call, x: Value, index: Value, first: int) -> tuple[Any, ...]:
 @TABLE("GatherND")
 def _gather_nd(c: Call, x: Value, index: Value) -> Value:
     front = c.get("batch_dims", 0)
-    grid: list[Any] = []
-    for k in range(front):
-        shape = [1] * (index.ndim - 1)
-        shape[k] = x.shape[k]
-        grid.append(np.arange(x.shape[k]).reshape(shape))
+    grid = [along(np.arange(x.shape[k]), k, index.ndim - 1) for k in range(front)]
     return x[(*grid, *_last(c, x, index, front))]
 
 
@@ -75,7 +67,5 @@ def _one_hot(c: Call, index: Value, depth: Value, values: Value) -> Value:
     axis = axis_of(c.get("axis", -1), index.ndim + 1)
     own = c.xp.expand_dims(index, axis)
     own = c.xp.where(own < 0, own + count, own)
-    shape = [1] * (index.ndim + 1)
-    shape[axis] = count
-    hot = own == np.arange(count).reshape(shape).astype(own.dtype)
+    hot = own == along(np.arange(count), axis, index.ndim + 1).astype(own.dtype)
     return c.xp.where(hot, values[1], values[0])

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value
+from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value, along
 
 TABLE = Table()
 
@@ -50,20 +50,18 @@ def _gemm(c: Call, a: Value, b: Value, bias: Value = None) -> Value:
     return out + (bias if beta == 1 else bias * c.xp.asarray(beta, out.dtype))
 
 
-@TABLE("Einsum")
-def _einsum(c: Call, *values: Value) -> Value:
-    return c.xp.einsum(c.get("equation").replace(" ", ""), *values)
-
-
-@TABLE("Det")
-def _det(c: Call, x: Value) -> Value:
-    return c.xp.linalg.det(x)
+TABLE.update(
+    {
+        "Einsum": lambda c, *values: c.xp.einsum(c.get("equation").replace(" ", ""), *values),
+        "Det": lambda c, x: c.xp.linalg.det(x),
+    }
+)
 
 
 # Windows -----------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Windows:
     """The windows over the last axes of a tensor."""
 
@@ -84,10 +82,6 @@ class Windows:
             slice(k * d, k * d + (n - 1) * s + 1, s)
             for k, d, s, n in zip(tap, self.dilations, self.strides, self.places, strict=True)
         )
-
-    def extents(self) -> tuple[int, ...]:
-        """The number of elements from the first to the last of a window."""
-        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
 
 def windows(c: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
@@ -114,13 +108,7 @@ def windows(c: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
             count += 1  # one that begins inside; its end is padded
             pads[k] = (pads[k][0], pads[k][1] + s - room % s)
         places.append(count)
-    return Windows(
-        kernel=tuple(kernel),
-        strides=tuple(strides),
-        dilations=tuple(dilations),
-        pads=tuple(pads),
-        places=tuple(places),
-    )
+    return Windows(*map(tuple, (kernel, strides, dilations, pads, places)))
 
 
 def padded(c: Call, x: Value, w: Windows, value: float) -> Value:
@@ -168,9 +156,7 @@ def _places(w: Windows, tap: Sequence[int], sizes: Sequence[int], by_column: int
     for axis in order:
         own = np.arange(w.places[axis], dtype=np.int64) * w.strides[axis]
         own = own + tap[axis] * w.dilations[axis] - w.pads[axis][0]
-        shape = [1] * len(sizes)
-        shape[axis] = -1
-        out = out + own.reshape(shape) * factor
+        out = out + along(own, axis, len(sizes)) * factor
         factor *= sizes[axis]
     return out
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value, axis_of
+from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value, along, axis_of
 
 TABLE = Table()
 
@@ -121,10 +121,8 @@ def _softmax(c: Call, x: Value) -> Value:
 def _hardmax(c: Call, x: Value) -> Value:
     flat, axis = _two_dimensional(c, x)
     top = c.xp.expand_dims(c.xp.argmax(flat, axis=axis), axis)
-    places = np.arange(flat.shape[axis])
-    shape = [1] * flat.ndim
-    shape[axis] = -1
-    return (places.reshape(shape) == top).astype(x.dtype).reshape(x.shape)
+    places = along(np.arange(flat.shape[axis]), axis, flat.ndim)
+    return (places == top).astype(x.dtype).reshape(x.shape)
 
 
 @TABLE("TopK", attributes=("sorted",))

@@ -12,14 +12,14 @@ from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value,
 TABLE = Table()
 
 
-@TABLE("Shape")
-def _shape(c: Call, x: Value) -> Value:
-    return np.asarray(x.shape[c.get("start", 0) : c.get("end")], np.int64)
-
-
-@TABLE("Size")
-def _size(c: Call, x: Value) -> Value:
-    return np.asarray(x.size, np.int64)
+TABLE.update(
+    {
+        "Shape": lambda c, x: np.asarray(x.shape[c.get("start", 0) : c.get("end")], np.int64),
+        "Size": lambda c, x: np.asarray(x.size, np.int64),
+        "Transpose": lambda c, x: c.xp.transpose(x, c.get("perm")),
+        "Tile": lambda c, x, repeats: c.xp.tile(x, c.numbers(repeats, "repeats")),
+    }
+)
 
 
 @TABLE("Constant")
@@ -87,11 +87,6 @@ def _unsqueeze(c: Call, *inputs: Value) -> Value:
     return x.reshape(shape)
 
 
-@TABLE("Transpose")
-def _transpose(c: Call, x: Value) -> Value:
-    return c.xp.transpose(x, c.get("perm"))
-
-
 @TABLE("Concat", attributes=("axis",))
 def _concat(c: Call, *values: Value) -> Value:
     return c.xp.concatenate(values, axis=c.get("axis", 1)) if len(values) > 1 else values[0]
@@ -135,11 +130,6 @@ def _slice(c: Call, *inputs: Value) -> Value:
 def _expand(c: Call, x: Value, shape: Value) -> Value:
     sizes = np.broadcast_shapes(x.shape, tuple(c.numbers(shape, "shape")))
     return c.xp.broadcast_to(x, sizes)
-
-
-@TABLE("Tile")
-def _tile(c: Call, x: Value, repeats: Value) -> Value:
-    return c.xp.tile(x, c.numbers(repeats, "repeats"))
 
 
 @TABLE("Pad")

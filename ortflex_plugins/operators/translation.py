@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -40,6 +40,7 @@ DECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The attributes of operators that their functions need not read."""
 _KNOWN = NumpyForms()
+M, T = TypeVar("M"), TypeVar("T")
 
 
 class Translation:
@@ -88,17 +89,14 @@ class _Model:
     def __init__(self, proto: onnx.ModelProto, forms: Any) -> None:
         self.proto, self.forms = proto, forms
         self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-        self._attributes: dict[int, dict[str, Any]] = {}
-        self._not_default: dict[int, frozenset[str]] = {}
-        self._constants: dict[int, dict[str, Value]] = {}
-        self._bodies: dict[Any, onnx.FunctionProto | None] = {}
+        self._known: dict[tuple[Any, int], Any] = {}
         self._alive: list[Any] = []
 
     def run(
         self, graph: GraphProto, feeds: Mapping[str, Value], outer: Mapping[str, Value]
     ) -> list[Value]:
         """The outputs of a graph; ``outer`` are values of the graphs around it."""
-        values = {**outer, **self._initializers(graph), **feeds}
+        values = {**outer, **self._once(_initializers, graph), **feeds}
         self._nodes(graph.node, values)
         return [values[o.name] for o in graph.output]
 
@@ -122,21 +120,21 @@ class _Model:
             return values
         return {**values, names[0]: self.forms.after(values[names[0]], gate)}
 
-    def _initializers(self, graph: GraphProto) -> dict[str, Value]:
-        key = id(graph)
-        if key not in self._constants:
-            self._alive.append(graph)
-            self._constants[key] = {
-                t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer
-            }
-        return self._constants[key]
+    def _once(self, read: Callable[[M], T], message: M) -> T:
+        """What a function reads from a graph or a node, which is kept alive, because its id is the key."""
+        key = (read, id(message))
+        if key not in self._known:
+            self._alive.append(message)
+            self._known[key] = read(message)
+        found: T = self._known[key]
+        return found
 
     def _node(self, node: NodeProto, values: dict[str, Value]) -> Sequence[Value]:
         inputs = [values[name] if name else None for name in node.input]
         function = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         if function is None:
             return self._by_body(node, inputs)
-        attributes = self._settings(node)
+        attributes = self._once(_settings, node)
         known = all(isinstance(v, np.ndarray) for v in inputs if v is not None)
         outputs = len(node.output)
         while outputs > 1 and not node.output[outputs - 1]:
@@ -164,7 +162,8 @@ class _Model:
         else:
             result = function(call, *inputs)
         results = result if isinstance(result, tuple | list) else (result,)
-        if left := self._changed(node) - call.asked - set(DECLARED.get(node.op_type, ())):
+        changed = self._once(self._changed, node)
+        if left := changed - call.asked - set(DECLARED.get(node.op_type, ())):
             raise NotTranslatable(
                 f"the operator {node.op_type} with the attribute {min(left)!r} at another value than "
                 "its default"
@@ -193,19 +192,7 @@ class _Model:
 
     def _changed(self, node: NodeProto) -> frozenset[str]:
         """The attributes that are not at their defaults."""
-        key = id(node)
-        if key not in self._not_default:
-            self._alive.append(node)
-            changed = changed_attributes(node.attribute, node.op_type, self.opset)
-            self._not_default[key] = frozenset(changed)
-        return self._not_default[key]
-
-    def _settings(self, node: NodeProto) -> dict[str, Any]:
-        key = id(node)
-        if key not in self._attributes:
-            self._alive.append(node)
-            self._attributes[key] = {a.name: _value(a) for a in node.attribute}
-        return self._attributes[key]
+        return frozenset(changed_attributes(node.attribute, node.op_type, self.opset))
 
 
 class _Absent(dict[str, Value]):
@@ -213,6 +200,14 @@ class _Absent(dict[str, Value]):
 
     def __missing__(self, key: str) -> Value:
         return None
+
+
+def _initializers(graph: GraphProto) -> dict[str, Value]:
+    return {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+
+
+def _settings(node: NodeProto) -> dict[str, Any]:
+    return {a.name: _value(a) for a in node.attribute}
 
 
 def _is_traced(value: Value) -> bool:

@@ -112,7 +112,7 @@ ALLOWED = {
     "ortflex_plugins.flower.client._count": ("open", METHOD),
     "ortflex_plugins.pictures.figures._box": ("open", "a variable"),
     "ortflex_plugins.pictures.svg._box": ("open", "a variable"),
-    "ortflex_plugins.backends.agent_passes.Agent.__init__": ("InferenceSession", GIVEN),
+    "ortflex_plugins.backends.training_agent.Agent.__init__": ("InferenceSession", GIVEN),
     "ortflex_plugins.pictures.measure.profiled": ("read_text InferenceSession", OWN),
     "ortflex_plugins.cli.predict._encode": ("ZipFile open", "bytes in memory"),
     "ortflex_plugins.cli.new_flower_app.project.filled": ("read_text", PART),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ortflex_core import Backend, Device, Problem, Runtime, setting
-from ortflex_plugins.backends.step_plan import check_steps
+from ortflex_plugins.backends.step_plan import REFUSALS, check_steps
 from ortflex_plugins.c.compiler import obstacle
 from ortflex_plugins.operators.calls import NotTranslatable
 
@@ -51,7 +51,7 @@ class CBackend(Backend):
         return [] if reason is None else [reason]
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
-        from ortflex_plugins.backends.c.steps import REFUSALS, part_of
+        from ortflex_plugins.backends.c.steps import part_of
 
         if device.name != "cpu":
             return [f"it computes on the CPU, not on device={device.name!r}"]

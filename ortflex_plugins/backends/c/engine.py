@@ -24,19 +24,11 @@ from ortflex_core import (
     check_state,
     first_not_finite,
 )
-from ortflex_plugins.backends.c.steps import (
-    Compiled,
-    aligned,
-    layout_of,
-    part_of,
-    views,
-)
+from ortflex_plugins.backends.c.steps import Compiled, aligned, layout_of, part_of, views
 from ortflex_plugins.backends.epoch_runs import Cost, Costs, RunNumbers, steps_per_run
 from ortflex_plugins.backends.port_engine import PortEngine, first_state
+from ortflex_plugins.backends.step_plan import split
 from ortflex_plugins.operators.calls import NotTranslatable
-
-_COLUMNS_KEPT = 8
-"""Arrays of columns whose addresses are kept."""
 
 
 class CEngine(PortEngine):
@@ -60,7 +52,6 @@ class CEngine(PortEngine):
         self._compiled: dict[tuple[str, int | None], Compiled] = {}
         self._data: dict[int, tuple[Any, tuple[Array, ...]]] = {}
         self._frozen: dict[Key, Array] = {}
-        self._runs = 0
         alone = problem.updating.accumulate == 1
         self._function("step" if alone else "gradient", problem.batch_size)
 
@@ -87,12 +78,8 @@ class CEngine(PortEngine):
                 for batch, rate in zip(batches, rates, strict=True)
             ]
         else:
-            parts = [
-                self._several(
-                    [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))], r
-                )
-                for k, r in enumerate(rates)
-            ]
+            steps = zip(split(batches, len(rates), size), rates, strict=True)
+            parts = [self._several(own, rate) for own, rate in steps]
         return parts[0] if len(parts) == 1 else Costs(parts)
 
     def _run(
@@ -237,7 +224,7 @@ class CEngine(PortEngine):
         return graphs | {p.name: p for p in self.evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:
-        return {"steps": self._step, "runs": self._runs, "compiled": len(self._compiled)}
+        return {**super().counters(), "compiled": len(self._compiled)}
 
     def close(self) -> None:
         self._compiled.clear()

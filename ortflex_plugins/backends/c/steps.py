@@ -11,10 +11,7 @@ import numpy as np
 
 from ortflex_core import (
     Array,
-    GraphError,
     Key,
-    NoGradientRule,
-    NotDifferentiable,
     Port,
     Problem,
     Program,
@@ -30,7 +27,6 @@ from ortflex_plugins.c.compiler import find_compiler, load_library
 from ortflex_plugins.c.generator import Generated, Layout, Memory, generate
 from ortflex_plugins.c.products import Machine
 
-REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
 MOST_FLOPS = 2e8
 """Operations of a step's products: beyond, onnxruntime's products are faster."""
 

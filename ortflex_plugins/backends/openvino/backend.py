@@ -11,19 +11,15 @@ import attrs
 from ortflex_core import (
     Backend,
     Device,
-    GraphError,
     HostEngine,
-    NoGradientRule,
-    NotDifferentiable,
     Problem,
     Runtime,
     Unsupported,
     install_command,
     setting,
 )
-from ortflex_plugins.backends.step_plan import check_steps
+from ortflex_plugins.backends.step_plan import REFUSALS, check_steps
 
-_REFUSALS = (NoGradientRule, NotDifferentiable, GraphError, Unsupported)
 _PRECISIONS = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """Values of the option, and the capability that a processor needs, in OpenVINO's terms."""
 
@@ -123,7 +119,7 @@ class OpenVinoBackend(Backend):
             if problem.updating.accumulate > 1 and (reasons := HostEngine.reasons(problem)):
                 return reasons
             check_problem(problem, self._hints(), self._steps())
-        except _REFUSALS as error:
+        except (*REFUSALS, Unsupported) as error:
             return [str(error)]
         return []
 

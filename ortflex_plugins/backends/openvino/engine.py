@@ -202,7 +202,7 @@ class OpenVinoEngine(PortEngine):
         self._known = True
         """Whether the arrays have the current state."""
         self._kept: dict[Key, Array] = {}
-        self._kept_step = self._runs = 0
+        self._kept_step = 0
         self.steps_per_run = usual_steps(problem) if steps is None else steps
 
     # Training ----------------------------------------------------------------------------------
@@ -306,9 +306,6 @@ class OpenVinoEngine(PortEngine):
             label = "step" if rows == self.problem.batch_size else f"step-{rows}-rows"
             graphs[f"{label}-{steps}-at-once" if steps > 1 else label] = plan.program
         return graphs | {p.name: p for p in self.evaluator.programs.values()}
-
-    def counters(self) -> dict[str, int]:
-        return {"steps": self._step, "runs": self._runs}
 
     def close(self) -> None:
         self._fetch()

@@ -11,19 +11,14 @@ import numpy as np
 from ortflex_core import (
     Backend,
     Device,
-    GraphError,
-    NoGradientRule,
-    NotDifferentiable,
     Problem,
     Runtime,
     install_command,
     numpy_dtype,
     setting,
 )
-from ortflex_plugins.backends.step_plan import check_steps
+from ortflex_plugins.backends.step_plan import REFUSALS, check_steps
 from ortflex_plugins.operators.calls import NotTranslatable
-
-_REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
 
 
 def _platform(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -88,7 +83,7 @@ class XlaBackend(Backend):
             _trace(problem)
         except NotTranslatable as error:
             return [f"it cannot translate {error}"]
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return [str(error)]
         return []
 

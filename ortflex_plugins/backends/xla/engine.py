@@ -29,11 +29,8 @@ from ortflex_plugins.backends.epoch_runs import (
     steps_per_run,
 )
 from ortflex_plugins.backends.port_engine import PortEngine, first_state
-from ortflex_plugins.backends.xla.steps import (
-    StepFunction,
-    state_ports,
-    step_function,
-)
+from ortflex_plugins.backends.step_plan import split
+from ortflex_plugins.backends.xla.steps import StepFunction, state_ports, step_function
 
 _ROOM = 4 * 2**30
 """Up to this number of bytes, training data are copied to JAX; of larger data, each run gets its rows."""
@@ -64,7 +61,6 @@ class XlaEngine(PortEngine):
         self._compiled: dict[Any, Any] = {}
         self._frozen: dict[str, Any] = {}
         self._used: dict[Any, StepFunction] = {}
-        self._runs = 0
         self._numbers = RunNumbers[tuple[Any, ...]](problem)
 
     def _wide(self) -> Any:
@@ -84,8 +80,7 @@ class XlaEngine(PortEngine):
             if isinstance(batches, Block) and len(batches) == count * size and count > 1:
                 return self._run(batches, (batches.size,) * size, batches.denominators, rates)
             parts = []
-            for k, rate in enumerate(rates):
-                own = [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))]
+            for own, rate in zip(split(batches, count, size), rates, strict=True):
                 sizes = tuple(b.size for b in own)
                 whole = own[0] if len(own) == 1 else joined(own, "xla")
                 parts.append(self._run(whole, sizes, [b.denominators for b in own], [rate]))
@@ -200,9 +195,6 @@ class XlaEngine(PortEngine):
                 whole = set(sizes) == {self.problem.batch_size} or name == "update"
                 graphs[name if whole else f"{name}-{'-'.join(map(str, sizes))}-rows"] = program
         return graphs | {p.name: p for p in self.evaluator.programs.values()}
-
-    def counters(self) -> dict[str, int]:
-        return {"steps": self._step, "runs": self._runs}
 
     def close(self) -> None:
         self._used.clear()

@@ -11,10 +11,7 @@ import numpy as np
 from ortflex_core import (
     COLUMNS,
     Array,
-    GraphError,
     Key,
-    NoGradientRule,
-    NotDifferentiable,
     Port,
     Problem,
     Program,
@@ -25,6 +22,7 @@ from ortflex_core import (
     update_program,
 )
 from ortflex_plugins.backends.epoch_runs import PENALTY, HostNumbers
+from ortflex_plugins.backends.step_plan import REFUSALS
 from ortflex_plugins.backends.xla.namespaces import JaxForms
 from ortflex_plugins.operators.translation import Translation
 
@@ -282,7 +280,7 @@ def _sized(make: Any, problem: Problem, rows: int, whole: int) -> Program:
     """The program for batches of a size, shared by problems of one structure."""
     try:
         return _program(make, problem, rows if rows == whole else None)
-    except (NoGradientRule, NotDifferentiable, GraphError):
+    except REFUSALS:
         return _program(make, problem, rows)
 
 
