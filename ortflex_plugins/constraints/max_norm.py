@@ -1,4 +1,4 @@
-"""The constraint ``max_norm``."""
+"""Constraints in the graph: ``non_negative``, ``max_norm``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core import Constraint, GraphError, Ops, Tensor, hyper, number, setting
+
+
+@attrs.frozen(kw_only=True)
+class NonNegative(Constraint):
+    """Sets negative elements to zero: ``w ← max(w, 0)``.
+
+    >>> NonNegative().describe()
+    {'name': 'non_negative'}
+
+    Source: the projection step of projected gradient descent; ``keras.constraints.NonNeg``.
+    """
+
+    name: ClassVar[str] = "non_negative"
+
+    def apply(self, op: Ops, weight: Tensor) -> Tensor:
+        """``max(w, 0)``."""
+        return op.Relu(weight)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,13 +1,25 @@
-"""Shared by data sources: the division of arrays into inputs, labels and sample weights."""
+"""Shared by data sources: what arrays and columns are, inputs, labels or sample weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import abc
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from ortflex_core import MOST, Array, Columns, DataError, expected_count, is_count, suggest
+from ortflex_core import (
+    MOST,
+    Array,
+    Columns,
+    DataError,
+    DataSource,
+    expected_count,
+    is_count,
+    setting,
+    suggest,
+)
+from ortflex_plugins.data._features import check_fill
 
 DEFAULT_WEIGHT = "sample_weight"
 """The default name of sample weights. An array of this name is optional in a file; any other name is
@@ -86,3 +98,40 @@ def _weights(arrays: Mapping[str, Array], weight: Names | None) -> dict[str, str
     if weight is None or (weight == DEFAULT_WEIGHT and weight not in arrays):
         return {}
     return {DEFAULT_WEIGHT: weight} if isinstance(weight, str) else dict(weight)
+
+
+@attrs.frozen(kw_only=True)
+class TableSource(DataSource, abc.ABC):
+    """A table with columns of features, labels and weights."""
+
+    target: str | Sequence[str] | Mapping[str, str] = setting(
+        default="y", help="the label column, a list of columns, or {label = column}"
+    )
+    weight: str | None = setting(default=None, help="the column of sample weights")
+    fill: float | str | Mapping[str, float | str] | None = setting(
+        default=None,
+        validator=check_fill,
+        help="the replacement for missing features: 'median', a number, or {column = …}; without "
+        "it, a missing feature is an error, except in columns of strings",
+    )
+    input: str = setting(
+        default="X",
+        help="the model input that receives the columns; X works for any model with one input",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ListTableSource(TableSource, abc.ABC):
+    """A table whose cells may be lists."""
+
+    pad: float | None = setting(
+        default=None,
+        help="the value that is appended to shorter lists; without it, all lists of a column must "
+        "have the same length",
+    )
+    length: int | None = setting(
+        default=None,
+        validator=rows_or_none,
+        help="the length to which lists are padded if pad is set; by default, the length of the "
+        "longest list",
+    )

@@ -22,7 +22,7 @@ from ortflex_core import (
     setting,
     usual_buffer,
 )
-from ortflex_plugins.data._columns import rows_or_none
+from ortflex_plugins.data._columns import ListTableSource, rows_or_none
 from ortflex_plugins.data._features import (
     Features,
     Kind,
@@ -30,7 +30,6 @@ from ortflex_plugins.data._features import (
     is_kind,
     is_missing,
 )
-from ortflex_plugins.data._table_source import ListTableSource
 from ortflex_plugins.data._tables import (
     Padding,
     Plan,

@@ -26,9 +26,8 @@ from ortflex_core import (
     setting,
     suggest,
 )
-from ortflex_plugins.data._columns import DEFAULT_WEIGHT
+from ortflex_plugins.data._columns import DEFAULT_WEIGHT, TableSource
 from ortflex_plugins.data._features import Features, Kind, check_kinds, guessed
-from ortflex_plugins.data._table_source import TableSource
 
 _log = logging.getLogger("ortflex")
 _LONGEST = 1000

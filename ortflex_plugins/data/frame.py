@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ortflex_core import Columns, DataError, DataSource, setting, suggest
-from ortflex_plugins.data._columns import DEFAULT_WEIGHT
+from ortflex_plugins.data._columns import DEFAULT_WEIGHT, ListTableSource
 from ortflex_plugins.data._features import (
     Features,
     Kind,
@@ -17,7 +17,6 @@ from ortflex_plugins.data._features import (
     is_missing,
     padded,
 )
-from ortflex_plugins.data._table_source import ListTableSource
 
 
 def _frame(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor
-from ortflex_plugins.decompositions._activations import activated
+from ortflex_plugins.decompositions.matmul import activated
 
 DECOMPOSITIONS = Decompositions()
 

@@ -1,8 +1,8 @@
-"""A direction of a recurrent layer: its weights, its states before each step, and its cotangents."""
+"""Shared by the rules of recurrent layers: a direction of a layer, and loops over its time steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -13,9 +13,12 @@ from ortflex_core import (
     NoGradientRule,
     Ops,
     Tensor,
+    Trace,
+    build,
     full,
     known_size,
     known_sizes,
+    prefix_names,
     size_of,
     size_vector,
 )
@@ -171,3 +174,64 @@ def _inside(op: Ops, x: Tensor, lengths: Tensor | None) -> tuple[Tensor | None, 
     time = op.Unsqueeze(count, axes=[1, 2])
     ends = op.Unsqueeze(lengths, axes=[0, 2])
     return op.Less(time, ends), op.Less(time + 1, ends)
+
+
+Step = Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]
+
+# Values inside a subgraph may not have the name of one outside.
+_PREFIX = "scan/"
+
+
+def scan(
+    step: Step,
+    states: Sequence[Tensor],
+    items: Sequence[Tensor],
+    outer: Mapping[str, Tensor],
+    *,
+    backwards: bool,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Final states and stacked outputs of ``step(op, states, items, outer)`` along axis 0.
+
+    ``step`` returns the new states and its outputs; it has to read every state and item. Tensors
+    in ``outer`` are the same in all steps. With ``backwards``, the first step reads the last items; the
+    outputs of a step have the index of its items. States have the shape [batch, n], items
+    [steps, batch, n].
+    """
+    trace = items[0].trace
+    inner = Trace(trace.opsets)
+
+    def declare(name: str, tensor: Tensor, first: int) -> Tensor:
+        # The body of a Scan must know at least the number of dimensions.
+        shape = (None, None) if tensor.shape is None else tensor.shape[first:]
+        return inner.input(name, tensor.dtype, shape)
+
+    inner_states = [declare(f"state{k}", t, 0) for k, t in enumerate(states)]
+    inner_items = [declare(f"item{k}", t, 1) for k, t in enumerate(items)]
+    inner_outer = {name: inner.input(name, t.dtype, t.shape) for name, t in outer.items()}
+    new_states, stacked = step(inner.op, inner_states, inner_items, inner_outer)
+    outputs = {f"next{k}": t for k, t in enumerate(new_states)}
+    outputs |= {f"out{k}": t for k, t in enumerate(stacked)}
+    body = build(inner, outputs, name="step").proto().graph
+    inner_inputs = [i for i in body.input if i.name not in outer]
+    del body.input[:]
+    body.input.extend(inner_inputs)
+    prefix_names(body, _PREFIX, set())
+    size = None if items[0].shape is None else items[0].shape[0]
+    types = [(t.dtype, t.shape) for t in new_states]
+    types += [(t.dtype, None if t.shape is None else (size, *t.shape)) for t in stacked]
+    settings: dict[str, object] = {
+        "body": body,
+        "num_scan_inputs": len(items),
+        "scan_input_directions": [int(backwards)] * len(items),
+    }
+    if stacked:
+        settings["scan_output_directions"] = [int(backwards)] * len(stacked)
+    results = trace.node(
+        "Scan",
+        [*states, *items],
+        {name: onnx.helper.make_attribute(name, value) for name, value in settings.items()},
+        outputs=len(types),
+        captures={_PREFIX + name: tensor for name, tensor in outer.items()},
+        types=types,
+    )
+    return list(results[: len(states)]), list(results[len(states) :])

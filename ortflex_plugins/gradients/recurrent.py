@@ -18,8 +18,7 @@ import attrs
 
 from ortflex_core import Gradient, NodeView, Ops, Rules, Tensor, known_size, zeros_like
 from ortflex_plugins.gradients._activations import Activation, activations
-from ortflex_plugins.gradients._scan import scan
-from ortflex_plugins.gradients._sequences import Direction, directions, flat, previous, unflat
+from ortflex_plugins.gradients._sequences import Direction, directions, flat, previous, scan, unflat
 
 RULES = Rules()
 

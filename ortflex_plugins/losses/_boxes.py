@@ -103,16 +103,16 @@ def count(op: Ops, x: Tensor, axis: int) -> Tensor:
     )
 
 
+def numbered(op: Ops, x: Tensor, axis: int) -> Tensor:
+    """0, 1, … along an axis, as int64 [size]."""
+    return op.Range(op.constant(0), op.Squeeze(count(op, x, axis)), op.constant(1))
+
+
 def ranks(op: Ops, values: Tensor) -> Tensor:
     """The place of each value [N, A] among its row's in descending order; of equal ones, in order."""
     _, order = op.TopK(values, count(op, values, 1), axis=1, outputs=2)
-    places = op.Range(op.constant(0), op.Squeeze(count(op, values, 1)), op.constant(1))
+    places = numbered(op, values, 1)
     return op.ScatterElements(order, order, op.Expand(places, op.Shape(order)), axis=1)
-
-
-def as_float(op: Ops, flags: Tensor, like: Tensor) -> Tensor:
-    """Booleans as 0 and 1 of the type of another tensor."""
-    return op.Cast(flags, to=like.dtype)
 
 
 def class_numbers(op: Ops, labels: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ from ortflex_core import (
 BALANCED: Literal["balanced"] = "balanced"
 """The class weights n / (C · n_c) of n labels, n_c of them of class c, as in scikit-learn."""
 
+Tensors = Mapping[str, Tensor]
+Specs = Mapping[str, TensorSpec]
 ClassWeight = tuple[float, ...] | Literal["balanced"] | None
 
 

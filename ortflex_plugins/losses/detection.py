@@ -32,6 +32,7 @@ from ortflex_core import (
     shape_text,
 )
 from ortflex_plugins.losses import _boxes as geometry
+from ortflex_plugins.losses._classes import Specs, Tensors, is_class
 
 PADDING = -1
 """The class of a row that stands for no box."""
@@ -125,8 +126,31 @@ def _image_size(**settings: Any) -> Any:
     )
 
 
+# Fields whose defaults differ between the losses.
+
+
+def _least_score(default: float) -> Any:
+    text = "the score below which predicted boxes are discarded"
+    return setting(default=default, validator=number(ge=0, lt=1), help=text)
+
+
+def _most_overlap(default: float) -> Any:
+    text = "the IoU above which only the better of two predicted boxes of a class is kept"
+    return setting(default=default, validator=number(ge=0, le=1), help=text)
+
+
+def _factors(*default: float) -> Any:
+    text = "the factors of x, y, width and height in the encoded boxes"
+    return setting(default=default, converter=_numbers, validator=_positive(4), help=text)
+
+
+def _distance(default: str) -> Any:
+    text = "the regression loss of the encoded boxes"
+    return setting(default=default, validator=one_of("smooth_l1", "l1"), help=text)
+
+
 @attrs.frozen(kw_only=True)
-class DetectionLoss(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]], abc.ABC):
+class DetectionLoss(Loss[Tensors, Specs], abc.ABC):
     """What the losses of detection share: labels, the mean, and the boxes that a model predicts."""
 
     first_class: ClassVar[int] = 0
@@ -137,16 +161,8 @@ class DetectionLoss(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]], abc.AB
         validator=one_of("image", "batch"),
         help="whether the loss is normalized for each image separately or over the whole batch",
     )
-    score_thresh: float = setting(
-        default=0.05,
-        validator=number(ge=0, lt=1),
-        help="the score below which predicted boxes are discarded",
-    )
-    nms_thresh: float = setting(
-        default=0.5,
-        validator=number(ge=0, le=1),
-        help="the IoU above which only the better of two predicted boxes of a class is kept",
-    )
+    score_thresh: float = _least_score(0.05)
+    nms_thresh: float = _most_overlap(0.5)
     topk_candidates: int = setting(
         default=1000,
         validator=number(ge=1),
@@ -173,7 +189,7 @@ class DetectionLoss(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]], abc.AB
     def candidates(self, outputs: Mapping[str, Array]) -> tuple[Array, Array]:
         """The scores [N, A, C] and boxes [N, A, 4] of every place of the head."""
 
-    def label(self, predicted: Mapping[str, TensorSpec], given: TensorSpec | None) -> TensorSpec:
+    def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
         """Boxes and classes [N, M, 5], in the type of the scores."""
         shapes: dict[str, tuple[Any, ...]] = {}
         for key, spec in predicted.items():
@@ -197,7 +213,7 @@ class DetectionLoss(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]], abc.AB
                 )
         return TensorSpec("expected", predicted["logits"].dtype, (shapes["logits"][0], "boxes", 5))
 
-    def check_labels(self, predicted: Mapping[str, TensorSpec], labels: Array) -> None:
+    def check_labels(self, predicted: Specs, labels: Array) -> None:
         """Refuse empty boxes, boxes outside of the image, and classes that the head does not have."""
         shape = predicted["logits"].shape
         last = shape[-1] - 1 if shape is not None and isinstance(shape[-1], int) else math.inf
@@ -287,17 +303,8 @@ class AnchorLoss(DetectionLoss, abc.ABC):
         help="the height and width of the images, used to reject labels outside the image and to "
         "clip predicted boxes",
     )
-    box_weights: tuple[float, ...] = setting(
-        default=(1.0, 1.0, 1.0, 1.0),
-        converter=_numbers,
-        validator=_positive(4),
-        help="the factors of x, y, width and height in the encoded boxes",
-    )
-    box_loss: Literal["smooth_l1", "l1"] = setting(
-        default="l1",
-        validator=one_of("smooth_l1", "l1"),
-        help="the regression loss of the encoded boxes",
-    )
+    box_weights: tuple[float, ...] = _factors(1.0, 1.0, 1.0, 1.0)
+    box_loss: Literal["smooth_l1", "l1"] = _distance("l1")
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -352,10 +359,10 @@ class AnchorLoss(DetectionLoss, abc.ABC):
             op.Where(chosen, relative, 0.0),
         )
 
-    def per_sample(self, op: Ops, predicted: Mapping[str, Tensor], expected: Tensor) -> Tensor:
+    def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor) -> Tensor:
         """The losses of classes and boxes, divided by the number of matched anchors."""
         matches = self.matches(op, predicted["anchors"], expected)
-        count = op.ReduceSum(geometry.as_float(op, matches.found, expected), axes=[1], keepdims=0)
+        count = op.ReduceSum(op.Cast(matches.found, to=expected.dtype), axes=[1], keepdims=0)
         distance = op.Abs(predicted["boxes"] - matches.boxes)
         if self.box_loss == "smooth_l1":
             distance = op.Where(distance < 1.0, 0.5 * distance * distance, distance - 0.5)
@@ -420,34 +427,17 @@ class Ssd(AnchorLoss):
         validator=number(ge=0),
         help="the number of background anchors per matched anchor",
     )
-    box_weights: tuple[float, ...] = setting(
-        default=(10.0, 10.0, 5.0, 5.0),
-        converter=_numbers,
-        validator=_positive(4),
-        help="the factors of x, y, width and height in the encoded boxes",
-    )
-    box_loss: Literal["smooth_l1", "l1"] = setting(
-        default="smooth_l1",
-        validator=one_of("smooth_l1", "l1"),
-        help="the regression loss of the encoded boxes",
-    )
-    score_thresh: float = setting(
-        default=0.01,
-        validator=number(ge=0, lt=1),
-        help="the score below which predicted boxes are discarded",
-    )
-    nms_thresh: float = setting(
-        default=0.45,
-        validator=number(ge=0, le=1),
-        help="the IoU above which only the better of two predicted boxes of a class is kept",
-    )
+    box_weights: tuple[float, ...] = _factors(10.0, 10.0, 5.0, 5.0)
+    box_loss: Literal["smooth_l1", "l1"] = _distance("smooth_l1")
+    score_thresh: float = _least_score(0.01)
+    nms_thresh: float = _most_overlap(0.45)
 
     def assign(self, op: Ops, iou: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """IoU of at least the threshold; and the best anchor of each box, the last box deciding."""
         best = op.ArgMax(iou, axis=2, keepdims=1)
-        anchors = _numbered(op, iou, 2)
+        anchors = geometry.numbered(op, iou, 2)
         forced = op.And(op.Equal(anchors, best), op.ReduceMax(iou, axes=[2], keepdims=1) > 0.0)
-        boxes = op.Unsqueeze(_numbered(op, iou, 1), axes=[-1])
+        boxes = op.Unsqueeze(geometry.numbered(op, iou, 1), axes=[-1])
         last = op.ReduceMax(op.Where(forced, boxes, -1), axes=[1], keepdims=0)
         is_forced = op.GreaterOrEqual(last, 0)
         found = op.Or(is_forced, op.ReduceMax(iou, axes=[1], keepdims=0) >= self.fg_iou_thresh)
@@ -458,7 +448,7 @@ class Ssd(AnchorLoss):
         """Cross-entropy of the matched anchors and of the hardest of the others."""
         classes = op.Where(matches.found, matches.classes, 0)
         logs = op.LogSoftmax(logits, axis=-1)
-        chosen = op.Where(_is_class(op, logits, classes), logs, 0.0)
+        chosen = op.Where(is_class(op, logits, classes, -1), logs, 0.0)
         entropy = -op.ReduceSum(chosen, axes=[-1], keepdims=0)
         others = op.Where(matches.found, -math.inf, op.stop_gradient(entropy))
         rank = op.Cast(geometry.ranks(op, others), to=logits.dtype)
@@ -537,7 +527,7 @@ class RetinaNet(AnchorLoss):
     def assign(self, op: Ops, iou: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The two thresholds; and all best anchors of each box, each with its own best box."""
         top = op.ReduceMax(iou, axes=[2], keepdims=1)
-        rescued = geometry.as_float(op, op.And(op.Equal(iou, top), top > 0.0), iou)
+        rescued = op.Cast(op.And(op.Equal(iou, top), top > 0.0), to=iou.dtype)
         quality = op.ReduceMax(iou, axes=[1], keepdims=0)
         kept = op.ReduceMax(rescued, axes=[1], keepdims=0) > 0.5
         found = op.Or(quality >= self.fg_iou_thresh, kept)
@@ -546,10 +536,10 @@ class RetinaNet(AnchorLoss):
 
     def classification(self, op: Ops, logits: Tensor, matches: _Matches, count: Tensor) -> Tensor:
         """``−a·(1 − p)^gamma·log p`` of every class, p the probability of the right answer."""
-        hit = _is_class(op, logits, matches.classes)
+        hit = is_class(op, logits, matches.classes, -1)
         score = op.Where(hit, logits, -logits)
         entropy = op.Max(-score, 0.0) + op.Log(1 + op.Exp(-op.Abs(score)))
-        share = geometry.as_float(op, hit, logits)
+        share = op.Cast(hit, to=logits.dtype)
         weight = self.alpha * share + (1 - self.alpha) * (1 - share)
         focal = weight * entropy * op.Sigmoid(-score) ** self.gamma
         each = op.ReduceSum(focal, axes=[-1], keepdims=0)
@@ -626,16 +616,8 @@ class TaskAligned(DetectionLoss):
     dfl: float = hyper(
         default=1.5, validator=number(ge=0), help="the factor of the distribution focal loss"
     )
-    score_thresh: float = setting(
-        default=0.001,
-        validator=number(ge=0, lt=1),
-        help="the score below which predicted boxes are discarded",
-    )
-    nms_thresh: float = setting(
-        default=0.7,
-        validator=number(ge=0, le=1),
-        help="the IoU above which only the better of two predicted boxes of a class is kept",
-    )
+    score_thresh: float = _least_score(0.001)
+    nms_thresh: float = _most_overlap(0.7)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -677,7 +659,7 @@ class TaskAligned(DetectionLoss):
                     f"{self.image_size[0]}×{self.image_size[1]}; set image_size= and strides= of the head"
                 )
 
-    def per_sample(self, op: Ops, predicted: Mapping[str, Tensor], expected: Tensor) -> Tensor:
+    def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor) -> Tensor:
         """The three losses, weighted by the targets, divided by their sum."""
         logits, dtype = predicted["logits"], predicted["logits"].dtype
         sides = op.Reshape(predicted["boxes"], op.constant([0, 0, 4, _bins(predicted["boxes"])]))
@@ -692,7 +674,7 @@ class TaskAligned(DetectionLoss):
 
         found = target > 0.0
         labels = geometry.of_rows(op, expected, place)
-        hit = _is_class(op, logits, geometry.class_numbers(op, labels))
+        hit = is_class(op, logits, geometry.class_numbers(op, labels), -1)
         goal = op.Where(hit, op.Unsqueeze(target, axes=[-1]), 0.0)
         entropy = op.Max(logits, 0.0) - logits * goal + op.Log(1 + op.Exp(-op.Abs(logits)))
         classes = op.ReduceSum(entropy, axes=[1, 2], keepdims=0)
@@ -738,7 +720,7 @@ class TaskAligned(DetectionLoss):
         ones = op.Expand(op.Cast(op.constant(1.0), to=fit.dtype), op.Shape(first))
         among = op.And(op.ScatterElements(zeros, first, ones, axis=2) > 0.5, inside)
         place = op.ArgMax(op.Where(among, iou, -1.0), axis=1, keepdims=0)
-        numbers = op.Unsqueeze(_numbered(op, iou, 1), axes=[-1])
+        numbers = op.Unsqueeze(geometry.numbered(op, iou, 1), axes=[-1])
         own = op.And(among, op.Equal(numbers, op.Unsqueeze(place, axes=[1])))
         fit, iou = op.Where(own, fit, 0.0), op.Where(own, iou, 0.0)
         top = op.ReduceMax(fit, axes=[2], keepdims=1)
@@ -762,18 +744,6 @@ def _bins(boxes: Tensor) -> int:
     count = (boxes.shape or (None,))[-1]
     assert isinstance(count, int)  # check_heads() refuses an unknown number
     return count // 4
-
-
-def _is_class(op: Ops, logits: Tensor, classes: Tensor) -> Tensor:
-    """Booleans [N, A, K]: where the class of a place is; −1 is no class."""
-    count = (logits.shape or (None,))[-1]
-    assert isinstance(count, int)  # label() refuses an unknown number
-    return op.Equal(op.Unsqueeze(classes, axes=[-1]), op.constant(np.arange(count)))
-
-
-def _numbered(op: Ops, x: Tensor, axis: int) -> Tensor:
-    """0, 1, … along an axis, as int64 [size]."""
-    return op.Range(op.constant(0), op.Squeeze(geometry.count(op, x, axis)), op.constant(1))
 
 
 def _sigmoid(scores: Array) -> Array:

@@ -27,10 +27,8 @@ from ortflex_core import (
     setting,
     shapes_compatible,
 )
-from ortflex_plugins.losses._classes import class_labels, is_class
+from ortflex_plugins.losses._classes import Specs, Tensors, class_labels, is_class
 
-Tensors = Mapping[str, Tensor]
-Specs = Mapping[str, TensorSpec]
 S = TypeVar("S", TensorSpec, Specs)
 
 
@@ -198,6 +196,7 @@ class FeatureMatching(_Taught[Specs]):
     name: ClassVar[str] = "feature_matching"
     aliases: ClassVar[tuple[str, ...]] = ("fitnet", "fitnets", "hint")
     tensors: ClassVar[tuple[str, ...]] = ("features",)
+    needs_labels = False
 
     projection: bool = setting(
         default=False,
@@ -207,11 +206,6 @@ class FeatureMatching(_Taught[Specs]):
     axis: int = setting(
         default=1, validator=one_of(1, -1), help="the axis of the projection: 1 or -1"
     )
-
-    @property
-    def needs_labels(self) -> bool:
-        """No labels."""
-        return False
 
     def check_teacher(self, predicted: Specs, taught: TensorSpec) -> None:
         """Refuse a tensor of another shape."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import attrs
@@ -27,9 +27,8 @@ from ortflex_core import (
     setting,
     shape_text,
 )
+from ortflex_plugins.losses._classes import Specs, Tensors
 
-Tensors = Mapping[str, Tensor]
-Specs = Mapping[str, TensorSpec]
 _EPS = 1e-6  # torch's, added to differences
 _NORM = 1e-12  # torch's smallest norm
 _MAX_SCALE = math.log(100)  # CLIP's largest logit_scale
@@ -65,15 +64,34 @@ def _normalized(op: Ops, x: Tensor) -> Tensor:
 def _diagonal(op: Ops, square: Tensor) -> Tensor:
     """Booleans [B, B]: True on the diagonal."""
     rows = op.Range(op.constant(np.int64(0)), op.Squeeze(op.Shape(square, start=0, end=1)), 1)
-    return op.Equal(op.Unsqueeze(rows, axes=[1]), op.Unsqueeze(rows, axes=[0]))
-
-
-def _log_sum(op: Ops, x: Tensor, axis: int) -> Tensor:
-    return op.ReduceLogSumExp(x, axes=[axis], keepdims=0)
+    return _same(op, rows)
 
 
 @attrs.frozen(kw_only=True)
-class Triplet(Loss[Tensors, Specs]):
+class _OfRoles(Loss[Tensors, Specs]):
+    """A loss of several embeddings of each row, without labels."""
+
+    one_model: ClassVar[bool] = True
+    needs_labels = False
+
+    def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
+        """The given labels, for metrics."""
+        return given or TensorSpec("expected", TensorProto.INT64, ("batch",))
+
+    def embeddings(self, predicted: Tensors) -> Iterator[Tensor]:
+        """The embeddings in the order of ``tensors``."""
+        own = {role: predicted[role] for role in self.tensors}
+        _embeddings(self.name, {r: TensorSpec(r, t.dtype, t.shape) for r, t in own.items()})
+        yield from own.values()
+
+
+def _same(op: Ops, labels: Tensor) -> Tensor:
+    """Booleans [B, B]: whether two rows have one label."""
+    return op.Equal(op.Unsqueeze(labels, axes=[1]), op.Unsqueeze(labels, axes=[0]))
+
+
+@attrs.frozen(kw_only=True)
+class Triplet(_OfRoles):
     """Hinge loss of the distances in triplets: ``l = max(0, d(a, p) − d(a, n) + margin)``.
 
     ``anchor`` a, ``positive`` p and ``negative`` n are embeddings [B, D], and
@@ -99,7 +117,6 @@ class Triplet(Loss[Tensors, Specs]):
     name: ClassVar[str] = "triplet"
     aliases: ClassVar[tuple[str, ...]] = ("triplet_margin", "tripletmarginloss")
     tensors: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
-    one_model: ClassVar[bool] = True
 
     margin: float = hyper(
         default=1.0,
@@ -115,19 +132,9 @@ class Triplet(Loss[Tensors, Specs]):
         default=False, help="whether d(a, n) is replaced by d(p, n) if the latter is smaller"
     )
 
-    @property
-    def needs_labels(self) -> bool:
-        """No labels."""
-        return False
-
-    def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
-        """The given labels, for metrics."""
-        return given or TensorSpec("expected", TensorProto.INT64, ("batch",))
-
     def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor | None) -> Tensor:
         """``max(0, d(a, p) − d(a, n) + margin)``."""
-        a, p, n = (predicted[role] for role in self.tensors)
-        _embeddings(self.name, {r: _spec(r, predicted[r]) for r in self.tensors})
+        a, p, n = self.embeddings(predicted)
         near, far = self._distance(op, a, p), self._distance(op, a, n)
         if self.swap:
             far = op.Min(far, self._distance(op, p, n))
@@ -143,10 +150,6 @@ class Triplet(Loss[Tensors, Specs]):
         dtype = numpy_dtype(x.dtype)
         power, root = (op.constant(np.asarray(n, dtype)) for n in (self.p, 1 / self.p))
         return op.Pow(op.ReduceSum(op.Pow(difference, power), axes=[1], keepdims=0), root)
-
-
-def _spec(name: str, tensor: Tensor) -> TensorSpec:
-    return TensorSpec(name, tensor.dtype, tensor.shape)
 
 
 @attrs.frozen(kw_only=True)
@@ -201,7 +204,7 @@ class MinedTriplet(Loss):
         difference = op.Unsqueeze(x, axes=[1]) - op.Unsqueeze(x, axes=[0])
         squares = op.ReduceSum(difference * difference, axes=[2], keepdims=0)
         d = op.Sqrt(op.Max(squares, 1e-12))
-        same = op.Equal(op.Unsqueeze(expected, axes=[1]), op.Unsqueeze(expected, axes=[0]))
+        same = _same(op, expected)
         positive = op.And(same, op.Not(_diagonal(op, d)))
         other = op.Not(same)
         far = 1e9
@@ -236,7 +239,7 @@ def _class_numbers(loss: str, predicted: TensorSpec, given: TensorSpec | None) -
 
 
 @attrs.frozen(kw_only=True)
-class Contrastive(Loss[Tensors, Specs]):
+class Contrastive(_OfRoles):
     """InfoNCE over the pairs of a batch: each anchor is contrasted with the positives of all other rows.
 
     ``anchor`` a and ``positive`` p are the embeddings [B, D] of the pairs. With
@@ -277,7 +280,6 @@ class Contrastive(Loss[Tensors, Specs]):
         "multiple_negatives_ranking",
     )
     tensors: ClassVar[tuple[str, ...]] = ("anchor", "positive")
-    one_model: ClassVar[bool] = True
 
     temperature: float = hyper(
         default=0.07,
@@ -292,25 +294,15 @@ class Contrastive(Loss[Tensors, Specs]):
         default=True, help="whether the loss uses cosines instead of dot products"
     )
 
-    @property
-    def needs_labels(self) -> bool:
-        """No labels."""
-        return False
-
     def parameters(self, predicted: Specs, generator: np.random.Generator) -> Mapping[str, Array]:
         """``logit_scale`` = log(1/τ), if the temperature is trained."""
         if not self.trained_temperature:
             return {}
         return {"logit_scale": np.array(-math.log(self.temperature))}
 
-    def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
-        """The given labels, for metrics."""
-        return given or TensorSpec("expected", TensorProto.INT64, ("batch",))
-
     def per_sample(self, op: Ops, predicted: Tensors, expected: Tensor | None) -> Tensor:
         """``−log softmax`` of the similarity of each pair."""
-        _embeddings(self.name, {r: _spec(r, predicted[r]) for r in self.tensors})
-        a, p = predicted["anchor"], predicted["positive"]
+        a, p = self.embeddings(predicted)
         if self.normalize:
             a, p = _normalized(op, a), _normalized(op, p)
         pairs = op.ReduceSum(a * p, axes=[1], keepdims=0)
@@ -320,10 +312,10 @@ class Contrastive(Loss[Tensors, Specs]):
             pairs, products = pairs * scale, products * scale
         else:
             pairs, products = pairs / self.temperature, products / self.temperature
-        value = _log_sum(op, products, 1) - pairs
+        value = op.ReduceLogSumExp(products, axes=[1], keepdims=0) - pairs
         if not self.symmetric:
             return value
-        return 0.5 * (value + _log_sum(op, products, 0) - pairs)
+        return 0.5 * (value + op.ReduceLogSumExp(products, axes=[0], keepdims=0) - pairs)
 
 
 @attrs.frozen(kw_only=True)
@@ -364,7 +356,7 @@ class SupervisedContrastive(Loss):
         x = _normalized(op, predicted)
         s = op.MatMul(x, op.Transpose(x, perm=[1, 0])) / self.temperature
         itself = _diagonal(op, s)
-        same = op.Equal(op.Unsqueeze(expected, axes=[1]), op.Unsqueeze(expected, axes=[0]))
+        same = _same(op, expected)
         positive = op.And(same, op.Not(itself))
         total = op.ReduceLogSumExp(op.Where(itself, -1e9, s), axes=[1], keepdims=1)
         count = op.ReduceSum(op.Cast(positive, to=s.dtype), axes=[1], keepdims=0)

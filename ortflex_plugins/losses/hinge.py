@@ -1,4 +1,4 @@
-"""Hinge losses of raw scores: ``hinge``, ``squared_hinge``."""
+"""Losses of two classes: ``hinge``, ``squared_hinge``, ``focal``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Ops, Tensor, TensorSpec, require_range
+from ortflex_core import Array, Ops, Tensor, TensorSpec, hyper, number, require_range
 from ortflex_plugins.losses.regression import ElementwiseLoss
 
 
@@ -60,3 +60,45 @@ class SquaredHinge(Hinge):
         """The formula."""
         margin = op.Relu(1 - expected * predicted)
         return margin * margin
+
+
+@attrs.frozen(kw_only=True)
+class Focal(ElementwiseLoss):
+    """Focal loss of logits ``s``: ``l = −a·(1 − p)^gamma·log p``.
+
+    Here, ``p`` is the predicted probability of the label: σ(s) for the label 1 and 1 − σ(s) for the
+    label 0. The weight ``a`` is ``alpha`` for the label 1 and ``1 − alpha`` for the label 0. Labels and
+    loss values have the shape of the logits, [B, …].
+
+    Raises:
+        ValueError: ``alpha`` is not in [0, 1], or ``gamma`` is below 1.
+        DataError: the labels have another shape, are outside their range, or are not numbers.
+
+    >>> Focal().describe()
+    {'name': 'focal', 'alpha': 0.25, 'gamma': 2.0}
+
+    Source: T.-Y. Lin et al., "Focal loss for dense object detection" (2017);
+    torchvision.ops.sigmoid_focal_loss.
+    """
+
+    name: ClassVar[str] = "focal"
+    scores: ClassVar[Literal["any", "raw"]] = "raw"
+
+    alpha: float = hyper(default=0.25, validator=number(ge=0, le=1), help="the weight of class 1")
+    gamma: float = hyper(
+        default=2.0,
+        validator=number(ge=1),
+        help="the focusing parameter: larger values reduce the weight of well-classified rows",
+    )
+
+    def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
+        """Refuse labels other than 0 and 1."""
+        zeros = np.asarray(labels == 0)
+        require_range(self.name, labels, 1, 1, allowed=zeros, hint="The classes are 0 and 1.")
+
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """``1 − p`` is σ(−z) and ``−log p`` is log(1 + exp(−z)), with ``z = s`` if y is 1, else ``−s``."""
+        score = predicted * (2 * expected - 1)
+        entropy = op.Max(-score, 0.0) + op.Log(1 + op.Exp(-op.Abs(score)))
+        weight = self.alpha * expected + (1 - self.alpha) * (1 - expected)
+        return weight * entropy * op.Sigmoid(-score) ** self.gamma

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import attrs
@@ -26,9 +25,8 @@ from ortflex_core import (
     require_range,
     setting,
 )
+from ortflex_plugins.losses._classes import Specs, Tensors
 
-Tensors = Mapping[str, Tensor]
-Specs = Mapping[str, TensorSpec]
 _NEVER = -1e30  # the logarithm of an impossible path: finite, so that no difference is NaN
 _IMPOSSIBLE = 1e29
 _STEP_NAMES = (

@@ -1,15 +1,16 @@
-"""The metric ``accuracy``."""
+"""Metrics of classes: ``accuracy``, ``top_k``, ``f1``."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Metric, number, setting
-from ortflex_plugins.metrics._averages import Average, Finite
-from ortflex_plugins.metrics._classes import classes
+from ortflex_core import Array, DataError, Metric, number, one_of, setting, shape_text
+from ortflex_plugins.metrics._averages import Average, Finite, columns
+from ortflex_plugins.metrics._classes import classes, has_columns, numbers
 
 
 @attrs.frozen(kw_only=True)
@@ -53,3 +54,144 @@ class Accuracy(Metric):
     def _correct(self, expected: Array, predicted: Array) -> Array:
         labels, guesses = classes(self.name, expected, predicted, self.threshold)
         return np.equal(labels, guesses)
+
+
+@attrs.frozen(kw_only=True)
+class TopK(Metric):
+    """Fraction of rows whose class is among the ``k`` with the largest scores: ``Σ w·[y ∈ top k] / Σ w``.
+
+    Predictions are floats of shape [B, C, …], and labels are class indices of shape [B, …] or one-hot
+    vectors. Among classes with equal scores, the larger class index comes first. The result is in
+    [0, 1], or NaN if there are no rows.
+
+    Raises:
+        ValueError: ``k`` is less than 1.
+        DataError: labels and predictions do not fit, or there are no columns of scores.
+
+    >>> import numpy as np
+    >>> state = TopK(k=2).start()
+    >>> state.update(np.array([0, 1]), np.array([[0.3, 0.6, 0.1], [0.5, 0.1, 0.4]]), None)
+    >>> state.result()
+    0.5
+
+    Source: sklearn.metrics.top_k_accuracy_score.
+    """
+
+    name: ClassVar[str] = "top_k"
+    better: ClassVar[Literal["higher", "lower"]] = "higher"
+
+    k: int = setting(
+        default=5, validator=number(ge=1), help="the number of highest-scoring classes to consider"
+    )
+
+    def start(self) -> Finite:
+        """An empty accumulator."""
+        return Finite(Average(self.name, self._correct), scores=True)
+
+    def _correct(self, expected: Array, predicted: Array) -> Array:
+        if predicted.dtype.kind != "f" or not has_columns(predicted):
+            raise DataError(
+                f"top_k expects scores [B, C, …] of several classes, got {predicted.dtype} "
+                f"{shape_text(predicted.shape)}"
+            )
+        labels = np.expand_dims(numbers(self.name, expected, predicted), 1)
+        first = np.argsort(predicted, axis=1, kind="stable")[:, -self.k :]
+        return np.asarray((first == labels).any(axis=1))
+
+
+@attrs.frozen(kw_only=True)
+class F1(Metric):
+    """Harmonic mean of precision and recall: ``2·tp / (2·tp + fp + fn)``, or 0 if the denominator is 0.
+
+    ``tp``, ``fp`` and ``fn`` are the weighted counts of true positives, false positives and false
+    negatives of a class. With ``average="binary"``, the result is the score of the class ``positive``.
+    With ``"macro"``, it is the mean over all classes in the labels or predictions; with ``"weighted"``,
+    this mean is weighted by the number of labels of each class. With ``"micro"``, the counts of
+    all classes are added before the score is computed. Labels and predictions have the forms that
+    ``accuracy`` accepts. The result is in [0, 1], or NaN if there are no rows.
+
+    Raises:
+        ValueError: ``average`` has another value.
+        DataError: labels and predictions do not fit, or there are more than two classes and ``average``
+            is ``"binary"``.
+
+    >>> import numpy as np
+    >>> state = F1().start()
+    >>> state.update(np.array([1, 1, 0]), np.array([0.9, 0.2, 0.7]), None)
+    >>> state.result()
+    0.5
+
+    Source: sklearn.metrics.f1_score.
+    """
+
+    name: ClassVar[str] = "f1"
+    aliases: ClassVar[tuple[str, ...]] = ("f1_score",)
+    better: ClassVar[Literal["higher", "lower"]] = "higher"
+
+    average: Literal["binary", "macro", "micro", "weighted"] = setting(
+        default="binary",
+        validator=one_of("binary", "macro", "micro", "weighted"),
+        help="how the scores of the classes are averaged",
+    )
+    positive: int = setting(default=1, help='the class that `average="binary"` treats as positive')
+    threshold: float = setting(
+        default=0.5,
+        validator=number(),
+        help="the value above which class 1 is predicted; use 0 for logits",
+    )
+
+    def start(self) -> Finite:
+        """An empty accumulator."""
+        return Finite(F1State(self), scores=True)
+
+
+class F1State:
+    """The weights of correct predictions, of predictions and of labels, for each class."""
+
+    def __init__(self, metric: F1) -> None:
+        self._metric = metric
+        self._counts: dict[Any, Array] = {}
+
+    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
+        """Add one batch."""
+        labels, guesses = classes("f1", expected, predicted, self._metric.threshold)
+        weights = columns("f1", np.zeros(labels.shape), weight)[1].ravel()
+        names, places = np.unique(
+            np.concatenate([labels.ravel(), guesses.ravel()]), return_inverse=True
+        )
+        label, guess = np.split(places.ravel(), 2)
+        correct = label == guess
+        table = np.stack(
+            [
+                np.bincount(label[correct], weights[correct], len(names)),
+                np.bincount(guess, weights, len(names)),
+                np.bincount(label, weights, len(names)),
+            ],
+            axis=1,
+        )
+        for name, row in zip(names.tolist(), table, strict=True):
+            self._counts[name] = self._counts.get(name, 0.0) + row
+        if self._metric.average == "binary" and len(self._counts) > 2:
+            known = ", ".join(map(repr, sorted(self._counts)[:5]))
+            raise DataError(
+                f"f1: average='binary' needs two classes, got {known}, …; choose average='macro', "
+                "'micro' or 'weighted'"
+            )
+
+    def result(self) -> float:
+        """The F1 over all rows; NaN without rows."""
+        if not any(row[2] for row in self._counts.values()):
+            return math.nan
+        table = np.stack(list(self._counts.values()))
+        average = self._metric.average
+        if average == "binary":
+            return float(_f1(self._counts.get(self._metric.positive, np.zeros(3))))
+        if average == "micro":
+            return float(_f1(table.sum(axis=0)))
+        return float(np.average(_f1(table), weights=table[:, 2] if average == "weighted" else None))
+
+
+def _f1(counts: Array) -> Array:
+    """F1 from the counts in the last axis; 0 if all counts are 0."""
+    denominators = counts[..., 1] + counts[..., 2]
+    return np.asarray(2 * counts[..., 0] / np.where(denominators == 0, 1.0, denominators))

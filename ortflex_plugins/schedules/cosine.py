@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core import Progress, Schedule, number, setting
-from ortflex_plugins.schedules._length import known_length, length_field
+from ortflex_plugins.schedules.decay import known_length, length_field
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 
 from ortflex_core import OrtflexError, Trainer
 from ortflex_core.testing.penalty import run
-from ortflex_plugins.penalties.group_lasso import GroupLasso
+from ortflex_plugins.penalties.elastic import GroupLasso
 from tests.models import linear, mlp, weights_of
 from tests.training import usable
 

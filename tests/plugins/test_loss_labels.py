@@ -11,8 +11,7 @@ from onnx import TensorProto
 from ortflex_core import DataError, Loss, TensorSpec
 from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
 from ortflex_plugins.losses.dice import Dice
-from ortflex_plugins.losses.focal import Focal
-from ortflex_plugins.losses.hinge import Hinge, SquaredHinge
+from ortflex_plugins.losses.hinge import Focal, Hinge, SquaredHinge
 from ortflex_plugins.losses.kullback_leibler import KullbackLeibler
 from ortflex_plugins.losses.log_loss import LogLoss
 from ortflex_plugins.losses.regression import (

@@ -14,8 +14,7 @@ from ortflex_core import Loss, gradients
 from ortflex_core.compiler.autodiff.reverse import RuleTable
 from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
 from ortflex_plugins.losses.dice import Dice
-from ortflex_plugins.losses.focal import Focal
-from ortflex_plugins.losses.hinge import Hinge, SquaredHinge
+from ortflex_plugins.losses.hinge import Focal, Hinge, SquaredHinge
 from ortflex_plugins.losses.kullback_leibler import KullbackLeibler
 from ortflex_plugins.losses.log_loss import LogLoss
 from ortflex_plugins.losses.regression import (

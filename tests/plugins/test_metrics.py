@@ -10,8 +10,7 @@ import pytest
 
 from ortflex_core import DataError, Metric
 from ortflex_plugins.metrics.accuracy import Accuracy
-from ortflex_plugins.metrics.errors import MeanAbsoluteError, RootMeanSquaredError
-from ortflex_plugins.metrics.r2 import R2
+from ortflex_plugins.metrics.errors import R2, MeanAbsoluteError, RootMeanSquaredError
 from tests.training import plugins
 
 REGRESSION = [

@@ -12,10 +12,9 @@ import onnx
 import pytest
 
 from ortflex_core import ConfigError, DataError, Metric, Recipe, Trainer, internals_of
-from ortflex_plugins.metrics.f1 import F1
+from ortflex_plugins.metrics.accuracy import F1, TopK
 from ortflex_plugins.metrics.roc_auc import RocAuc
 from ortflex_plugins.metrics.sklearn import SklearnMetric
-from ortflex_plugins.metrics.top_k import TopK
 from tests import models
 from tests.plugins.test_metrics import streamed
 from tests.training import make, plugins, regression
