@@ -119,6 +119,13 @@ class TableSource(DataSource, abc.ABC):
         help="the model input that receives the columns; X works for any model with one input",
     )
 
+    @property
+    def _targets(self) -> list[str]:
+        """The columns of labels."""
+        if isinstance(self.target, str):
+            return [self.target]
+        return list(self.target.values() if isinstance(self.target, Mapping) else self.target)
+
 
 @attrs.frozen(kw_only=True)
 class ListTableSource(TableSource, abc.ABC):

@@ -52,6 +52,12 @@ def check_kinds(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> N
             )
 
 
+def kinds_of(columns: Any) -> dict[str, Kind]:
+    """What columns are, of a parameter ``columns`` that may list features or name inputs, too."""
+    given = columns if isinstance(columns, Mapping) else {}
+    return {name: what for name, what in given.items() if is_kind(what)}
+
+
 @attrs.frozen
 class Features:
     """What the columns of features are, and what replaces their missing values.

@@ -25,10 +25,9 @@ from ortflex_core import (
 from ortflex_plugins.data._columns import ListTableSource, rows_or_none
 from ortflex_plugins.data._features import (
     Features,
-    Kind,
     guessed,
-    is_kind,
     is_missing,
+    kinds_of,
 )
 from ortflex_plugins.data._tables import (
     Padding,
@@ -36,7 +35,6 @@ from ortflex_plugins.data._tables import (
     cells,
     files,
     lengths_of,
-    longest,
     odd_kind,
     pyarrow,
 )
@@ -92,7 +90,7 @@ class Table(ListTableSource, abc.ABC):
         plan = pieces.plan
         if not plan.unknown:
             return self, pieces
-        theirs = None if like is None else Features(_kinds(like.columns), like.fill)
+        theirs = None if like is None else Features(kinds_of(like.columns), like.fill)
         lists = plan.lists
         flat = [name for name in plan.unknown if name not in lists]
         known = plan.known.found(flat, pieces.cells, like=theirs)
@@ -110,11 +108,10 @@ class Table(ListTableSource, abc.ABC):
         schema, _ = self.reader().look(files(self.path, self.reader().ending)[0])
         source = self
         if self.columns is None:
-            names = [self.target] if isinstance(self.target, str) else [*_values(self.target)]
             odd = {
                 field.name: odd_kind(field.type)
                 for field in schema
-                if field.name not in (*names, self.weight) and odd_kind(field.type)
+                if field.name not in (*self._targets, self.weight) and odd_kind(field.type)
             }
             source = attrs.evolve(self, columns=odd or None)
         trial = attrs.evolve(source, fill="median" if self.fill is None else self.fill)
@@ -129,16 +126,6 @@ class Table(ListTableSource, abc.ABC):
         if self.pad is None and any(pieces.is_ragged(name) for name in pieces.plan.lists):
             source = attrs.evolve(source, pad=0)
         return source.found()
-
-
-def _values(target: Sequence[str] | Mapping[str, str]) -> list[str]:
-    return list(target.values() if isinstance(target, Mapping) else target)
-
-
-def _kinds(columns: Any) -> dict[str, Kind]:
-    """What columns are, of a parameter ``columns`` that may name inputs, too."""
-    given = columns if isinstance(columns, Mapping) else {}
-    return {name: what for name, what in given.items() if is_kind(what)}
 
 
 class TablePieces(Pieces):
@@ -222,7 +209,7 @@ class TablePieces(Pieces):
 
     def longest(self, column: str) -> int:
         """The largest number of values in the lists of a column."""
-        return max((longest(part) for part in self._parts(column)), default=0)
+        return max((n for part in self._parts(column) for n in lengths_of(part)), default=0)
 
     def is_ragged(self, column: str) -> bool:
         """Whether the lists of a column differ in length."""

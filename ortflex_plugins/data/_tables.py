@@ -227,8 +227,7 @@ def _says_kind(what: str | Sequence[str], columns: Collection[str]) -> bool:
 
 def cells(values: Any) -> list[Any]:
     """The values of a column of arrow as objects of Python."""
-    found: list[Any] = values.to_pylist()
-    return found
+    return list(values.to_pylist())
 
 
 def lengths_of(values: Any) -> list[int]:
@@ -240,11 +239,6 @@ def lengths_of(values: Any) -> list[int]:
         return [int(kind.list_size)]
     found: list[int] = values.drop_null().value_lengths().to_pylist()
     return found
-
-
-def longest(values: Any) -> int:
-    """The largest number of values in the lists of a column."""
-    return max(lengths_of(values), default=0)
 
 
 def odd_kind(kind: Any) -> str:

@@ -27,7 +27,7 @@ from ortflex_core import (
     suggest,
 )
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT, TableSource
-from ortflex_plugins.data._features import Features, Kind, check_kinds, guessed
+from ortflex_plugins.data._features import Features, check_kinds, guessed, kinds_of
 
 _log = logging.getLogger("ortflex")
 _LONGEST = 1000
@@ -163,7 +163,7 @@ class Csv(TableSource):
             raise DataError(
                 f"{self.path}: no column is left for the features; all are labels or weights"
             )
-        known = Features(self._kinds, self.fill)
+        known = Features(kinds_of(self.columns), self.fill)
         strings = [name for name in features if known.kind(name) == "string"]
         side = [name for name in features if name not in strings]
         inputs = {self.input: table.features(side, known)} if side else {}
@@ -174,8 +174,8 @@ class Csv(TableSource):
         """The dialect, the names of categories and the medians as parameters."""
         table = self._table(quiet=True)
         known = table.dialect
-        theirs = Features(like._kinds, like.fill) if isinstance(like, Csv) else None
-        features = Features(self._kinds, self.fill).found(
+        theirs = Features(kinds_of(like.columns), like.fill) if isinstance(like, Csv) else None
+        features = Features(kinds_of(self.columns), self.fill).found(
             self._features(table), table.texts, table.value, theirs
         )
         return attrs.evolve(
@@ -197,9 +197,7 @@ class Csv(TableSource):
             kinds = {name: guessed(table.texts(name), table.value) for name in features}
             odd = {name: kind for name, kind in kinds.items() if kind != "number"}
             every = attrs.evolve(self, columns=None)._features(table)
-            if features == [
-                name for name in every if name in features
-            ]:  # in the order of the table
+            if features == [n for n in every if n in features]:  # in the order of the table
                 odd |= {name: "unused" for name in every if name not in features} if odd else {}
                 source = attrs.evolve(source, columns=odd or self.columns)
         if self.fill is None and any(None in table.texts(name) for name in features):
@@ -208,10 +206,6 @@ class Csv(TableSource):
         if (found.delimiter, found.decimal, found.encoding, found.header) == _USUAL:
             found = attrs.evolve(found, delimiter=None, decimal=None, encoding=None, header=None)
         return found
-
-    @property
-    def _kinds(self) -> Mapping[str, Kind]:
-        return self.columns if isinstance(self.columns, Mapping) else {}
 
     def _table(self, *, quiet: bool = False) -> _Table:
         dialect = _Dialect.of(Path(self.path), self.delimiter, self.decimal, self.encoding)
@@ -228,20 +222,15 @@ class Csv(TableSource):
         return table
 
     def _features(self, table: _Table) -> list[str]:
-        target = self.target
-        names = [target] if isinstance(target, str) else [*_values(target)]
-        unused = Features(self._kinds, None).unused
-        taken = {*names, self.weight, *unused}
-        for column in self._kinds:
+        kinds = kinds_of(self.columns)
+        unused = Features(kinds, None).unused
+        taken = {*self._targets, self.weight, *unused}
+        for column in kinds:
             if column not in unused:
                 table.place(column)
         if self.columns is not None and not isinstance(self.columns, Mapping):
             return list(self.columns)
         return [c for c in table.header if c not in taken]
-
-
-def _values(target: Sequence[str] | Mapping[str, str]) -> list[str]:
-    return list(target.values() if isinstance(target, Mapping) else target)
 
 
 @attrs.frozen

@@ -12,9 +12,9 @@ from ortflex_core import Columns, DataError, DataSource, setting, suggest
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT, ListTableSource
 from ortflex_plugins.data._features import (
     Features,
-    Kind,
     check_kinds,
     is_missing,
+    kinds_of,
     padded,
 )
 
@@ -78,7 +78,7 @@ class Frame(ListTableSource):
 
     def found(self, like: DataSource | None = None) -> Frame:
         """With the names of categories, the medians and the length of lists."""
-        theirs = Features(like._kinds, like.fill) if isinstance(like, Frame) else None
+        theirs = Features(kinds_of(like.columns), like.fill) if isinstance(like, Frame) else None
         known = self._features.found(self._names, self._cells, like=theirs)
         length = self.length or (like.length if isinstance(like, Frame) else None)
         if self.pad is not None and length is None:
@@ -89,12 +89,8 @@ class Frame(ListTableSource):
         return attrs.evolve(self, columns=columns, fill=known.fill, length=length)
 
     @property
-    def _kinds(self) -> Mapping[str, Kind]:
-        return self.columns if isinstance(self.columns, Mapping) else {}
-
-    @property
     def _features(self) -> Features:
-        return Features(self._kinds, self.fill)
+        return Features(kinds_of(self.columns), self.fill)
 
     @property
     def _header(self) -> list[str]:
@@ -111,13 +107,12 @@ class Frame(ListTableSource):
             DataError: none is left.
         """
         unused = self._features.unused
-        for name in self._kinds:
+        for name in self._features.kinds:
             if name not in unused:
                 self._check(name)
         if self.columns is not None and not isinstance(self.columns, Mapping):
             return list(self.columns)
-        target = self.target.values() if isinstance(self.target, Mapping) else self.target
-        taken = {self.weight, *([target] if isinstance(target, str) else target), *unused}
+        taken = {self.weight, *self._targets, *unused}
         names = [name for name in self._header if name not in taken]
         if not names:
             raise DataError("the frame: no column is left for the features")

@@ -77,7 +77,6 @@ class CosineEmbedding(Loss):
             require_range(self.name, labels, 1, 1, allowed=dissimilar, hint=hint)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         if predicted.rank == 2:
             return 1 - _cosine(op, predicted, expected)
         one, other = (op.Gather(predicted, op.constant(k), axis=1) for k in (0, 1))

@@ -308,7 +308,6 @@ class AnchorLoss(DetectionLoss, abc.ABC):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """``image_size``."""
         return self.image_size
 
     def check_heads(self, shapes: Mapping[str, tuple[Any, ...]]) -> None:
@@ -621,7 +620,6 @@ class TaskAligned(DetectionLoss):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """``image_size``."""
         return self.image_size
 
     def places(self) -> int:

@@ -91,7 +91,6 @@ class Dice(Loss):
         require_range(self.name, labels, 0, last, hint=hint)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         regions = self.over == "regions"
         probability = op.Sigmoid(predicted) if regions else op.Softmax(predicted, axis=1)
         if expected.dtype == TensorProto.INT64:

@@ -195,11 +195,9 @@ class MinedTriplet(Loss):
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Class indices [B]."""
         return _class_numbers(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         x = _normalized(op, predicted) if self.normalize else predicted
         difference = op.Unsqueeze(x, axes=[1]) - op.Unsqueeze(x, axes=[0])
         squares = op.ReduceSum(difference * difference, axes=[2], keepdims=0)
@@ -348,11 +346,9 @@ class SupervisedContrastive(Loss):
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Class indices [B]."""
         return _class_numbers(self.name, predicted, given)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         x = _normalized(op, predicted)
         s = op.MatMul(x, op.Transpose(x, perm=[1, 0])) / self.temperature
         itself = _diagonal(op, s)
@@ -420,7 +416,6 @@ class MarginSoftmax(Loss[Tensors, Specs]):
         return {"weight": generator.normal(scale=0.01, size=(self.classes, size))}
 
     def label(self, predicted: Specs, given: TensorSpec | None) -> TensorSpec:
-        """Class indices [B]."""
         return _class_numbers(self.name, predicted["embedding"], given)
 
     def check_labels(self, predicted: Specs, labels: Array) -> None:

@@ -35,7 +35,6 @@ class Hinge(ElementwiseLoss):
         require_range(self.name, labels, 1, 1, allowed=negative, hint="The classes are -1 and 1.")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         return op.Relu(1 - expected * predicted)
 
 
@@ -57,7 +56,6 @@ class SquaredHinge(Hinge):
     name: ClassVar[str] = "squared_hinge"
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         margin = op.Relu(1 - expected * predicted)
         return margin * margin
 

@@ -60,7 +60,6 @@ class KullbackLeibler(Loss):
         return "raw" if self.on == "scores" else "any"
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
         if predicted.shape is None or len(predicted.shape) < 2 or predicted.shape[1] == 1:
             raise DataError(
                 "kullback_leibler expects predictions [B, C, …] of two or more classes, got "
@@ -73,7 +72,6 @@ class KullbackLeibler(Loss):
         require_range(self.name, labels, 0, 1, hint="They are class probabilities.")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         logs = op.LogSoftmax(predicted, axis=1) if self.on == "scores" else predicted
         surprise = op.Log(op.Max(expected, _TINY)) - logs
         return op.ReduceSum(expected * surprise, axes=[1], keepdims=0)

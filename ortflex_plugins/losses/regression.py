@@ -28,7 +28,6 @@ class ElementwiseLoss(Loss):
     """A loss of each element of the prediction and the element of the labels at its place."""
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the prediction's type and shape."""
         return float_labels(self.name, predicted, given)
 
 
@@ -191,7 +190,6 @@ class Quantile(ElementwiseLoss):
     )
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         error = expected - predicted
         return op.Max(self.quantile * error, (self.quantile - 1) * error)
 
@@ -219,5 +217,4 @@ class Poisson(ElementwiseLoss):
         require_range(self.name, labels, 0, None, hint="They are counts.")
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """The formula."""
         return op.Exp(predicted) - expected * predicted

@@ -67,7 +67,6 @@ class Average:
         self._weight: Array | float = 0.0
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Add one batch."""
         table, weights = columns(self._metric, self._values(expected, predicted), weight)
         self._sum = self._sum + (table * weights).sum(axis=0)
         self._weight = self._weight + weights.sum(axis=0)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ortflex_core import Array, DataError, shape_text
+from ortflex_core import Array, DataError, number, setting, shape_text
 from ortflex_plugins.metrics._averages import same_shape
+
+
+def threshold_field() -> Any:
+    """The field ``threshold`` of metrics that predict class 1 above a number."""
+    text = "the value above which class 1 is predicted; use 0 for logits"
+    return setting(default=0.5, validator=number(), help=text)
 
 
 def classes(

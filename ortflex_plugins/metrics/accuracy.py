@@ -10,7 +10,7 @@ import numpy as np
 
 from ortflex_core import Array, DataError, Metric, number, one_of, setting, shape_text
 from ortflex_plugins.metrics._averages import Average, Finite, columns
-from ortflex_plugins.metrics._classes import classes, has_columns, numbers
+from ortflex_plugins.metrics._classes import classes, has_columns, numbers, threshold_field
 
 
 @attrs.frozen(kw_only=True)
@@ -41,14 +41,9 @@ class Accuracy(Metric):
     aliases: ClassVar[tuple[str, ...]] = ("acc",)
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
-    threshold: float = setting(
-        default=0.5,
-        validator=number(),
-        help="the value above which class 1 is predicted; use 0 for logits",
-    )
+    threshold: float = threshold_field()
 
     def start(self) -> Finite:
-        """An empty accumulator."""
         return Finite(Average(self.name, self._correct), scores=True)
 
     def _correct(self, expected: Array, predicted: Array) -> Array:
@@ -85,7 +80,6 @@ class TopK(Metric):
     )
 
     def start(self) -> Finite:
-        """An empty accumulator."""
         return Finite(Average(self.name, self._correct), scores=True)
 
     def _correct(self, expected: Array, predicted: Array) -> Array:
@@ -134,14 +128,9 @@ class F1(Metric):
         help="how the scores of the classes are averaged",
     )
     positive: int = setting(default=1, help='the class that `average="binary"` treats as positive')
-    threshold: float = setting(
-        default=0.5,
-        validator=number(),
-        help="the value above which class 1 is predicted; use 0 for logits",
-    )
+    threshold: float = threshold_field()
 
     def start(self) -> Finite:
-        """An empty accumulator."""
         return Finite(F1State(self), scores=True)
 
 
@@ -153,7 +142,6 @@ class F1State:
         self._counts: dict[Any, Array] = {}
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Add one batch."""
         labels, guesses = classes("f1", expected, predicted, self._metric.threshold)
         weights = columns("f1", np.zeros(labels.shape), weight)[1].ravel()
         names, places = np.unique(

@@ -73,7 +73,6 @@ class AveragePrecision(Metric):
         return f"{self.name}{threshold}" + ("" if self.only is None else f"_class_{self.only}")
 
     def start(self) -> AveragePrecisionState:
-        """An empty accumulator."""
         return AveragePrecisionState(self)
 
 
@@ -89,7 +88,6 @@ class AveragePrecisionState:
         self._finite = True
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Add one batch."""
         for what, array, columns in (("labels", expected, 5), ("predictions", predicted, 6)):
             if array.ndim != 3 or array.shape[2] != columns:
                 hint = "x1, y1, x2, y2, class" if columns == 5 else "x1, y1, x2, y2, score, class"

@@ -34,7 +34,6 @@ class MeanAbsoluteError(Metric):
     better: ClassVar[Literal["higher", "lower"]] = "lower"
 
     def start(self) -> Finite:
-        """An empty accumulator."""
         return Finite(Average(self.name, self._errors))
 
     def _errors(self, expected: Array, predicted: Array) -> Array:
@@ -65,7 +64,6 @@ class RootMeanSquaredError(Metric):
     better: ClassVar[Literal["higher", "lower"]] = "lower"
 
     def start(self) -> Finite:
-        """An empty accumulator."""
         return Finite(Average(self.name, self._squares, np.sqrt))
 
     def _squares(self, expected: Array, predicted: Array) -> Array:
@@ -100,7 +98,6 @@ class R2(Metric):
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     def start(self) -> Finite:
-        """An empty accumulator."""
         return Finite(R2State())
 
 
@@ -115,7 +112,6 @@ class R2State:
         self._residual: Array | float = 0.0
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Add one batch."""
         same_shape("r2", expected, predicted)
         labels, weights = columns("r2", expected, weight)
         errors = labels - columns("r2", predicted, None)[0]

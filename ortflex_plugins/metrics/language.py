@@ -17,7 +17,6 @@ class _TokenMean:
         self._metric, self._sum, self._weight = metric, 0.0, 0.0
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Add one batch."""
         if not np.isfinite(predicted.max(-1)).all():  # masks have −∞ for some tokens only
             self._sum = float("nan")
         if np.isnan(self._sum):
@@ -48,7 +47,6 @@ class _OfTokens(Metric):
     )
 
     def start(self) -> _TokenMean:
-        """An empty accumulator."""
         return _TokenMean(self)
 
     def of_batch(self, expected: Array, predicted: Array) -> tuple[Array, Array]:

@@ -52,7 +52,6 @@ class RocAuc(Metric):
     )
 
     def start(self) -> Finite:
-        """An empty accumulator."""
         return Finite(RocAucState(self.average), scores=True)
 
 
@@ -66,7 +65,6 @@ class RocAucState:
         self._weights: list[Array | None] = []
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Add one batch."""
         if predicted.dtype.kind != "f":
             raise DataError(f"roc_auc expects scores or probabilities, got {predicted.dtype}")
         if not has_columns(predicted):

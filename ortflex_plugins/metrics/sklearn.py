@@ -16,12 +16,17 @@ from ortflex_core import (
     DataError,
     Metric,
     install_command,
-    number,
     setting,
     suggest,
 )
 from ortflex_plugins.metrics._averages import Finite, columns
-from ortflex_plugins.metrics._classes import classes, has_columns, numbers, rows_of_columns
+from ortflex_plugins.metrics._classes import (
+    classes,
+    has_columns,
+    numbers,
+    rows_of_columns,
+    threshold_field,
+)
 
 _ENDINGS = ("_score", "_loss", "_error", "_deviance", "_corrcoef")
 _FIRST = ("y_true", "labels_true", "y1")
@@ -78,11 +83,7 @@ class SklearnMetric(Metric):
         validator=attrs.validators.optional(_check_arguments),
         help="the arguments of the function, in addition to labels, predictions and weights",
     )
-    threshold: float = setting(
-        default=0.5,
-        validator=number(),
-        help="the value above which class 1 is predicted; use 0 for logits",
-    )
+    threshold: float = threshold_field()
 
     @classmethod
     def member(cls, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +104,6 @@ class SklearnMetric(Metric):
         return "higher" if self.score.endswith(("_score", "_corrcoef")) else "lower"
 
     def start(self) -> Finite:
-        """An empty accumulator."""
         module = _function(self.score).__module__
         return Finite(SklearnState(self), scores="regression" not in module)
 

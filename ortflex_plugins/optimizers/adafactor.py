@@ -9,6 +9,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, number
+from ortflex_plugins.optimizers._fields import decoupled_decay
 
 
 @attrs.frozen(kw_only=True)
@@ -62,11 +63,7 @@ class Adafactor(Optimizer):
         default=1e-3, validator=number(gt=0), help="the lower bound of the rms of w"
     )
     clip: float = hyper(default=1.0, validator=number(gt=0), help="the upper bound of the rms of d")
-    weight_decay: float = hyper(
-        default=0.0,
-        validator=number(ge=0),
-        help="decoupled weight decay: each step also subtracts rate·weight_decay·w",
-    )
+    weight_decay: float = decoupled_decay(0.0)
 
     def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """A mean per row and per column of a matrix; for fewer axes, a mean per element."""
@@ -77,7 +74,6 @@ class Adafactor(Optimizer):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The formula."""
         fraction = step**self.beta2_decay
         square = gradient * gradient
         means = {"variance": square}

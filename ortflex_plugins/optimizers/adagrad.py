@@ -7,6 +7,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, number
+from ortflex_plugins.optimizers._fields import decay_rate
 
 
 @attrs.frozen(kw_only=True)
@@ -63,17 +64,12 @@ class RmsProp(Optimizer):
     default_rate: ClassVar[float] = 1e-2
     slots: ClassVar[tuple[str, ...]] = ("v",)
 
-    alpha: float = hyper(
-        default=0.99,
-        validator=number(ge=0, lt=1),
-        help="the decay rate of the moving average of g²",
-    )
+    alpha: float = decay_rate(0.99, "the moving average of g²")
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="the number added to √v")
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The formula."""
         v = self.alpha * slots["v"] + (1 - self.alpha) * (gradient * gradient)
         return weight - rate * (gradient / (op.Sqrt(v) + self.eps)), {"v": v}
 
@@ -99,9 +95,7 @@ class Adadelta(Optimizer):
     default_rate: ClassVar[float] = 1.0
     slots: ClassVar[tuple[str, ...]] = ("v", "u")
 
-    rho: float = hyper(
-        default=0.9, validator=number(ge=0, lt=1), help="the decay rate of both moving averages"
-    )
+    rho: float = decay_rate(0.9, "both moving averages")
     eps: float = hyper(
         default=1e-6,
         validator=number(gt=0),

@@ -7,6 +7,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, number
+from ortflex_plugins.optimizers._fields import decay_rate, decoupled_decay, norm
 
 
 @attrs.frozen(kw_only=True)
@@ -19,14 +20,8 @@ class _Means(Optimizer):
     default_rate: ClassVar[float] = 1e-3
     slots: ClassVar[tuple[str, ...]] = ("m", "v")
 
-    beta1: float = hyper(
-        default=0.9, validator=number(ge=0, lt=1), help="the decay rate of the moving average of g"
-    )
-    beta2: float = hyper(
-        default=0.999,
-        validator=number(ge=0, lt=1),
-        help="the decay rate of the moving average of g²",
-    )
+    beta1: float = decay_rate(0.9, "the moving average of g")
+    beta2: float = decay_rate(0.999, "the moving average of g²")
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="the number added to √v̂")
 
     def mean(self, gradient: Tensor, slots: Slots) -> Tensor:
@@ -68,7 +63,6 @@ class Adam(_Means):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The formula."""
         m, v = self.means(gradient, slots)
         return weight - rate * self.direction(op, m, v, step), {"m": m, "v": v}
 
@@ -92,11 +86,7 @@ class AdamW(_Means):
 
     name: ClassVar[str] = "adamw"
 
-    weight_decay: float = hyper(
-        default=0.01,
-        validator=number(ge=0),
-        help="decoupled weight decay: each step also subtracts rate·weight_decay·w",
-    )
+    weight_decay: float = decoupled_decay(0.01)
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
@@ -128,17 +118,12 @@ class Adamax(_Means):
     default_rate: ClassVar[float] = 2e-3
     slots: ClassVar[tuple[str, ...]] = ("m", "u")
 
-    beta2: float = hyper(
-        default=0.999,
-        validator=number(ge=0, lt=1),
-        help="the decay rate of the running maximum of |g|",
-    )
+    beta2: float = decay_rate(0.999, "the running maximum of |g|")
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="the number added to |g|")
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The formula."""
         m = self.mean(gradient, slots)
         u = op.Max(self.beta2 * slots["u"], op.Abs(gradient) + self.eps)
         return weight - (rate / (1 - self.beta1**step)) * (m / u), {"m": m, "u": u}
@@ -260,16 +245,10 @@ class Lamb(_Means):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The formula."""
         m, v = self.means(gradient, slots)
         direction = self.direction(op, m, v, step) + self.weight_decay * weight
-        size_w, size_d = _norm(op, weight), _norm(op, direction)
+        size_w, size_d = norm(op, weight), norm(op, direction)
         ratio = op.Clip(size_w / size_d, self.ratio_min, self.ratio_max)
         # Where a norm is 0, the quotient is 0/0 or x/0 and is not used.
         ratio = op.Where(op.Greater(op.Min(size_w, size_d), 0.0), ratio, 1.0)
         return weight - (rate * ratio) * direction, {"m": m, "v": v}
-
-
-def _norm(op: Ops, tensor: Tensor) -> Tensor:
-    """The Euclidean norm of all elements, of rank 0."""
-    return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))

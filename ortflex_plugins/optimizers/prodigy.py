@@ -8,6 +8,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, number
+from ortflex_plugins.optimizers._fields import decay_rate
 
 
 @attrs.frozen(kw_only=True)
@@ -41,16 +42,8 @@ class Prodigy(Optimizer):
     shared: ClassVar[tuple[str, ...]] = ("d", "r")
     elementwise: ClassVar[bool] = False
 
-    beta1: float = hyper(
-        default=0.9,
-        validator=number(ge=0, lt=1),
-        help="the decay rate of the moving average of d·g",
-    )
-    beta2: float = hyper(
-        default=0.999,
-        validator=number(ge=0, lt=1),
-        help="the decay rate of the moving average of d²·g²",
-    )
+    beta1: float = decay_rate(0.9, "the moving average of d·g")
+    beta2: float = decay_rate(0.999, "the moving average of d²·g²")
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="d·eps is added to √v")
     d0: float = hyper(
         default=1e-6, validator=number(gt=0), help="the initial value of d, which never decreases"
@@ -83,7 +76,6 @@ class Prodigy(Optimizer):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The formula."""
         root, d = self.beta2**0.5, slots["d"]
         scaled = d * gradient
         m = self.beta1 * slots["m"] + (1 - self.beta1) * scaled

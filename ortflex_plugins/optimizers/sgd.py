@@ -7,6 +7,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core import Host, Ops, Optimizer, Slots, Tensor, Updated, hyper, number, setting
+from ortflex_plugins.optimizers._fields import decay_rate, decoupled_decay, norm
 
 
 @attrs.frozen(kw_only=True)
@@ -143,19 +144,13 @@ class Lars(Optimizer):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The formula."""
-        size_w, size_g = _norm(op, weight), _norm(op, gradient)
+        size_w, size_g = norm(op, weight), norm(op, gradient)
         local = self.trust * size_w / (size_g + self.weight_decay * size_w)
         # Where both norms are 0, the quotient is 0/0 and is not used.
         local = op.Where(op.Greater(op.Min(size_w, size_g), 0.0), local, 1.0)
         move = (rate * local) * (gradient + self.weight_decay * weight)
         velocity = self.beta * slots["velocity"] + move
         return weight - velocity, {"velocity": velocity}
-
-
-def _norm(op: Ops, tensor: Tensor) -> Tensor:
-    """The Euclidean norm of all elements, of rank 0."""
-    return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -184,19 +179,12 @@ class Lion(Optimizer):
         validator=number(ge=0, lt=1),
         help="the weight of m in the direction of the step",
     )
-    beta2: float = hyper(
-        default=0.99, validator=number(ge=0, lt=1), help="the decay rate of the moving average of g"
-    )
-    weight_decay: float = hyper(
-        default=0.0,
-        validator=number(ge=0),
-        help="decoupled weight decay: each step also subtracts rate·weight_decay·w",
-    )
+    beta2: float = decay_rate(0.99, "the moving average of g")
+    weight_decay: float = decoupled_decay(0.0)
 
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The formula."""
         move = op.Sign(self.beta1 * slots["m"] + (1 - self.beta1) * gradient)
         m = self.beta2 * slots["m"] + (1 - self.beta2) * gradient
         return (1 - rate * self.weight_decay) * weight - rate * move, {"m": m}

@@ -42,7 +42,6 @@ class Cosine(Schedule):
     )
 
     def rate(self, base: float, progress: Progress) -> float:
-        """The rate at ``t``."""
         period = known_length(self, "period", progress)
         factor = 0.5 * (1 + math.cos(math.pi * self.time(progress) / max(period, 1)))
         return self.minimum + (base - self.minimum) * factor
@@ -79,7 +78,6 @@ class CosineRestarts(Schedule):
     )
 
     def rate(self, base: float, progress: Progress) -> float:
-        """The rate at ``t``."""
         since, period = float(self.time(progress)), float(self.period)
         if self.factor == 1:
             since %= period
@@ -130,7 +128,6 @@ class OneCycle(Schedule):
     )
 
     def rate(self, base: float, progress: Progress) -> float:
-        """The rate at ``t``."""
         length = known_length(self, "length", progress)
         first = base / self.start_divisor
         top, end = self.up * length - 1, length - 1

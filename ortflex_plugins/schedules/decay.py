@@ -146,7 +146,6 @@ class MultiStep(Schedule):
     gamma: float = setting(default=0.1, validator=number(gt=0), help="the factor at each milestone")
 
     def rate(self, base: float, progress: Progress) -> float:
-        """The rate at ``t``."""
         time = self.time(progress)
         return float(base * float(self.gamma) ** sum(m <= time for m in self.milestones))
 
@@ -175,7 +174,6 @@ class Polynomial(Schedule):
     )
 
     def rate(self, base: float, progress: Progress) -> float:
-        """The rate at ``t``."""
         length = known_length(self, "length", progress)
         remaining = 1 - min(self.time(progress) / max(length, 1), 1)
         return float(base * remaining ** float(self.power))

@@ -121,7 +121,6 @@ class Warmup(Schedule):
         return attrs.evolve(self, schedule=self.schedule.bind(context))
 
     def rate(self, base: float, progress: Progress) -> float:
-        """The rate at ``t``."""
         time = self.time(progress)
         inner = since(self.by, progress, int(self.length), None, self.duration(progress))
         later = self.schedule.rate(base, inner)
