@@ -49,9 +49,8 @@ from ortflex_core import (
     step_program,
 )
 from ortflex_plugins.backends.accumulating import Accumulator, names_of
-from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
-from ortflex_plugins.backends.fused_plan import BoundStep
+from ortflex_plugins.backends.fused_plan import BoundStep, Resident
 from ortflex_plugins.backends.step_plan import (
     REFUSALS,
     RunLosses,

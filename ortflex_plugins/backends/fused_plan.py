@@ -1,8 +1,8 @@
-"""A graph of training steps with its bindings, for batches of one shape; and the losses of its runs."""
+"""A graph of training steps with its bindings, for batches of one shape; its data, and its losses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,20 +14,90 @@ from ortflex_core import (
     Block,
     Device,
     GraphError,
+    Lasting,
+    Port,
     Program,
     TensorSpec,
+    Trace,
+    Value,
     Workspace,
+    build,
     get_session,
 )
-from ortflex_plugins.backends.data_on_device import Gathering
 from ortflex_plugins.backends.step_plan import RunLosses, StepPlan
 
 if TYPE_CHECKING:
     from ortflex_plugins.backends.fused import FusedEngine
 
+
 _PAGE = 256
 """The number of runs whose costs stay on a device together; the loop reads them at this interval."""
 _NOTHING = np.empty(0)
+
+
+_OPSETS = {"": 13}
+
+
+class Resident:
+    """The training columns, copied to the device once if it has room for them."""
+
+    def __init__(self, device: Device, specs: Sequence[TensorSpec]) -> None:
+        self._device = device
+        self._names = [spec.name for spec in specs]
+        self._columns: Mapping[str, Array] | None = None
+        self._values: dict[str, Value] = {}
+
+    def of(self, columns: Mapping[str, Array]) -> Mapping[str, Value]:
+        """The columns on the device; empty if the arrays change or exceed the room."""
+        if not isinstance(columns, Lasting):
+            return {}
+        if columns is not self._columns:
+            self._values = {}  # before other columns are copied
+            own = {name: columns[name] for name in self._names if name in columns}
+            if sum(array.nbytes for array in own.values()) <= self._device.room():
+                self._values = {name: self._device.put(array) for name, array in own.items()}
+            self._columns = columns
+        return self._values
+
+
+class Gathering:
+    """Gathers rows of columns on the device into the buffers that a graph reads.
+
+    Args:
+        device: the device of all tensors.
+        targets: specification and memory of the gathered rows, by column.
+        threads: the threads of its session.
+    """
+
+    def __init__(
+        self, device: Device, targets: Mapping[str, tuple[TensorSpec, Value]], threads: int
+    ) -> None:
+        self._device = device
+        first = next(iter(targets.values()))[1]
+        self._rows = device.empty([first.shape()[0]], np.int64)
+        program = _program(targets)
+        self._binder = Binder(get_session(program, device, threads), "gather")
+        self._binder.input("rows", self._rows)
+        for name, (_, value) in targets.items():
+            self._binder.output(program.gives[Port("data", of=name)].name, value)
+        self._inputs = {n: program.takes[Port("value", of=n)].name for n in targets}
+
+    def take(self, columns: Mapping[str, Value], rows: Array) -> None:
+        """Gather the rows with these numbers."""
+        for name, called in self._inputs.items():
+            self._binder.input(called, columns[name])
+        self._device.write(self._rows, rows)
+        self._binder.run()
+
+
+def _program(targets: Mapping[str, tuple[TensorSpec, Value]]) -> Program:
+    trace = Trace(_OPSETS)
+    rows = trace.input("rows", np.int64, ("taken",))
+    taken = {}
+    for name, (spec, value) in targets.items():
+        column = trace.input(Port("value", of=name), spec.dtype, ("all", *value.shape()[1:]))
+        taken[Port("data", of=name)] = trace.op.Gather(column, rows, axis=0)
+    return build(trace, taken, name="rows")
 
 
 class BoundStep(StepPlan):

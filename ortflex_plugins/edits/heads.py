@@ -39,6 +39,14 @@ def _labels(instance: Any, attribute: attrs.Attribute[Any], value: tuple[Any, ..
         raise ValueError(f"{attribute.name}: {twice!r} is there twice")
 
 
+def _check_count(name: str, given: int | None, what: str, classes: Sequence[Any]) -> None:
+    """Refuse a field that has neither a number nor labels, or another number than labels."""
+    if given is None and not classes:
+        raise ValueError(f"{name}: set the {what}, or their labels as classes")
+    if classes and given not in (None, len(classes)):
+        raise ValueError(f"{name}: expected {len(classes)}, the number of classes, got {given}")
+
+
 _AT = (
     "the name of an output, a module, a node or a weight of the head, or a glob pattern for it; by "
     "default, the only head of the model"
@@ -121,12 +129,7 @@ class NewHead(_Classes):
     on: str = setting(default="", help="the feature tensor to which the new layer is added")
 
     def __attrs_post_init__(self) -> None:
-        if self.outputs is None and not self.classes:
-            raise ValueError("outputs: set the number of classes, or their labels as classes")
-        if self.classes and self.outputs not in (None, len(self.classes)):
-            raise ValueError(
-                f"outputs: expected {len(self.classes)}, the number of classes, got {self.outputs}"
-            )
+        _check_count("outputs", self.outputs, "number of classes", self.classes)
 
     @property
     def count(self) -> int:
@@ -254,12 +257,7 @@ class MoreClasses(_Classes):
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.add is None and not self.classes:
-            raise ValueError("add: set the number of new classes, or their labels as classes")
-        if self.classes and self.add not in (None, len(self.classes)):
-            raise ValueError(
-                f"add: expected {len(self.classes)}, the number of classes, got {self.add}"
-            )
+        _check_count("add", self.add, "number of new classes", self.classes)
 
     @property
     def count(self) -> int:

@@ -17,8 +17,16 @@ from typing import Any
 import attrs
 
 from ortflex_core import Gradient, NodeView, Ops, Rules, Tensor, known_size, zeros_like
-from ortflex_plugins.gradients._activations import Activation, activations
-from ortflex_plugins.gradients._sequences import Direction, directions, flat, previous, scan, unflat
+from ortflex_plugins.gradients._sequences import (
+    Activation,
+    Direction,
+    activations,
+    directions,
+    flat,
+    previous,
+    scan,
+    unflat,
+)
 
 RULES = Rules()
 

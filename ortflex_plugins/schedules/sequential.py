@@ -14,15 +14,6 @@ from ortflex_core import ConfigError, Progress, Schedule, ScheduleContext, Unit,
 from ortflex_plugins.schedules.decay import Constant
 
 
-def schedules_field() -> Any:
-    """The field ``schedules``: at least one schedule, all in the unit of the composition."""
-    return setting(
-        converter=tuple,
-        validator=_check,
-        help="the schedules; each is a name, or a table with ``name`` and the parameters",
-    )
-
-
 def _check(instance: Any, attribute: attrs.Attribute[Any], value: Sequence[Any]) -> None:
     where = f"{type(instance).__name__}.{attribute.name}"
     if not value:
@@ -133,7 +124,11 @@ class Warmup(Schedule):
 class _Composition(Schedule):
     """What the family shares: its parts, which count in one unit."""
 
-    schedules: tuple[Schedule, ...] = schedules_field()
+    schedules: tuple[Schedule, ...] = setting(
+        converter=tuple,
+        validator=_check,
+        help="the schedules; each is a name, or a table with ``name`` and the parameters",
+    )
 
     def bind(self, context: ScheduleContext) -> Schedule:
         """The schedule with its parts bound."""

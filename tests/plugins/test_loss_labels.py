@@ -9,10 +9,9 @@ import pytest
 from onnx import TensorProto
 
 from ortflex_core import DataError, Loss, TensorSpec
-from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
 from ortflex_plugins.losses.dice import Dice
+from ortflex_plugins.losses.embeddings import CosineEmbedding
 from ortflex_plugins.losses.hinge import Focal, Hinge, SquaredHinge
-from ortflex_plugins.losses.kullback_leibler import KullbackLeibler
 from ortflex_plugins.losses.log_loss import LogLoss
 from ortflex_plugins.losses.regression import (
     AbsoluteError,
@@ -22,7 +21,7 @@ from ortflex_plugins.losses.regression import (
     Quantile,
     SquaredError,
 )
-from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
+from ortflex_plugins.losses.softmax_cross_entropy import KullbackLeibler, SoftmaxCrossEntropy
 
 F32, F64, I64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
 

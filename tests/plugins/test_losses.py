@@ -12,10 +12,9 @@ from numpy.testing import assert_allclose
 
 from ortflex_core import Loss, gradients
 from ortflex_core.compiler.autodiff.reverse import RuleTable
-from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
 from ortflex_plugins.losses.dice import Dice
+from ortflex_plugins.losses.embeddings import CosineEmbedding
 from ortflex_plugins.losses.hinge import Focal, Hinge, SquaredHinge
-from ortflex_plugins.losses.kullback_leibler import KullbackLeibler
 from ortflex_plugins.losses.log_loss import LogLoss
 from ortflex_plugins.losses.regression import (
     AbsoluteError,
@@ -26,7 +25,7 @@ from ortflex_plugins.losses.regression import (
     Quantile,
     SquaredError,
 )
-from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
+from ortflex_plugins.losses.softmax_cross_entropy import KullbackLeibler, SoftmaxCrossEntropy
 from tests import oracles
 from tests.tracing import OPSETS, builder_gradient, evaluate, hosted, run_program, trace_program
 

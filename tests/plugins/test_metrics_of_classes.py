@@ -12,8 +12,7 @@ import onnx
 import pytest
 
 from ortflex_core import ConfigError, DataError, Metric, Recipe, Trainer, internals_of
-from ortflex_plugins.metrics.accuracy import F1, TopK
-from ortflex_plugins.metrics.roc_auc import RocAuc
+from ortflex_plugins.metrics.accuracy import F1, RocAuc, TopK
 from ortflex_plugins.metrics.sklearn import SklearnMetric
 from tests import models
 from tests.plugins.test_metrics import streamed

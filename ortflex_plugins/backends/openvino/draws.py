@@ -6,13 +6,13 @@ the step, so a separate graph computes them before each run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import attrs
 import onnx
 from onnx import NodeProto
 
-from ortflex_core import Key, Program, TensorSpec, Unsupported
+from ortflex_core import Key, Program, TensorSpec, Unsupported, ancestor_nodes, reads
 
 
 def split_draws(program: Program) -> tuple[Program, Program | None]:
@@ -34,19 +34,19 @@ def split_draws(program: Program) -> tuple[Program, Program | None]:
     draws: list[NodeProto] = []
     rest: list[NodeProto] = []
     for node in graph.node:
-        reads = set(_reads(node))
-        if reads <= fixed:
+        before = set(reads(node))
+        if before <= fixed:
             fixed.update(node.output)
             draws.append(node)
             rest.append(node)
-        elif reads <= fixed | hosts | drawn:
+        elif before <= fixed | hosts | drawn:
             drawn.update(node.output)
             draws.append(node)
         else:
             rest.append(node)
     if not any(node.op_type == "BitShift" and node.output[0] in drawn for node in draws):
         return program, None
-    wanted = [n for n in dict.fromkeys(r for node in rest for r in _reads(node)) if n in drawn]
+    wanted = [n for n in dict.fromkeys(r for node in rest for r in reads(node)) if n in drawn]
     wanted += [o.name for o in graph.output if o.name in drawn]
     first = _part(program, draws, wanted, ())
     known = {v.name: v for v in onnx.shape_inference.infer_shapes(first).graph.value_info}
@@ -63,7 +63,7 @@ def split_draws(program: Program) -> tuple[Program, Program | None]:
     for name in outputs & drawn:
         second.graph.node.append(NodeProto(op_type="Identity", input=[names[name]], output=[name]))
     second.graph.input.extend(s.to_proto("draw") for s in given)
-    read = {n for node in second.graph.node for n in _reads(node)}
+    read = {n for node in second.graph.node for n in reads(node)}
     keys: tuple[Key, ...] = tuple(s.name for s in specs)
     return (
         attrs.evolve(
@@ -90,35 +90,18 @@ def split_draws(program: Program) -> tuple[Program, Program | None]:
     )
 
 
-def _reads(node: NodeProto) -> Iterable[str]:
-    """The values that a node reads, also from within its bodies."""
-    yield from filter(None, node.input)
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            body = attribute.g
-            own = {i.name for i in body.input} | {t.name for t in body.initializer}
-            for inner in body.node:
-                yield from (n for n in _reads(inner) if n not in own)
-                own.update(inner.output)
-            yield from (o.name for o in body.output if o.name not in own)
-
-
 def _part(
     program: Program, nodes: list[NodeProto], outputs: list[str], inputs: Collection[str]
 ) -> onnx.ModelProto:
     """The nodes before some values, as a model without outputs, with constants and all ``inputs``."""
     made = program.proto()
     graph = made.graph
-    wanted = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if wanted & set(node.output):
-            kept.append(node)
-            wanted.update(_reads(node))
+    kept = ancestor_nodes(nodes, outputs)
+    wanted = {*outputs, *(name for node in kept for name in reads(node))}
     given = [i for i in graph.input if i.name in wanted or i.name in inputs]
     constants = [t for t in graph.initializer if t.name in wanted]
     del graph.node[:], graph.output[:], graph.input[:], graph.initializer[:]
-    graph.node.extend(reversed(kept))
+    graph.node.extend(kept)
     graph.input.extend(given)
     graph.initializer.extend(constants)
     return made
