@@ -136,11 +136,7 @@ def read_config(folder: Path) -> Config:
 
 
 def _checked(path: Path, entries: Mapping[str, Any]) -> Config:
-    """The entries, each in its valid range.
-
-    Raises:
-        ConfigError: one is missing or wrong; names the key.
-    """
+    """The entries, each in its valid range."""
 
     def entry(key: str, expected: str, valid: Callable[[Any], bool], absent: Any = None) -> Any:
         value = entries.get(key)
@@ -299,11 +295,7 @@ def _same_module(module: str, names: Sequence[str]) -> str | None:
 
 
 def _written_name(module: str, lora: Lora) -> str:
-    """PEFT's name of a module: that of the folder the adapter came from, or its path without a prefix.
-
-    Raises:
-        ConfigError: the path does not begin with the prefix.
-    """
+    """PEFT's name of a module: that of the folder the adapter came from, or its path without a prefix."""
     if not lora.prefix and (known := _same_module(module, lora.modules)) is not None:
         return known
     if not module.startswith(lora.prefix):

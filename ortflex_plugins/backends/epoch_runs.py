@@ -30,9 +30,6 @@ def steps_per_run(problem: Problem) -> int:
     return min(most, _UNKNOWN) if problem.epoch_steps is None else fewest_runs(problem, most)
 
 
-# Host scalars --------------------------------------------------------------------------------------
-
-
 class HostNumbers:
     """The host scalars of a program for several steps at once.
 
@@ -95,35 +92,6 @@ class StepValues:
     weighted: bool
 
 
-def step_values(
-    problem: Problem,
-    constants: Mapping[str, float],
-    done: int,
-    batches: int,
-    denominators: Sequence[Sequence[float]],
-    rates: Sequence[float],
-) -> StepValues:
-    """The host symbols of the steps after ``done`` steps, each of a number of batches."""
-    steps = len(rates)
-    below = np.array(denominators, np.float64).reshape(steps, batches, -1)
-    # One after the other, as Python adds them.
-    sums = np.cumsum(below, axis=1)[:, -1]
-    terms = problem.terms
-    factors = np.array([t.factor for t in terms])
-    divisors = 1.0 if problem.reduction == "sum" else np.where(sums == 0, 1.0, sums)
-    scales = np.where(sums == 0, 0.0, factors / divisors)
-    count = np.arange(done, done + steps, dtype=np.float64)
-    values: dict[str, Any] = {
-        **constants,
-        RATE: np.array(rates, np.float64),
-        COUNTER: count + 1,
-        **{t.scale_symbol: scales[:, k] for k, t in enumerate(terms)},
-    }
-    first = count * problem.updating.accumulate + 1
-    own = tuple({**values, DRAW: first + j} for j in range(batches))
-    return StepValues(own, np.tile(scales, batches), bool((sums != 0).all()))
-
-
 class RunNumbers(Generic[T]):
     """The host scalars of runs, in the form that an engine passes on; those of equal runs are made once."""
 
@@ -138,8 +106,25 @@ class RunNumbers(Generic[T]):
         denominators: Sequence[Sequence[float]],
         rates: Sequence[float],
     ) -> StepValues:
-        """The host symbols, see :func:`step_values`."""
-        return step_values(self._problem, self._constants, done, batches, denominators, rates)
+        """The host symbols of the steps after ``done`` steps, each of a number of batches."""
+        steps = len(rates)
+        below = np.array(denominators, np.float64).reshape(steps, batches, -1)
+        # One after the other, as Python adds them.
+        sums = np.cumsum(below, axis=1)[:, -1]
+        terms = self._problem.terms
+        factors = np.array([t.factor for t in terms])
+        divisors = 1.0 if self._problem.reduction == "sum" else np.where(sums == 0, 1.0, sums)
+        scales = np.where(sums == 0, 0.0, factors / divisors)
+        count = np.arange(done, done + steps, dtype=np.float64)
+        values: dict[str, Any] = {
+            **self._constants,
+            RATE: np.array(rates, np.float64),
+            COUNTER: count + 1,
+            **{t.scale_symbol: scales[:, k] for k, t in enumerate(terms)},
+        }
+        first = count * self._problem.updating.accumulate + 1
+        own = tuple({**values, DRAW: first + j} for j in range(batches))
+        return StepValues(own, np.tile(scales, batches), bool((sums != 0).all()))
 
     def __call__(
         self,
@@ -171,9 +156,6 @@ class RunNumbers(Generic[T]):
         self._known.clear()
 
 
-# Costs ---------------------------------------------------------------------------------------------
-
-
 @attrs.frozen
 class Cost:
     """Costs of several steps, where they were computed until they are read."""
@@ -195,20 +177,6 @@ class Cost:
         each = products.reshape(steps, -1, self.terms).sum(axis=1).T.tolist()
         further = each if self.terms > 1 else []
         return list(zip(products.sum(axis=1).tolist(), penalties, *further, strict=True))
-
-
-@attrs.frozen
-class Costs:
-    """Costs of several runs."""
-
-    parts: Sequence[Cost]
-
-    def read(self) -> list[tuple[float, ...]]:
-        """The costs of each step."""
-        return [costs for part in self.parts for costs in part.read()]
-
-
-# Batches -------------------------------------------------------------------------------------------
 
 
 def gathered(batches: Batch | Block, name: str) -> Array:

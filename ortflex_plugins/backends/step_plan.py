@@ -16,6 +16,7 @@ from ortflex_core import (
     GraphError,
     HostVector,
     Key,
+    Losses,
     NoGradientRule,
     NotDifferentiable,
     Port,
@@ -218,7 +219,7 @@ class SeveralRuns:
 
     __slots__ = ("_parts",)
 
-    def __init__(self, parts: list[RunLosses]) -> None:
+    def __init__(self, parts: Sequence[Losses]) -> None:
         self._parts = parts
 
     def read(self) -> list[tuple[float, ...]]:

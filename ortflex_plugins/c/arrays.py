@@ -102,9 +102,6 @@ class Tensor:
     def __neg__(self) -> Tensor:
         return self.trace.map("Neg", self)
 
-    def __pow__(self, other: Any) -> Tensor:
-        return self.trace.map("Pow", self, other)
-
     def __ne__(self, other: object) -> Any:
         return self.trace.map("Not", self.trace.map("Equal", self, other))
 
@@ -116,9 +113,6 @@ class Tensor:
         below = [self.trace.map("Less", v, 0) for v in (self, other)]
         stays = self.trace.map("Or", whole, self.trace.map("Equal", *below))
         return self.trace.map("Where", stays, towards, self.trace.map("Sub", towards, 1))
-
-    def __mod__(self, other: Any) -> Tensor:
-        return self.trace.map("Mod", self, other)
 
     def __hash__(self) -> int:
         return self.number
@@ -136,6 +130,8 @@ for _method, _name in {
     "sub": "Sub",
     "mul": "Mul",
     "truediv": "Div",
+    "mod": "Mod",
+    "pow": "Pow",
     "and": "And",
     "or": "Or",
     "xor": "Xor",

@@ -250,11 +250,7 @@ def _described(
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, and see to it that nobody else can write to it.
-
-    Raises:
-        OutputError: it cannot be made or written to, or others can write to it.
-    """
+    """Make the folder, and see to it that nobody else can write to it."""
     then = f"{_OTHER} for compiled libraries"
     what = f"keep compiled libraries in {str(folder)!r}"
     try:
@@ -306,11 +302,7 @@ def _compile(
 
 
 def _call(compiler: Compiler, arguments: Sequence[str], place: Path) -> bytes:
-    """The library that the compiler makes of ``source.c``.
-
-    Raises:
-        CompileError: it makes none.
-    """
+    """The library that the compiler makes of ``source.c``."""
     command = [*compiler.command, *arguments, "source.c", "-o", "library.so", *_LIBRARIES]
     # In the folder, so that names in errors are short; temporary files of the compiler are removed with it.
     environment = {**_environment(), "TMPDIR": str(place)}

@@ -132,16 +132,10 @@ class Features:
         given: Callable[[int], Any] | None = None,
         advice: Callable[[Any], str] | None = None,
     ) -> Array:
-        """A column as float32, or as strings.
+        """A column as float32, or as strings; None stands for a missing value.
 
-        Args:
-            column: its name.
-            values: its cells; None where a value is missing.
-            where: the table in messages.
-            number: reads a number.
-            place: the place of a row in messages.
-            given: what the table has in a row, for messages.
-            advice: another hint about a cell that is no number.
+        For messages, ``where`` is the table, ``place`` the place of a row, ``given`` what the table has in
+        a row, and ``advice`` a hint about a cell that is no number.
 
         Raises:
             DataError: a value is missing or is not what the column is.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -23,40 +23,18 @@ from ortflex_core import (
     usual_buffer,
 )
 from ortflex_plugins.data._columns import ListTableSource, rows_or_none
-from ortflex_plugins.data._features import (
-    Features,
-    guessed,
-    is_missing,
-    kinds_of,
-)
-from ortflex_plugins.data._tables import (
-    Padding,
-    Plan,
-    cells,
-    files,
-    lengths_of,
-    odd_kind,
-    pyarrow,
-)
-
-
-class Reader(abc.ABC):
-    """Reads files of one format; the caller handles errors of pyarrow."""
-
-    ending: str
-
-    @abc.abstractmethod
-    def look(self, file: Path) -> tuple[Any, list[int]]:
-        """The schema, and the number of rows of every group."""
-
-    @abc.abstractmethod
-    def read(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        """The schema, then record batches of one group with these columns."""
+from ortflex_plugins.data._features import Features, guessed, is_missing, kinds_of
+from ortflex_plugins.data._tables import Padding, Plan, cells, files, lengths_of, odd_kind, pyarrow
 
 
 @attrs.frozen(kw_only=True)
 class Table(ListTableSource, abc.ABC):
-    """A table in one or several files; data may be larger than memory."""
+    """A table in one or several files; data may be larger than memory.
+
+    The caller of :meth:`look` and :meth:`batches` handles errors of pyarrow.
+    """
+
+    ending: ClassVar[str]
 
     path: str = setting(help="the file, or a folder of files")
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
@@ -73,8 +51,12 @@ class Table(ListTableSource, abc.ABC):
     )
 
     @abc.abstractmethod
-    def reader(self) -> Reader:
-        """The reader of the format."""
+    def look(self, file: Path) -> tuple[Any, list[int]]:
+        """The schema of a file, and the number of rows of every group."""
+
+    @abc.abstractmethod
+    def batches(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
+        """The schema, then record batches of one group with these columns."""
 
     def load(self) -> Columns | Pieces:
         """Read data that fit into the buffer; of larger data, only the metadata."""
@@ -105,7 +87,7 @@ class Table(ListTableSource, abc.ABC):
 
     def proposed(self) -> Table:
         """With kinds for the columns that are no numbers, and what fills missing values and short lists."""
-        schema, _ = self.reader().look(files(self.path, self.reader().ending)[0])
+        schema, _ = self.look(files(self.path, self.ending)[0])
         source = self
         if self.columns is None:
             odd = {
@@ -137,14 +119,13 @@ class TablePieces(Pieces):
 
     def __init__(self, table: Table) -> None:
         pyarrow()
-        self._reader = table.reader()
         self._groups: list[tuple[Path, int]] = []
         self._sizes: list[int] = []
         plan: Plan | None = None
-        paths = files(table.path, self._reader.ending)
+        paths = files(table.path, table.ending)
         for file in paths:
             with _named_errors(file):
-                schema, sizes = self._reader.look(file)
+                schema, sizes = table.look(file)
                 if plan is None:
                     given = table.target, table.weight, table.columns, table.input
                     padding = Padding(table.pad, table.length)
@@ -157,8 +138,7 @@ class TablePieces(Pieces):
         self.plan = plan
         if not self._sizes:
             raise DataError(f"{paths[0]}: the data are empty: 0 rows")
-        self._given = table.buffer
-        self._files, self._table = paths, repr(table)
+        self._files, self._table = paths, table
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -172,18 +152,18 @@ class TablePieces(Pieces):
         if first is None:
             file = self._groups[0][0]
             raise DataError(f"{file}: its metadata have {self._sizes[0]} rows, its data have 0")
-        return self._given or usual_buffer(first)
+        return self._table.buffer or usual_buffer(first)
 
     @property
     def digest(self) -> str:
         """Of the files, and of how their columns become numbers."""
-        return files_digest(self._files, self._table)
+        return files_digest(self._files, repr(self._table))
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
         """The rows of a group."""
         file, group = self._groups[piece]
         with _named_errors(file):
-            batches = self._reader.read(file, group, self.plan.columns)
+            batches = self._table.batches(file, group, self.plan.columns)
             self.plan.check(next(batches), file)
             row = 0
             for batch in batches:
@@ -198,7 +178,7 @@ class TablePieces(Pieces):
         """One column of all rows, in parts."""
         for file, group in self._groups:
             with _named_errors(file):
-                batches = self._reader.read(file, group, [column])
+                batches = self._table.batches(file, group, [column])
                 next(batches)
                 for batch in batches:
                     yield batch.column(column)

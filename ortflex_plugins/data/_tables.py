@@ -298,11 +298,7 @@ def _stack(arrays: Sequence[Array]) -> Array:
 
 
 def _check_strings(values: Any, rows: int, where: str) -> None:
-    """Refuse strings that take much memory once each row has the length of the longest one.
-
-    Raises:
-        DataError: says how long it is.
-    """
+    """Refuse strings that take much memory once each row has the length of the longest one."""
     types = pyarrow().types
     if not types.is_string(values.type) and not types.is_large_string(values.type):
         return
@@ -317,11 +313,7 @@ def _check_strings(values: Any, rows: int, where: str) -> None:
 
 
 def _padded(values: Any, lengths: Array, where: str, padding: Padding) -> Array:
-    """Lists of different lengths as one array, padded at the end.
-
-    Raises:
-        DataError: a list is longer than the given length, or has lists in it.
-    """
+    """Lists of different lengths as one array, padded at the end."""
     length = int(lengths.max(initial=0)) if padding.length is None else padding.length
     if (long := np.flatnonzero(lengths > length)).size:
         row = int(long[0])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ortflex_core import open_regular
-from ortflex_plugins.data._table_pieces import Reader, Table
+from ortflex_plugins.data._table_pieces import Table
 
 
 @attrs.frozen(kw_only=True)
@@ -35,14 +35,7 @@ class Arrow(Table):
     """
 
     name: ClassVar[str] = "arrow"
-
-    def reader(self) -> Reader:
-        """The record batches of a file."""
-        return _RecordBatches()
-
-
-class _RecordBatches(Reader):
-    ending = "arrow"
+    ending: ClassVar[str] = "arrow"
 
     def look(self, file: Path) -> tuple[Any, list[int]]:
         """The schema and the lengths of the batches; only the narrowest column is read for them."""
@@ -57,7 +50,7 @@ class _RecordBatches(Reader):
             sizes = [opened.get_batch(k).num_rows for k in range(opened.num_record_batches)]
             return schema, sizes
 
-    def read(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
+    def batches(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
         """The schema, and the batch."""
         import pyarrow
 

@@ -243,11 +243,7 @@ class _Dialect:
     def of(
         cls, path: Path, delimiter: str | None, decimal: str | None, encoding: str | None
     ) -> _Dialect:
-        """The dialect of a file; what is given is not looked for.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """The dialect of a file; what is given is not looked for."""
         if delimiter and decimal and encoding:
             return cls(delimiter, decimal, encoding)
         try:
@@ -404,11 +400,7 @@ class _Table:
         return [None if field.lower() in _MISSING else field for field in fields]
 
     def value(self, text: str) -> float:
-        """A field as a number.
-
-        Raises:
-            ValueError: it is not a number.
-        """
+        """A field as a number."""
         return float(self._number(text))
 
     def features(self, columns: Sequence[str], known: Features) -> Array:
@@ -452,19 +444,16 @@ class _Table:
             return text
         return "" if "." in text else text.replace(",", ".")
 
-    def _is(self, text: str, kind: type[int] | type[float] = float) -> bool:
-        return _is(kind, self._number(text))
-
     def labels(self, column: str) -> Array:
         """The column as integers, other numbers or strings."""
         place = self.place(column)
         fields = [row[place].strip() for row in self.rows]
-        if all(self._is(text, int) for text in fields):
+        if all(_is(int, self._number(text)) for text in fields):
             try:
                 return np.array([int(text) for text in fields], np.int64)
             except OverflowError:  # numbers that are too large for int64
                 return self.numbers([column])[:, 0]
-        numeric = [self._is(text) for text in fields]
+        numeric = [_is(float, self._number(text)) for text in fields]
         if not any(numeric) and all(fields):
             longest = max(range(len(fields)), key=lambda k: len(fields[k]))
             if len(fields[longest]) > _LONGEST:

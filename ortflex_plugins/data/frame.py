@@ -10,13 +10,7 @@ import numpy as np
 
 from ortflex_core import Columns, DataError, DataSource, setting, suggest
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT, ListTableSource
-from ortflex_plugins.data._features import (
-    Features,
-    check_kinds,
-    is_missing,
-    kinds_of,
-    padded,
-)
+from ortflex_plugins.data._features import Features, check_kinds, is_missing, kinds_of, padded
 
 
 def _frame(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -101,11 +95,7 @@ class Frame(ListTableSource):
 
     @property
     def _names(self) -> list[str]:
-        """The columns of features.
-
-        Raises:
-            DataError: none is left.
-        """
+        """The columns of features."""
         unused = self._features.unused
         for name in self._features.kinds:
             if name not in unused:

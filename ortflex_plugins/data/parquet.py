@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, ClassVar
 import attrs
 
 from ortflex_core import DataError, open_regular
-from ortflex_plugins.data._table_pieces import Reader, Table
+from ortflex_plugins.data._table_pieces import Table
 
 # The number of rows that are decoded together, and of their values: equal ones take no bytes in a file.
 _ROWS, _VALUES = 2**14, 2**24
@@ -46,14 +46,7 @@ class Parquet(Table):
     """
 
     name: ClassVar[str] = "parquet"
-
-    def reader(self) -> Reader:
-        """The row groups of a file."""
-        return _RowGroups()
-
-
-class _RowGroups(Reader):
-    ending = "parquet"
+    ending: ClassVar[str] = "parquet"
 
     def look(self, file: Path) -> tuple[Any, list[int]]:
         """The schema and row groups, from the footer."""
@@ -64,7 +57,7 @@ class _RowGroups(Reader):
             sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
             return opened.schema_arrow, sizes
 
-    def read(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
+    def batches(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
         """The schema, and the group's rows."""
         import pyarrow.parquet
 
@@ -106,10 +99,6 @@ def _check_pages(file: BinaryIO, label: str, group: Any, columns: Sequence[str])
         label: its name in errors.
         group: pyarrow's metadata of the row group.
         columns: the names of the columns that are read.
-
-    Raises:
-        DataError: the pages that are in memory together are larger than the bound, or a header is not
-            valid.
     """
     most = max(_LEAST, _TIMES * file.seek(0, 2))
     together = 0

@@ -37,11 +37,7 @@ _MAX_SCALE = math.log(100)  # CLIP's largest logit_scale
 
 
 def _embeddings(loss: str, predicted: Specs) -> None:
-    """Refuse tensors that are not embeddings [B, D] of one size.
-
-    Raises:
-        DataError: names the tensor and its shape.
-    """
+    """Refuse tensors that are not embeddings [B, D] of one size."""
     sizes = {}
     for role, spec in predicted.items():
         float_scores(loss, spec)

@@ -23,12 +23,7 @@ from ortflex_core import (
     require_range,
     setting,
 )
-from ortflex_plugins.losses._classes import (
-    BALANCED,
-    balanced,
-    class_weight_field,
-    known_weights,
-)
+from ortflex_plugins.losses._classes import BALANCED, balanced, class_weight_field, known_weights
 
 
 @attrs.frozen(kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from typing import ClassVar, Literal
 
 import attrs
@@ -20,8 +20,8 @@ from ortflex_core import (
     float_scores,
     integer_labels,
     number,
-    numpy_dtype,
     one_of,
+    prefix_names,
     require_range,
     setting,
 )
@@ -29,10 +29,6 @@ from ortflex_plugins.losses._classes import Specs, Tensors
 
 _NEVER = -1e30  # the logarithm of an impossible path: finite, so that no difference is NaN
 _IMPOSSIBLE = 1e29
-_STEP_NAMES = (
-    "a skip emit active after same never one_left two_left zero minus_one minus_two axis cut1 cut2 a1 a2 "
-    "a3 largest d0 d1 d3 e0 e1 e3 sum logs moved next"
-)
 
 
 def _step(dtype: int) -> GraphProto:
@@ -55,9 +51,10 @@ def _step(dtype: int) -> GraphProto:
         "moved = Add(logs, largest) next = Add(moved, emit) after = Where(active, next, a) "
         "same = Identity(skip) }"
     )
+    body = onnx.parser.parse_graph(text)
     # Names of a body must differ from those of the graph around it.
-    words = rf"\b({'|'.join(_STEP_NAMES.split())})\b"
-    return onnx.parser.parse_graph(re.sub(words, r"ctc_step_\1", text))
+    prefix_names(body, "ctc_step_", set())
+    return body
 
 
 @attrs.frozen(kw_only=True)
@@ -201,8 +198,7 @@ class Ctc(Loss[Tensors, Specs]):
             op.Slice(states, [0], [-2], [1]), op.constant(np.array([0, 2, 0, 0])), self.blank
         )
         jumps = op.And(op.Not(op.Equal(states, self.blank)), op.Not(op.Equal(states, before)))
-        like = numpy_dtype(dtype)
-        zero, never = op.constant(np.zeros((), like)), op.constant(np.full((), _NEVER, like))
+        zero, never, infinite = (op.constant(v, dtype) for v in (0.0, _NEVER, math.inf))
         skip = op.Where(jumps, zero, never)
         count = op.Unsqueeze(_range(op, op.Shape(states, start=1, end=2)), axes=[0])  # [1, 2S + 1]
         start = op.Where(op.Equal(count + states * 0, 0), zero, never)
@@ -226,8 +222,7 @@ class Ctc(Loss[Tensors, Specs]):
         value = -op.Squeeze(op.Log(sums) + largest, axes=[1])
         if self.per_label:
             value = value / op.Cast(op.Max(op.Squeeze(lengths, axes=[1]), 1), to=dtype)
-        infinite = op.constant(np.full((), np.inf, like))
-        other = op.constant(np.zeros((), like)) if self.zero_infinity else infinite
+        other = zero if self.zero_infinity else infinite
         value = op.Where(op.Less(value, _IMPOSSIBLE / 1e6), value, other)
         if "target_lengths" in predicted:
             labels_given = op.Shape(expected, start=1, end=2)

@@ -10,15 +10,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core import (
-    Array,
-    ConfigError,
-    DataError,
-    Metric,
-    install_command,
-    setting,
-    suggest,
-)
+from ortflex_core import Array, ConfigError, DataError, Metric, install_command, setting, suggest
 from ortflex_plugins.metrics._averages import Finite, columns
 from ortflex_plugins.metrics._classes import (
     classes,
@@ -186,11 +178,7 @@ def _two_columns(scores: Array) -> Array:
 
 
 def _function(score: str) -> Callable[..., Any]:
-    """The function of a name.
-
-    Raises:
-        ConfigError: the score is unknown, or scikit-learn is not installed.
-    """
+    """The function of a name."""
     try:
         import sklearn.metrics
     except ImportError as error:

@@ -19,14 +19,7 @@ from ortflex_core import (
     onnx_dtype,
     repeat_forward,
 )
-from ortflex_plugins.operators import (
-    control,
-    elementwise,
-    indexing,
-    products,
-    reductions,
-    shapes,
-)
+from ortflex_plugins.operators import control, elementwise, indexing, products, reductions, shapes
 from ortflex_plugins.operators.calls import Call, NotTranslatable, Operator, Value
 from ortflex_plugins.operators.numpy_forms import NumpyForms
 

@@ -106,11 +106,7 @@ class _World:
         return list(self._received)
 
     def _wait(self, request: Any) -> None:
-        """Wait for a message of all, at first without a pause.
-
-        Raises:
-            TimeoutError: a process has not sent its part in time.
-        """
+        """Wait for a message of all, at first without a pause."""
         began = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - began

@@ -25,9 +25,9 @@ from ortflex_core import (
     first_not_finite,
 )
 from ortflex_plugins.backends.c.steps import Compiled, aligned, layout_of, part_of, views
-from ortflex_plugins.backends.epoch_runs import Cost, Costs, RunNumbers, steps_per_run
+from ortflex_plugins.backends.epoch_runs import Cost, RunNumbers, steps_per_run
 from ortflex_plugins.backends.port_engine import PortEngine, first_state
-from ortflex_plugins.backends.step_plan import split
+from ortflex_plugins.backends.step_plan import SeveralRuns, split
 from ortflex_plugins.operators.calls import NotTranslatable
 
 
@@ -65,8 +65,6 @@ class CEngine(PortEngine):
                 parts[place.member] = (first, place.start + size, memory.dtype)
         return [self._block[a:b].view(dtype) for a, b, dtype in parts.values()]
 
-    # Training ----------------------------------------------------------------------------------
-
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
         size = self.problem.updating.accumulate
         self._copies = None
@@ -80,7 +78,7 @@ class CEngine(PortEngine):
         else:
             steps = zip(split(batches, len(rates), size), rates, strict=True)
             parts = [self._several(own, rate) for own, rate in steps]
-        return parts[0] if len(parts) == 1 else Costs(parts)
+        return parts[0] if len(parts) == 1 else SeveralRuns(parts)
 
     def _run(
         self,
@@ -187,8 +185,6 @@ class CEngine(PortEngine):
                 self._frozen[key] = np.ascontiguousarray(value)
         return tuple(self._frozen[key] for key in compiled.part.generated.frozen)
 
-    # State -------------------------------------------------------------------------------------
-
     def _read(self, ports: Mapping[str, Port]) -> dict[str, Array]:
         return {name: self._arrays[port].copy() for name, port in ports.items()}
 
@@ -213,8 +209,6 @@ class CEngine(PortEngine):
         assert self._kept is not None
         np.copyto(self._block, self._kept)
         self._step, self._copies = self._kept_step, None
-
-    # What it has -------------------------------------------------------------------------------
 
     def programs(self) -> dict[str, Program | bytes]:
         graphs: dict[str, Program | bytes] = {}

@@ -41,19 +41,15 @@ def _resize(given: Given) -> str:
 
 
 _BY_ATTRIBUTES: Mapping[str, Callable[[Given], str]] = {
+    **dict.fromkeys(("DFT", "LRN", "Loop", "RoiAlign"), lambda a: "any form"),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), lambda a: "layout = 1" if a.get("layout") else ""),
+    **dict.fromkeys(
+        ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp"),
+        lambda a: "axes as an attribute" if "axes" in a else "",
+    ),
     "BatchNormalization": lambda a: "training_mode" if a.get("training_mode") else "",
-    "DFT": lambda a: "any form",
-    "GRU": lambda a: "layout = 1" if a.get("layout") else "",
-    "LRN": lambda a: "any form",
-    "LSTM": lambda a: "layout = 1" if a.get("layout") else "",
-    "Loop": lambda a: "any form",
     "MaxPool": lambda a: "ceil_mode = 1" if a.get("ceil_mode") else "",
-    "RNN": lambda a: "layout = 1" if a.get("layout") else "",
-    "ReduceL1": lambda a: "axes as an attribute" if "axes" in a else "",
-    "ReduceLogSum": lambda a: "axes as an attribute" if "axes" in a else "",
-    "ReduceLogSumExp": lambda a: "axes as an attribute" if "axes" in a else "",
     "Resize": _resize,
-    "RoiAlign": lambda a: "any form",
     "SpaceToDepth": lambda a: "mode" if a.get("mode", b"DCR") != b"DCR" else "",
     "TopK": lambda a: "equal values",
 }

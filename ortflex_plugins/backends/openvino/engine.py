@@ -205,8 +205,6 @@ class OpenVinoEngine(PortEngine):
         self._kept_step = 0
         self.steps_per_run = usual_steps(problem) if steps is None else steps
 
-    # Training ----------------------------------------------------------------------------------
-
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
         if isinstance(batches, Block) and len(batches) == len(rates) > 1:
             return self._run(batches, len(rates), batches.denominators, rates)
@@ -254,8 +252,6 @@ class OpenVinoEngine(PortEngine):
             self._inside.take(self._arrays)
         self._known = True
 
-    # Inference ---------------------------------------------------------------------------------
-
     @property
     def _now(self) -> dict[str, Value]:
         """The weights of predictions."""
@@ -265,8 +261,6 @@ class OpenVinoEngine(PortEngine):
             slots = self.problem.slot_ports
             ports |= {n: slots[key] for n, key in self.problem.average_keys.items()}
         return {name: self._values[port] for name, port in ports.items()}
-
-    # State -------------------------------------------------------------------------------------
 
     def _read(self, ports: Mapping[str, Port]) -> dict[str, Array]:
         self._fetch()
@@ -294,8 +288,6 @@ class OpenVinoEngine(PortEngine):
         for key, array in self._kept.items():
             self._arrays[key][...] = array
         self._step = self._kept_step
-
-    # What it has -------------------------------------------------------------------------------
 
     def programs(self) -> dict[str, Program | bytes]:
         # The step of a full batch is there before the first one runs: for graph_built.

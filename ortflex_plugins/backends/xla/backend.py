@@ -8,15 +8,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import (
-    Backend,
-    Device,
-    Problem,
-    Runtime,
-    install_command,
-    numpy_dtype,
-    setting,
-)
+from ortflex_core import Backend, Device, Problem, Runtime, install_command, numpy_dtype, setting
 from ortflex_plugins.backends.step_plan import REFUSALS, check_steps
 from ortflex_plugins.operators.calls import NotTranslatable
 
@@ -101,11 +93,7 @@ class XlaBackend(Backend):
 
 
 def _trace(problem: Problem) -> None:
-    """Translate a step on abstract arrays, without compiling it.
-
-    Raises:
-        NotTranslatable: an operator that the table does not support.
-    """
+    """Translate a step on abstract arrays, without compiling it."""
     import jax
 
     from ortflex_plugins.backends.xla.steps import state_ports, step_function

@@ -20,16 +20,9 @@ from ortflex_core import (
     buffer_value,
     check_state,
 )
-from ortflex_plugins.backends.epoch_runs import (
-    Cost,
-    Costs,
-    RunNumbers,
-    gathered,
-    joined,
-    steps_per_run,
-)
+from ortflex_plugins.backends.epoch_runs import Cost, RunNumbers, gathered, joined, steps_per_run
 from ortflex_plugins.backends.port_engine import PortEngine, first_state
-from ortflex_plugins.backends.step_plan import split
+from ortflex_plugins.backends.step_plan import SeveralRuns, split
 from ortflex_plugins.backends.xla.steps import StepFunction, state_ports, step_function
 
 _ROOM = 4 * 2**30
@@ -71,8 +64,6 @@ class XlaEngine(PortEngine):
         """A copy of an array on the device."""
         return self._jax.device_put(np.array(array, order="C"), self._place)
 
-    # Training --------------------------------------------------------------------------------
-
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
         size = self.problem.updating.accumulate
         count = len(rates)
@@ -84,7 +75,7 @@ class XlaEngine(PortEngine):
                 sizes = tuple(b.size for b in own)
                 whole = own[0] if len(own) == 1 else joined(own, "xla")
                 parts.append(self._run(whole, sizes, [b.denominators for b in own], [rate]))
-        return parts[0] if len(parts) == 1 else Costs(parts)
+        return parts[0] if len(parts) == 1 else SeveralRuns(parts)
 
     def _run(
         self,
@@ -150,8 +141,6 @@ class XlaEngine(PortEngine):
             self._frozen[name] = self._put(buffer_value(self.problem, name))
         return self._frozen[name]
 
-    # State -------------------------------------------------------------------------------------
-
     def _read(self, ports: Mapping[str, Port]) -> dict[str, Array]:
         return {name: np.array(self._state[self._at[port]]) for name, port in ports.items()}
 
@@ -183,8 +172,6 @@ class XlaEngine(PortEngine):
         with self._wide():
             self._state = tuple(map(self._put, self._kept))
         self._step, self._copies = self._kept_step, None
-
-    # What it has -------------------------------------------------------------------------------
 
     def programs(self) -> dict[str, Program | bytes]:
         graphs: dict[str, Program | bytes] = {}
