@@ -184,7 +184,6 @@ class Accumulator:
         self.programs: dict[str, Program] = {"update": self._moving, "add": self._sum.program}
 
     def binders(self) -> list[Binder]:
-        """All bindings."""
         plans = (b for p in self._plans for b in p.binders())
         return [*self._movers.values(), *self._sum.binders.values(), *plans]
 
@@ -309,7 +308,6 @@ class _BoundGradient:
         return [total.read() for total in self._totals]
 
     def binders(self) -> list[Binder]:
-        """All bindings."""
         return list(self._binders.values())
 
     def _bind(self, owner: Accumulator, old: int, into: int) -> Binder:

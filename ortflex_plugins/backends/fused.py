@@ -361,7 +361,6 @@ class FusedEngine(TwinEngine):
 
     @property
     def _now(self) -> dict[str, Value]:
-        """The weights of predictions."""
         return {**super()._now, **self._buffers.values}
 
     def buffers(self) -> dict[str, Array]:

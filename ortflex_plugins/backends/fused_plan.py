@@ -160,7 +160,6 @@ class BoundStep(StepPlan):
         return binder
 
     def binders(self) -> list[Binder]:
-        """All bindings."""
         return list(self._binders.values())
 
     def fill(self, device: Device, batches: Batch | Block) -> None:
@@ -247,6 +246,5 @@ class LateLosses(RunLosses):
         self._page, self._row = page, page.used - 1
 
     def read(self) -> list[tuple[float, ...]]:
-        """The costs of each step."""
         self._costs = self._page.row(self._row)
         return super().read()

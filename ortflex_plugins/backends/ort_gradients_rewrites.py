@@ -35,24 +35,6 @@ def _exponential(op: Ops, x: Tensor, alpha: float, inner: float = 1.0) -> Tensor
     return op.Max(x, 0.0) + alpha * (op.Exp(op.Min(x, 0.0) / inner) - 1.0)
 
 
-def _selu(op: Ops, a: Attributes, x: Tensor) -> Outputs:
-    gamma: float = a.get("gamma", 1.05070102214813232421875)
-    return gamma * _exponential(op, x, a.get("alpha", 1.67326319217681884765625))
-
-
-def _celu(op: Ops, a: Attributes, x: Tensor) -> Outputs:
-    alpha = a.get("alpha", 1.0)
-    return _exponential(op, x, alpha, alpha)
-
-
-def _hard_sigmoid(op: Ops, a: Attributes, x: Tensor) -> Outputs:
-    return op.Clip(a.get("alpha", 0.2) * x + a.get("beta", 0.5), 0.0, 1.0)
-
-
-def _thresholded(op: Ops, a: Attributes, x: Tensor) -> Outputs:
-    return _select(op, x > a.get("alpha", 1.0), x)
-
-
 def _select(op: Ops, condition: Tensor, x: Tensor) -> Outputs:
     """The value of x where the condition holds, otherwise 0."""
     return op.Where(condition, x, op.constant(0.0, x.dtype))
@@ -70,16 +52,8 @@ def _gelu(op: Ops, a: Attributes, x: Tensor) -> Outputs:
     return 0.5 * x * (1.0 + op.Tanh(inner))
 
 
-def _cast_like(op: Ops, a: Attributes, x: Tensor, like: Tensor) -> Outputs:
-    return op.Cast(x, to=like.dtype)
-
-
 def _double(x: Tensor) -> bool:
     return x.dtype == TensorProto.DOUBLE
-
-
-def _relu(op: Ops, a: Attributes, x: Tensor) -> Outputs:
-    return _select(op, x > 0.0, x) if _double(x) else None
 
 
 def _log_softmax(op: Ops, a: Attributes, x: Tensor) -> Tensor | None:
@@ -222,10 +196,6 @@ def _layer_norm(
     return op.LayerNormalization(x, scale, bias, outputs=3, **a)
 
 
-def _cross_entropy(op: Ops, a: Attributes, *inputs: Tensor) -> Outputs:
-    return op.SoftmaxCrossEntropyLoss(*inputs, outputs=2, **a)
-
-
 def _instance_norm(op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Outputs:
     if x.rank is None:
         return None
@@ -336,15 +306,15 @@ def _average_pool(op: Ops, a: Attributes, x: Tensor) -> Tensor | None:
 RULES: Mapping[str, Rule] = {
     "Add": _add,
     "AveragePool": _average_pool,
-    "CastLike": _cast_like,
-    "Celu": _celu,
+    "CastLike": lambda op, a, x, like: op.Cast(x, to=like.dtype),
+    "Celu": lambda op, a, x: _exponential(op, x, a.get("alpha", 1.0), a.get("alpha", 1.0)),
     "Conv": _conv,
     "Div": _div,
     "Elu": lambda op, a, x: _exponential(op, x, a.get("alpha", 1.0)),
     "Gelu": _gelu,
     "Gemm": _gemm,
     "GlobalMaxPool": _global_max_pool,
-    "HardSigmoid": _hard_sigmoid,
+    "HardSigmoid": lambda op, a, x: op.Clip(a.get("alpha", 0.2) * x + a.get("beta", 0.5), 0.0, 1.0),
     "HardSwish": lambda op, a, x: x * op.Clip((1 / 6) * x + 0.5, 0.0, 1.0),
     "InstanceNormalization": _instance_norm,
     "LayerNormalization": _layer_norm,
@@ -363,16 +333,21 @@ RULES: Mapping[str, Rule] = {
     "ReduceLogSumExp": _reduction("ReduceLogSumExp"),
     "ReduceMean": _reduction("ReduceMean"),
     "ReduceSumSquare": _reduction("ReduceSum", before="Pow"),
-    "Relu": _relu,
-    "Selu": _selu,
+    "Relu": lambda op, a, x: _select(op, x > 0.0, x) if _double(x) else None,
+    "Selu": lambda op, a, x: (
+        a.get("gamma", 1.05070102214813232421875)
+        * _exponential(op, x, a.get("alpha", 1.67326319217681884765625))
+    ),
     "Softmax": _softmax,
-    "SoftmaxCrossEntropyLoss": _cross_entropy,
+    "SoftmaxCrossEntropyLoss": lambda op, a, *inputs: op.SoftmaxCrossEntropyLoss(
+        *inputs, outputs=2, **a
+    ),
     "Softplus": lambda op, a, x: softplus(op, x),
     "Softsign": lambda op, a, x: x * op.Reciprocal(1.0 + op.Abs(x)),
     "Split": _split,
     "Sum": lambda op, a, *terms: _total(terms),
     "Tan": lambda op, a, x: op.Sin(x) / op.Cos(x),
-    "ThresholdedRelu": _thresholded,
+    "ThresholdedRelu": lambda op, a, x: _select(op, x > a.get("alpha", 1.0), x),
     "Transpose": _transpose,
     "Where": _where,
 }

@@ -180,13 +180,7 @@ def _conv(view: View) -> str | None:
 def _max_pool(view: View) -> str | None:
     if view.attribute("storage_order", 0):
         return "its gradient is wrong with storage_order=1"
-    if view.attribute("ceil_mode", 0) and not windows_start_inside(
-        view.shape(view.node.input[0]),
-        kernel=view.attribute("kernel_shape"),
-        strides=view.attribute("strides"),
-        pads=view.attribute("pads"),
-        dilations=view.attribute("dilations"),
-    ):
+    if view.attribute("ceil_mode", 0) and not _windows_start_inside(view):
         return (
             "with ceil_mode a window may begin after the last row, which onnxruntime computes "
             "incorrectly"
@@ -194,24 +188,17 @@ def _max_pool(view: View) -> str | None:
     return _plain_padding(view)
 
 
-def windows_start_inside(
-    shape: Shape | None,
-    *,
-    kernel: Sequence[int],
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-) -> bool:
+def _windows_start_inside(view: View) -> bool:
     """Whether under ceil_mode=1 no window of a pool begins in the padding at the end."""
+    shape, kernel = view.shape(view.node.input[0]), view.attribute("kernel_shape")
     n = len(kernel)
-    if shape is None or len(shape) != n + 2:
+    if shape is None or len(shape) != n + 2 or not known(shape[2:]):
         return False
+    strides, dilations = (view.attribute(a) or [1] * n for a in ("strides", "dilations"))
+    pads = view.attribute("pads") or [0] * 2 * n
     for k, size in enumerate(shape[2:]):
-        if not isinstance(size, int):
-            return False
-        stride = strides[k] if strides else 1
-        begin, end = (pads[k], pads[k + n]) if pads else (0, 0)
-        reach = (kernel[k] - 1) * (dilations[k] if dilations else 1) + 1
+        stride, begin, end = strides[k], pads[k], pads[k + n]
+        reach = (kernel[k] - 1) * dilations[k] + 1
         steps = -((size + begin + end - reach) // -stride)
         if steps * stride >= size + begin:
             return False

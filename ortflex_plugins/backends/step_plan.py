@@ -223,5 +223,4 @@ class SeveralRuns:
         self._parts = parts
 
     def read(self) -> list[tuple[float, ...]]:
-        """The costs of each step."""
         return [costs for part in self._parts for costs in part.read()]

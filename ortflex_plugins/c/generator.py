@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -322,17 +323,13 @@ class _File:
     def _kernel(self, node: Tensor, inside: set[int], dot: Tensor | None) -> tuple[Kernel, Any]:
         make: Any
         if node.op in ("map", "gather") and dot is None:
-            make = lambda inplace: map_kernel(node, inside, inplace)  # noqa: E731
+            make = partial(map_kernel, node, inside)
         elif node.op in ("dot", "map"):
-            product = dot or node
-            make = lambda inplace: product_kernel(  # noqa: E731
-                product, node, inside, self._machine, self._widths, inplace
-            )
+            make = partial(product_kernel, dot or node, node, inside, self._machine, self._widths)
+        elif node.op in _KERNELS:
+            make = lambda _: _KERNELS[node.op](node, inside)  # noqa: E731
         else:
-            build = _KERNELS.get(node.op)
-            if build is None:
-                raise NotTranslatable(f"the operation {node.op}")
-            make = lambda _: build(node, inside)  # noqa: E731
+            raise NotTranslatable(f"the operation {node.op}")
         return make(None), make
 
     def _schedule(self, kernels: list[Kernel], again: Mapping[int, Any]) -> list[Kernel]:

@@ -117,10 +117,12 @@ class TablePieces(Pieces):
         DataError: there is no file, files differ, a column is missing, or there are no rows.
     """
 
+    sizes: Sequence[int] = ()
+
     def __init__(self, table: Table) -> None:
         pyarrow()
         self._groups: list[tuple[Path, int]] = []
-        self._sizes: list[int] = []
+        self.sizes = rows_of = list[int]()
         plan: Plan | None = None
         paths = files(table.path, table.ending)
         for file in paths:
@@ -133,17 +135,12 @@ class TablePieces(Pieces):
                 plan.check(schema, file)
             filled = [(group, rows) for group, rows in enumerate(sizes) if rows]
             self._groups += [(file, group) for group, _ in filled]
-            self._sizes += [rows for _, rows in filled]
+            rows_of += [rows for _, rows in filled]
         assert plan is not None
         self.plan = plan
-        if not self._sizes:
+        if not rows_of:
             raise DataError(f"{paths[0]}: the data are empty: 0 rows")
         self._files, self._table = paths, table
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Rows of every group."""
-        return self._sizes
 
     @cached_property
     def buffer(self) -> int:
@@ -151,7 +148,7 @@ class TablePieces(Pieces):
         first = next(self.read(0), None)
         if first is None:
             file = self._groups[0][0]
-            raise DataError(f"{file}: its metadata have {self._sizes[0]} rows, its data have 0")
+            raise DataError(f"{file}: its metadata have {self.sizes[0]} rows, its data have 0")
         return self._table.buffer or usual_buffer(first)
 
     @property

@@ -146,6 +146,9 @@ class ImagePieces(Pieces):
         DataError: pillow, the folder, classes or images are missing.
     """
 
+    sizes: Sequence[int] = ()
+    buffer = 0
+
     def __init__(self, source: ImageFolder) -> None:
         self._pillow = pillow()
         self._source = source
@@ -160,24 +163,11 @@ class ImagePieces(Pieces):
         self._mean, self._std = (
             np.asarray(values, np.float32).reshape(-1, 1, 1) for values in (source.mean, source.std)
         )
-        if source.buffer is not None:
-            self._buffer = source.buffer
-        else:
-            height, width = source.sides
-            row = np.broadcast_to(np.float32(0), (1, source.channels, height, width))
-            self._buffer = usual_buffer(
-                Columns(inputs={"X": row}, labels={"y": np.zeros(1, np.int64)})
-            )
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """One row per file."""
-        return [1] * len(self._files)
-
-    @property
-    def buffer(self) -> int:
-        """The number of rows that are shuffled together."""
-        return self._buffer
+        self.sizes = [1] * len(self._files)
+        height, width = source.sides
+        row = np.broadcast_to(np.float32(0), (1, source.channels, height, width))
+        usual = usual_buffer(Columns(inputs={"X": row}, labels={"y": np.zeros(1, np.int64)}))
+        self.buffer = usual if source.buffer is None else source.buffer
 
     @property
     def digest(self) -> str:

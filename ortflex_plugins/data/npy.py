@@ -197,6 +197,9 @@ class NpyPieces(Pieces):
         DataError: shards differ, an array cannot be read row by row, or there are no rows.
     """
 
+    sizes: Sequence[int] = ()
+    buffer = 0
+
     def __init__(
         self, folders: Sequence[Path], target: Names, weight: Names | None, buffer: int | None
     ) -> None:
@@ -207,27 +210,17 @@ class NpyPieces(Pieces):
         filled = [shard for shard in self._shards if shard.rows]
         if not filled:
             raise DataError(f"{folders[0]}: the data are empty: 0 rows")
-        self._buffer = buffer or usual_buffer(self._columns(filled[0], 0, 1))
+        self.buffer = buffer or usual_buffer(self._columns(filled[0], 0, 1))
         rows = sum(shard.rows for shard in filled)
-        step = max(1, self._buffer // _PIECES, rows // _MOST)
-        self._sizes: list[int] = []
+        step = max(1, self.buffer // _PIECES, rows // _MOST)
+        self.sizes = sizes = list[int]()
         self._starts: list[int] = []
         self._firsts: list[int] = []
         for shard in self._shards:
-            self._firsts.append(len(self._sizes))
+            self._firsts.append(len(sizes))
             starts = range(0, shard.rows, step)
             self._starts += starts
-            self._sizes += [min(step, shard.rows - start) for start in starts]
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Rows of every piece."""
-        return self._sizes
-
-    @property
-    def buffer(self) -> int:
-        """Rows of the shuffle buffer."""
-        return self._buffer
+            sizes += [min(step, shard.rows - start) for start in starts]
 
     @property
     def digest(self) -> str:
@@ -237,7 +230,7 @@ class NpyPieces(Pieces):
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
         """All rows of a piece."""
-        rows = self._sizes[piece] - start
+        rows = self.sizes[piece] - start
         if rows:
             yield self._columns(self._shard(piece), self._starts[piece] + start, rows)
 

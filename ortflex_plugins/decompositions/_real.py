@@ -7,7 +7,7 @@ import numpy as np
 from ortflex_core import Call, NotDecomposed, Ops, Tensor
 
 FROZEN = "frozen, because it belongs to a quantized weight"
-_FIRST_AXIS = 13
+FIRST_AXIS = 13
 """The first opset in which DequantizeLinear has one scale for each index of an axis."""
 
 
@@ -34,10 +34,10 @@ def real(op: Ops, node: Call, at: tuple[int, int, int], axis: int | None = None)
         return op.DequantizeLinear(whole, scale, zero)
     if axis is None:
         raise NotDecomposed(f"with an input {at[1]} that has several scales")
-    if node.trace.opsets[""] < _FIRST_AXIS:
+    if node.trace.opsets[""] < FIRST_AXIS:
         raise NotDecomposed(
             f"with one scale per channel at opset {node.trace.opsets['']}: convert the file to opset "
-            f"{_FIRST_AXIS} with onnx.version_converter"
+            f"{FIRST_AXIS} with onnx.version_converter"
         )
     if zero is not None and zero.shape != scale.shape:
         value = node.value(at[2])
@@ -81,6 +81,6 @@ def real_bias(op: Ops, node: Call, at: int, scales: tuple[int, int], factor: flo
     scale = node.initializer("scale of the bias", unit)
     if unit.size == 1:
         return op.DequantizeLinear(whole, scale)
-    if node.trace.opsets[""] < _FIRST_AXIS:
-        raise NotDecomposed(f"with one scale per channel before opset {_FIRST_AXIS}")
+    if node.trace.opsets[""] < FIRST_AXIS:
+        raise NotDecomposed(f"with one scale per channel before opset {FIRST_AXIS}")
     return op.DequantizeLinear(whole, scale, axis=-1)

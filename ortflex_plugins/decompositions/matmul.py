@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor
 
 DECOMPOSITIONS = Decompositions()
 
 
-_Formula = Callable[..., Tensor]
-# The formula of each activation, and the defaults of its numbers in their order.
-_TABLE: Mapping[str, tuple[_Formula, tuple[float, ...]]] = {
-    "Relu": (lambda op, x: op.Relu(x), ()),
-    "Tanh": (lambda op, x: op.Tanh(x), ()),
-    "Sigmoid": (lambda op, x: op.Sigmoid(x), ()),
-    "Softplus": (lambda op, x: op.Softplus(x), ()),
-    "Softsign": (lambda op, x: op.Softsign(x), ()),
-    "LeakyRelu": (lambda op, x, alpha: op.LeakyRelu(x, alpha=alpha), (0.01,)),
-    "Elu": (lambda op, x, alpha: op.Elu(x, alpha=alpha), (1.0,)),
-    "ThresholdedRelu": (lambda op, x, alpha: op.ThresholdedRelu(x, alpha=alpha), (1.0,)),
-    "HardSigmoid": (
-        lambda op, x, alpha, beta: op.HardSigmoid(x, alpha=alpha, beta=beta),
-        (0.2, 0.5),
-    ),
-    "Clip": (lambda op, x, low, high: op.Clip(x, low, high), (-3.4028235e38, 3.4028235e38)),
+_NUMBERS: Mapping[str, Mapping[str, float]] = {
+    **{name: {} for name in ("Relu", "Tanh", "Sigmoid", "Softplus", "Softsign")},
+    "LeakyRelu": {"alpha": 0.01},
+    "Elu": {"alpha": 1.0},
+    "ThresholdedRelu": {"alpha": 1.0},
+    "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
+    "Clip": {"min": -3.4028235e38, "max": 3.4028235e38},
 }
+"""The activations that onnxruntime fuses, and the defaults of their numbers in their order."""
 
 
 def activated(op: Ops, x: Tensor, name: str, numbers: Sequence[float | None]) -> Tensor:
@@ -36,12 +28,14 @@ def activated(op: Ops, x: Tensor, name: str, numbers: Sequence[float | None]) ->
     """
     if not name:
         return x
-    if name not in _TABLE:
+    if name not in _NUMBERS:
         raise NotDecomposed(f"with activation={name!r}")
-    formula, defaults = _TABLE[name]
-    given = [*numbers, *([None] * len(defaults))]
-    values = [d if v is None else float(v) for v, d in zip(given, defaults, strict=False)]
-    return formula(op, x, *values)
+    given = {n: v for n, v in zip(_NUMBERS[name], numbers, strict=False) if v is not None}
+    values = {n: float(given.get(n, default)) for n, default in _NUMBERS[name].items()}
+    if name == "Clip":
+        return op.Clip(x, *values.values())
+    result: Tensor = op(name, x, **values)
+    return result
 
 
 def _turned(op: Ops, x: Tensor, matrix: bool, batch: bool) -> Tensor:

@@ -23,14 +23,6 @@ def _axes(x: Tensor, axis: int) -> list[int]:
     return list(range(axis % rank, rank)) if rank else [-1]
 
 
-def _moments(op: Ops, x: Tensor, axes: list[int], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """``x`` minus its mean, the mean, and one over the standard deviation."""
-    mean = op.ReduceMean(x, axes=axes, keepdims=1)
-    centered = x - mean
-    variance = op.ReduceMean(centered * centered, axes=axes, keepdims=1)
-    return centered, mean, op.Reciprocal(op.Sqrt(variance + epsilon))
-
-
 def _layer(
     op: Ops, x: Tensor, scale: Tensor, bias: Tensor | None, epsilon: float, axis: int = -1
 ) -> Tensor:
@@ -43,7 +35,10 @@ def _normalized(
     op: Ops, x: Tensor, scale: Tensor, bias: Tensor | None, epsilon: float, axis: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs of LayerNormalization: the result, the mean, one over the standard deviation."""
-    centered, mean, inverse = _moments(op, x, _axes(x, axis), epsilon)
+    axes = _axes(x, axis)
+    mean = op.ReduceMean(x, axes=axes, keepdims=1)
+    centered = x - mean
+    inverse = _root_mean_square(op, centered, axes, epsilon)
     y = centered * inverse * scale
     return y if bias is None else y + bias, mean, inverse
 

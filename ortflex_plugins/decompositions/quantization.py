@@ -8,12 +8,10 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor
-from ortflex_plugins.decompositions._real import FROZEN, real
+from ortflex_plugins.decompositions._real import FIRST_AXIS, FROZEN, real
 
 DECOMPOSITIONS = Decompositions()
 
-_FIRST_AXIS = 13
-"""The first opset in which DequantizeLinear has one scale for each row."""
 _BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32, TensorProto.UNDEFINED)
 _FIRST_OTHERS = 21
 """The first opset in which DequantizeLinear has integers of other sizes."""
@@ -52,8 +50,8 @@ def quantize_linear(op: Ops, node: Call) -> Sequence[Tensor]:
     scale = node.required(1)
     if scale.shape in ((), (1,)):
         return [op.QuantizeLinear(node.required(0), scale, node.input(2))]
-    if node.trace.opsets[""] < _FIRST_AXIS:
-        raise NotDecomposed(f"with one scale per channel before opset {_FIRST_AXIS}")
+    if node.trace.opsets[""] < FIRST_AXIS:
+        raise NotDecomposed(f"with one scale per channel before opset {FIRST_AXIS}")
     return [op.QuantizeLinear(node.required(0), scale, node.input(2), axis=axis)]
 
 
@@ -90,7 +88,7 @@ def matmul_n_bits(op: Ops, node: Call) -> Sequence[Tensor]:
     codes = op.Reshape(_whole_numbers(op, packed, bits), [rows * blocks, block])
     floats = zeros is not None and zeros.is_float
     places = zeros if floats else _zero_points(op, node, zeros, bits, rows, blocks)
-    if floats or node.trace.opsets[""] < _FIRST_AXIS:
+    if floats or node.trace.opsets[""] < FIRST_AXIS:
         centered = op.Cast(codes, to=a.dtype)
         if places is not None:
             centered = centered - op.Cast(op.Reshape(places, [rows * blocks, 1]), to=a.dtype)

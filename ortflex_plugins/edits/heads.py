@@ -19,15 +19,10 @@ from ortflex_core import (
     Ops,
     Tensor,
     TensorSpec,
-    expected_count,
     is_count,
     setting,
 )
-
-
-def _count(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not is_count(value):
-        raise ValueError(f"{attribute.name}: {expected_count(value)}")
+from ortflex_plugins.edits.tokens import count
 
 
 def _labels(instance: Any, attribute: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
@@ -120,7 +115,7 @@ class NewHead(_Classes):
 
     outputs: int | None = setting(
         default=None,
-        validator=_count,
+        validator=attrs.validators.optional(count),
         help="the number of classes; by default, the length of `classes`",
     )
     classes: tuple[str | int, ...] = setting(
@@ -249,7 +244,7 @@ class MoreClasses(_Classes):
 
     add: int | None = setting(
         default=None,
-        validator=_count,
+        validator=attrs.validators.optional(count),
         help="the number of new classes; by default, the length of `classes`",
     )
     classes: tuple[str | int, ...] = setting(

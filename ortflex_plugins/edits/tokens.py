@@ -10,7 +10,8 @@ import numpy as np
 from ortflex_core import Edit, Editor, ModelError, expected_count, is_count, setting, suggest
 
 
-def _count(instance: Any, attribute: attrs.Attribute[int], value: Any) -> None:
+def count(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validator: an integer above 0."""
     if not is_count(value):
         raise ValueError(f"{attribute.name}: {expected_count(value)}")
 
@@ -50,7 +51,7 @@ class MoreTokens(Edit):
     stability = "experimental"
     needs: ClassVar[str] = "an embedding: a Gather of rows of a float initializer"
 
-    add: int = setting(validator=_count, help="the number of new tokens")
+    add: int = setting(validator=count, help="the number of new tokens")
     at: str = setting(
         default="",
         help="the name of the initializer or module of the embedding; by default, the embedding "

@@ -164,19 +164,26 @@ def _ones_after(rank: int, axis: int) -> list[int]:
     return [1] * (rank - 2) if axis == 1 else []
 
 
+def class_count(op: Ops, predicted: Tensor, axis: int) -> int | Tensor:
+    """The number of classes: a number where it is known, else an int64 scalar."""
+    assert predicted.shape is not None  # label() refuses scores of unknown rank
+    count = predicted.shape[axis]
+    if isinstance(count, int):
+        return count
+    return op.Squeeze(op.Gather(op.Shape(predicted), op.constant([axis])))
+
+
 def is_class(op: Ops, predicted: Tensor, expected: Tensor, axis: int = 1) -> Tensor:
     """Booleans of the scores' shape: whether the class index is the position in the class axis.
 
     This is a comparison, because GatherElements would fail on an ignored class index.
     """
-    assert predicted.shape is not None  # label() refuses scores of unknown rank
-    count = predicted.shape[axis]
-    ones = _ones_after(len(predicted.shape), axis)
+    count = class_count(op, predicted, axis)
+    ones = _ones_after(len(predicted.shape or ()), axis)
     if isinstance(count, int):
         classes = op.constant(np.arange(count).reshape(-1, *ones))
     else:
-        size = op.Squeeze(op.Gather(op.Shape(predicted), op.constant([axis])))
-        classes = op.Range(op.constant(0), size, op.constant(1))
+        classes = op.Range(op.constant(0), count, op.constant(1))
         if ones:
             classes = op.Reshape(classes, op.constant([-1, *ones]))
     return op.Equal(op.Unsqueeze(expected, axes=[axis]), classes)

@@ -27,6 +27,7 @@ from ortflex_plugins.losses._classes import (
     along_classes,
     balanced,
     check_count,
+    class_count,
     class_labels,
     class_weight_field,
     is_class,
@@ -203,7 +204,9 @@ class SoftmaxCrossEntropy(Loss):
         if not expected.is_float:
             fractions = op.Cast(self._matches(op, predicted, expected), to=predicted.dtype)
         if smoothing:
-            even = smoothing / _class_count(op, predicted, self.axis)
+            count = class_count(op, predicted, self.axis)
+            count = count if isinstance(count, int) else op.Cast(count, to=predicted.dtype)
+            even = smoothing / count
             fractions = (1 - smoothing) * fractions + even
             kept = self.mask(op, expected)
             if kept is not None:
@@ -213,17 +216,6 @@ class SoftmaxCrossEntropy(Loss):
             weights = along_classes(numbers, predicted.rank, dtype, self.axis)
             fractions = fractions * weights
         return fractions
-
-
-def _class_count(op: Ops, predicted: Tensor, axis: int) -> Any:
-    """The number of classes: a number where it is known, else a scalar tensor."""
-    assert predicted.shape is not None
-    count = predicted.shape[axis]
-    if isinstance(count, int):
-        return count
-    return op.Cast(
-        op.Squeeze(op.Gather(op.Shape(predicted), op.constant([axis]))), to=predicted.dtype
-    )
 
 
 # The smallest fraction in the logarithm: y·log y is 0 at y = 0, but log 0 is infinite.

@@ -9,12 +9,15 @@ import attrs
 import numpy as np
 
 from ortflex_core import Array, DataError, Metric, number, one_of, setting, shape_text
-from ortflex_plugins.metrics._averages import Average, Finite, columns, same_shape
-from ortflex_plugins.metrics._classes import (
+from ortflex_plugins.metrics._shared import (
+    Average,
+    Finite,
     classes,
+    columns,
     has_columns,
     numbers,
     rows_of_columns,
+    same_shape,
     threshold_field,
 )
 

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from ortflex_core import Array, Metric
-from ortflex_plugins.metrics._averages import Average, Finite, columns, same_shape
+from ortflex_plugins.metrics._shared import Average, Finite, columns, same_shape
 
 
 @attrs.frozen(kw_only=True)

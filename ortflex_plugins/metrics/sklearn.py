@@ -11,9 +11,10 @@ import attrs
 import numpy as np
 
 from ortflex_core import Array, ConfigError, DataError, Metric, install_command, setting, suggest
-from ortflex_plugins.metrics._averages import Finite, columns
-from ortflex_plugins.metrics._classes import (
+from ortflex_plugins.metrics._shared import (
+    Finite,
     classes,
+    columns,
     has_columns,
     numbers,
     rows_of_columns,

@@ -38,14 +38,9 @@ def same_unit(composition: Schedule, part: Schedule) -> None:
 
 
 def since(by: Unit, progress: Progress, start: int, end: int | None, total: int | None) -> Progress:
-    """The progress for a part, a schedule that begins and ends at given times.
+    """The progress for a part that begins at ``start`` and ends at ``end``, None for the end of the run.
 
-    Args:
-        by: the unit of all times.
-        progress: the progress of the whole run.
-        start: when the part begins; before that, its time is 0.
-        end: when the part ends; None is the end of the run.
-        total: the length of the run; None if it is unknown.
+    Before ``start``, its time is 0. ``total`` is the length of the run, or None if it is unknown.
     """
     until = total if end is None else end
     length = None if until is None else max(0, until - start)

@@ -25,8 +25,13 @@ from ortflex_core import (
     first_not_finite,
 )
 from ortflex_plugins.backends.c.steps import Compiled, aligned, layout_of, part_of, views
-from ortflex_plugins.backends.epoch_runs import Cost, RunNumbers, steps_per_run
-from ortflex_plugins.backends.port_engine import PortEngine, first_state
+from ortflex_plugins.backends.epoch_runs import (
+    Cost,
+    PortEngine,
+    RunNumbers,
+    first_state,
+    steps_per_run,
+)
 from ortflex_plugins.backends.step_plan import SeveralRuns, split
 from ortflex_plugins.operators.calls import NotTranslatable
 

@@ -21,8 +21,7 @@ from ortflex_core import (
     step_program,
     update_program,
 )
-from ortflex_plugins.backends.epoch_runs import PENALTY, HostNumbers
-from ortflex_plugins.backends.port_engine import first_state
+from ortflex_plugins.backends.epoch_runs import PENALTY, HostNumbers, first_state
 from ortflex_plugins.c.compiler import find_compiler, load_library
 from ortflex_plugins.c.generator import Generated, Layout, Memory, generate
 from ortflex_plugins.c.products import Machine

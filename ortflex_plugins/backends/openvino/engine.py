@@ -38,10 +38,10 @@ from ortflex_core import (
     step_program,
     update_program,
 )
+from ortflex_plugins.backends.epoch_runs import PortEngine, first_state
 from ortflex_plugins.backends.fused import steps_per_run
 from ortflex_plugins.backends.openvino.compiled import Compiled, Hints, compile_program, error_line
 from ortflex_plugins.backends.openvino.draws import split_draws
-from ortflex_plugins.backends.port_engine import PortEngine, first_state
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns, StepPlan
 
 _MOST_NODES = 200
@@ -254,7 +254,6 @@ class OpenVinoEngine(PortEngine):
 
     @property
     def _now(self) -> dict[str, Value]:
-        """The weights of predictions."""
         self._fetch()
         ports = self._parameters | self._statistics
         if self.problem.updating.average is not None:

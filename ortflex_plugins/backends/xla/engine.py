@@ -20,8 +20,15 @@ from ortflex_core import (
     buffer_value,
     check_state,
 )
-from ortflex_plugins.backends.epoch_runs import Cost, RunNumbers, gathered, joined, steps_per_run
-from ortflex_plugins.backends.port_engine import PortEngine, first_state
+from ortflex_plugins.backends.epoch_runs import (
+    Cost,
+    PortEngine,
+    RunNumbers,
+    first_state,
+    gathered,
+    joined,
+    steps_per_run,
+)
 from ortflex_plugins.backends.step_plan import SeveralRuns, split
 from ortflex_plugins.backends.xla.steps import StepFunction, state_ports, step_function
 
