@@ -191,12 +191,12 @@ def _max_pool(view: View) -> str | None:
 def _windows_start_inside(view: View) -> bool:
     """Whether under ceil_mode=1 no window of a pool begins in the padding at the end."""
     shape, kernel = view.shape(view.node.input[0]), view.attribute("kernel_shape")
-    n = len(kernel)
-    if shape is None or len(shape) != n + 2 or not known(shape[2:]):
+    n, sizes = len(kernel), (shape or ())[2:]
+    if shape is None or len(shape) != n + 2 or not known(sizes):
         return False
     strides, dilations = (view.attribute(a) or [1] * n for a in ("strides", "dilations"))
     pads = view.attribute("pads") or [0] * 2 * n
-    for k, size in enumerate(shape[2:]):
+    for k, size in enumerate(sizes):
         stride, begin, end = strides[k], pads[k], pads[k + n]
         reach = (kernel[k] - 1) * dilations[k] + 1
         steps = -((size + begin + end - reach) // -stride)

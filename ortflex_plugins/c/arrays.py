@@ -29,6 +29,7 @@ import numpy as np
 from ortflex_core import Array
 from ortflex_plugins.c.scalars import C_TYPES
 from ortflex_plugins.operators.calls import NotTranslatable
+from ortflex_plugins.operators.elementwise import SAME
 from ortflex_plugins.operators.numpy_forms import NumpyForms
 
 Index = Any
@@ -411,46 +412,18 @@ def _progression(index: Array) -> slice | None:
     return slice(first, None if end < 0 else end, step)
 
 
-_FUNCTIONS = {
-    "abs": "Abs",
-    "negative": "Neg",
-    "exp": "Exp",
-    "log": "Log",
-    "sqrt": "Sqrt",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "rint": "Round",
-    "sign": "Sign",
-    "tanh": "Tanh",
-    "sin": "Sin",
-    "cos": "Cos",
-    "isnan": "IsNaN",
+_FUNCTIONS = {function: operator for operator, function in SAME.items()} | {
     "isfinite": "IsFinite",
-    "logical_not": "Not",
-    "invert": "BitwiseNot",
-    "add": "Add",
-    "subtract": "Sub",
-    "multiply": "Mul",
     "divide": "Div",
     "power": "Pow",
     "maximum": "Max",
     "minimum": "Min",
-    "logical_and": "And",
-    "logical_or": "Or",
-    "logical_xor": "Xor",
-    "bitwise_and": "BitwiseAnd",
-    "bitwise_or": "BitwiseOr",
-    "bitwise_xor": "BitwiseXor",
     "left_shift": "BitShiftLeft",
     "right_shift": "BitShiftRight",
-    "equal": "Equal",
-    "less": "Less",
-    "less_equal": "LessOrEqual",
-    "greater": "Greater",
-    "greater_equal": "GreaterOrEqual",
     "fmod": "Fmod",
     "mod": "Mod",
 }
+"""The functions of elements that are not below, and their operators."""
 _RUNNING = {"cumsum": "Add", "cumprod": "Mul"}
 _REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 _VIEWS = ("transpose", "flip", "moveaxis", "swapaxes", "squeeze", "expand_dims", "broadcast_to")

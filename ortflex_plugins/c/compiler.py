@@ -35,15 +35,8 @@ import attrs
 from ortflex_core import FolderLock, OrtflexError, OutputError, Unsupported, read_bytes, write_bytes
 
 FLAGS = (
-    "-std=c99",
-    "-O3",
-    "-fPIC",
-    "-shared",
-    "-fvisibility=hidden",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-w",
+    *("-std=c99", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"),
+    *("-fno-math-errno", "-fno-trapping-math", "-w"),
 )
 """The flags of every library. None of them changes the bits of a result."""
 CACHE = "ORTFLEX_CACHE_FOLDER"
@@ -52,10 +45,8 @@ _OTHER = f"The environment variable {CACHE} chooses another folder"
 _LIBRARIES = ("-lm",)
 _NAMES = ("cc", "gcc", "clang")
 _MACHINES = {
-    "x86_64": "__x86_64__",
-    "AMD64": "__x86_64__",
-    "aarch64": "__aarch64__",
-    "arm64": "__aarch64__",
+    **dict.fromkeys(("x86_64", "AMD64"), "__x86_64__"),
+    **dict.fromkeys(("aarch64", "arm64"), "__aarch64__"),
 }
 _ABILITIES = frozenset({"__AVX__", "__AVX512F__", "__FMA__", "__aarch64__"})
 _PROBE = "#include <math.h>\n#include <stdint.h>\n"

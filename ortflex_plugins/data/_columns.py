@@ -29,20 +29,15 @@ Names = str | Mapping[str, str]
 """A name in the file, or a mapping from the name in ortflex to the name in the file."""
 
 
-def rows_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: a number of rows, or None."""
-    _check_count(instance, attribute, value, MOST)
+def count_or_none(most: int = MOST) -> Any:
+    """A validator of a number of rows, or of bytes, or None."""
 
+    def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is not None and not is_count(value, 1, most):
+            where = f"{type(instance).__name__}.{attribute.name}"
+            raise ValueError(f"{where}: {expected_count(value, 1, most)}")
 
-def bytes_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: a number of bytes, or None."""
-    _check_count(instance, attribute, value, 2**63 - 1)
-
-
-def _check_count(instance: Any, attribute: attrs.Attribute[Any], value: Any, most: int) -> None:
-    if value is not None and not is_count(value, 1, most):
-        where = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(f"{where}: {expected_count(value, 1, most)}")
+    return check
 
 
 def sort_columns(
@@ -138,7 +133,7 @@ class ListTableSource(TableSource, abc.ABC):
     )
     length: int | None = setting(
         default=None,
-        validator=rows_or_none,
+        validator=count_or_none(),
         help="the length to which lists are padded if pad is set; by default, the length of the "
         "longest list",
     )

@@ -22,7 +22,7 @@ from ortflex_core import (
     setting,
     usual_buffer,
 )
-from ortflex_plugins.data._columns import ListTableSource, rows_or_none
+from ortflex_plugins.data._columns import ListTableSource, count_or_none
 from ortflex_plugins.data._features import Features, guessed, is_missing, kinds_of
 from ortflex_plugins.data._tables import Padding, Plan, cells, files, lengths_of, odd_kind, pyarrow
 
@@ -45,7 +45,7 @@ class Table(ListTableSource, abc.ABC):
     )
     buffer: int | None = setting(
         default=None,
-        validator=rows_or_none,
+        validator=count_or_none(),
         help="the number of rows that are shuffled together; by default, as many as fit into 64 "
         "MiB",
     )

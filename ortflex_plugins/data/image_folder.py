@@ -25,7 +25,7 @@ from ortflex_core import (
     suggest,
     usual_buffer,
 )
-from ortflex_plugins.data._columns import rows_or_none
+from ortflex_plugins.data._columns import count_or_none
 
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -124,7 +124,7 @@ class ImageFolder(DataSource):
     )
     buffer: int | None = setting(
         default=None,
-        validator=rows_or_none,
+        validator=count_or_none(),
         help="the number of images in the buffer; by default, as many as fit into 64 MiB",
     )
 

@@ -26,7 +26,7 @@ from ortflex_core import (
     usual_buffer,
 )
 from ortflex_plugins.data import _npy
-from ortflex_plugins.data._columns import DEFAULT_WEIGHT, Names, rows_or_none, sort_columns
+from ortflex_plugins.data._columns import DEFAULT_WEIGHT, Names, count_or_none, sort_columns
 
 
 @attrs.frozen(kw_only=True)
@@ -67,7 +67,7 @@ class NpyFolder(DataSource):
     )
     buffer: int | None = setting(
         default=None,
-        validator=rows_or_none,
+        validator=count_or_none(),
         help="the number of rows that are shuffled together; by default, shards use as many as fit "
         "into 64 MiB, and other files are memory-mapped instead",
     )

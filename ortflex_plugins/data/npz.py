@@ -12,7 +12,7 @@ import numpy as np
 
 from ortflex_core import Array, Columns, DataError, DataSource, file_size, open_regular, setting
 from ortflex_plugins.data import _npy
-from ortflex_plugins.data._columns import DEFAULT_WEIGHT, bytes_or_none, sort_columns
+from ortflex_plugins.data._columns import DEFAULT_WEIGHT, count_or_none, sort_columns
 
 _ANY_FILE = 2**28
 _TIMES = 100
@@ -51,7 +51,7 @@ class Npz(DataSource):
     )
     most: int | None = setting(
         default=None,
-        validator=bytes_or_none,
+        validator=count_or_none(2**63 - 1),
         help="the maximum size of the unpacked arrays in bytes; by default, 100 times the size "
         "of the file, but at least 256 MiB",
     )

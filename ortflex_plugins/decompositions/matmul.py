@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ortflex_core import Call, Decompositions, NotDecomposed, Ops, Tensor
 
@@ -31,7 +32,9 @@ def activated(op: Ops, x: Tensor, name: str, numbers: Sequence[float | None]) ->
     if name not in _NUMBERS:
         raise NotDecomposed(f"with activation={name!r}")
     given = {n: v for n, v in zip(_NUMBERS[name], numbers, strict=False) if v is not None}
-    values = {n: float(given.get(n, default)) for n, default in _NUMBERS[name].items()}
+    values: dict[str, Any] = {
+        n: float(given.get(n, default)) for n, default in _NUMBERS[name].items()
+    }
     if name == "Clip":
         return op.Clip(x, *values.values())
     result: Tensor = op(name, x, **values)

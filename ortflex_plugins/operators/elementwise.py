@@ -22,7 +22,7 @@ _TYPES = frozenset(
     )
 )
 
-_SAME = {
+SAME = {
     "Abs": "abs",
     "Neg": "negative",
     "Exp": "exp",
@@ -63,17 +63,25 @@ _SAME = {
     "BitwiseXor": "bitwise_xor",
     "Where": "where",
 }
+"""Operators that are functions of numpy."""
 
 
-@TABLE(*_SAME)
+@TABLE(*SAME)
 def _same(c: Call, *values: Value) -> Value:
     """Functions that both namespaces have."""
-    return getattr(c.xp, _SAME[c.name])(*values)
+    return getattr(c.xp, SAME[c.name])(*values)
 
 
 def _number(c: Call, x: Value, name: str, default: float) -> Value:
     """An attribute in the type of a tensor."""
     return c.xp.asarray(c.get(name, default), x.dtype)
+
+
+def sigmoid(c: Call, x: Value) -> Value:
+    """1 / (1 + e⁻ˣ), without an overflow."""
+    small = c.xp.exp(-c.xp.abs(x))
+    one = c.xp.asarray(1, x.dtype)
+    return c.xp.where(x >= 0, one / (one + small), small / (one + small))
 
 
 def _softplus(c: Call, x: Value) -> Value:
@@ -98,6 +106,7 @@ TABLE.update(
             x * _number(c, x, "alpha", 0.2) + _number(c, x, "beta", 0.5), 0, 1
         ),
         "HardSwish": lambda c, x: x * c.xp.clip(x / 6 + c.xp.asarray(0.5, x.dtype), 0, 1),
+        "Sigmoid": sigmoid,
         "Softplus": _softplus,
         "Softsign": lambda c, x: x / (1 + c.xp.abs(x)),
         "Swish": lambda c, x: x * sigmoid(c, x * _number(c, x, "alpha", 1.0)),
@@ -165,14 +174,6 @@ def _clip(c: Call, x: Value, low: Value = None, high: Value = None) -> Value:
 
 
 # Activations -------------------------------------------------------------------------------------
-
-
-@TABLE("Sigmoid")
-def sigmoid(c: Call, x: Value) -> Value:
-    """1 / (1 + e⁻ˣ), without an overflow."""
-    small = c.xp.exp(-c.xp.abs(x))
-    one = c.xp.asarray(1, x.dtype)
-    return c.xp.where(x >= 0, one / (one + small), small / (one + small))
 
 
 @TABLE("Elu", "Selu", "Celu")

@@ -33,7 +33,8 @@ DECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The attributes of operators that their functions need not read."""
 _KNOWN = NumpyForms()
-M, T = TypeVar("M"), TypeVar("T")
+M = TypeVar("M")
+T = TypeVar("T")
 
 
 class Translation:
