@@ -134,17 +134,20 @@ def _reason(text: str, graph: GraphProto) -> str:
         kinds = {k.strip().rsplit("-", 1)[0].rsplit(".", 1)[-1] for k in missing[1].split(",")}
         nodes = [node_name(n) for n in graph.node if n.op_type in kinds]
         return "OpenVINO has no operator " + ", ".join(nodes or sorted(kinds))
-    lines = [line.strip() for line in text.splitlines()]
-    useful = [line for line in lines if line and not line.startswith(_NOISE)]
+    useful = _useful(text)
     which = re.search(r"<Node\((\w+)\): (.*?)>", text)
     if which is not None:
         last = [line for line in useful if not line.startswith(("--", "While"))]
         return f"OpenVINO cannot compile {which[1]} (node {which[2]!r}): {(last or useful)[-1]}"
-    return f"OpenVINO cannot compile it: {(useful or lines)[0]}"
+    return f"OpenVINO cannot compile it: {useful[0]}"
+
+
+def _useful(text: str) -> list[str]:
+    """The lines of a message without its C++ trace; all lines if there are no others."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith(_NOISE)] or lines
 
 
 def error_line(error: BaseException) -> str:
-    """OpenVINO's message about a failed run, without its C++ trace."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    useful = [line for line in lines if line and not line.startswith(_NOISE)]
-    return (useful or lines or [type(error).__name__])[0]
+    """OpenVINO's message about a failed run."""
+    return (_useful(str(error)) or [type(error).__name__])[0]
