@@ -63,10 +63,7 @@ class Resident:
 class Gathering:
     """Gathers rows of columns on the device into the buffers that a graph reads.
 
-    Args:
-        device: the device of all tensors.
-        targets: specification and memory of the gathered rows, by column.
-        threads: the threads of its session.
+    ``targets`` are the specification and the memory of the gathered rows, by column.
     """
 
     def __init__(

@@ -477,8 +477,6 @@ class Namespace:
             return reduce
         raise NotTranslatable(f"the function {name}")
 
-    # Making ------------------------------------------------------------------------------------
-
     def asarray(self, value: Any, dtype: Any = None) -> Any:
         if isinstance(value, Tensor):
             return value if dtype is None else value.astype(dtype)
@@ -489,8 +487,6 @@ class Namespace:
 
     def full_like(self, x: Any, value: Any) -> Array:
         return np.full(x.shape, value, x.dtype)
-
-    # Elements ----------------------------------------------------------------------------------
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         if not any(isinstance(v, Tensor) for v in (condition, yes, no)):
@@ -578,8 +574,6 @@ class Namespace:
 
     def logaddexp(self, a: Any, b: Any) -> Any:
         return self.maximum(a, b) + self.log1p(self.exp(-self.abs(self.subtract(a, b))))
-
-    # Axes --------------------------------------------------------------------------------------
 
     def mean(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
         total = self.sum(x, axis=axis, keepdims=keepdims)

@@ -233,9 +233,6 @@ FUNCTIONS: dict[str, str] = {
 def definitions(names: Iterable[str]) -> str:
     """The text of functions and of those that they call, in an order that C accepts.
 
-    Args:
-        names: keys of :data:`FUNCTIONS`.
-
     Example:
         >>> text = definitions(["f32_tanh"])
         >>> text.index("float f32_exp(") < text.index("float f32_tanh(")

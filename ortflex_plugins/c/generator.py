@@ -397,8 +397,6 @@ class _File:
             order.append(map_kernel(copy, set()))
         return order
 
-    # Text --------------------------------------------------------------------------------------
-
     def generated(self) -> Generated:
         """The file."""
         offsets, members, size = self._plan()

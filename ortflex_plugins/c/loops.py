@@ -67,10 +67,8 @@ class Kernel:
 class Body:
     """The expressions of a kernel: lines that compute, for one position, what a node is.
 
-    Args:
-        kernel: what the body belongs to.
-        inlined: nodes whose elements are computed where they are needed.
-        given: expressions of nodes that the kernel has already computed.
+    Elements of ``inlined`` nodes are computed where they are needed; ``given`` are expressions of nodes that
+    the kernel has already computed.
     """
 
     def __init__(
@@ -85,8 +83,6 @@ class Body:
         self._steps: list[tuple[str, Leaf | str]] = []
         self._done: dict[int, str] = {}
         self._count = 0
-
-    # Collecting --------------------------------------------------------------------------------
 
     def place(self, x: Tensor) -> str:
         """An expression for an element of ``x``, whose shape is that of the loops."""
@@ -151,8 +147,6 @@ class Body:
             place = self._line("int64_t", f"{out} ? 0 : (int64_t){index}")
             terms.append((place, strides[axis]))
         return self._load(Leaf(base, offset, tuple(own), terms=tuple(terms)), c_type(base))
-
-    # Writing -----------------------------------------------------------------------------------
 
     def lines(self, address: Callable[[Leaf], str]) -> list[str]:
         """The statements, with the position of each leaf by ``address``."""

@@ -67,9 +67,7 @@ class CompiledUpdate:
 def compile_update(formula: Formula, dtype: np.dtype[Any]) -> CompiledUpdate | None:
     """The update of a parameter in C, or None if there is no compiler or an operator has no expression.
 
-    Args:
-        formula: the operators; all tensors have one type.
-        dtype: that type.
+    All tensors of the formula have the type ``dtype``.
     """
     try:
         source = update_source(formula, dtype)

@@ -92,14 +92,7 @@ _DEEPEST = 8
 
 
 def _check_pages(file: BinaryIO, label: str, group: Any, columns: Sequence[str]) -> None:
-    """Refuse a row group whose pages are too large.
-
-    Args:
-        file: the file, whose position is changed.
-        label: its name in errors.
-        group: pyarrow's metadata of the row group.
-        columns: the names of the columns that are read.
-    """
+    """Refuse a row group whose pages are too large; the position in the file is changed."""
     most = max(_LEAST, _TIMES * file.seek(0, 2))
     together = 0
     for k in range(group.num_columns):

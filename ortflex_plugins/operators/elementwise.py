@@ -173,9 +173,6 @@ def _clip(c: Call, x: Value, low: Value = None, high: Value = None) -> Value:
     return x if high is None else c.xp.minimum(x, c.xp.asarray(high, x.dtype))
 
 
-# Activations -------------------------------------------------------------------------------------
-
-
 @TABLE("Elu", "Selu", "Celu")
 def _elu(c: Call, x: Value) -> Value:
     alpha, gamma = {
