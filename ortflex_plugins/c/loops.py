@@ -67,8 +67,8 @@ class Kernel:
 class Body:
     """The expressions of a kernel: lines that compute, for one position, what a node is.
 
-    Elements of ``inlined`` nodes are computed where they are needed; ``given`` are expressions of nodes that
-    the kernel has already computed.
+    Elements of ``inlined`` nodes are computed where they are needed; ``given`` are expressions of nodes
+    that the kernel has already computed.
     """
 
     def __init__(
