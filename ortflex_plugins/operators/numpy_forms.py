@@ -57,6 +57,10 @@ class NumpyForms:
         """Elements along an axis by indices in range."""
         return np.take(x, index, axis=axis)
 
+    def order(self, x: Any, axis: int) -> Any:
+        """The indices that sort along an axis; equal elements stay in their order."""
+        return self.xp.argsort(x, axis=axis, kind="stable")
+
     def cond(self, condition: Any, yes: Callable[[], State], no: Callable[[], State]) -> State:
         """One of two branches."""
         return yes() if bool(condition) else no()

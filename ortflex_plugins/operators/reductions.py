@@ -132,10 +132,10 @@ def _top_k(c: Call, *inputs: Value) -> Any:
     assert wanted is not None
     count = wanted[0]
     if c.get("largest", 1):
-        order = c.xp.flip(c.xp.argsort(c.xp.flip(x, axis), axis=axis, kind="stable"), axis)
+        order = c.xp.flip(c.forms.order(c.xp.flip(x, axis), axis), axis)
         order = x.shape[axis] - 1 - order
     else:
-        order = c.xp.argsort(x, axis=axis, kind="stable")
+        order = c.forms.order(x, axis)
     index = [slice(None)] * x.ndim
     index[axis] = slice(0, count)
     chosen = order[tuple(index)]
