@@ -53,7 +53,9 @@ class JaxForms:
         return self.xp.take(x, index, axis=axis, mode="clip")
 
     def order(self, x: Any, axis: int) -> Any:
-        return self.xp.argsort(x, axis=axis)  # always stable; recent versions refuse numpy's ``kind``
+        return self.xp.argsort(
+            x, axis=axis
+        )  # always stable; recent versions refuse numpy's ``kind``
 
     def cond(self, condition: Any, yes: Callable[[], State], no: Callable[[], State]) -> State:
         out: State = self._lax.cond(self.xp.reshape(condition, ()), yes, no)
