@@ -157,7 +157,6 @@ class TablePieces(Pieces):
         return files_digest(self._files, repr(self._table))
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
-        """The rows of a group."""
         file, group = self._groups[piece]
         with _named_errors(file):
             batches = self._table.batches(file, group, self.plan.columns)
@@ -193,7 +192,6 @@ class TablePieces(Pieces):
         return len({length for part in self._parts(column) for length in lengths_of(part)}) > 1
 
     def place(self, piece: int) -> str:
-        """The file, and the number of the group in it."""
         file, group = self._groups[piece]
         return f"{file}, row group {group}"
 

@@ -147,7 +147,6 @@ class Csv(TableSource):
     )
 
     def load(self) -> Columns:
-        """Read the table."""
         table = self._table()
         if isinstance(self.target, str):
             labels = {"y": table.labels(self.target)}

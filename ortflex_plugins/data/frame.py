@@ -47,7 +47,6 @@ class Frame(ListTableSource):
     )
 
     def load(self) -> Columns:
-        """Convert the columns."""
         known = self._features
         side: list[str] = []
         own: list[str] = []

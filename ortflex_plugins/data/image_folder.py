@@ -176,11 +176,9 @@ class ImagePieces(Pieces):
         return files_digest((file for file, _ in self._files), repr(self._source), names)
 
     def place(self, piece: int) -> str:
-        """The file."""
         return str(self._files[piece][0])
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
-        """The image."""
         if start:
             return
         file, label = self._files[piece]

@@ -229,13 +229,11 @@ class NpyPieces(Pieces):
         return files_digest(files, self._target, self._weight)
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
-        """All rows of a piece."""
         rows = self.sizes[piece] - start
         if rows:
             yield self._columns(self._shard(piece), self._starts[piece] + start, rows)
 
     def place(self, piece: int) -> str:
-        """The folder, and the position of the piece in it."""
         return f"{self._shard(piece).folder} from row {self._starts[piece]}"
 
     def _shard(self, piece: int) -> _Shard:

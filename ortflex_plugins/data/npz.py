@@ -57,7 +57,6 @@ class Npz(DataSource):
     )
 
     def load(self) -> Columns:
-        """Read the arrays."""
         arrays = _read(Path(self.path), self.most)
         return sort_columns(arrays, self.target, self.weight, self.path)
 

@@ -43,7 +43,6 @@ class Cut(Edit):
     also: tuple[str, ...] = setting(default=(), help="the names of additional output tensors")
 
     def apply(self, editor: Editor) -> None:
-        """Make the tensors the outputs."""
         editor.cut(self.at, *self.also)
 
 
@@ -84,5 +83,4 @@ class Shrink(Edit):
     )
 
     def apply(self, editor: Editor) -> None:
-        """Remove the channels."""
         editor.remove_channels()

@@ -59,7 +59,6 @@ class MoreTokens(Edit):
     )
 
     def apply(self, editor: Editor) -> None:
-        """Add the rows."""
         table = self._table(editor)
         old = editor.constant(table).astype(np.float64)
         editor.check_room(self.add, old.shape[1])
