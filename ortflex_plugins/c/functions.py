@@ -227,7 +227,7 @@ _NAME = re.compile(r"^static inline \w+ (\w+)\(", re.MULTILINE)
 FUNCTIONS: dict[str, str] = {
     _NAME.findall(text)[0]: f"{text}\n" for text in _SOURCE.strip("\n").split("\n\n")
 }
-"""The texts of the functions by their names in C; each calls functions that come before it."""
+"""The functions by their names in C; each calls functions that come before it."""
 
 
 def definitions(names: Iterable[str]) -> str:

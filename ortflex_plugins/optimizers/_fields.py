@@ -13,7 +13,7 @@ def decay_rate(default: float, of: str) -> Any:
 
 
 def decoupled_decay(default: float) -> Any:
-    """The field ``weight_decay`` of optimizers that decay weights beside the gradient."""
+    """The field ``weight_decay`` of optimizers whose weight decay is not part of the gradient."""
     text = "decoupled weight decay: each step also subtracts rate·weight_decay·w"
     return hyper(default=default, validator=number(ge=0), help=text)
 
