@@ -5,38 +5,23 @@ import json
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import ConfigError, DataError, ModelError, Recipe, Trainer, hook, run_ranks
+from ortflex_core import ConfigError, DataError, ModelError, Recipe, Trainer, run_ranks
+from tests import models, oracles
+from tests.core.test_process_groups import results
 from tests.training import Recorder, every_backend, make
 
 LOSSES = {"kind": "softmax_cross_entropy", "price": "squared_error"}
 
 
-def two_outputs(path=None):
+def two_outputs():
     """Three features to the scores of 4 kinds and to a price."""
     rng = np.random.default_rng(0)
-    weights = {"wk": (3, 4), "bk": (4,), "wp": (3, 1), "bp": (1,)}
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gemm", ["x", "wk", "bk"], ["kind"]),
-            helper.make_node("Gemm", ["x", "wp", "bp"], ["price"]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
-        [
-            helper.make_tensor_value_info("kind", TensorProto.FLOAT, ["n", 4]),
-            helper.make_tensor_value_info("price", TensorProto.FLOAT, ["n", 1]),
-        ],
-        [
-            numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n)
-            for n, s in weights.items()
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    if path is not None:
-        onnx.save(model, path)
-    return model
+    shapes = {"wk": (3, 4), "bk": (4,), "wp": (3, 1), "bp": (1,)}
+    weights = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    body = "kind = Gemm(x, wk, bk)  price = Gemm(x, wp, bp)"
+    outputs = "float[n, 4] kind, float[n, 1] price"
+    return models.parsed(body, weights, "float[n, 3] x", outputs)
 
 
 def rows(count=60, seed=1):
@@ -48,10 +33,8 @@ def rows(count=60, seed=1):
 def expected_scores(trainer, X, y):
     out = {name: np.float64(a) for name, a in trainer.predict(X).items()}
     scores, price = out["kind"], np.float64(np.float32(y["price"]))
-    shifted = scores - scores.max(1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return {
-        "loss/kind": -log_p[np.arange(len(X)), y["kind"]].mean(),
+        "loss/kind": oracles.softmax_cross_entropy(scores, y["kind"]).mean(),
         "loss/price": ((out["price"] - price) ** 2).mean(),
         "accuracy/kind": (scores.argmax(1) == y["kind"]).mean(),
         "r2/price": 1 - ((out["price"] - price) ** 2).sum() / ((price - price.mean()) ** 2).sum(),
@@ -60,20 +43,15 @@ def expected_scores(trainer, X, y):
 
 def test_each_output_has_its_loss_and_its_metrics():
     X, y = rows()
-    trainer = Trainer(
-        two_outputs(),
-        loss={**LOSSES, "price": {"name": "squared_error", "factor": 0.25}},
-        metrics={"kind": "accuracy", "price": ["r2", "rmse"]},
-        epochs=2,
-        progress=False,
-    )
+    losses = {**LOSSES, "price": {"name": "squared_error", "factor": 0.25}}
+    metrics = {"kind": "accuracy", "price": ["r2", "rmse"]}
+    trainer = Trainer(two_outputs(), loss=losses, metrics=metrics, epochs=2, progress=False)
     history = trainer.fit(X, y, validation_data=rows(30, seed=2))
     scores = trainer.evaluate(X, y)
     wanted = expected_scores(trainer, X, y)
     assert {k: scores[k] for k in wanted} == pytest.approx(wanted, abs=1e-5)
-    assert scores["loss"] == pytest.approx(
-        scores["loss/kind"] + 0.25 * scores["loss/price"], abs=1e-6
-    )
+    total = scores["loss/kind"] + 0.25 * scores["loss/price"]
+    assert scores["loss"] == pytest.approx(total, abs=1e-6)
     columns = [n for n in history.columns if n.startswith("validation_")]
     assert columns == [f"validation_{n}" for n in scores]
     assert set(wanted) | {"loss", "rmse/price"} == set(scores)
@@ -121,28 +99,18 @@ def test_an_output_is_named_with_a_single_loss_too():
 
 def test_a_recipe_and_a_checkpoint_keep_the_outputs_of_metrics(tmp_path):
     X, y = rows()
-    two_outputs(tmp_path / "m.onnx")
+    onnx.save(two_outputs(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=X, **y)
+    targets = {"target": {"kind": "kind", "price": "price"}}
+    monitor = {"monitor": "validation_accuracy/kind", "folder": str(tmp_path / "c")}
     table = {
         "model": str(tmp_path / "m.onnx"),
-        "data": {
-            "name": "npz",
-            "path": str(tmp_path / "d.npz"),
-            "target": {"kind": "kind", "price": "price"},
-        },
-        "validation": 0.5,
+        "data": {"name": "npz", "path": str(tmp_path / "d.npz"), **targets},
         "loss": LOSSES,
         "metrics": {"kind": "accuracy", "price": "r2"},
-        "callbacks": [
-            {
-                "name": "checkpoint",
-                "monitor": "validation_accuracy/kind",
-                "folder": str(tmp_path / "c"),
-            }
-        ],
-        "epochs": 4,
-        "progress": False,
+        "callbacks": [{"name": "checkpoint", **monitor}],
     }
+    table |= {"validation": 0.5, "epochs": 4, "progress": False}
     recipe = Recipe.from_mapping(table)
     (tmp_path / "r.toml").write_text(recipe.resolved().to_toml(tmp_path))
     again = Recipe.load(tmp_path / "r.toml")
@@ -199,29 +167,23 @@ def test_processes_have_the_loss_of_each_output(sync_every, backend):
 
     def train(group):
         options = {"batch_size": 8, "epochs": 1, "learning_rate": 1e-12, "backend": backend}
-        trainer = make(
-            two_outputs(), loss=LOSSES, distributed=group, sync_every=sync_every, **options
-        )
+        options |= {"distributed": group, "sync_every": sync_every}
+        trainer = make(two_outputs(), loss=LOSSES, **options)
         return columns(trainer.fit(X, y)), trainer.evaluate(X, y)
 
-    for found in run_ranks(2, train):
-        if isinstance(found, BaseException):
-            raise found
-        assert found[0] == pytest.approx(found[1], rel=1e-5)
+    for in_history, evaluated in results(run_ranks(2, train)):
+        assert in_history == pytest.approx(evaluated, rel=1e-5)
 
 
 def test_a_resumed_epoch_has_the_losses_of_all_its_steps(tmp_path):
     X, y = rows(64)
 
-    class Halt:
-        @hook
-        def step_end(self, trainer, progress):
-            if progress.step == 5:
-                trainer.save(tmp_path / "c")
-                return True
-            return False
+    def step_end(trainer, progress):
+        if progress.step == 5:
+            trainer.save(tmp_path / "c")
+        return progress.step == 5
 
     options = {"batch_size": 8, "epochs": 1, "backend": {"name": "fused", "steps_per_run": 1}}
-    make(two_outputs(), loss=LOSSES, callbacks=[Halt()], **options).fit(X, y)
+    make(two_outputs(), loss=LOSSES, callbacks=[step_end], **options).fit(X, y)
     again = Trainer.resume(tmp_path / "c", callbacks=[]).fit(X, y)
     assert columns(again) == columns(make(two_outputs(), loss=LOSSES, **options).fit(X, y))

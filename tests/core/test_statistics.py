@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import numpy_helper, parser
 
 from ortflex_core import Array, ModelError
 from tests import models
-from tests.training import make
+from tests.training import make, same
 
 EPSILON, MOMENTUM = 1e-5, 0.9
 RNG = np.random.default_rng(8)
@@ -36,16 +34,12 @@ LAYERS = """
     n2 = BatchNormalization (t, gain, bias, mean2, var2)
     y = MatMul (n2, v)
 """
+TWICE = LAYERS.replace("mean1, var1", "zeros, ones").replace("mean2, var2", "zeros, ones")
 
 
 def network(nodes: str = COPIES + LAYERS) -> onnx.ModelProto:
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> net (float[N, 3] x) => (float[N, 1] y){{{nodes}}}'
-    )
-    for name, array in WEIGHTS.items():
-        if name in nodes:
-            model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    weights = {name: array for name, array in WEIGHTS.items() if name in nodes}
+    return models.parsed(nodes, weights, "float[N, 3] x", "float[N, 1] y")
 
 
 def batches(count: int) -> list[tuple[Array, Array]]:
@@ -67,10 +61,7 @@ def test_copies_by_identity_are_statistics_of_their_own() -> None:
     trainer = make(network(), batch_norm="train", **options)
     x, y = batches(1)[0]
     before = trainer.predict(x)  # nothing is compiled for training yet
-    session = ort.InferenceSession(
-        network().SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    np.testing.assert_allclose(before, session.run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
+    same(models.predict(network(), {"x": x}), {"y": before})
     assert trainer.per_sample_losses(x, y).shape == (6, 1)
     statistics = {n: WEIGHTS["zeros" if "mean" in n else "ones"] for n in ("mean1", "var1")}
     statistics |= {"mean2": WEIGHTS["zeros"], "var2": WEIGHTS["ones"]}
@@ -85,19 +76,13 @@ def test_copies_by_identity_are_statistics_of_their_own() -> None:
             value = np.tanh(value)
     state = trainer.get_state(buffers=True)
     assert set(state) == {"v", *exact}
-    for name, array in exact.items():
-        np.testing.assert_allclose(state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+    same({name: state[name] for name in exact}, exact)
 
     out = trainer.export()
     onnx.checker.check_model(out, full_check=True)
-    written = {t.name: numpy_helper.to_array(t) for t in out.graph.initializer}
-    for name, array in {**WEIGHTS, **state}.items():
-        np.testing.assert_array_equal(written[name], array, err_msg=name)
+    same(models.weights_of(out), {**WEIGHTS, **state}, 0)
     assert [n.op_type for n in out.graph.node if n.op_type == "Identity"] == []
-    session = ort.InferenceSession(out.SerializeToString(), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(
-        session.run(None, {"x": x})[0], trainer.predict(x), rtol=1e-5, atol=1e-6
-    )
+    same(models.predict(out, {"x": x}), {"y": trainer.predict(x)})
 
 
 def test_frozen_statistics_leave_the_copies_alone() -> None:
@@ -110,8 +95,7 @@ def test_frozen_statistics_leave_the_copies_alone() -> None:
 
 def test_a_layer_used_twice_updates_twice() -> None:
     """As torch does: the second use continues from the statistics of the first."""
-    nodes = LAYERS.replace("mean1, var1", "zeros, ones").replace("mean2, var2", "zeros, ones")
-    trainer = make(network(nodes), params=["v"], batch_norm="train", backend="fused")
+    trainer = make(network(TWICE), params=["v"], batch_norm="train", backend="fused")
     x, y = batches(1)[0]
     trainer.step((x, y))
     first, mean1, variance1 = normalized(x.astype(np.float64) @ WEIGHTS["w"])
@@ -126,36 +110,24 @@ def test_a_layer_used_twice_updates_twice() -> None:
 @pytest.mark.parametrize("mode", ["train", "freeze"])
 def test_a_file_in_training_mode_is_trained_like_any_other(mode: str) -> None:
     """Its nodes have three outputs, of which no one reads the last two."""
-    plain = LAYERS.replace("mean1, var1", "zeros, ones").replace("mean2, var2", "zeros, ones")
-    training = plain.replace("BatchNormalization", "BatchNormalization<training_mode = 1>")
+    training = TWICE.replace("BatchNormalization", "BatchNormalization<training_mode = 1>")
     training = training.replace("n1 =", "n1, m1, s1 =").replace("n2 =", "n2, m2, s2 =")
     states = []
-    for nodes in (plain, training):
+    for nodes in (TWICE, training):
         trainer = make(network(nodes), batch_norm=mode, backend="fused")
         for pair in batches(2):
             trainer.step(pair)
         states.append(trainer.get_state(buffers=True))
     assert ("ones" in states[0]) == (mode == "train")
-    assert states[0].keys() == states[1].keys()
-    for name, array in states[0].items():
-        np.testing.assert_allclose(states[1][name], array, rtol=1e-6, atol=1e-7, err_msg=name)
+    same(states[1], states[0], 1e-6)
 
 
 def test_a_statistic_that_is_also_a_weight_is_refused_with_a_way_out() -> None:
     """torch's exporter merges equal tensors: the ones and zeros of a new BatchNormalization."""
-    proto = models.model(
-        [
-            models.helper.make_node("MatMul", ["X", "w"], ["h"]),
-            models.helper.make_node(
-                "BatchNormalization", ["h", "ones", "zeros", "zeros", "ones"], ["Y"]
-            ),
-        ],
-        [models.floats("X", "N", 3)],
-        [models.floats("Y", "N", 2)],
-        {"w": np.ones((3, 2)), "ones": np.ones(2), "zeros": np.zeros(2)},
-    )
+    proto = network("h = MatMul(x, w)  y = BatchNormalization(h, ones, zeros, zeros, ones)")
+    proto.graph.output[0].CopyFrom(models.floats("y", "N", 4))
     x = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
-    y = np.zeros((6, 2), np.float32)
+    y = np.zeros((6, 4), np.float32)
     with pytest.raises(ModelError, match=r"'ones', 'zeros' are running statistics.*optimize=False"):
         make(proto, backend="fused").fit(x, y)
     with pytest.raises(ModelError, match="merged equal tensors"):  # the scale would move with them

@@ -76,14 +76,11 @@ def both(
     return Counter(node.op_type for node in small.proto().graph.node)
 
 
+Sizes = tuple[int, ...]
+
+
 def convolutions(
-    x: Any,
-    *,
-    kernel: tuple[int, ...],
-    pool: tuple[int, ...],
-    bias: bool,
-    whole: bool,
-    **settings: Any,
+    x: Any, *, kernel: Sizes, pool: Sizes, bias: bool, whole: bool, **settings: Any
 ) -> onnx.ModelProto:
     """Conv, Relu, MaxPool, Conv, the sum over positions; ``whole`` weights are small integers."""
     rng = np.random.default_rng(7)
@@ -92,33 +89,22 @@ def convolutions(
         values = rng.integers(-2, 3, shape) if whole else rng.standard_normal(shape) / 3
         return values.astype(np.float32)
 
-    n = len(kernel)
-    weights = {"W1": draw(3, x.shape[1], *kernel), "W2": draw(2, 3, *[1] * n), "b2": draw(2)}
-    inputs = ["X", "W1"]
-    if bias:
-        weights["b1"] = np.ones(3, np.float32)
-        inputs.append("b1")
+    n, groups = len(kernel), settings.get("group", 1)
+    weights = {"W1": draw(3 * groups, x.shape[1] // groups, *kernel), "b1": np.ones(3)}
+    weights |= {"W2": draw(2, 3 * groups, *[1] * n), "b2": draw(2), "axes": np.arange(2, 2 + n)}
+    inputs = ["X", "W1", "b1"] if bias else ["X", "W1"]
     nodes = [
         helper.make_node("Conv", inputs, ["c"], **settings),
         helper.make_node("Relu", ["c"], ["r"]),
         helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=pool, strides=pool),
         helper.make_node("Conv", ["p", "W2", "b2"], ["d"]),
-        helper.make_node("ReduceSum", ["d"], ["Y"], keepdims=0, axes=list(range(2, 2 + n))),
+        helper.make_node("ReduceSum", ["d", "axes"], ["Y"], keepdims=0),
     ]
-    # ReduceSum has its axes as an attribute up to opset 12 only.
-    del nodes[-1].attribute[:]
-    nodes[-1].attribute.append(helper.make_attribute("keepdims", 0))
-    nodes[-1].input.append("axes")
-    weights["axes"] = np.arange(2, 2 + n)
-    return models.model(
-        nodes,
-        [models.floats("X", "N", *x.shape[1:])],
-        [models.floats("Y", "N", 2)],
-        weights,
-    )
+    values = models.floats("X", "N", *x.shape[1:]), models.floats("Y", "N", 2)
+    return models.model(nodes, [values[0]], [values[1]], weights)
 
 
-PLANES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+PLANES: dict[str, tuple[Sizes, dict[str, Any]]] = {
     "5x5": ((8, 1, 14, 14), {"kernel": (5, 5), "pool": (2, 2)}),
     "without a bias": ((8, 2, 12, 12), {"kernel": (3, 3), "pool": (2, 2), "bias": False}),
     "windows of 5x2": ((8, 2, 12, 12), {"kernel": (3, 3), "pool": (5, 2)}),
@@ -154,18 +140,9 @@ def test_a_pooled_convolution_by_planes(case: str, whole: bool) -> None:
     ids=["groups", "places left over"],
 )
 def test_other_pooled_convolutions_stay(settings: dict[str, Any]) -> None:
-    groups = settings.get("group", 1)
     x = np.random.default_rng(1).standard_normal((8, 4, 12, 12)).astype(np.float32)
-    y = np.ones((8, 2), np.float32)
     model = convolutions(x, bias=False, whole=False, **settings)
-    if groups > 1:
-        (w,) = [t for t in model.graph.initializer if t.name == "W1"]
-        array = np.random.default_rng(2).standard_normal((3 * groups, 4 // groups, 3, 3)) / 3
-        w.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float32), "W1"))
-        (w,) = [t for t in model.graph.initializer if t.name == "W2"]
-        array = np.random.default_rng(2).standard_normal((2, 3 * groups, 1, 1)) / 3
-        w.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float32), "W2"))
-    assert both(model, x, y, tolerance=1e-5)["MaxPool"] > 0
+    assert both(model, x, np.ones((8, 2), np.float32), tolerance=1e-5)["MaxPool"] > 0
 
 
 def test_a_convolution_with_another_reader() -> None:
@@ -183,23 +160,14 @@ def test_a_convolution_with_another_reader() -> None:
 def test_a_relu_goes_behind_the_pool() -> None:
     """Overlapping windows, padding, ties at 0 and above: the pool comes first anyway."""
     x = np.random.default_rng(1).integers(-1, 2, (3, 2, 7, 7)).astype(np.float32)
-    nodes = [
-        helper.make_node("Conv", ["X", "W"], ["c"]),
-        helper.make_node("Relu", ["c"], ["r"]),
-        helper.make_node(
-            "MaxPool", ["r"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4
-        ),
-        helper.make_node("Flatten", ["p"], ["f"]),
-        helper.make_node("MatMul", ["f", "V"], ["Y"]),
-    ]
+    body = """
+        c = Conv(X, W)  r = Relu(c)
+        p = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r)
+        f = Flatten(p)  Y = MatMul(f, V)
+    """
     rng = np.random.default_rng(2)
-    weights = {
-        "W": rng.integers(-2, 3, (4, 2, 1, 1)).astype(np.float32),
-        "V": rng.integers(-2, 3, (64, 1)).astype(np.float32),
-    }
-    model = models.model(
-        nodes, [models.floats("X", "N", 2, 7, 7)], [models.floats("Y", "N", 1)], weights
-    )
+    weights = {n: 1.0 * rng.integers(-2, 3, s) for n, s in (("W", (4, 2, 1, 1)), ("V", (64, 1)))}
+    model = models.parsed(body, weights, "float[N, 2, 7, 7] X", "float[N, 1] Y")
     problem = problem_of(model, x, np.ones((3, 1), np.float32), reduction="sum")
     program = step_program(problem, rows=3)
     made = {name: node for node in program.proto().graph.node for name in node.output}
@@ -208,61 +176,38 @@ def test_a_relu_goes_behind_the_pool() -> None:
     both(model, x, np.ones((3, 1), np.float32), tolerance=0, reduction="sum")
 
 
+USUAL = "t = Mul(h, root)  e = Erf(t)  f = Add(e, one)  g = Mul(f, half)  y = Mul(h, g)"
 GELUS = {
-    "x·(½(1 + erf))": [
-        ("Mul", ["h", "root"], "t"),
-        ("Erf", ["t"], "e"),
-        ("Add", ["e", "one"], "f"),
-        ("Mul", ["f", "half"], "g"),
-        ("Mul", ["h", "g"], "y"),
-    ],
-    "x·(1 + erf(x/√2))·½": [
-        ("Div", ["h", "root2"], "t"),
-        ("Erf", ["t"], "e"),
-        ("Add", ["one", "e"], "f"),
-        ("Mul", ["h", "f"], "g"),
-        ("Mul", ["g", "half"], "y"),
-    ],
-    "(½x)·(1 + erf)": [
-        ("Mul", ["half", "h"], "k"),
-        ("Mul", ["root", "h"], "t"),
-        ("Erf", ["t"], "e"),
-        ("Add", ["e", "one"], "f"),
-        ("Mul", ["f", "k"], "y"),
-    ],
+    "x·(½(1 + erf))": USUAL,
+    "x·(1 + erf(x/√2))·½": (
+        "t = Div(h, root2)  e = Erf(t)  f = Add(one, e)  g = Mul(h, f)  y = Mul(g, half)"
+    ),
+    "(½x)·(1 + erf)": (
+        "k = Mul(half, h)  t = Mul(root, h)  e = Erf(t)  f = Add(e, one)  y = Mul(f, k)"
+    ),
 }
 
 
-def gelu_net(nodes: list[tuple[str, list[str], str]], opset: int = 17) -> onnx.ModelProto:
+def gelu_net(nodes: str, opset: int = 17) -> onnx.ModelProto:
     rng = np.random.default_rng(4)
-    weights = {
-        "W1": rng.standard_normal((5, 7)),
-        "b1": rng.standard_normal(7),
-        "W2": rng.standard_normal((7, 2)),
-        "b2": rng.standard_normal(2),
-        "root": np.array(np.sqrt(0.5)),
-        "root2": np.array(np.sqrt(2.0)),
-        "one": np.array(1.0),
-        "half": np.array(0.5),
-    }
-    return models.model(
-        [
-            helper.make_node("Gemm", ["X", "W1", "b1"], ["h"]),
-            *(helper.make_node(kind, inputs, [out]) for kind, inputs, out in nodes),
-            helper.make_node("Gemm", ["y", "W2", "b2"], ["Y"]),
-        ],
-        [models.floats("X", "N", 5)],
-        [models.floats("Y", "N", 2)],
-        weights,
-        opset=opset,
-    )
+    shapes = {"W1": (5, 7), "b1": (7,), "W2": (7, 2), "b2": (2,)}
+    weights: dict[str, Any] = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    numbers = {"root": np.sqrt(0.5), "root2": np.sqrt(2.0), "one": 1.0, "half": 0.5}
+    weights |= {name: np.array(number) for name, number in numbers.items()}
+    body = f"h = Gemm(X, W1, b1)  {nodes}  Y = Gemm(y, W2, b2)"
+    return models.parsed(body, weights, "float[N, 5] X", "float[N, 2] Y", opset=opset)
+
+
+def gelu_rows() -> tuple[Any, Any]:
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((ROWS, n)).astype(np.float32) for n in (5, 2))
+    return x, y
 
 
 @pytest.mark.parametrize("form", GELUS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_gelu_by_its_error_function(form: str, optimizer: str) -> None:
-    rng = np.random.default_rng(5)
-    x, y = (rng.standard_normal((ROWS, n)).astype(np.float32) for n in (5, 2))
+    x, y = gelu_rows()
     x[0] *= 40  # far outside, where the bell is 0
     found = both(gelu_net(GELUS[form]), x, y, optimizer=optimizer)
     assert found["Erf"] == found["Exp"] == 1
@@ -273,40 +218,26 @@ def test_gelu_by_its_error_function(form: str, optimizer: str) -> None:
 def test_gelu_as_an_operator() -> None:
     if require_runtime().max_opset < 20:
         pytest.skip("this onnxruntime does not read opset 20")
-    rng = np.random.default_rng(5)
-    x, y = (rng.standard_normal((ROWS, n)).astype(np.float32) for n in (5, 2))
-    model = gelu_net([("Gelu", ["h"], "y")], opset=20)
+    model = gelu_net("y = Gelu(h)", opset=20)
     model.ir_version = 9
-    found = both(model, x, y)
+    found = both(model, *gelu_rows())
     assert found["Gelu"] == 0
     assert found["Erf"] == 1
 
 
 def test_what_is_no_gelu_stays() -> None:
-    rng = np.random.default_rng(5)
-    x, y = (rng.standard_normal((ROWS, n)).astype(np.float32) for n in (5, 2))
-    other = [*GELUS["x·(½(1 + erf))"]]
-    other[0] = ("Mul", ["h", "h"], "t")
-    both(gelu_net(other), x, y)
-    two = [*GELUS["x·(½(1 + erf))"]]
-    two[2] = ("Add", ["e", "half"], "f")
-    both(gelu_net(two), x, y)
+    for part, other in (("Mul(h, root)", "Mul(h, h)"), ("Add(e, one)", "Add(e, half)")):
+        both(gelu_net(USUAL.replace(part, other)), *gelu_rows())
 
 
 def test_the_gradient_of_a_transposed_factor_is_not_transposed() -> None:
     """Scores q·kᵀ: k gets dSᵀ·q as it is."""
     rng = np.random.default_rng(6)
     x = rng.standard_normal((ROWS, 4, 5)).astype(np.float32)
-    nodes = [
-        helper.make_node("MatMul", ["X", "Q"], ["q"]),
-        helper.make_node("MatMul", ["X", "K"], ["k"]),
-        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["q", "t"], ["Y"]),
-    ]
+    body = "q = MatMul(X, Q)  k = MatMul(X, K)  t = Transpose <perm = [0, 2, 1]> (k)"
     weights = {name: rng.standard_normal((5, 3)) for name in "QK"}
-    model = models.model(
-        nodes, [models.floats("X", "N", 4, 5)], [models.floats("Y", "N", 4, 4)], weights
-    )
+    places = "float[N, 4, 5] X", "float[N, 4, 4] Y"
+    model = models.parsed(f"{body}  Y = MatMul(q, t)", weights, *places)
     y = rng.standard_normal((ROWS, 4, 4)).astype(np.float32)
     assert both(model, x, y, tolerance=1e-5)["Transpose"] == 2  # of k, and of dS
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import ConfigError, Progress, Schedule, TrainingDiverged, hook
+from ortflex_core import ConfigError, Progress, TrainingDiverged
 from tests import models
 from tests.training import Recorder, every_backend, make, regression, same
 
@@ -63,15 +63,13 @@ def test_weights_that_overflow_in_the_very_last_step_are_noticed(backend: str) -
 def test_ctrl_c_gives_a_history_and_a_whole_state(backend: str) -> None:
     x, y = regression(rows=40)
 
-    class Interrupt:
-        @hook
-        def step_end(self, progress: Progress) -> None:
-            if progress.step == 6:
-                raise KeyboardInterrupt
+    def step_end(progress: Progress) -> None:
+        if progress.step == 6:
+            raise KeyboardInterrupt
 
     recorder = Recorder()
     options: dict[str, Any] = {"backend": backend, "batch_size": 10, "shuffle": False}
-    trainer = make(models.linear(), epochs=5, callbacks=[Interrupt(), recorder], **options)
+    trainer = make(models.linear(), epochs=5, callbacks=[step_end, recorder], **options)
     history = trainer.fit(x, y)
     assert history.interrupted
     assert history is trainer.history_
@@ -85,55 +83,35 @@ def test_ctrl_c_gives_a_history_and_a_whole_state(backend: str) -> None:
 
 
 def test_rates_follow_the_schedule_and_are_recorded() -> None:
-    x, y = regression(rows=30)
     for by, expected in (
         ("step", [0.1 / (1 + k) for k in range(6)]),
         ("epoch", [0.1] * 3 + [0.1 / 2] * 3),
         ("rows", [0.1 / (1 + 10 * k) for k in range(6)]),
     ):
         recorder = Recorder()
-        trainer = make(
-            models.linear(),
-            epochs=2,
-            batch_size=10,
-            learning_rate=0.1,
-            schedule={"name": "invscaling", "power": 1.0, "by": by},
-            callbacks=[recorder],
-        )
-        history = trainer.fit(x, y)
+        schedule = {"name": "invscaling", "power": 1.0, "by": by}
+        options = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1, "callbacks": [recorder]}
+        history = make(models.linear(), schedule=schedule, **options).fit(*regression(rows=30))
         rates = [s["rate"] for s in recorder.all("step_end")]
         np.testing.assert_allclose(rates, expected, rtol=1e-12)
         np.testing.assert_allclose(history["rate"], [expected[2], expected[5]], rtol=1e-12)
 
 
-class Given(Schedule):
-    """Any function as a schedule."""
-
-    name = "given"
-
-    def rate(self, base: float, progress: Progress) -> float:
-        return RATES[progress.step]
-
-
-RATES: list[float] = []
-
-
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
 def test_a_scheduled_rate_below_zero_or_not_finite_is_refused(bad: float) -> None:
-    x, y = regression(rows=30)
-    RATES[:] = [0.1, bad, 0.1]
-    trainer = make(models.linear(), epochs=1, batch_size=10, schedule=Given())
-    text = r"'given' gives the learning rate .* at step 1; expected a finite number >= 0"
+    def given(base: float, step: int) -> float:
+        return bad if step == 1 else base
+
+    trainer = make(models.linear(), epochs=1, batch_size=10, schedule=given)
+    text = r"given.* gives the learning rate .* at step 1; expected a finite number >= 0"
     with pytest.raises(ConfigError, match=text):
-        trainer.fit(x, y)
+        trainer.fit(*regression(rows=30))
     assert all(np.isfinite(a).all() for a in trainer.get_state().values())
 
 
 @every_backend
 def test_a_scheduled_rate_of_zero_moves_nothing(backend: str) -> None:
-    x, y = regression(rows=30)
-    RATES[:] = [0.0, 0.0, 0.0]
-    model = models.linear()
-    trainer = make(model, backend=backend, epochs=1, batch_size=10, schedule=Given())
-    trainer.fit(x, y)
-    same(trainer.get_state(), models.weights_of(model), 0)
+    options = {"epochs": 1, "batch_size": 10, "schedule": lambda base: 0.0}
+    trainer = make(models.linear(), backend=backend, **options)
+    trainer.fit(*regression(rows=30))
+    same(trainer.get_state(), models.weights_of(models.linear()), 0)

@@ -33,7 +33,7 @@ from tests.core.test_process_groups import (
     results,
     training,
 )
-from tests.training import plugins, usable
+from tests.training import plugins, same, usable
 
 ROWS, SIZE = len(X), 8
 
@@ -113,21 +113,17 @@ def test_local_steps_and_means_are_a_plain_simulation(
 
     for got, of_epochs in results(run_ranks(size, job)):
         assert got.keys() == state.keys()
-        for name, array in state.items():
-            assert got[name].tobytes() == array.tobytes(), name
+        same(got, state, 0)
         np.testing.assert_allclose(of_epochs, losses, rtol=1e-6)
 
 
 def test_gradient_descent_of_two_processes_in_numpy() -> None:
     """A linear model in float64, two local steps between the means."""
     x, y = X.astype(np.float64), Y.astype(np.float64)
-    trainer = training(models.mlp((6, 1)), epochs=1, optimizer="sgd")
-    start = trainer.get_state()
-    weight = next(a for a in start.values() if a.size == 6).astype(np.float64)
-    bias = next(a for a in start.values() if a.size == 1).astype(np.float64)
+    start = models.weights_of(models.mlp((6, 1)))
     order = np.random.default_rng([0, 0, 0]).permutation(ROWS)
     batches = [order[k : k + SIZE] for k in range(0, ROWS, SIZE)]
-    own = [(weight.reshape(6, 1).copy(), bias.copy()) for _ in range(2)]
+    own = [tuple(start[name].astype(np.float64) for name in ("W1", "b1")) for _ in range(2)]
     for number in range(0, len(batches), 2):
         for rank, rows in enumerate(batches[number : number + 2]):
             w, b = own[rank]
@@ -135,19 +131,16 @@ def test_gradient_descent_of_two_processes_in_numpy() -> None:
             own[rank] = (w - 0.05 * x[rows].T @ error, b - 0.05 * error.sum(0))
         if number // 2 % 2 == 1 or number + 2 >= len(batches):
             middle = tuple((a + b) / 2 for a, b in zip(*own, strict=True))
-            own = [middle, middle]  # type: ignore[list-item]
+            own = [middle, middle]
 
     def job(group: ThreadGroup) -> Any:
-        made = training(
-            models.mlp((6, 1)), epochs=1, optimizer="sgd", distributed=group, sync_every=2
-        )
+        options = {"epochs": 1, "optimizer": "sgd", "distributed": group, "sync_every": 2}
+        made = training(models.mlp((6, 1)), **options)
         made.fit(X, Y)
         return made.get_state()
 
     for state in results(run_ranks(2, job)):
-        for array in state.values():
-            expected = own[0][0] if array.size == 6 else own[0][1]
-            np.testing.assert_allclose(array.ravel(), expected.ravel(), rtol=2e-5, atol=1e-6)
+        same(state, dict(zip(("W1", "b1"), own[0], strict=True)), 2e-5)
 
 
 def test_validation_and_early_stopping_see_the_means() -> None:
@@ -166,19 +159,17 @@ def test_validation_and_early_stopping_see_the_means() -> None:
     first, second = results(run_ranks(2, job))
     assert first[0] == second[0]
     assert len(first[0]["loss"]) < 30
-    assert all(np.array_equal(a, second[1][n]) for n, a in first[1].items())
+    same(second[1], first[1], 0)
 
 
 def test_masks_of_dropout_differ_between_processes() -> None:
     """Rows that are the same in both would have the same masks if both drew by one seed."""
-    twice = np.repeat(X[:8], 2, 0)[[*range(0, 16, 2), *range(1, 16, 2)]]
-    labels = np.repeat(CLASSES[:8], 2)[[*range(0, 16, 2), *range(1, 16, 2)]]
+    twice, labels = np.tile(X[:8], (2, 1)), np.tile(CLASSES[:8], 2)
     seen: dict[int, Any] = {}
 
     def job(group: ThreadGroup) -> None:
         options: dict[str, Any] = {"loss": "softmax_cross_entropy", "epochs": 1, "shuffle": False}
         trainer = training(classifier(True), distributed=group, sync_every=1, **options)
-        inner = {}
 
         class Sees:
             every_rank = True
@@ -190,14 +181,13 @@ def test_masks_of_dropout_differ_between_processes() -> None:
 
                 def watched(batches: Any, rates: Any) -> Any:
                     out = run(batches, rates)
-                    inner["state"] = engine.state()
+                    seen[trainer.rank] = engine.state()
                     return out
 
                 engine.run = watched
 
         internals_of(trainer).hooks = type(internals_of(trainer).hooks)(trainer.plugins, [Sees()])
         trainer.fit(twice, labels)
-        seen[trainer.rank] = inner["state"]
 
     results(run_ranks(2, job))
     assert any(not np.array_equal(a, seen[1][n]) for n, a in seen[0].items())
@@ -260,13 +250,15 @@ def test_another_number_of_processes_is_another_training(tmp_path: Path) -> None
 
 
 def test_local_steps_of_a_backend_that_knows_nothing_of_processes() -> None:
+    def train(backend: str) -> list[Any]:
+        options = {"sync_every": 2, "backend": backend}
+        return results(
+            run_ranks(2, lambda g: outcome(training(distributed=g, **options), (X, Y, WEIGHT)))
+        )
 
-    def job(backend: str, group: ThreadGroup) -> Any:
-        return outcome(training(distributed=group, sync_every=2, backend=backend), (X, Y, WEIGHT))
-
-    first, second = results(run_ranks(2, lambda group: job("example_numpy", group)))
+    first, second = train("example_numpy")
     assert first == second
-    fused = results(run_ranks(2, lambda group: job("fused", group)))[0]
+    fused = train("fused")[0]
     np.testing.assert_allclose(first["history"]["loss"], fused["history"]["loss"], rtol=1e-4)
 
 
@@ -276,18 +268,16 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="sync_every: expected an integer >= 1, got 0"):
         training(sync_every=0, distributed=ThreadGroup())
 
-    class EveryStep:
-        @hook
-        def step_end(self) -> None:
-            """Wants to see every step."""
+    def step_end(progress: Any) -> None:
+        """Wants to see every step."""
 
-    def job(group: ThreadGroup) -> Any:
-        return training(distributed=group, sync_every=2, callbacks=[EveryStep()]).fit(X, Y)
+    def made(group: ThreadGroup, **options: Any) -> Trainer:
+        return training(distributed=group, sync_every=2, **options)
 
-    for error in run_ranks(2, job):
+    for error in run_ranks(2, lambda g: made(g, callbacks=[step_end]).fit(X, Y)):
         assert isinstance(error, Unsupported)
         assert "sync_every: a callback with the hook step_end" in str(error)
-    for error in run_ranks(2, lambda g: training(distributed=g, sync_every=2).step((X, Y))):
+    for error in run_ranks(2, lambda g: made(g).step((X, Y))):
         assert isinstance(error, Unsupported)
     other = run_ranks(2, lambda g: training(distributed=g, sync_every=2 + g.join().rank).fit(X, Y))
     assert all("differ in the argument sync_every" in str(error) for error in other)

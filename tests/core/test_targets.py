@@ -18,47 +18,27 @@ from ortflex_core import (
 from ortflex_core.compiler.parameters.selection import matching
 from tests import models
 
-helper = models.helper
 
-
-def net(nodes: Any, weights: Any, output: str = "Y", features: int = 4) -> Model:
-    return Model(
-        models.model(
-            nodes, [models.floats("X", "N", features)], [models.floats(output, "N", None)], weights
-        )
-    )
+def net(body: str, output: str = "Y", features: int = 4, **weights: Any) -> Model:
+    values = f"float[N, {features}] X", f"float[N, ?] {output}"
+    return Model(models.parsed(body, weights, *values))
 
 
 def trained(model: Model, params: Any = None) -> list[str]:
     return [c.name for c in choose_parameters(model, [default_output(model)], params) if c.trained]
 
 
-def node(op_type: str, *names: str, **attributes: Any) -> Any:
-    return helper.make_node(op_type, list(names[:-1]), [names[-1]], **attributes)
+W, LAYER = np.ones((4, 3)), "z = MatMul(X, W)"
 
 
 def test_matrices_and_biases_are_parameters_and_constants_are_not() -> None:
-    model = net(
-        [
-            node("Sub", "X", "mean", "centered"),
-            node("Div", "centered", "spread", "scaled"),
-            node("MatMul", "scaled", "W", "z"),
-            node("Add", "z", "b", "zb"),
-            node("Mul", "zb", "half", "h"),
-            node("Clip", "h", "low", "high", "c"),
-            node("Reshape", "c", "shape", "Y"),
-        ],
-        {
-            "mean": np.ones(4),
-            "spread": np.ones(4),
-            "W": np.ones((4, 3)),
-            "b": np.ones(3),
-            "half": np.float64(0.5),
-            "low": np.float32(-1),
-            "high": np.float32(1),
-            "shape": np.array([-1, 3]),
-        },
-    )
+    body = """
+        centered = Sub(X, mean)  scaled = Div(centered, spread)  z = MatMul(scaled, W)
+        zb = Add(z, b)  h = Mul(zb, half)  c = Clip(h, low, high)  Y = Reshape(c, shape)
+    """
+    numbers = {"half": np.float64(0.5), "low": np.float32(-1), "high": np.float32(1)}
+    arrays = {"mean": np.ones(4), "spread": np.ones(4), "W": W, "b": np.ones(3)}
+    model = net(body, **arrays, **numbers, shape=np.array([-1, 3]))
     assert trained(model) == ["W", "b"]
     reasons = {c.name: c.reason for c in choose_parameters(model, ["Y"], None)}
     assert reasons["mean"].startswith("a constant of Sub")
@@ -66,47 +46,33 @@ def test_matrices_and_biases_are_parameters_and_constants_are_not() -> None:
 
 
 def test_a_weight_is_followed_through_reshapes_and_a_shared_one_is_one() -> None:
-    model = net(
-        [
-            node("Transpose", "W", "Wt", perm=[1, 0]),
-            node("MatMul", "X", "Wt", "z"),
-            node("MatMul", "z", "W", "Y"),
-        ],
-        {"W": np.ones((3, 4))},
-    )
-    assert trained(model) == ["W"]
+    body = "Wt = Transpose <perm = [1, 0]> (W)  z = MatMul(X, Wt)  Y = MatMul(z, W)"
+    assert trained(net(body, W=W.T)) == ["W"]
 
 
 def test_what_constants_alone_are_computed_from_is_left_out() -> None:
     """As in the formulas of scikit-learn's estimators: here a scale is the difference of two constants."""
-    nodes = [
-        node("MatMul", "X", "W", "z"),
-        node("Sub", "high", "low", "range"),
-        node("MatMul", "z", "range", "Y"),
-    ]
     ends = np.linspace(0, 1, 6).reshape(3, 2)
-    model = net(nodes, {"W": np.ones((4, 3)), "high": ends + 0.3, "low": ends**2})
+    body = f"{LAYER}  range = Sub(high, low)  Y = MatMul(z, range)"
+    model = net(body, W=W, high=ends + 0.3, low=ends**2)
     assert trained(model) == ["W"]
     reasons = {c.name: c.reason for c in choose_parameters(model, ["Y"], None)}
     assert "arithmetic of constants alone" in reasons["high"]
 
 
 def test_a_bias_of_one_channel_is_a_parameter_and_a_lone_number_is_not() -> None:
-    nodes = [node("MatMul", "X", "W", "z"), node("Add", "z", "b", "a"), node("Add", "a", "c", "Y")]
-    weights = {"W": np.ones((4, 1)), "b": np.ones(1), "c": np.float64(3)}
-    assert trained(net(nodes, weights)) == ["W", "b"]
+    numbers = {"W": np.ones((4, 1)), "b": np.ones(1), "c": np.float64(3)}
+    assert trained(net(f"{LAYER}  a = Add(z, b)  Y = Add(a, c)", **numbers)) == ["W", "b"]
 
 
 def test_an_attention_mask_is_no_parameter() -> None:
-    nodes = [node("MatMul", "X", "W", "z"), node("Add", "z", "mask", "Y")]
-    weights = {"W": np.ones((4, 3)), "mask": np.array([0, -1e9, -1e9])}
-    assert trained(net(nodes, weights)) == ["W"]
+    mask = np.array([0, -1e9, -1e9])
+    assert trained(net(f"{LAYER}  Y = Add(z, mask)", W=W, mask=mask)) == ["W"]
 
 
 def test_a_parameter_without_elements_is_none() -> None:
-    nodes = [node("MatMul", "X", "W", "z"), node("MatMul", "X", "E", "e")]
-    nodes.append(node("Concat", "z", "e", "Y", axis=1))
-    model = net(nodes, {"W": np.ones((4, 3)), "E": np.ones((4, 0))})
+    body = f"{LAYER}  e = MatMul(X, E)  Y = Concat <axis = 1> (z, e)"
+    model = net(body, W=W, E=np.ones((4, 0)))
     assert trained(model) == ["W"]
     assert [c.name for c in choose_parameters(model, ["Y"], ["*"]) if c.trained] == ["W"]
     with pytest.raises(ModelError, match=r"parameter 'E' has no elements, its shape is \[4, 0\]"):
@@ -116,9 +82,7 @@ def test_a_parameter_without_elements_is_none() -> None:
 def test_only_what_reaches_the_loss_is_trained() -> None:
     model = Model(models.two_headed())
     assert [c.name for c in choose_parameters(model, ["amount"], None)] == ["shared", "to_amount"]
-    with pytest.raises(
-        ModelError, match="'to_scores' does not reach the tensors that the losses read"
-    ):
+    with pytest.raises(ModelError, match="'to_scores' does not reach the tensors that the losses"):
         choose_parameters(model, ["amount"], ["to_scores"])
 
 
@@ -138,12 +102,9 @@ def test_names_and_globs_choose(params: Any, expected: list[str]) -> None:
 
 
 def test_a_constant_is_trained_if_it_is_named() -> None:
-    nodes = [node("MatMul", "X", "W", "z"), node("Mul", "z", "half", "Y")]
-    model = net(nodes, {"W": np.ones((4, 3)), "half": np.float64(0.5)})
-    assert trained(model, ["half"]) == ["half"]
-    both = [*nodes, node("Reshape", "Y", "ints", "R")]
-    weights = {"W": np.ones((4, 3)), "half": np.float64(0.5), "ints": np.array([-1, 3])}
-    reshaped = net(both, weights, "R")
+    body, weights = f"{LAYER}  Y = Mul(z, half)", {"W": W, "half": np.float64(0.5)}
+    assert trained(net(body, **weights), ["half"]) == ["half"]
+    reshaped = net(f"{body}  R = Reshape(Y, ints)", "R", **weights, ints=np.array([-1, 3]))
     with pytest.raises(ModelError, match=r"the parameter 'ints' is int64.*only float"):
         trained(reshaped, ["ints"])
 
@@ -159,16 +120,11 @@ def test_a_full_name_wins_over_a_glob_and_an_earlier_glob_over_a_later() -> None
 def test_scores_are_found_behind_softmax_sigmoid_and_two_columns() -> None:
     assert raw_scores(Model(models.classifier()), "probabilities") == ("scores", "Softmax")
     assert raw_scores(Model(models.linear()), "Y") == ("Y", None)
-    two = net(
-        [
-            node("MatMul", "X", "W", "s"),
-            node("Sigmoid", "s", "p"),
-            node("Sub", "unity", "p", "q"),
-            node("Concat", "q", "p", "both", axis=1),
-            node("Identity", "both", "Y"),
-        ],
-        {"W": np.ones((4, 1)), "unity": np.float64(1)},
-    )
+    body = """
+        s = MatMul(X, W)  p = Sigmoid(s)  q = Sub(unity, p)
+        both = Concat <axis = 1> (q, p)  Y = Identity(both)
+    """
+    two = net(body, W=np.ones((4, 1)), unity=np.float64(1))
     assert raw_scores(two, "Y") == ("s", "Sigmoid")
     assert trained(two) == ["W"]
 
@@ -192,9 +148,6 @@ def test_class_labels_are_read_from_the_file(labels: Any) -> None:
 
 
 def test_single_numbers_in_the_place_of_weights_are_weights() -> None:
-    model = net(
-        [node("MatMul", "X", "W", "z"), node("Add", "z", "b", "h"), node("PRelu", "h", "s", "Y")],
-        {"W": np.ones((1, 1)), "b": np.ones(1), "s": np.full(1, 0.25)},
-        features=1,
-    )
+    numbers = {"W": np.ones((1, 1)), "b": np.ones(1), "s": np.full(1, 0.25)}
+    model = net(f"{LAYER}  h = Add(z, b)  Y = PRelu(h, s)", features=1, **numbers)
     assert trained(model) == ["W", "b", "s"]

@@ -86,7 +86,9 @@ def test_frames_of_the_users_callback_stay() -> None:
     assert frames(error) == ["steps_end"]
 
 
-def test_the_users_exception_that_is_the_cause_stays() -> None:
+def test_exceptions_of_the_user_stay() -> None:
+    """One that is the cause, and one that is handled where ours is raised."""
+
     def read() -> Any:
         raise KeyError("no such column")
         yield X, Y
@@ -95,8 +97,6 @@ def test_the_users_exception_that_is_the_cause_stays() -> None:
     assert "no such column" in text(error)
     assert "read" in text(error)
 
-
-def test_an_exception_that_the_user_handles_stays() -> None:
     def handle() -> None:
         try:
             int("x")
@@ -113,13 +113,8 @@ def test_a_bug_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(fit, "train", broken)
-    assert frames(caught(lambda: make(models.linear()).fit(X, Y))) == [
-        "short",
-        "fit",
-        "fit",
-        "_fit",
-        "broken",
-    ]
+    whole = ["short", "fit", "fit", "_fit", "broken"]
+    assert frames(caught(lambda: make(models.linear()).fit(X, Y))) == whole
 
 
 def test_a_broken_plugin_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import OrtflexError, Plugins, Unsupported, internals_of
+from ortflex_core import OrtflexError, Plugins, TrainingDiverged, Unsupported, internals_of
 from ortflex_core.training.engines import scores
 from tests import models
-from tests.training import every_backend, make, plugins, regression
+from tests.training import every_backend, make, plugins, regression, same
 
 X, Y = regression(rows=40)
 OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "learning_rate": 0.05}
@@ -26,20 +26,17 @@ def test_a_second_fit_continues_where_the_first_ended(backend: str) -> None:
     twice = make(models.linear(), epochs=2, **options)
     twice.fit(X, Y)
     twice.fit(X, Y)
-    for name, array in once.get_state().items():
-        np.testing.assert_allclose(twice.get_state()[name], array, rtol=1e-6, atol=1e-7)
+    same(twice.get_state(), once.get_state(), 1e-6)
 
 
 @every_backend
 def test_sample_weights_that_come_later_keep_weights_and_moments(backend: str) -> None:
     options = OPTIONS | {"backend": backend, "optimizer": "adam", "epochs": 2}
     plain, mixed = make(models.linear(), **options), make(models.linear(), **options)
-    ones = np.ones(len(X))
-    for trainer, data in ((plain, (X, Y)), (mixed, (X, Y, ones))):
+    for trainer, data in ((plain, (X, Y)), (mixed, (X, Y, np.ones(len(X))))):
         trainer.fit(X, Y)
         trainer.fit(*data)
-    for name, array in plain.get_state().items():
-        np.testing.assert_allclose(mixed.get_state()[name], array, rtol=1e-6, atol=1e-7)
+    same(mixed.get_state(), plain.get_state(), 1e-6)
 
 
 @every_backend
@@ -65,17 +62,19 @@ def test_predictions_of_any_tensor_in_any_number_of_rows(backend: str) -> None:
     model = models.mlp((5, 4, 1))
     trainer = make(model, backend=backend, epochs=1)
     x, _ = regression(rows=2500)
-    weights = models.weights_of(model)
-    hidden = np.tanh(x @ weights["W1"] + weights["b1"])
+
+    def hidden(rows: int) -> None:
+        state = trainer.get_state()
+        expected = np.tanh(x[:rows] @ state["W1"] + state["b1"])
+        np.testing.assert_allclose(trainer.predict(x[:rows], "h1"), expected, rtol=1e-4, atol=1e-5)
+
     for k in (1, 1024, 1025, 2500):
-        np.testing.assert_allclose(trainer.predict(x[:k], "h1"), hidden[:k], rtol=1e-4, atol=1e-5)
+        hidden(k)
     both = trainer.predict(x, ["h1", "Y"])
     assert sorted(both) == ["Y", "h1"]
     np.testing.assert_array_equal(both["Y"], trainer.predict(x))
     trainer.fit(X, Y)
-    after = trainer.get_state()
-    hidden = np.tanh(x @ after["W1"] + after["b1"])
-    np.testing.assert_allclose(trainer.predict(x, "h1"), hidden, rtol=1e-4, atol=1e-5)
+    hidden(2500)
     with pytest.raises(OrtflexError, match="has no tensor 'h11'; did you mean 'h1'"):
         trainer.predict(x, "h11")
 
@@ -83,8 +82,7 @@ def test_predictions_of_any_tensor_in_any_number_of_rows(backend: str) -> None:
 def test_training_starts_from_the_file_or_from_random_values() -> None:
     model = models.mlp()
     old = models.weights_of(model)
-    for name, array in make(model).get_state().items():
-        np.testing.assert_array_equal(array, old[name])
+    same(make(model).get_state(), old, 0)
     anew = make(model, reinitialize=True, seed=3).get_state()
     limit = np.sqrt(6 / (6 + 8))
     assert abs(anew["W1"]).max() <= limit
@@ -101,15 +99,12 @@ def test_training_starts_from_the_file_or_from_random_values() -> None:
     np.testing.assert_array_equal(some["b1"], old["b1"])
 
 
-def test_the_first_line_says_what_is_trained_and_what_is_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_first_line_says_what_is_trained_and_what_is_not(caplog: Any) -> None:
     trainer = make(models.mlp(), params=["!W2"], epochs=1)
     with caplog.at_level(logging.INFO, "ortflex"):
         trainer.fit(*regression(features=6))
-    assert caplog.messages[0].startswith(
-        "training 5 tensors with 65 numbers; left out: 1 by params=;"
-    )
+    first = "training 5 tensors with 65 numbers; left out: 1 by params=;"
+    assert caplog.messages[0].startswith(first)
     told = trainer.describe()
     assert told.startswith("training 5 parameters: W1 [6, 8], b1 [8], b2 [4], W3 [4, 1], b3 [1]")
     assert "not: W2 (left out by params=)" in told
@@ -118,9 +113,7 @@ def test_the_first_line_says_what_is_trained_and_what_is_not(
 
 def test_scores_before_a_softmax_are_found_and_said() -> None:
     trainer = make(models.classifier(), loss="softmax_cross_entropy")
-    assert (
-        "softmax_cross_entropy reads 'scores', the logits before the Softmax" in trainer.describe()
-    )
+    assert "reads 'scores', the logits before the Softmax" in trainer.describe()
     x, y = X[:, :4], np.arange(40) % 3
     values = trainer.per_sample_losses(x, y)
     expected = -np.log(trainer.predict(x)[np.arange(40), y])
@@ -147,27 +140,14 @@ def test_class_names_and_their_order() -> None:
 def test_auto_takes_the_first_backend_that_can() -> None:
     trainer = make(models.linear(), backend="auto", epochs=1)
     trainer.fit(X, Y)
-    able = [
-        name
-        for name in plugins()["backends"].names()
-        if not plugins()["backends"].load(name).available(internals_of(trainer).runtime)
-    ]
-    best = max(able, key=lambda name: plugins()["backends"].load(name).priority)
-    assert trainer.backend_ == best
+    loaded = {name: plugins()["backends"].load(name) for name in plugins()["backends"].names()}
+    able = {n: b for n, b in loaded.items() if not b.available(internals_of(trainer).runtime)}
+    assert trainer.backend_ == max(able, key=lambda name: able[name].priority)
 
 
 def test_if_no_backend_can_train_the_error_has_the_reason_of_each() -> None:
-    helper = models.helper
-    model = models.model(
-        [
-            helper.make_node("MatMul", ["X", "W"], ["z"]),
-            helper.make_node("Nothing", ["z"], ["Y"], domain="nobody"),
-        ],
-        [models.floats("X", "N", 5)],
-        [models.floats("Y", "N", 1)],
-        {"W": np.ones((5, 1))},
-        nobody=1,
-    )
+    body, places = "z = MatMul(X, W)  Y = nobody.Nothing(z)", ("float[N, 5] X", "float[N, 1] Y")
+    model = models.parsed(body, {"W": np.ones((5, 1))}, *places, nobody=1)
     with pytest.raises(Unsupported) as caught:
         make(model, backend="auto").fit(X, Y)
     lines = str(caught.value).splitlines()
@@ -190,7 +170,6 @@ def test_a_backend_of_priority_minus_infinity_is_used_only_if_it_is_named() -> N
 
 
 def test_training_continues_after_divergence_with_a_smaller_rate() -> None:
-    from ortflex_core import TrainingDiverged
 
     trainer = make(models.linear(), epochs=20, batch_size=10, learning_rate=50.0)
     with pytest.raises(TrainingDiverged):
