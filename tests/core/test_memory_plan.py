@@ -128,9 +128,7 @@ def made(model: onnx.ModelProto, **options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("way", [3, True])
-def test_nodes_run_in_the_order_of_the_plan(
-    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_run_in_the_order_of_the_plan(way: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """Planned memory is right only in this order; Shape and Size may run earlier."""
     monkeypatch.setattr(recompute, "SMALL", 0)
     real_options, real_open = session.session_options, session.open_session

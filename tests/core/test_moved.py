@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,9 +71,7 @@ def test_importing_the_core_imports_neither_numpy_nor_onnx() -> None:
 
 
 @pytest.mark.parametrize("old", moved_plugins.PLACES)
-def test_modules_of_single_plugins_hand_on_their_family(
-    old: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_single_plugins_hand_on_their_family(old: str, monkeypatch: Any) -> None:
     """As classes in pickles and class paths in recipes name them."""
     monkeypatch.delitem(sys.modules, old, raising=False)
     with pytest.warns(DeprecationWarning, match=re.escape(moved_plugins.PLACES[old])):
@@ -82,9 +81,7 @@ def test_modules_of_single_plugins_hand_on_their_family(
     assert [cls.__module__ for cls in family] == [moved_plugins.PLACES[old]]
 
 
-def test_metadata_that_is_older_than_the_code_does_not_warn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_metadata_that_is_older_than_the_code_does_not_warn(monkeypatch: Any) -> None:
     old = "ortflex_plugins.optimizers.adamw"
     monkeypatch.delitem(sys.modules, old, raising=False)
     point = importlib.metadata.EntryPoint("adamw", f"{old}:AdamW", "ortflex.optimizers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,7 @@ def train() -> None:
     Trainer(models.linear(3), progress=False, callbacks=callbacks, **options).fit(x, y)
 
 
-def test_a_trace_names_call_component_and_distribution(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_names_call_component_and_distribution(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("ORTFLEX_TRACE_PLUGINS", "1")
     train()
     lines = capsys.readouterr().err.splitlines()
@@ -44,9 +43,7 @@ def test_a_trace_names_call_component_and_distribution(
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-def test_without_the_variable_nothing_is_printed(
-    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_variable_nothing_is_printed(value: str, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("ORTFLEX_TRACE_PLUGINS", value)
     train()
     assert "ortflex:" not in capsys.readouterr().err

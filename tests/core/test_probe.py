@@ -130,9 +130,7 @@ def test_large_tensors_that_onnxruntime_is_not_fed_are_inside() -> None:
     assert (model.unlearned, model.value("Y").shape) == ("", ("batch", 4))
 
 
-def test_why_a_model_could_not_be_run_is_part_of_every_error_that_follows(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_why_a_model_could_not_be_run_is_part_of_every_error_that_follows(caplog: Any) -> None:
     """The class: a failed probe is kept on the model and said where it stops something, not before."""
     why = "running the model to measure .* failed: .*Scaler"
     model = Model(wide(8, 4, offset=5))
@@ -274,9 +272,7 @@ def behind_a_product(operator: str, after: str) -> Any:
 
 
 @pytest.mark.parametrize("operator", ["MatMul", "Gemm"])
-def test_products_by_large_constants_are_not_computed(
-    operator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_by_large_constants_are_not_computed(operator: str, monkeypatch: Any) -> None:
     given: list[Any] = []
 
     class Noting(Runner):

@@ -230,9 +230,7 @@ def test_an_iterable_resumes_within_an_epoch(tmp_path: Path) -> None:
     assert isinstance(error, DataError), error
 
 
-def test_processes_with_other_numbers_of_batches_end_an_epoch_together(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_processes_with_other_numbers_of_batches_end_an_epoch_together(caplog: Any) -> None:
     def uneven(rank: int, size: int) -> Sequence[Any]:
         return list(batches_of(rank, size))[: 20 + 5 * rank]
 

@@ -138,9 +138,7 @@ def composition(model: Any, x: Any, y: Any, **options: Any) -> compositions.Comp
 
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("network", ["pairs", *step_programs.NETWORKS])
-def test_the_runtime_runs_the_planned_nodes(
-    network: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_runtime_runs_the_planned_nodes(network: str, monkeypatch: Any, tmp_path: Path) -> None:
     """A node that the runtime adds would read memory that the plan has given to another tensor."""
     found: list[tuple[onnx.ModelProto, Any]] = []
     real = session.open_session

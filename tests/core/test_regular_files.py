@@ -41,16 +41,18 @@ SILENCE = 60
 # What opens a path, wherever it comes from; ``load`` only of these modules.
 ANY = {
     *("open", "read_bytes", "read_text", "memmap", "mmap", "open_memmap", "fromfile", "loadtxt"),
+    *("genfromtxt", "safe_open", "load_file", "load_model", "ParquetFile", "read_table"),
     *(
-        "genfromtxt",
-        "safe_open",
-        "load_file",
-        "load_model",
-        "ParquetFile",
-        "read_table",
         "read_schema",
+        "OSFile",
+        "memory_map",
+        "from_file",
+        "FileIO",
+        "open_code",
+        "copyfile",
+        "copy2",
+        "copytree",
     ),
-    *("OSFile", "memory_map", "from_file", "FileIO", "open_code", "copyfile", "copy2", "copytree"),
     *("ZipFile", "read_csv", "read_parquet", "spec_from_file_location", "run_path", "sendfile"),
     *("load_external_data_for_model", "fdopen", "open_file", "InferenceSession", "read_feather"),
 }
@@ -62,13 +64,12 @@ PART = "a part of ortflex itself"
 METHOD = "a method of our own"
 FOLDER = "a folder, which is locked or flushed"
 GIVEN = "bytes in memory, or a file that the one opener opened"
+COMPARED = "a file of a folder of this user alone, whose digest has been compared"
+SHARED = "memory that another rank of this run shares, whose token _token has read"
 ALLOWED = {
     "ortflex_core.kernel.regular_files.RegularFile": ("FileIO", "the one opener"),
     "ortflex_core.kernel.regular_files._open": ("open", "the one opener"),
-    "ortflex_core.kernel.locks._open": (
-        "open",
-        "written to; links and special files are refused there",
-    ),
+    "ortflex_core.kernel.locks._open": ("open", "links and special files are refused there"),
     "ortflex_core.kernel.files.write_flushed": ("open", OUT),
     "ortflex_core.kernel.files.flush_folder": ("open", FOLDER),
     "ortflex_core.training.checkpoints.folders.flush": ("open", "files and folders just written"),
@@ -83,18 +84,9 @@ ALLOWED = {
     "ortflex_core.compiler.onnx_files.external_data._File.release": ("mmap", GIVEN),
     "ortflex_core.kernel.synonyms.names_elsewhere": ("read_text", PART),
     "ortflex_core.training.data.column_files.ColumnFiles.making": ("open memmap", OWN),
-    "ortflex_core.training.data.column_files._mapped": (
-        "memmap",
-        "a file of a folder of this user alone, whose digest has been compared",
-    ),
-    "ortflex_core.kernel.path_entries._run": (
-        "spec_from_file_location",
-        "code, which may run or is not read",
-    ),
-    "ortflex_core.training.process_groups.mailbox._mapped": (
-        "open mmap",
-        "memory that another rank of this run shares, whose token _token has read",
-    ),
+    "ortflex_core.training.data.column_files._mapped": ("memmap", COMPARED),
+    "ortflex_core.kernel.path_entries._run": ("spec_from_file_location", "code, which may run"),
+    "ortflex_core.training.process_groups.mailbox._mapped": ("open mmap", SHARED),
     "ortflex_core.training.process_groups.peers.unpack": ("load", GIVEN),
     "ortflex_core.compiler.runtime.installation._probe": ("InferenceSession", GIVEN),
     "ortflex_core.compiler.runtime.memory_limits._text": ("read_text", "files of the kernel"),
@@ -128,10 +120,7 @@ ALLOWED = {
     "ortflex_plugins.data.parquet.Parquet.look": ("ParquetFile", GIVEN),
     "ortflex_plugins.data.parquet.Parquet.batches": ("ParquetFile", GIVEN),
     "ortflex_plugins.data.tokenized._columns": ("ParquetFile", GIVEN),
-    "ortflex_core.kernel.install_command.origin": (
-        "read_text",
-        "the metadata of ortflex itself, which its installer wrote",
-    ),
+    "ortflex_core.kernel.install_command.origin": ("read_text", "what the installer wrote"),
     "ortflex_plugins.c.export._Source._generated": ("load", OWN),
     "ortflex_plugins.c.export._Source.files": ("read_bytes", OWN),
     "ortflex_plugins.c.export._Source._state_header": ("read_bytes", OWN),
@@ -178,22 +167,22 @@ def opens(node: ast.expr, ours: set[str]) -> str | None:
 
 def imported(tree: ast.Module) -> set[str]:
     """The names that a module imports from the one opener."""
+    public = PUBLIC["kernel.regular_files"].split()
     return {
         alias.asname or alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if node.module == regular_files.__name__
-        or (node.module == "ortflex_core" and alias.name in PUBLIC["kernel.regular_files"].split())
+        or (node.module == "ortflex_core" and alias.name in public)
     }
 
 
 def test_nothing_else_opens_files() -> None:
     found: dict[str, set[str]] = {}
     for module, tree in modules():
-        ours = imported(tree) | (
-            {"read_bytes", "read_text"} if module.endswith("regular_files") else set()
-        )
+        own = {"read_bytes", "read_text"} if module.endswith("regular_files") else set()
+        ours = imported(tree) | own
         for place, node in used(tree, module):
             if name := opens(node, ours):
                 found.setdefault(place, set()).add(name)
@@ -214,14 +203,10 @@ class Worker:
     """``python -m tests.readers``, whose silence is noticed."""
 
     def __init__(self, folder: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.readers", str(folder)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        command = [sys.executable, "-m", "tests.readers", str(folder)]
+        options: Any = {"cwd": ROOT, "text": True, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, **options, **pipes)
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.errors: list[str] = []
         listeners = (self._listen, self._keep)

@@ -154,3 +154,48 @@ def test_a_long_list_of_shared_parameters_is_cut(caplog: Any) -> None:
     with caplog.at_level(logging.WARNING, logger="ortflex"):
         make(model, backend="fused", epochs=1).fit(X, np.tile(Y.reshape(-1, 1), 5))
     assert "w0 (2: #1, #6), w1 (2: #2, #7), w2 (2: #3, #8), and 2 more. This" in caplog.text
+
+
+# ---------------------------------------------------------------------- inputs that are out of scale
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 6), np.uint8)
+TABLE = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
+PLAIN, SCALED = "h = Identity(x)", "h = Div(x, scale)"
+
+
+def averaged(first: str, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """``first`` nodes from x to h, then Conv or MatMul and the mean of its values."""
+    images = len(shape) == 4
+    sizes = (4, shape[1], 3, 3) if images else (shape[1], 4)
+    weights = {"w": np.random.default_rng(2).normal(size=sizes) * 0.3, "scale": np.array(255.0)}
+    product = f"{'Conv' if images else 'MatMul'}(h, w)"
+    mean = f"y = ReduceMean <axes = {list(range(1, len(shape)))}, keepdims = 0> (c)"
+    given = f"float[n, {', '.join(map(str, shape[1:]))}] x"
+    return models.parsed(f"{first}  c = {product}  {mean}", weights, given, "float[n] y")
+
+
+@pytest.mark.parametrize(
+    ("first", "x", "repair"),
+    [
+        (PLAIN, IMAGES, "/ 255"),
+        (PLAIN, TABLE * 1e4, "X.std(0)"),
+        (PLAIN, IMAGES.astype(np.float32) / 255, None),
+        (PLAIN, np.uint8(IMAGES > 99), None),
+        (PLAIN, TABLE, None),
+        (PLAIN, TABLE * 1e-3, None),
+        (SCALED, IMAGES, None),
+        (SCALED, TABLE * 1e4, None),
+    ],
+)
+def test_inputs_out_of_scale_have_one_warning_with_the_line_that_repairs_it(
+    caplog: Any, first: str, x: Any, repair: str | None
+) -> None:
+    options = {"learning_rate": 1e-9, "params": ["w"], "epochs": 1}
+    trainer = make(averaged(first, x.shape), backend="fused", **options)
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        trainer.fit(x, np.zeros(len(x), np.float32))
+        trainer.fit(x, np.zeros(len(x), np.float32))
+    messages = [r.getMessage() for r in caplog.records]
+    found = [text for text in messages if "repair" in text or "size" in text]
+    assert len(found) == (repair is not None)
+    assert repair is None or repair in found[0]

@@ -6,46 +6,37 @@ stands before: a sequence has no node, a graph's input and a constant have none 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import onnx.parser
 import pytest
 
+from tests import models
 from tests.training import every_backend, make, same
 
-_HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 2] y)'
-_WEIGHTS = "<float[4, 4] w = {1, -2, 3, 0.5, -1, 2, 0.3, 4, 0.1, 0.2, -0.3, 0.4, 2, 1, -1, -2}, "
-_SPLIT = (
-    _HEAD
-    + _WEIGHTS
-    + "int64 k = {2}, int64 first = {0}, int64 second = {1}, int64[2] sizes = {2, 2}, float one = {1}> "
-)
+_NUMBERS = {"k": 2, "first": 0, "second": 1, "sizes": [2, 2], "one": np.float32(1)}
+_WEIGHTS = {name: np.array(number) for name, number in _NUMBERS.items()}
+_WEIGHTS |= {"w": np.random.default_rng(1).standard_normal((4, 4))}
+_HALVES = "t, u = Split<axis=1>({}, sizes)  y = Add(t, u)"
+_SEQUENCE = "h = MatMul(x, w)  s = SplitToSequence<axis=1>(h, k)"
+_GELU = f"e = Erf(c)  p = Add(e, one)  m = Mul(c, p)  {_HALVES.format('m')}"
 
 # Each pair computes the same, with a sequence and without; what comes next is what rewrites look for.
 _PAIRS = {
     "SequenceAt before a Relu": (
-        "{ h = MatMul(x, w) s = SplitToSequence<axis=1>(h, k) "
-        "t = SequenceAt(s, first) u = SequenceAt(s, second) r = Relu(t) y = Add(r, u) }",
-        "{ h = MatMul(x, w) t, u = Split<axis=1>(h, sizes) r = Relu(t) y = Add(r, u) }",
+        f"{_SEQUENCE}  t = SequenceAt(s, first)  u = SequenceAt(s, second)",
+        "h = MatMul(x, w)  t, u = Split<axis=1>(h, sizes)",
+        "r = Relu(t)  y = Add(r, u)",
     ),
     "a sequence of the graph's inputs": (
-        "{ s = SequenceConstruct(x, x) v = SequenceAt(s, first) h = MatMul(v, w) "
-        "r = Relu(h) t, u = Split<axis=1>(r, sizes) y = Add(t, u) }",
-        "{ h = MatMul(x, w) r = Relu(h) t, u = Split<axis=1>(r, sizes) y = Add(t, u) }",
+        "s = SequenceConstruct(x, x)  v = SequenceAt(s, first)  h = MatMul(v, w)",
+        "h = MatMul(x, w)",
+        f"r = Relu(h)  {_HALVES.format('r')}",
     ),
     "ConcatFromSequence before a Gelu by its error function": (
-        "{ h = MatMul(x, w) s = SplitToSequence<axis=1>(h, k) "
-        "c = ConcatFromSequence<axis=1>(s) e = Erf(c) p = Add(e, one) m = Mul(c, p) "
-        "t, u = Split<axis=1>(m, sizes) y = Add(t, u) }",
-        "{ c = MatMul(x, w) e = Erf(c) p = Add(e, one) m = Mul(c, p) "
-        "t, u = Split<axis=1>(m, sizes) y = Add(t, u) }",
+        f"{_SEQUENCE}  c = ConcatFromSequence<axis=1>(s)",
+        "c = MatMul(x, w)",
+        _GELU,
     ),
 }
-
-
-def _model(body: str) -> Any:
-    return onnx.parser.parse_model(_SPLIT + body)
 
 
 @every_backend
@@ -55,31 +46,29 @@ def test_a_model_with_sequences_trains_like_the_same_model_without(backend: str,
     x = rng.standard_normal((12, 4)).astype(np.float32)
     y = rng.standard_normal((12, 2)).astype(np.float32)
     states = []
-    for body in _PAIRS[case]:
-        trainer = make(
-            _model(body), backend=backend, params=["w"], optimizer="sgd", batch_size=4, epochs=2
-        )
+    *starts, end = _PAIRS[case]
+    for start in starts:
+        model = models.parsed(f"{start}  {end}", _WEIGHTS, "float[N, 4] x", "float[N, 2] y")
+        trainer = make(model, backend=backend, params=["w"], batch_size=4, epochs=2)
         trainer.fit(x, y)
         states.append(trainer.get_state())
     same(*states)
 
 
+_POOL = "p = MaxPool<kernel_shape=[2], strides=[2]>"
 _POOLS = {
-    "of the graph's input": "{ p = MaxPool<kernel_shape=[2], strides=[2]>(x) y = Mul(p, w) }",
-    "of a Relu of the graph's input": (
-        "{ r = Relu(x) p = MaxPool<kernel_shape=[2], strides=[2]>(r) y = Mul(p, w) }"
-    ),
-    "of a weight": "{ p = MaxPool<kernel_shape=[2], strides=[2]>(v) y = Mul(x, p) }",
+    "of the graph's input": f"{_POOL}(x)  y = Mul(p, w)",
+    "of a Relu of the graph's input": f"r = Relu(x)  {_POOL}(r)  y = Mul(p, w)",
+    "of a weight": f"{_POOL}(v)  y = Mul(x, p)",
 }
 
 
 @pytest.mark.parametrize("case", _POOLS)
 def test_pooling_of_values_that_no_node_makes(case: str) -> None:
     wide = 2 if case == "of a weight" else 4
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (float[N, 1, {wide}] x) => (float[N, 1, 2] y) '
-        "<float[1, 1, 2] w = {0.5, -1}, float[1, 1, 4] v = {1, 2, -3, 4}> " + _POOLS[case]
-    )
+    weights = {"w": np.array([[[0.5, -1]]]), "v": np.array([[[1, 2, -3, 4.0]]])}
+    places = f"float[N, 1, {wide}] x", "float[N, 1, 2] y"
+    model = models.parsed(_POOLS[case], weights, *places)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 1, wide)).astype(np.float32)
     name = "v" if case == "of a weight" else "w"

@@ -72,9 +72,7 @@ def test_a_sound_installation_has_no_faults() -> None:
 
 @pytest.mark.parametrize("driver", [None, "/usr/bin/nvidia-smi"])
 @pytest.mark.parametrize(("system", "machine"), [("linux", "x86_64"), ("darwin", "arm64")])
-def test_none_installed(
-    monkeypatch: pytest.MonkeyPatch, driver: str | None, system: str, machine: str
-) -> None:
+def test_none_installed(monkeypatch: Any, driver: str | None, system: str, machine: str) -> None:
     """The newest one that fits: a GPU's where there is one and a build for this machine."""
     monkeypatch.setattr("shutil.which", lambda name: driver)
     monkeypatch.setattr("sys.platform", system)
@@ -126,9 +124,7 @@ def test_a_fault_is_said_with_the_command_that_repairs_it(
     assert fault.command.removesuffix("-gpu") == f"python -m pip {command}"
 
 
-def test_require_runtime_refuses_with_the_message_and_the_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_require_runtime_refuses_with_the_message_and_the_command(monkeypatch: Any) -> None:
     monkeypatch.setattr(runtime_module, "find_distributions", lambda: [SESSION, STOCK])
 
     with pytest.raises(RuntimeUnavailable, match=r"2 distributions provide") as caught:

@@ -82,21 +82,6 @@ def test_ctrl_c_gives_a_history_and_a_whole_state(backend: str) -> None:
     assert not make(models.linear(), epochs=1, **options).fit(x, y).interrupted
 
 
-def test_rates_follow_the_schedule_and_are_recorded() -> None:
-    for by, expected in (
-        ("step", [0.1 / (1 + k) for k in range(6)]),
-        ("epoch", [0.1] * 3 + [0.1 / 2] * 3),
-        ("rows", [0.1 / (1 + 10 * k) for k in range(6)]),
-    ):
-        recorder = Recorder()
-        schedule = {"name": "invscaling", "power": 1.0, "by": by}
-        options = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1, "callbacks": [recorder]}
-        history = make(models.linear(), schedule=schedule, **options).fit(*regression(rows=30))
-        rates = [s["rate"] for s in recorder.all("step_end")]
-        np.testing.assert_allclose(rates, expected, rtol=1e-12)
-        np.testing.assert_allclose(history["rate"], [expected[2], expected[5]], rtol=1e-12)
-
-
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
 def test_a_scheduled_rate_below_zero_or_not_finite_is_refused(bad: float) -> None:
     def given(base: float, step: int) -> float:

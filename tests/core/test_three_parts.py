@@ -78,18 +78,14 @@ def test_an_error_about_labels_or_weights_says_how_three_parts_are_read(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_run_says_that_the_third_part_is_a_weight(
-    form: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_that_the_third_part_is_a_weight(form: str, capsys: Any) -> None:
     weights = np.arange(12, dtype=np.float32)
     made().fit(FORMS[form](X, Y, weights))
     assert capsys.readouterr().err.count(LINE) == 1
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_two_parts_and_named_ones_need_no_line(
-    form: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_parts_and_named_ones_need_no_line(form: str, capsys: Any) -> None:
     weights = np.ones(12, np.float32)
     made().fit(FORMS[form](X, Y))
     made().fit(X, Y, weights)

@@ -131,9 +131,7 @@ def test_a_broken_plugin_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("how", ["environment", "logging"])
-def test_whole_tracebacks_on_request(
-    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_whole_tracebacks_on_request(how: str, monkeypatch: Any, caplog: Any) -> None:
     if how == "environment":
         monkeypatch.setenv("ORTFLEX_DEBUG", "1")
     else:

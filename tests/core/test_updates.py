@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import attrs
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
-from ortflex_core import (
-    ConfigError,
-    ModelError,
-    Progress,
-    Recipe,
-    Schedule,
-    Trainer,
-    Unsupported,
-    internals_of,
-)
+from ortflex_core import ConfigError, ModelError, Recipe, Trainer, Unsupported, internals_of
 from tests import models
 from tests.training import every_backend, make, plugins, regression, same
 
@@ -84,44 +73,23 @@ optimizers = pytest.mark.parametrize(("optimizer", "momentum"), [("momentum", 0.
 
 @every_backend
 @optimizers
-@pytest.mark.parametrize("bound", [0.1, 1.0])
+@pytest.mark.parametrize(("what", "bound"), [("norm", 0.1), ("norm", 1.0), ("value", 0.05)])
 @pytest.mark.sampled
-def test_the_norm_of_all_gradients_is_bounded_as_torch_does(
-    backend: str, optimizer: str, momentum: float, bound: float
+def test_gradients_are_bounded_as_torch_does(
+    backend: str, optimizer: str, momentum: float, what: str, bound: float
 ) -> None:
-    made = fitted(trainer(backend, clip_norm=bound, optimizer=optimizer))
+    """The norm of all of them, or every element."""
+    made = fitted(trainer(backend, **{f"clip_{what}": bound, "optimizer": optimizer}))
     torch = pytest.importorskip("torch")
-    clip = torch.nn.utils.clip_grad_norm_
+    clip = getattr(torch.nn.utils, f"clip_grad_{what}_")
     wanted = torch_run(lambda w: clip(list(w.values()), bound), momentum=momentum)
     close(made.get_state(), wanted)
 
 
 @every_backend
-@optimizers
-@pytest.mark.sampled
-def test_every_element_is_bounded_as_torch_does(
-    backend: str, optimizer: str, momentum: float
-) -> None:
-    made = fitted(trainer(backend, clip_value=0.05, optimizer=optimizer))
-    torch = pytest.importorskip("torch")
-    clip = torch.nn.utils.clip_grad_value_
-    wanted = torch_run(lambda w: clip(list(w.values()), 0.05), momentum=momentum)
-    close(made.get_state(), wanted)
-
-
-@every_backend
 def test_gradients_clipped_with_the_rate_zero_leave_the_weights(backend: str) -> None:
-    @attrs.frozen(kw_only=True)
-    class Still(Schedule):
-        """Always 0."""
-
-        name: ClassVar[str] = "still"
-
-        def rate(self, base: float, progress: Progress) -> float:
-            return 0.0
-
     options = {"clip_norm": 1.0, "clip_value": 1.0, "optimizer": "sgd"}
-    made = fitted(trainer(backend, schedule=Still(), **options))
+    made = fitted(trainer(backend, schedule=lambda base: 0.0, **options))
     same(made.get_state(), models.weights_of(models.mlp()), 0)
 
 
@@ -135,27 +103,15 @@ def test_penalties_are_clipped_with_the_loss(backend: str) -> None:
 
 @every_backend
 def test_groups_have_rates_optimizers_and_may_be_frozen(backend: str) -> None:
-    made = fitted(
-        trainer(
-            backend,
-            groups=[
-                {"params": "W1", "rate": 0.1},
-                {"params": ["b*"], "optimizer": {"name": "momentum", "beta": 0.5}},
-                {"params": "W2", "frozen": True},
-            ],
-        )
-    )
+    tables = [{"params": "W1", "rate": 0.1}, {"params": "W2", "frozen": True}]
+    tables += [{"params": ["b*"], "optimizer": {"name": "momentum", "beta": 0.5}}]
+    made = fitted(trainer(backend, groups=tables))
     assert "W2" not in made.get_state()
     assert "frozen by its group" in made.describe()
 
     def groups(w: Any) -> Any:
-        biases = [t for n, t in w.items() if n.startswith("b")]
-        rest = [t for n, t in w.items() if n.startswith("W") and n not in ("W1", "W2")]
-        return [
-            {"params": rest},
-            {"params": [w["W1"]], "lr": 0.005},
-            {"params": biases, "momentum": 0.5},
-        ]
+        biases = {"params": [t for n, t in w.items() if n.startswith("b")], "momentum": 0.5}
+        return [{"params": [w["W3"]]}, {"params": [w["W1"]], "lr": 0.005}, biases]
 
     wanted = torch_run(groups=groups)
     close(made.get_state(), {n: a for n, a in wanted.items() if n != "W2"})
@@ -163,11 +119,8 @@ def test_groups_have_rates_optimizers_and_may_be_frozen(backend: str) -> None:
 
 @every_backend
 def test_weights_stay_where_a_constraint_wants_them(backend: str) -> None:
-    made = fitted(
-        trainer(
-            backend, constraint={"W1": "non_negative", "W2": {"name": "max_norm", "bound": 0.5}}
-        )
-    )
+    constraint = {"W1": "non_negative", "W2": {"name": "max_norm", "bound": 0.5}}
+    made = fitted(trainer(backend, constraint=constraint))
     torch = pytest.importorskip("torch")
 
     def after(w: Any, step: int) -> None:
@@ -187,9 +140,7 @@ def test_averages_of_several_steps_at_once_are_those_of_one_by_one(average: dict
         made = trainer(backend, averaging=average, optimizer="sgd", epochs=2)
         return fitted(made).get_state(averaged=True)
 
-    one, several = means(1), means(7)
-    for name, array in one.items():
-        np.testing.assert_allclose(several[name], array, rtol=1e-5, atol=1e-6)
+    same(means(7), means(1))
 
 
 @every_backend
@@ -215,13 +166,8 @@ def test_averages_are_torchs_and_are_what_is_exported(
     close(made.get_state(averaged=True), mean)
     x, _ = regression(rows=8, features=6)
     exported = made.export(tmp_path / "a.onnx")
-    np.testing.assert_allclose(
-        made.predict(x), models.predict(exported, {"X": x})["Y"], rtol=1e-5, atol=1e-6
-    )
-    close(
-        {n: onnx.numpy_helper.to_array(t) for t in exported.graph.initializer if (n := t.name)},
-        mean,
-    )
+    same({"Y": made.predict(x)}, models.predict(exported, {"X": x}))
+    close(models.weights_of(exported), mean)
 
 
 def test_every_kth_step_of_swa() -> None:
@@ -252,13 +198,10 @@ def test_weights_that_are_set_are_their_own_average() -> None:
         ({"groups": "*"}, r"groups\[0\]: expected a table"),
         ({"groups": [{"rate": 2.0}]}, r"groups\[0\]\.params: is missing"),
         ({"groups": [{"params": "*", "rat": 2.0}]}, r"groups\[0\]\.rat: unknown key; did you mean"),
-        (
-            {"groups": [{"params": "V*"}]},
-            r"groups\[0\]\.params: no trained parameter matches 'V\*'",
-        ),
+        ({"groups": [{"params": "V*"}]}, r"groups\[0\]\.params: no .* parameter matches 'V\*'"),
         (
             {"groups": [{"params": "W*"}, {"params": ["W1", "W3"], "rate": 0.1}]},
-            r"groups\[1\]\.params: an earlier group already has W1, W3; a parameter belongs to the first",
+            r"groups\[1\]\.params: an earlier group already has W1, W3",
         ),
         (
             {"groups": [{"params": "W*", "start_epoch": 1}, {"params": "b*", "start_epoch": 3}]},
@@ -283,18 +226,9 @@ def test_a_wrong_loss_is_not_blamed_on_the_patterns() -> None:
     assert constraint.startswith("constraint.W1: unknown constraint 'max_nrm'; did you mean")
 
 
-def test_an_axis_that_a_weight_has_not_is_none() -> None:
-    x, y = regression(features=6)
+def test_an_axis_that_a_weight_has_not_is_refused() -> None:
     made = trainer("fused", constraint={"name": "max_norm", "axis": 2})
-    with pytest.raises(
-        Unsupported, match="max_norm: axis=2 is not an axis of a weight with 2 axes"
-    ):
-        made.fit(x, y)
-
-
-def test_training_session_says_what_it_cannot() -> None:
-    made = make(models.mlp(), backend="training_session", optimizer="sgd", clip_norm=1.0)
-    with pytest.raises(Unsupported, match="updates the weights itself and has no clip_norm"):
+    with pytest.raises(Unsupported, match="max_norm: axis=2 is not an axis of a weight with 2 axe"):
         made.fit(*regression(features=6))
 
 
@@ -341,41 +275,25 @@ def test_accumulated_batches_are_one_large_batch(backend: str, batches: int) -> 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_batches_in_one_graph_are_batches_one_after_the_other(optimizer: str) -> None:
     rng = np.random.default_rng(0)
-    network = models.model(
-        [
-            helper.make_node("Gemm", ["X", "W1", "b1"], ["h"]),
-            helper.make_node("BatchNormalization", ["h", "s", "t", "mean", "var"], ["n"]),
-            helper.make_node("Dropout", ["n", "ratio", "training"], ["d"], name="drop"),
-            helper.make_node("Gemm", ["d", "W2", "b2"], ["Y"]),
-        ],
-        [models.floats("X", "N", 6)],
-        [models.floats("Y", "N", 1)],
-        {
-            "W1": rng.standard_normal((6, 5)),
-            "b1": np.zeros(5),
-            "W2": rng.standard_normal((5, 1)),
-            "b2": np.zeros(1),
-            "s": np.ones(5),
-            "t": np.zeros(5),
-            "mean": np.zeros(5),
-            "var": np.ones(5),
-            "ratio": np.float32(0.3),
-            "training": np.array(True),
-        },
-    )
+    body = """
+        h = Gemm(X, W1, b1)  n = BatchNormalization(h, s, t, mean, var)
+        d = Dropout(n, ratio, training)  Y = Gemm(d, W2, b2)
+    """
+    names = ("s", "t", "mean", "var")
+    weights: dict[str, Any] = {n: np.full(5, n in ("s", "var")) * 1.0 for n in names}
+    weights |= {"W1": rng.standard_normal((6, 5)), "b1": np.zeros(5), "ratio": np.float32(0.3)}
+    weights |= {"W2": rng.standard_normal((5, 1)), "b2": np.zeros(1), "training": np.array(True)}
+    network = models.parsed(body, weights, outputs="float[N, 1] Y")
     x, y = regression(rows=8 * 2 * 9 + 3, features=6)  # a short step at the end of every epoch
     w = np.linspace(0.2, 2.0, len(x))
 
+    options = {"optimizer": optimizer, "learning_rate": 0.01, "epochs": 2, "batch_size": 8}
+    options |= {"accumulate": 2, "clip_norm": 1.0, "penalty": {"name": "l2", "l2": 0.01}}
+    # In front of the normalization b1 has a gradient of rounding errors, which Adam enlarges.
+    options |= {"batch_norm": "train", "params": ["*", "!b1"]}
+
     def trained(steps: int) -> tuple[Any, Any, Any]:
-        made = make(
-            network,
-            backend={"name": "fused", "steps_per_run": steps},
-            **{"optimizer": optimizer, "learning_rate": 0.01, "epochs": 2, "batch_size": 8},
-            **{"accumulate": 2, "clip_norm": 1.0, "penalty": {"name": "l2", "l2": 0.01}},
-            batch_norm="train",
-            # In front of the normalization it has a gradient of rounding errors, which Adam enlarges.
-            params=["*", "!b1"],
-        )
+        made = make(network, backend={"name": "fused", "steps_per_run": steps}, **options)
         history = made.fit(x, y, w)
         assert any("at-once" in name for name in made.engine.programs()) == (steps > 1)
         return made.get_state(buffers=True), history, made.engine.slots()

@@ -48,11 +48,9 @@ def test_a_step_that_is_no_count_is_an_error_of_the_checkpoint(step: Any, tmp_pa
     [["m.onnx"], ["."], [""], ["./m.onnx"], ["a/../b"], ["/a"], ["a", "a/b"], ["m.onnx/b"]],
 )
 def test_data_files_of_the_hub_whose_names_are_none(locations: list[str], tmp_path: Path) -> None:
+    """Two spellings of one name are one file."""
     with pytest.raises(ModelError, match=r"m\.onnx"):
         opened(locations, tmp_path)
-
-
-def test_two_spellings_of_one_data_file_are_one_file(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(10_000))
     assert opened(["w.bin", "./w.bin"], tmp_path) == ["m.onnx", "w.bin"]
 

@@ -16,21 +16,8 @@ ROOT = Path(__file__).parents[2]
 CHECKED = ["kernel", "compiler", "training", "tools", "testing"]
 """The storeys of the core."""
 KINDS = [
-    "data",
-    "metrics",
-    "callbacks",
-    "devices",
-    "backends",
-    "cli",
-    "pictures",
-    "layers",
-    "estimators",
-    "onnxcustom",
-    "losses",
-    "penalties",
-    "schedules",
-    "optimizers",
-    "gradients",
+    *("data", "metrics", "callbacks", "devices", "backends", "cli", "pictures", "layers"),
+    *("estimators", "onnxcustom", "losses", "penalties", "schedules", "optimizers", "gradients"),
 ]
 """Packages of the plugins."""
 PLACES = [f"ortflex_core/{name}" for name in CHECKED] + [f"ortflex_plugins/{k}" for k in KINDS]
@@ -94,14 +81,10 @@ def remarks(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_banned_words_do_not_occur(place: str) -> None:
-    path = ROOT / place
-    files = [path] if path.suffix else sorted(path.rglob("*.py"))
+    files = sorted((ROOT / place).rglob("*.py"))
     assert files
-    found = [
-        f"{file.relative_to(ROOT)}, {remark}"
-        for file in files
-        for remark in remarks(file.read_text("utf-8"))
-    ]
+    texts = {file.relative_to(ROOT): file.read_text("utf-8") for file in files}
+    found = [f"{name}, {remark}" for name, text in texts.items() for remark in remarks(text)]
     assert not found, "\n".join([*found, "write instead:", *map(str, INSTEAD.items())])
 
 
@@ -109,13 +92,12 @@ def test_pages_use_the_words_of_the_field() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     written = [p for p in pages if not {"development", "_build"} & set(p.relative_to(ROOT).parts)]
     assert len(written) > 90
+    texts = {page.relative_to(ROOT): " ".join(page.read_text("utf-8").split()) for page in written}
     found = [
-        f"{page.relative_to(ROOT)}: {match.group()!r}, write instead: {instead}"
-        for page in written
+        f"{name}: {match.group()!r}, write instead: {instead}"
+        for name, text in texts.items()
         for pattern, instead in IN_PAGES.items()
-        for match in re.finditer(
-            rf"\b(?:{pattern})\b", re.sub(r"\s+", " ", page.read_text("utf-8"))
-        )
+        for match in re.finditer(rf"\b(?:{pattern})\b", text)
     ]
     assert not found, "\n".join(found)
 

@@ -27,43 +27,35 @@ pytestmark = pytest.mark.once
 @pytest.fixture
 def unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where protobuf is asked for objects."""
-
-    def parse(content: bytes) -> None:
-        raise AssertionError("it was parsed")
-
-    monkeypatch.setattr(onnx, "load_model_from_string", parse)
+    monkeypatch.setattr(onnx, "load_model_from_string", None)
 
 
-def empty(field: bytes, count: int, around: bytes = b"") -> bytes:
-    """Empty messages of a field of the graph (field 7 of a model), inside of messages ``around``."""
+GRAPH, NODE, INITIALIZER = b"\x3a", b"\x0a", b"\x2a"
+"""Tags of a model and of its graph."""
+
+
+def message(tag: bytes, content: bytes) -> bytes:
+    """A field with a message, whose length is written in groups of seven bits."""
+    number, length = len(content), b""
+    while number > 127:
+        length += bytes([number & 127 | 128])
+        number >>= 7
+    return tag + length + bytes([number]) + content
+
+
+def empty(field: bytes, count: int, *around: bytes) -> bytes:
+    """Empty messages of a field of the graph, inside of messages ``around``."""
     content = (field + b"\0") * count
-    for tag in reversed(around + b"\x3a"):
-        content = bytes([tag]) + length(len(content)) + content
+    for tag in reversed(around or (GRAPH,)):
+        content = message(tag, content)
     return content
 
 
-def length(number: int) -> bytes:
-    out = b""
-    while number > 127:
-        out += bytes([number & 127 | 128])
-        number >>= 7
-    return out + bytes([number])
-
-
-NODE, INITIALIZER = b"\x0a", b"\x2a"
 BOMBS = {
     "nodes": empty(NODE, 1_000_000),
     # The graph's first node has an attribute (field 5) whose graph (field 6) has the nodes.
-    "nodes of a branch": (lambda inner: b"\x3a" + length(len(inner)) + inner)(
-        b"\x0a"
-        + (lambda a: length(len(a)) + a)(
-            b"\x2a"
-            + (lambda g: length(len(g)) + g)(
-                b"\x32" + length(2_000_000) + (NODE + b"\0") * 1_000_000
-            )
-        )
-    ),
-    "nodes of a function": b"\xca\x01" + length(2_000_000) + (b"\x3a\0") * 1_000_000,
+    "nodes of a branch": empty(NODE, 1_000_000, GRAPH, NODE, b"\x2a", b"\x32"),
+    "nodes of a function": empty(b"\x3a", 1_000_000, b"\xca\x01"),
     "tensors": empty(INITIALIZER, wire_format.MOST_PARTS + 1),
     "nodes before bytes that are no message": empty(NODE, 600_000)[:-1] + b"\xff" * 12,
 }
@@ -82,6 +74,7 @@ def test_too_many_messages_are_refused_before_they_are_objects(what: str, tmp_pa
 
 
 @pytest.mark.parametrize("where", ["model", "graph", "node", "tensor", "metadata"])
+@pytest.mark.usefixtures("unparsed")
 def test_documentation_of_200_mb_is_refused_before_it_is_copied(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,27 +89,28 @@ def test_documentation_of_200_mb_is_refused_before_it_is_copied(
         parts = {"model": model, "graph": graph, "node": graph.node[1]}
         parts["tensor"] = graph.initializer[0]
         parts[where].doc_string = text
-    content = model.SerializeToString()
-    Model(seeds.all_models()["mlp"])
-    monkeypatch.setattr(onnx, "load_model_from_string", None)
     with pytest.raises(ModelError, match="documentation"):
-        Model(content)
+        Model(model.SerializeToString())
 
 
 def test_the_number_of_nodes_that_pass_is_that_of_the_other_check() -> None:
     relu = helper.make_node("Relu", ["x"], ["y"], name="n")
     model = ModelProto(graph={"name": "g"})
     model.graph.node.extend([relu] * MOST_NODES)
-    wire_format.check(model.SerializeToString(), "the model", MOST_NODES)
+    check(model.SerializeToString())
     model.graph.node.append(relu)
     with pytest.raises(ModelError, match=f"more than {MOST_NODES} nodes"):
-        wire_format.check(model.SerializeToString(), "the model", MOST_NODES)
+        check(model.SerializeToString())
 
 
-def parts(message: Any) -> int:
+def check(content: bytes) -> None:
+    wire_format.check(content, "the model", MOST_NODES)
+
+
+def parts(proto: Any) -> int:
     """Messages and strings in a message, counted by protobuf's own objects."""
     count = 0
-    for _, value in message.ListFields():
+    for _, value in proto.ListFields():
         for item in value if hasattr(value, "append") or hasattr(value, "add") else [value]:
             if hasattr(item, "ListFields"):
                 count += 1 + parts(item)
@@ -132,10 +126,10 @@ def test_the_count_is_that_of_the_objects(name: str, monkeypatch: pytest.MonkeyP
     content = seeds.all_models()[name]
     count = parts(ModelProto.FromString(content))
     monkeypatch.setattr(wire_format, "MOST_PARTS", count)
-    wire_format.check(content, "the model", MOST_NODES)
+    check(content)
     monkeypatch.setattr(wire_format, "MOST_PARTS", count - 1)
     with pytest.raises(ModelError, match="entries"):
-        wire_format.check(content, "the model", MOST_NODES)
+        check(content)
 
 
 def test_what_protobuf_reads_is_never_called_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +152,7 @@ def test_what_protobuf_reads_is_never_called_malformed(monkeypatch: pytest.Monke
             refused += 1
             continue
         read += 1
-        wire_format.check(content, "the model", MOST_NODES)
+        check(content)
     assert read > 500
     assert refused > 100
 
@@ -176,8 +170,6 @@ def test_the_graph_of_a_step_may_have_more_nodes(tmp_path: Path) -> None:
 def test_values_that_are_split_off_are_those_of_the_file(name: str) -> None:
     """With the values at their places again, it is the message of the whole file."""
     content = seeds.all_models()[name]
-    if isinstance(content, ModelProto):
-        content = content.SerializeToString()
     bare, found = wire_format.split(content, 16)
     model, whole = ModelProto.FromString(bare), ModelProto.FromString(content)
     apart = [t for t in model.graph.initializer if t.data_location == t.EXTERNAL]
@@ -193,8 +185,7 @@ def test_values_that_are_split_off_are_those_of_the_file(name: str) -> None:
 
 def test_forms_that_onnx_does_not_write_are_read_whole() -> None:
     tensor = onnx.numpy_helper.from_array(np.arange(8.0), "w")
-    graph = onnx.GraphProto(initializer=[tensor]).SerializeToString()
-    field = b"\x3a" + length(len(graph)) + graph
+    field = message(GRAPH, onnx.GraphProto(initializer=[tensor]).SerializeToString())
     for content in (field * 2, field[:-1], b"\x3b" + field):
         assert wire_format.split(content, 16) == (content, [])
     bare, found = wire_format.split(field, 16)
@@ -203,6 +194,5 @@ def test_forms_that_onnx_does_not_write_are_read_whole() -> None:
     twice = tensor.SerializeToString() + b"\x4a\x01a"
     both = onnx.TensorProto(name="w", raw_data=bytes(32), float_data=[1]).SerializeToString()
     for odd in (twice, both):
-        graph = b"\x2a" + length(len(odd)) + odd
-        content = b"\x3a" + length(len(graph)) + graph
+        content = message(GRAPH, message(INITIALIZER, odd))
         assert wire_format.split(content, 16) == (content, [])
