@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import ConfigError, DataError, ModelError, Trainer, hook, internals_of
+from ortflex_core import ConfigError, DataError, ModelError, Trainer, internals_of
 from tests import models
-from tests.training import make, plugins, regression
+from tests.training import Recorder, make, plugins, regression
 
 pytestmark = pytest.mark.per_python
 
@@ -69,17 +69,10 @@ def test_wrong_names_of_outputs_and_weights_are_refused() -> None:
 
 
 def test_one_callback_metric_or_family_needs_no_list(tmp_path: Path) -> None:
-    class Epochs:
-        seen = 0
-
-        @hook
-        def epoch_end(self) -> None:
-            self.seen += 1
-
-    counts = Epochs()
-    trainer = make(models.mlp(), callbacks=counts, metrics="rmse", gradients="matmul", epochs=2)
+    recorder = Recorder()
+    trainer = make(models.mlp(), callbacks=recorder, metrics="rmse", gradients="matmul", epochs=2)
     trainer.fit(X, Y)
-    assert counts.seen == 2
+    assert len(recorder.all("epoch_end")) == 2
     assert "rmse" in trainer.evaluate(X, Y)
     for stopping in ("early_stopping", {"name": "early_stopping", "monitor": "loss"}):
         trainer = make(models.mlp(), callbacks=stopping, epochs=1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ortflex_core import NAMES, BrokenPlugin, Plugins, hook
+from ortflex_core import NAMES, BrokenPlugin, Plugins
 from ortflex_core.kernel.entries import noting_interrupts, warn_once
 from tests import models
 from tests.installing import Install
@@ -49,12 +49,10 @@ def test_a_hook_plugin_that_exits_is_named(install: Install, name: str) -> None:
 
 
 def test_a_callback_of_the_user_may_end_the_process() -> None:
-    class Leaver:
-        @hook
-        def step_end(self) -> None:
-            raise SystemExit(4)
+    def step_end(progress: Any) -> None:
+        raise SystemExit(4)
 
-    trainer = make(models.mlp((3, 4, 1)), backend="fused", epochs=1, callbacks=[Leaver()])
+    trainer = make(models.mlp((3, 4, 1)), backend="fused", epochs=1, callbacks=[step_end])
     with pytest.raises(SystemExit):
         trainer.fit(*regression(rows=8, features=3))
 

@@ -171,10 +171,8 @@ def test_callbacks_run_in_rank_0_unless_they_ask_for_every_rank() -> None:
     def job(group: ThreadGroup) -> list[str]:
         seen: list[str] = []
 
-        class Once:
-            @hook
-            def epoch_end(self) -> None:
-                seen.append("once")
+        def epoch_end(progress: Any) -> None:
+            seen.append("once")
 
         class Everywhere:
             every_rank = True
@@ -183,19 +181,17 @@ def test_callbacks_run_in_rank_0_unless_they_ask_for_every_rank() -> None:
             def epoch_end(self) -> None:
                 seen.append("everywhere")
 
-        training(distributed=group, callbacks=[Once(), Everywhere()], epochs=1).fit(X, Y)
+        training(distributed=group, callbacks=[epoch_end, Everywhere()], epochs=1).fit(X, Y)
         return sorted(seen)
 
     assert results(run_ranks(2, job)) == [["everywhere", "once"], ["everywhere"]]
 
 
 def test_a_callback_of_rank_0_that_changes_weights_is_refused() -> None:
-    class Doubles:
-        @hook
-        def epoch_end(self, trainer: Any) -> None:
-            trainer.set_state({n: 2 * a for n, a in trainer.get_state().items()})
+    def epoch_end(trainer: Any) -> None:
+        trainer.set_state({n: 2 * a for n, a in trainer.get_state().items()})
 
-    out = run_ranks(2, lambda g: training(distributed=g, callbacks=[Doubles()]).fit(X, Y))
+    out = run_ranks(2, lambda g: training(distributed=g, callbacks=[epoch_end]).fit(X, Y))
     for error in out:
         assert isinstance(error, RanksDiffer)
         assert "every_rank = True" in str(error)
@@ -210,14 +206,12 @@ def test_a_checkpoint_continues_in_another_number_of_processes(
     options = {"optimizer": "adam", **spec}
     whole = outcome(training(accumulate=4, epochs=6, **options), (X, Y))
 
-    class Halts:
-        @hook
-        def epoch_end(self, progress: Any) -> bool:
-            return progress.epoch >= 2
+    def epoch_end(progress: Any) -> bool:
+        return progress.epoch >= 2
 
     def interrupted(group: ThreadGroup) -> None:
         saver = {"name": "checkpoint", "folder": str(tmp_path / "kept"), "best": False}
-        callbacks = [saver, Halts()]
+        callbacks = [saver, epoch_end]
         training(distributed=group, epochs=6, callbacks=callbacks, **options).fit(X, Y)
 
     results(run_ranks(4, interrupted))

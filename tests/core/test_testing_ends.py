@@ -103,8 +103,7 @@ SCHEDULES = [
 class Mean:
     """Σ w·e² / Σ w."""
 
-    def __init__(self) -> None:
-        self.above = self.below = 0.0
+    above = below = 0.0
 
     def update(self, expected: Any, predicted: Any, weight: Any) -> None:
         w = np.ones(len(expected)) if weight is None else weight
@@ -187,11 +186,8 @@ METRICS = [
     ),
 ]
 EXPECTED = normal(12, 1)
-DATA = {
-    "expected": EXPECTED,
-    "predicted": EXPECTED + 0.5 * np.random.default_rng(2).normal(size=(12, 1)),
-    "perfect": EXPECTED,
-}
+NOISE = 0.5 * np.random.default_rng(2).normal(size=(12, 1))
+DATA = {"expected": EXPECTED, "predicted": EXPECTED + NOISE, "perfect": EXPECTED}
 
 # Data sources --------------------------------------------------------------------------------
 
