@@ -177,8 +177,5 @@ def _swept(
     if loop.interrupted:
         raise KeyboardInterrupt
     return RateSweep(
-        tuple(found.rates),
-        tuple(found.losses),
-        smoothing=sweep.smoothing,
-        diverged=found.diverged,
+        tuple(found.rates), tuple(found.losses), smoothing=sweep.smoothing, diverged=found.diverged
     )

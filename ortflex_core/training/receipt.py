@@ -214,11 +214,7 @@ def begin(
 def changed_settings(inner: Internals, settings: Settings) -> dict[str, Any]:
     """The public attributes of a Trainer whose values are no longer those of its arguments."""
     setup = inner.setup
-    given = {
-        **inner.arguments,
-        "learning_rate": setup.learning_rate,
-        "schedule": setup.schedule,
-    }
+    given = {**inner.arguments, "learning_rate": setup.learning_rate, "schedule": setup.schedule}
     now = {name: getattr(settings, name) for name in SETTINGS}
     return {name: value for name, value in now.items() if value != given[name]}
 

@@ -425,10 +425,7 @@ class Live:
         return backends[str(name)], engine
 
     def trial(
-        self,
-        problem: Problem,
-        columns: Columns,
-        source: Callable[[Preparation], Source] | None,
+        self, problem: Problem, columns: Columns, source: Callable[[Preparation], Source] | None
     ) -> Trial:
         """The inputs for measuring the steps of a problem, from the current state."""
         preparing = self.preparing(problem)

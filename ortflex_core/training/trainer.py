@@ -817,11 +817,7 @@ class Trainer(SharesModels):
         )
 
     def export_adapter(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str | None = None,
-        label: str | None = None,
+        self, path: str | os.PathLike[str], *, format: str | None = None, label: str | None = None
     ) -> None:
         """Write a single adapter: ``.onnx_adapter`` for onnxruntime, or a format of its plugin.
 

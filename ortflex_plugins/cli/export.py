@@ -18,19 +18,12 @@ from ortflex_plugins.cli.overrides import output_option, trusting_code
     help="Export this checkpoint of a run folder instead of its trained model.",
 )
 @click.option(
-    "--inference",
-    is_flag=True,
-    help="Switch BatchNormalization and Dropout to inference mode.",
+    "--inference", is_flag=True, help="Switch BatchNormalization and Dropout to inference mode."
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @trusting_code
 def export(
-    run: Path,
-    output: Path,
-    checkpoint: str | None,
-    inference: bool,
-    force: bool,
-    trust_code: bool,
+    run: Path, output: Path, checkpoint: str | None, inference: bool, force: bool, trust_code: bool
 ) -> None:
     """Write the trained model of a run or a checkpoint to a file.
 

@@ -38,12 +38,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @trusting_code
 def predict(
-    run: Path,
-    data: str | None,
-    output: Path,
-    tensors: Sequence[str],
-    force: bool,
-    trust_code: bool,
+    run: Path, data: str | None, output: Path, tensors: Sequence[str], force: bool, trust_code: bool
 ) -> None:
     """Write the predictions of a trained model to a file.
 

@@ -20,9 +20,7 @@ _EVERY = 5
     "if there are several runs."
 )
 @click.option(
-    "--watch",
-    is_flag=True,
-    help="Update the page every 5 seconds until all runs have ended.",
+    "--watch", is_flag=True, help="Update the page every 5 seconds until all runs have ended."
 )
 def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     """Write an HTML report about one or more runs.

@@ -149,11 +149,7 @@ class OnnxFunction:
         # An array is memory that the CPU computes on; a GPU cannot.
         self._host = self.device.view(self.device.empty([1], np.float32)) is not None
         self.mode = Mode(
-            model=self.model,
-            training=training,
-            batch_norm=batch_norm,
-            dropout=dropout,
-            seed=seed,
+            model=self.model, training=training, batch_norm=batch_norm, dropout=dropout, seed=seed
         )
         floats = {o.name: o for o in self.model.outputs if o.dtype in FLOATS}
         self.differentiated = self._known("outputs", outputs, floats)

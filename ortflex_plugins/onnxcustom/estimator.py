@@ -76,9 +76,7 @@ class BaseEstimator(BaseOnnxClass):
         from sklearn.utils import InputTags, Tags, TargetTags
 
         return Tags(
-            estimator_type=None,
-            target_tags=TargetTags(required=True),
-            input_tags=InputTags(),
+            estimator_type=None, target_tags=TargetTags(required=True), input_tags=InputTags()
         )
 
     def _check_parameters(self) -> None:

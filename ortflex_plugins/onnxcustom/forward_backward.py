@@ -23,13 +23,7 @@ from ortflex_core import (
 from ortflex_plugins.layers import Buffer, OnnxFunction
 from ortflex_plugins.onnxcustom.base import save_graphs
 from ortflex_plugins.onnxcustom.checks import check_model
-from ortflex_plugins.onnxcustom.devices import (
-    own_values,
-    own_vector,
-    plain,
-    plugins,
-    this_runtime,
-)
+from ortflex_plugins.onnxcustom.devices import own_values, own_vector, plain, plugins, this_runtime
 from ortflex_plugins.onnxcustom.weights import check_weights, get_train_initializer
 
 _AGENT = "training_agent"

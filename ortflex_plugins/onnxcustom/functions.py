@@ -104,10 +104,7 @@ def loss_gradient_program(
     gradient = loss.gradient(op, predicted, expected, cotangent)
     if gradient is None:
         [gradient] = gradients([(values, cotangent)], [predicted], load_rules(plugins()))
-    outputs = {
-        "Y": op.Reshape(total, np.array([-1])),
-        "Y_grad": full(op, gradient, predicted),
-    }
+    outputs = {"Y": op.Reshape(total, np.array([-1])), "Y_grad": full(op, gradient, predicted)}
     return build(trace, outputs, name="loss_grad")
 
 

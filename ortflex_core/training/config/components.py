@@ -28,11 +28,7 @@ from ortflex_core.training.config.arguments import (
     takes_several,
     wrong,
 )
-from ortflex_core.training.config.functions import (
-    FunctionCallback,
-    OfFunction,
-    with_components,
-)
+from ortflex_core.training.config.functions import FunctionCallback, OfFunction, with_components
 from ortflex_core.training.engines import backend_choice
 from ortflex_core.training.engines.output_metrics import MetricSpec, read_metrics
 

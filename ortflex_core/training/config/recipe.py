@@ -21,12 +21,7 @@ from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.synonyms import suggest_argument
 from ortflex_core.kernel.tracebacks import short_tracebacks
-from ortflex_core.training.config.arguments import (
-    Arguments,
-    argument,
-    kinds_of_plugins,
-    plain_help,
-)
+from ortflex_core.training.config.arguments import Arguments, argument, kinds_of_plugins, plain_help
 from ortflex_core.training.config.components import Parts
 from ortflex_core.training.config.toml import parse_override, read_toml, to_toml
 

@@ -217,11 +217,7 @@ class Derivation:
             out[name][start : start + len(array)] = array
 
     def _room(
-        self,
-        layout: Layout,
-        inputs: Mapping[str, Array],
-        size: int,
-        stack: contextlib.ExitStack,
+        self, layout: Layout, inputs: Mapping[str, Array], size: int, stack: contextlib.ExitStack
     ) -> tuple[bool, dict[str, Array]]:
         """Arrays for the columns, and whether they have their values already."""
         on_disk = self.on_disk(layout)

@@ -137,10 +137,7 @@ class Setting:
         label = describe_source(problem.plugins, "backends", backend)
         absent = ask_reasons(backend, lambda: backend.available(runtime), label, "available")
         return [Absent(reason) for reason in absent] or ask_reasons(
-            backend,
-            lambda: backend.supports(problem, device, runtime),
-            label,
-            "supports",
+            backend, lambda: backend.supports(problem, device, runtime), label, "supports"
         )
 
     def build_engine(self, backend: Backend) -> Engine:

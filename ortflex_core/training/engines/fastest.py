@@ -107,10 +107,7 @@ def _keep_chosen(
 
 
 def _measure_backends(
-    setting: Setting,
-    backends: Mapping[str, Backend],
-    trial: Trial,
-    show: Callable[[str], None],
+    setting: Setting, backends: Mapping[str, Backend], trial: Trial, show: Callable[[str], None]
 ) -> tuple[str | None, Engine | None]:
     """The fastest backend, and its engine if it was measured now; None if no backend can be measured."""
     measurement: timing.Measurement | None = None

@@ -153,9 +153,7 @@ def slope(problem: Problem, device: Device, score: float, label: float) -> float
     term: LossTerm = problem.terms[0]
     program = stages.loss_program(attrs.evolve(problem, terms=(term,)))
     predicted = np.full(_single(term.predicted.shape), score, term.predicted.numpy)
-    feeds = {
-        Port("output", of=term.predicted.name): predicted,
-    }
+    feeds = {Port("output", of=term.predicted.name): predicted}
     if term.label is not None and term.label_port is not None:
         labels = np.full(_single(term.label.shape), label)
         feeds[term.label_port] = labels.astype(term.label.numpy)

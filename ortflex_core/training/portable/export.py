@@ -132,12 +132,7 @@ def export_step(
 def _step_graph(content: Content, rows: int | None, steps: int, optional: bool) -> PortableGraph:
     try:
         return step_graph(
-            content.problem,
-            content.rate,
-            content.rates,
-            rows=rows,
-            steps=steps,
-            optional=optional,
+            content.problem, content.rate, content.rates, rows=rows, steps=steps, optional=optional
         )
     except (GraphError, NoGradientRule, NotDifferentiable) as error:
         if rows is not None:

@@ -100,10 +100,5 @@ def read(path: Path) -> State:
             "runners under docs/examples/portable do"
         ) from error
     return State(
-        label=str(path),
-        model=model,
-        tensors=tensors,
-        arrays=arrays,
-        adapters=adapters,
-        seed=seed,
+        label=str(path), model=model, tensors=tensors, arrays=arrays, adapters=adapters, seed=seed
     )

@@ -196,12 +196,7 @@ class _StepGraph(_Graph):
     """Training steps with a counter, a rate and denominators."""
 
     def __init__(
-        self,
-        problem: Problem,
-        rate: float,
-        rates: RateTable | None,
-        rows: int | None,
-        steps: int,
+        self, problem: Problem, rate: float, rates: RateTable | None, rows: int | None, steps: int
     ) -> None:
         super().__init__(problem, "step", rows)
         self._rates = rates

@@ -1,7 +1,5 @@
 """The optimizer of models that contain their loss, at its module path of the older package."""
 
-from ortflex_plugins.onnxcustom.optimizer import (
-    OrtGradientOptimizer,
-)
+from ortflex_plugins.onnxcustom.optimizer import OrtGradientOptimizer
 
 __all__ = ["OrtGradientOptimizer"]
