@@ -168,7 +168,6 @@ def edited_model(
 
 
 def _of_edits(model: Model) -> Iterator[str]:
-    """What edits changed."""
     if model.unedited is not None and model.quantization is None:
         yield f"checked as its edits leave it: {', '.join(map(str, model.outputs))}"
         for what, words in find_changes(model).facts.items():

@@ -142,7 +142,6 @@ class Double:
 
 
 def _columns(problem: Problem, batches: Sequence[Batch]) -> dict[Key, Array]:
-    """The columns of a step's batches."""
     ports = problem.column_ports
     return {
         attrs.evolve(ports[name], batch=k): batch.array(name)

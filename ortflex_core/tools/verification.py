@@ -155,7 +155,6 @@ def verify(
 
 
 def _changes(receipt: Receipt, content: Content) -> tuple[str, ...]:
-    """How a file differs from what was exported."""
     out = []
     if content.tensors != receipt.tensors:
         out.append("tensors were changed since the export: their digest is not that of the receipt")
@@ -379,7 +378,6 @@ def _is_arrays(data: Any) -> bool:
 
 
 def _has_digest(value: Any) -> bool:
-    """Whether a digest stands for a part of a value."""
     if isinstance(value, Mapping):
         return any(map(_has_digest, value.values()))
     if isinstance(value, list | tuple):
@@ -403,7 +401,6 @@ def _short(value: Any) -> str:
 def _differences(
     proto: ModelProto, files: DataFiles, again: ModelProto
 ) -> Iterator[TensorDifference]:
-    """The tensors whose bits differ."""
     new = {tensor.name: tensor for tensor in again.graph.initializer}
     for tensor in proto.graph.initializer:
         other = new.pop(tensor.name, None)

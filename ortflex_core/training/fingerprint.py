@@ -98,7 +98,8 @@ def written(setup: Setup, given: Mapping[str, Any]) -> tuple[dict[str, Any], lis
             continue
         try:
             if name == "callbacks":
-                named = [v for v in value if _nameable(v, setup.plugins)]
+                known = setup.plugins["callbacks"]
+                named = [v for v in value if isinstance(v, str | Mapping) or known.name_of(v)]
                 if len(named) < len(value):
                     unnamed.append(name)
                 value = named
@@ -110,10 +111,6 @@ def written(setup: Setup, given: Mapping[str, Any]) -> tuple[dict[str, Any], lis
                 f"{name} has {error}, which a checkpoint cannot store; use a smaller one"
             ) from error
     return out, unnamed
-
-
-def _nameable(callback: Any, plugins: Plugins) -> bool:
-    return isinstance(callback, str | Mapping) or bool(plugins["callbacks"].name_of(callback))
 
 
 def _with_parts(component: Component) -> Iterator[Component]:

@@ -6,7 +6,7 @@ a pickle can execute any code, so share checkpoints, not pickles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -18,7 +18,6 @@ from ortflex_core.kernel.types import Array
 from ortflex_core.training.checkpoints.checkpoint import Saved
 from ortflex_core.training.fingerprint import components
 from ortflex_core.training.internals import Internals, Settings, call_hook, internals_of
-from ortflex_core.training.setup import Setup
 from ortflex_core.training.standing import Standing
 
 T = TypeVar("T", bound=Settings)
@@ -44,7 +43,9 @@ def reduced(trainer: T, inner: Internals) -> tuple[Callable[..., T], tuple[Any, 
     Raises:
         ValueError: the model has more than 2 GB, which a pickle of a ModelProto cannot hold.
     """
-    live = inner.live
+    live, setup = inner.live, inner.setup
+    made = [component for _, component in components(setup)]
+    made += [*(m.metric for m in setup.metrics), *setup.callbacks, *setup.backends]
     saved = Saved()
     standing = live.standing
     now = standing.manual if inner.loop is None else inner.loop.progress
@@ -65,14 +66,9 @@ def reduced(trainer: T, inner: Internals) -> tuple[Callable[..., T], tuple[Any, 
         ),
         saved=saved,
         history=trainer.history_,
-        classes=frozenset(class_paths.named([*_components(inner.setup)])),
+        classes=frozenset(class_paths.named(made)),
     )
     return rebuilt, (type(trainer), packed)
-
-
-def _components(setup: Setup) -> Iterator[Any]:
-    yield from (component for _, component in components(setup))
-    yield from (*(m.metric for m in setup.metrics), *setup.callbacks, *setup.backends)
 
 
 def rebuilt(cls: Callable[..., T], packed: Packed) -> T:

@@ -336,8 +336,9 @@ class Live:
         taken = {"step", *problem.slot_ports}
         if before is not None:
             before.close()
-        # The engine has the values of the tensors that it trains.
-        trained = {n: _without_values(state[n]) for n in problem.parameters}
+        # The engine has the values of the tensors that it trains; these arrays take no memory.
+        arrays = {n: state[n] for n in problem.parameters}
+        trained = {n: np.broadcast_to(np.zeros((), a.dtype), a.shape) for n, a in arrays.items()}
         self._weights = state | trained
         self.problem = problem
         self.engine = engine
@@ -707,8 +708,3 @@ class Live:
             return
         self.pruning = None
         self.engine.load({n: a for n, a in clean.items() if n in trained})
-
-
-def _without_values(array: Array) -> Array:
-    """An array of the same shape and type that takes no memory."""
-    return np.broadcast_to(np.zeros((), array.dtype), array.shape)

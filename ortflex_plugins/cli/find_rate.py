@@ -99,7 +99,6 @@ def _show(sweep: RateSweep) -> None:
 
 
 def _write(sweep: RateSweep, path: Path) -> None:
-    """Write all steps as a table, or draw them."""
     from ortflex_core import ConfigError, install_command, write_bytes
 
     if path.suffix == ".csv":

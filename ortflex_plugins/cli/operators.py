@@ -197,7 +197,6 @@ def _missing(count: int) -> str:
 
 
 def _first(name: str) -> int:
-    """The opset that introduced an operator."""
     return int(
         min(
             s.since_version

@@ -376,7 +376,6 @@ def _bytes(file: onnx.ModelProto) -> int:
 
 
 def _scores(trainer: Trainer, rows: Any) -> dict[str, float]:
-    """The loss and the metrics on some rows."""
     return {n: v for n, v in trainer.evaluate(rows).items() if not n.startswith("loss/")}
 
 
@@ -488,7 +487,6 @@ def _show(
     seconds: Mapping[str, float],
     what: str,
 ) -> None:
-    """Print the rows of the table."""
     from rich.console import Console
 
     names = list(table["float"])

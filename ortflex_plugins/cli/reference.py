@@ -287,7 +287,6 @@ def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
 
 
 def _sections(loaded: Sequence[type]) -> str:
-    """What the sections of a kind contain."""
     content = (
         "Each section names the class, describes it, shows an example in Python, and lists the parameters, "
         "if any, in a table."

@@ -120,7 +120,6 @@ def make(recipe: Recipe, resume: Path | None = None, *, force: bool = False) -> 
 
 
 def _taken(folder: Path) -> tuple[Path, FolderLock]:
-    """Lock a folder."""
     lock = FolderLock(".run.lock")
     try:
         free = lock.acquire(folder)
@@ -216,7 +215,6 @@ def _rename(folder: Path, recipe: Recipe) -> Path:
 
 
 def _inputs(recipe: Recipe) -> Iterator[Path]:
-    """The files and folders that a recipe reads."""
     for value in (recipe.model, recipe.data, recipe.validation):
         path = value.get("path") if isinstance(value, Mapping) else value
         if isinstance(path, str) and "://" not in path:

@@ -60,7 +60,6 @@ def shrink(model: Path, output: Path | None, data: str | None, force: bool) -> N
 
 
 def _rows(model: Path, data: str, plugins: Plugins) -> Mapping[str, Array]:
-    """The first rows of the data, by the names of the inputs."""
     from ortflex_core import Model, Parts, Recipe, Trainer
     from ortflex_plugins.cli.init import suggest_loss
     from ortflex_plugins.cli.quantize import load_rows, model_inputs
@@ -75,7 +74,6 @@ def _rows(model: Path, data: str, plugins: Plugins) -> Mapping[str, Array]:
 
 
 def _show(found: Shrunk) -> None:
-    """Print the layers that have fewer channels, and the sums."""
     from rich.console import Console
 
     shown = new_table("layer", "operator", *right("channels", "left"))

@@ -82,8 +82,6 @@ class OrtEstimator(BaseEstimator):
     options: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
     verbose: bool = attrs.field(default=False, kw_only=True)
 
-    # ------------------------------------------------------------------ for subclasses
-
     def _encode(self, y: Array, reset: bool) -> Array:
         """Checked targets in the form of the loss, [rows, …]."""
         raise NotImplementedError
@@ -99,8 +97,6 @@ class OrtEstimator(BaseEstimator):
     def _held_out_score(self, X: Array, y: Array) -> float:
         """The score on held-out rows."""
         raise NotImplementedError
-
-    # ------------------------------------------------------------------ training
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the model's own weights (or, with ``warm_start``, from those of the last fit).
@@ -259,7 +255,6 @@ class OrtEstimator(BaseEstimator):
         return as_inputs(self._model.inputs, X, getattr(self, "feature_names_in_", None))
 
     def _make_trainer(self, rows: int, weight: Array | None, seed: int) -> Trainer:
-        """A Trainer with the current weights."""
         most = _MOST_ROWS if isinstance(self.batch_size, str) else self.batch_size
         size = min(most, rows)
         penalty = self.penalty
@@ -298,12 +293,10 @@ class OrtEstimator(BaseEstimator):
 
     @property
     def _request(self) -> LossRequest:
-        """The loss of the Trainer."""
         assert self._cached_trainer is not None
         return internals_of(self._cached_trainer).setup.requests[0]
 
     def _arguments(self) -> dict[str, Any]:
-        """Further arguments of the Trainer."""
         return {}
 
     def _look_at(self, request: LossRequest) -> str:
@@ -336,8 +329,6 @@ class OrtEstimator(BaseEstimator):
         self.validation_scores_ = stopping.scores if stopping and stopping.scores else None
         self.best_loss_ = None if self.validation_scores_ else min(self.loss_curve_)
         self.trained_ = True
-
-    # ------------------------------------------------------------------ results
 
     def _scores(self, X: Any, *, check: bool = True) -> Array:
         """The tensor that the loss reads, [rows, outputs]."""
@@ -381,8 +372,6 @@ class OrtEstimator(BaseEstimator):
 
     def _finished(self, model: onnx.ModelProto) -> onnx.ModelProto:
         return model
-
-    # ------------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:
         """Files and arrays instead of sessions; copies and pickles hold no runtime object."""

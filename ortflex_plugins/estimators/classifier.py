@@ -90,8 +90,6 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     def _loss_default(self) -> str:  # type: ignore[override]
         return "log_loss" if self._single else "softmax_cross_entropy"
 
-    # ------------------------------------------------------------------ training
-
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train one epoch on these rows; the first call needs all ``classes``."""
         first = not hasattr(self, "trained_")
@@ -210,8 +208,6 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
 
     def _held_out_score(self, X: Array, y: Array) -> float:
         return float((self._decide(self._scores(X, check=False)) == y).mean())
-
-    # ------------------------------------------------------------------ results
 
     def _decide(self, scores: Array) -> Array:
         index = (scores[:, 0] > 0).astype(int) if self._single else scores.argmax(axis=1)

@@ -235,7 +235,6 @@ def _arguments(data: Any) -> tuple[Any, ...]:
 
 
 def _count(trainer: Trainer, rows: tuple[Any, ...]) -> int:
-    """Rows of evaluation data."""
     X = rows[0].load() if isinstance(rows[0], DataSource) else rows[0]
     if isinstance(X, Pieces):
         return sum(X.sizes)

@@ -300,8 +300,6 @@ class OnnxFunction:
         given = {n: self.buffer(self._fit(specs[n], a)) for n, a in named.items()}
         return {n: self._array(b) for n, b in self.run_backward(given, saved).items()}
 
-    # ------------------------------------------------------------------ memory to memory
-
     def run_forward(
         self, feeds: Mapping[str, Buffer], step: int = 0, wanted: Container[str] | None = None
     ) -> tuple[dict[str, Buffer], Saved, dict[str, Buffer]]:

@@ -309,7 +309,6 @@ _KINDS = {
 
 
 def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any], name: str) -> Buffer:
-    """A tensor's memory."""
     kind = _KINDS.get(tensor.dtype)
     if kind != dtype:
         raise DataError(

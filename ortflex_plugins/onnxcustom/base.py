@@ -107,8 +107,6 @@ class BaseLearningOnnx(BaseOnnxClass):
     binders_: dict[int, Binder] = attrs.field(factory=dict, init=False)
     built_: tuple[Any, ...] | None = attrs.field(default=None, init=False)
 
-    # ------------------------------------------------------------------ graphs
-
     def build_onnx_function(self, opset: int, device: Any, *args: Any) -> None:
         """Make the graphs and their sessions.
 
@@ -145,8 +143,6 @@ class BaseLearningOnnx(BaseOnnxClass):
                 f"{type(self).__name__} has no graph {graph!r} yet: call build_onnx_function first"
             )
         return self.compiled_[graph][binding]
-
-    # ------------------------------------------------------------------ bindings
 
     def _binder(self, bind: Any) -> Binder:
         """The caching binder of an ``_iobinding`` from ``session.io_binding()``."""
@@ -193,8 +189,6 @@ class BaseLearningOnnx(BaseOnnxClass):
         if not cache:
             binder.forget(name)
         binder.output(name, value)
-
-    # ------------------------------------------------------------------ state
 
     def __getstate__(self) -> dict[str, Any]:
         """Parameters and numbers; graphs are created again."""

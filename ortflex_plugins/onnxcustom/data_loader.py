@@ -72,7 +72,6 @@ class OrtDataLoader:
         self._place()
 
     def _place(self) -> None:
-        """The data on the device."""
         self.X_ort, self.y_ort = self._put(self.X_np), self._put(self.y_np)
         self.w_ort = None if self.w_np is None else self._put(self.w_np)
         self.desc = [(a.shape, a.dtype) for a in self.data_np]
@@ -97,7 +96,6 @@ class OrtDataLoader:
         return f"OrtDataLoader(..., ..., batch_size={self.batch_size!r}, device={device!r})"
 
     def __len__(self) -> int:
-        """The number of rows."""
         return len(self.X_np)
 
     @property

@@ -126,8 +126,6 @@ class BaseEstimator(BaseOnnxClass):
         self.device = get_ort_device(self.device)
         self.build_onnx_function()
 
-    # ------------------------------------------------------------------ training
-
     def _check_optimizer(self) -> None:
         if self.training_optimizer_name != _SGD:
             raise NotSupported(
@@ -146,8 +144,6 @@ class BaseEstimator(BaseOnnxClass):
             self.learning_rate.update_learning_rate(iteration)
             if evaluate is not None and (iteration + 1) % self.validation_every == 0:
                 self.validation_losses_.append(evaluate())
-
-    # ------------------------------------------------------------------ results
 
     def get_state(self) -> Any:
         """The weights, by name or in the order of ``weights_to_train``."""

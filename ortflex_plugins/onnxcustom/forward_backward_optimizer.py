@@ -206,8 +206,6 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         """Whether there is a velocity for every weight."""
         return bool(self.learning_rate.needs_grad)
 
-    # ------------------------------------------------------------------ graphs
-
     def _single(self, side: str) -> TensorSpec:
         """The only ``input`` or ``output`` of the model."""
         graph = self.model_onnx.graph
@@ -233,7 +231,6 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         self._logger = logging.getLogger("onnxcustom") if self.enable_logging else None
 
     def _create(self) -> None:
-        """The model's forward and backward passes."""
         self._check_optimizer()
         self._single("input")
         self._single("output")
@@ -252,8 +249,6 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
     def _log(self, text: str, *arguments: Any) -> None:
         if self._logger is not None:
             self._logger.debug(f"[OrtGradientForwardBackwardOptimizer.{text}", *arguments)
-
-    # ------------------------------------------------------------------ training
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, X_val: Any = None, y_val: Any = None
@@ -299,7 +294,6 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             self.set_state(arrays, kind="grad", zero=True)
 
     def _loader(self, X: Any, y: Any, weight: Any = None, **options: Any) -> OrtDataLoader:
-        """The data in the types of the graphs."""
         features = self._single("input")
         loss: Any = getattr(self.learning_loss, "loss_grad_onnx_", ModelProto())
         dtypes = {i.name: i.type.tensor_type.elem_type for i in loss.graph.input}
@@ -387,8 +381,6 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             raise ConvergenceError(text)
         warnings.warn(text, ConvergenceWarning, stacklevel=2)
         return float("nan")
-
-    # ------------------------------------------------------------------ results
 
     def _evaluation(self, loader: OrtDataLoader) -> float:
         """The loss of the validation data, divided by its rows."""

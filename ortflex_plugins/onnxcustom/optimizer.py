@@ -96,8 +96,6 @@ class OrtGradientOptimizer(BaseEstimator):
                 "one; use LearningRateSGD, or OrtGradientForwardBackwardOptimizer"
             )
 
-    # ------------------------------------------------------------------ training
-
     def fit(
         self,
         X: Any,
@@ -206,8 +204,6 @@ class OrtGradientOptimizer(BaseEstimator):
             losses.append(loss / len(batch[0]))
         return float(np.mean(losses))
 
-    # ------------------------------------------------------------------ results
-
     def _validation(self, X: Any, y: Any, weight: Any = None) -> dict[str, Array]:
         specs = self._specs()
         weight = np.ones(len(X)) if weight is None and len(specs) == 3 else weight
@@ -243,8 +239,6 @@ class OrtGradientOptimizer(BaseEstimator):
             raise ModelError(f"the model has no tensor {name!r}, which add_loss_output makes")
         values = steps.evaluate(data, name)
         return np.asarray(values.reshape(len(values), -1).sum(axis=1))
-
-    # ------------------------------------------------------------------ state
 
     def _is_fitted(self) -> bool:
         return hasattr(self, "train_session_") or hasattr(self, "trained_coef_")

@@ -367,7 +367,6 @@ def _drawn(picture: Picture) -> str:
 
 
 def _recipe(recipe: str) -> str:
-    """The settings, without comments."""
     lines = [line for line in recipe[:_LONGEST].splitlines() if line and line[0] != "#"]
     return "<h2>Recipe</h2><pre>" + "\n".join(html.text(line, 2000) for line in lines) + "</pre>"
 

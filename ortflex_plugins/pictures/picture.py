@@ -102,7 +102,6 @@ class Picture:
         return target
 
     def _repr_html_(self) -> str:
-        """The HTML that notebooks and the gallery show."""
         return self.svg()
 
 

@@ -105,7 +105,6 @@ def _columns(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _differences(runs: Mapping[str, Run]) -> str:
-    """The keys of the recipes that differ between the runs."""
     flat = {name: dict(_flat(run.keys)) for name, run in runs.items()}
     keys = list(dict.fromkeys(key for table in flat.values() for key in table))
     rows = []

@@ -141,7 +141,6 @@ class ArrayFile:
         self.names: tuple[str, ...] = tuple(self._places)
 
     def __enter__(self) -> ArrayFile:
-        """The file itself."""
         return self
 
     def __exit__(
@@ -150,7 +149,6 @@ class ArrayFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the file."""
         self.close()
 
     def close(self) -> None:

@@ -55,9 +55,6 @@ class Record:
     frozen: dict[str, str] | None = None
 
 
-# ------------------------------------------------------------------ the place in the data
-
-
 @attrs.frozen(kw_only=True)
 class _Column:
     dtype: str
@@ -110,9 +107,6 @@ def _place_class(data: Mapping[str, Any]) -> type:
     if data.get("kind") == "batches":
         return _Drawn if "spot" in data else _Batches
     return _Pieces if data.get("kind") == "pieces" else _Arrays
-
-
-# ------------------------------------------------------------------ writing and reading
 
 
 def seal(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -321,7 +321,7 @@ class Arguments:
         "compute (for example, if it has no matrix products, convolutions or recurrent layers), "
         "and uses a file if they are large. ``False`` runs the whole model in each step",
         "auto",
-        check=checks.check_cache,
+        check=checks.check_choice("auto", "memory", "disk", False),
     )
     batch_norm: Literal["auto", "train", "freeze"] = argument(
         "``train`` normalizes with the batch statistics, and updates the running statistics if "
@@ -436,7 +436,6 @@ def check_attribute(name: str, value: Any) -> None:
 
 @functools.cache
 def _known() -> frozenset[str]:
-    """The names of all arguments."""
     return frozenset(f.name for f in attrs.fields(Arguments))
 
 

@@ -21,9 +21,6 @@ Check = Callable[[str, Any], Iterable[str]]
 """The problems of the value of the argument with that name, one line each."""
 
 
-# ---------------------------------------------------------------------- stored form of values
-
-
 def immutable(value: Any) -> Any:
     """Lists as tuples at any depth, so that arguments from files and from Python compare equal.
 
@@ -80,9 +77,6 @@ def texts(given: Any) -> Any:
     return several(given) if isinstance(given, Iterable) else given
 
 
-# ---------------------------------------------------------------------- checks of values
-
-
 def names(argument: str, given: Any) -> list[str]:
     """One name or several."""
     kept = texts(given)
@@ -123,11 +117,11 @@ def check_positive(name: str, value: Any) -> Iterator[str]:
         yield f"{name}: expected a finite number > 0, got {short_repr(value)}"
 
 
-def check_choice(*choices: str) -> Check:
-    """One of some strings."""
+def check_choice(*choices: str | bool) -> Check:
+    """One of some strings or booleans."""
 
     def check(name: str, value: Any) -> Iterator[str]:
-        if not (isinstance(value, str) and value in choices):
+        if not any(isinstance(value, type(one)) and value == one for one in choices):
             *first, last = map(repr, choices)
             yield f"{name}: expected {', '.join(first)} or {last}, got {short_repr(value)}"
 
@@ -163,12 +157,6 @@ def check_dropout(name: str, value: Any) -> Iterator[str]:
     named = isinstance(value, str) and value in ("file", "off")
     if not (named or (is_number(value) and 0 <= value < 1)):
         yield f"{name}: expected 'file', 'off' or a number >= 0 and < 1, got {short_repr(value)}"
-
-
-def check_cache(name: str, value: Any) -> Iterator[str]:
-    """'auto', 'memory', 'disk' or False."""
-    if value is not False and not (isinstance(value, str) and value in ("auto", "memory", "disk")):
-        yield f"{name}: expected 'auto', 'memory', 'disk' or False, got {short_repr(value)}"
 
 
 def check_flag(name: str, value: Any) -> Iterator[str]:

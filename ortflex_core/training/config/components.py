@@ -177,8 +177,6 @@ class Parts:
             return dict(given) if isinstance(given, Mapping) else {"name": text}
         return {"name": text}
 
-    # ------------------------------------------------------------------ single components
-
     def _device(self, name: str, value: Any) -> Any:
         return device_spec(value) if name == "device" else named(name, value)
 
@@ -217,8 +215,6 @@ class Parts:
             raise ConfigError(f"{name}: {made!r} cannot be written to a file")
         return table
 
-    # ------------------------------------------------------------------ updates
-
     def _spell_group(self, given: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
         out = dict(given)
         if "optimizer" in made:
@@ -226,8 +222,6 @@ class Parts:
         if "penalty" in made:
             out["penalty"] = self._spell_penalties(made["penalty"])
         return out
-
-    # ------------------------------------------------------------------ data
 
     def _source(self, name: str, value: Any) -> Any:
         if value is None:
@@ -281,8 +275,6 @@ class Parts:
                 "contains it"
             )
         return ending
-
-    # ------------------------------------------------------------------ losses and penalties
 
     def _spell_losses(self, spec: Any, made: Sequence[losses.LossSpec]) -> Any:
         tables = []

@@ -47,9 +47,6 @@ _BY_NAME = ("losses", "penalties", "constraints")
 _OF_METRICS = frozenset(("predicted", "object"))
 
 
-# ------------------------------------------------------------------ components of functions
-
-
 @attrs.frozen(kw_only=True, eq=False, slots=False)  # a base next to others with fields
 class OfFunction(Component):
     """What the components of functions share; two of one function and its arguments are equal.
@@ -68,11 +65,9 @@ class OfFunction(Component):
         return self._content() == other._content()
 
     def __hash__(self) -> int:
-        """As equality: arguments need not be hashable."""
         return hash(self.function)
 
     def __reduce__(self) -> Any:
-        """Its class is made for the function, so that a pickle has the function."""
         return component_of, (self._kind(), self.function, dict(self.arguments))
 
     def describe(self) -> dict[str, Any]:
@@ -203,11 +198,9 @@ class FunctionCallback:
         return isinstance(other, FunctionCallback) and other.function is self.function
 
     def __hash__(self) -> int:
-        """As equality."""
         return hash(self.function)
 
     def __reduce__(self) -> Any:
-        """As :meth:`OfFunction.__reduce__`."""
         return component_of, ("callbacks", self.function)
 
 
@@ -315,9 +308,6 @@ def _mistakes(
                 "need a default, or a value in a table with the key name"
             )
     return lines
-
-
-# ------------------------------------------------------------------ where a component is given
 
 
 def with_components(kind: str, value: Any, plugins: Plugins, where: str) -> Any:

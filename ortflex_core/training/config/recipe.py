@@ -77,8 +77,6 @@ class Recipe(Arguments):
         "the run folder; by default, runs/<time>-<model> in the current folder", None, kind="a path"
     )
 
-    # ------------------------------------------------------------------ reading
-
     @classmethod
     def load(
         cls,
@@ -160,8 +158,6 @@ class Recipe(Arguments):
             raise ConfigError(problems)
         return cls(**values)
 
-    # ------------------------------------------------------------------ writing
-
     def resolved(self, plugins: Plugins | None = None) -> Recipe:
         """The same recipe with every component parameter and the learning rate spelled out.
 
@@ -221,8 +217,6 @@ class Recipe(Arguments):
                 problems.extend([f"{field.name}: {error}; choose it by its name"])
         problems.raise_all()
         return "\n".join(lines)
-
-    # ------------------------------------------------------------------ running
 
     def run(self, trainer: Any) -> History:
         """Train on the recipe's data, validate on its validation data.

@@ -94,7 +94,6 @@ def _block(batches: Sequence[Batch]) -> Block:
 
 
 def _checked(answer: Any, given: Mapping[str, Array], whose: str) -> dict[str, Array]:
-    """The arrays that a hook returns."""
     what = f"the hook 'batch_drawn' of {whose}"
     if not isinstance(answer, Mapping):
         raise DataError(

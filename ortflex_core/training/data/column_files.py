@@ -50,6 +50,11 @@ class Column:
 Layout = Mapping[str, Column]
 
 
+def layout_of(first: Mapping[str, Array], rows: int) -> dict[str, Column]:
+    """The columns with another number of rows than the first ones."""
+    return {name: Column(array.dtype, (rows, *array.shape[1:])) for name, array in first.items()}
+
+
 def bytes_of(layout: Layout) -> int:
     """The bytes of all columns.
 
@@ -98,6 +103,16 @@ class ColumnFiles:
         self._arrays[key] = arrays
         while sum(a.nbytes for kept in self._arrays.values() for a in kept.values()) > MOST_MEMORY:
             self._arrays.pop(next(iter(self._arrays)))
+
+    def new(
+        self, key: str, layout: Layout, stack: contextlib.ExitStack, *, on_disk: bool
+    ) -> dict[str, Array]:
+        """New columns to write, which are kept if the stack ends without an error."""
+        if on_disk:
+            return stack.enter_context(self.making(key, layout))
+        made = {n: np.empty(c.shape, c.dtype) for n, c in layout.items()}
+        stack.push(lambda failed, *_: None if failed else self.keep(key, made))
+        return made
 
     @contextlib.contextmanager
     def making(self, key: str, layout: Layout) -> Iterator[dict[str, Array]]:
@@ -214,27 +229,24 @@ def _remove(paths: set[Path], process: int) -> None:
             folder.rmdir()
 
 
-def _offsets(layout: Layout) -> dict[str, int]:
-    """The place of each column in the file."""
-    out, end = {}, 0
-    for name, column in layout.items():
-        out[name] = end
-        end += -(-column.nbytes // _ALIGNED) * _ALIGNED
-    return out
+def _aligned(column: Column) -> int:
+    """The bytes of a column in the file, where the next one begins at a multiple of 64."""
+    return -(-column.nbytes // _ALIGNED) * _ALIGNED
 
 
 def _end(layout: Layout) -> int:
-    return sum(-(-column.nbytes // _ALIGNED) * _ALIGNED for column in layout.values())
+    return sum(map(_aligned, layout.values()))
 
 
 def _mapped(path: Path, layout: Layout, mode: str) -> dict[str, Array]:
     out: dict[str, Array] = {}
-    for name, offset in _offsets(layout).items():
-        column = layout[name]
-        if not column.nbytes:  # which cannot be mapped
+    offset = 0
+    for name, column in layout.items():
+        if column.nbytes:
+            out[name] = np.memmap(path, column.dtype, mode, offset, column.shape)  # type: ignore[call-overload]
+            offset += _aligned(column)
+        else:  # which cannot be mapped
             out[name] = np.empty(column.shape, column.dtype)
-            continue
-        out[name] = np.memmap(path, column.dtype, mode, offset, column.shape)  # type: ignore[call-overload]
     return out
 
 
@@ -249,7 +261,6 @@ def _allocate(file: int, size: int) -> None:
 
 
 def _digest(path: Path, size: int) -> bytes:
-    """The digest of the first bytes of a file."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while size > 0 and (part := file.read(min(_AT_ONCE, size))):

@@ -28,10 +28,10 @@ from ortflex_core.kernel.types import Array, shape_text
 from ortflex_core.training.data import column_files
 from ortflex_core.training.data.column_files import (
     MOST_MEMORY,
-    Column,
     ColumnFiles,
     Layout,
     bytes_of,
+    layout_of,
 )
 from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_core.training.process_groups.peers import Peers, pack, unpack
@@ -194,7 +194,7 @@ class Derivation:
         count = len(next(iter(inputs.values())))
         size = self.at_once(inputs, count)
         few = self.rows({n: a[: 2 if self.fixed is None else size] for n, a in inputs.items()})
-        layout = {n: Column(a.dtype, (count, *a.shape[1:])) for n, a in few.items()}
+        layout = layout_of(few, count)
         with contextlib.ExitStack() as stack:
             complete, out = self._room(layout, inputs, size, stack)
             if not complete:
@@ -206,7 +206,6 @@ class Derivation:
         return Lasting(self._kept(given) | out)
 
     def _write(self, part: Mapping[str, Array], start: int, out: Mapping[str, Array]) -> None:
-        """Write the columns of consecutive rows."""
         for name, array in part.items():
             if out[name].shape[1:] != array.shape[1:]:
                 raise self._mixed(
@@ -229,10 +228,7 @@ class Derivation:
             return True, kept
         if not on_disk:
             self.check_memory(layout)
-            made = {n: np.empty(c.shape, c.dtype) for n, c in layout.items()}
-            stack.push(lambda failed, *_: None if failed else self.files.keep(key, made))
-            return False, made
-        return False, stack.enter_context(self.files.making(key, layout))
+        return False, self.files.new(key, layout, stack, on_disk=on_disk)
 
     def on_disk(self, layout: Layout) -> bool:
         """Whether the columns are kept in files."""

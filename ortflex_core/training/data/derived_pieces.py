@@ -25,7 +25,7 @@ from ortflex_core.kernel.digests import of_array
 from ortflex_core.kernel.errors import DataError, OrtflexError
 from ortflex_core.kernel.types import Array, shape_text
 from ortflex_core.training.data import column_files
-from ortflex_core.training.data.column_files import Column
+from ortflex_core.training.data.column_files import layout_of
 from ortflex_core.training.data.derived import Derivation
 from ortflex_core.training.data.pieces import Conversion, PieceBatches, Pieces, head, rows_of
 from ortflex_core.training.data.prefetch import Prefetch
@@ -74,7 +74,6 @@ class Stores:
             )
 
     def _take(self, rows: Array) -> dict[str, Array]:
-        """Copies of some rows."""
         places = rows // self.rows
         found = np.unique(places).tolist()
         if len(found) == 1:
@@ -142,7 +141,7 @@ class _Storing:
         given = conversion.part(few, pieces.place(0)).columns
         size = derivation.at_once({n: given[n] for n in derivation.taken}, few.rows)
         first = derivation.of_batch(given)
-        layout = {n: Column(a.dtype, (rows, *a.shape[1:])) for n, a in first.items()}
+        layout = layout_of(first, rows)
         on_disk = derivation.on_disk(layout)
         count = rows
         if on_disk:
@@ -197,13 +196,8 @@ class _Storing:
     @property
     def too_many(self) -> str:
         """Why ``"auto"`` does not compute the columns; "" if it does."""
-        rows = rows_of(self.pieces)
-        layout = {n: Column(a.dtype, (rows, *a.shape[1:])) for n, a in self.first.items()}
+        layout = layout_of(self.first, rows_of(self.pieces))
         return self.derivation.too_many(column_files.bytes_of(layout), self.pieces.digest)
-
-    def _layout(self, k: int) -> dict[str, Column]:
-        rows = len(self.spans[k])
-        return {n: Column(a.dtype, (rows, *a.shape[1:])) for n, a in self.first.items()}
 
     def _key(self, k: int) -> str:
         facts = f"{self.facts} {self.spans[k]}"
@@ -212,13 +206,16 @@ class _Storing:
     def _find(self, k: int) -> Mapping[str, Array] | None:
         files = self.derivation.files
         if self.on_disk:
-            return files.find(self._key(k), self._layout(k))
+            return files.find(self._key(k), layout_of(self.first, len(self.spans[k])))
         return files.recall(self._key(k))
+
+    def _new(self, k: int, stack: contextlib.ExitStack) -> dict[str, Array]:
+        layout = layout_of(self.first, len(self.spans[k]))
+        return self.derivation.files.new(self._key(k), layout, stack, on_disk=self.on_disk)
 
     def _check_room(self, missing: Sequence[int]) -> None:
         """Refuse columns that do not fit, before the first of them is computed."""
-        rows = sum(len(self.spans[k]) for k in missing)
-        layout = {n: Column(a.dtype, (rows, *a.shape[1:])) for n, a in self.first.items()}
+        layout = layout_of(self.first, sum(len(self.spans[k]) for k in missing))
         if self.on_disk:
             column_files.check_room(layout)
         else:
@@ -237,7 +234,7 @@ class _Storing:
                 own = group[rank] if rank < len(group) else None
                 wanted = group if not shared else [k for k in group if k == own]
                 with contextlib.ExitStack() as stack:
-                    held = {k: self._room(k, stack) for k in wanted}
+                    held = {k: self._new(k, stack) for k in wanted}
                     for rows in self._rounds(group, own, held, shared):
                         show(done + rows)
                 done += sum(len(self.spans[k]) for k in group)
@@ -270,15 +267,6 @@ class _Storing:
                 "again, or pass cache=False"
             )
         return found
-
-    def _room(self, k: int, stack: contextlib.ExitStack) -> dict[str, Array]:
-        """Arrays of a store, which are kept if the context ends without an error."""
-        files, key, layout = self.derivation.files, self._key(k), self._layout(k)
-        if self.on_disk:
-            return stack.enter_context(files.making(key, layout))
-        made = {n: np.empty(c.shape, c.dtype) for n, c in layout.items()}
-        stack.push(lambda failed, *_: None if failed else files.keep(key, made))
-        return made
 
     def _rounds(
         self,
@@ -332,7 +320,6 @@ class _Storing:
     def _write(
         self, part: Mapping[str, Array], number: int, k: int, out: Mapping[str, Array]
     ) -> None:
-        """Write consecutive rows into a store."""
         start = number * self.size
         for name, array in part.items():
             if out[name].shape[1:] != array.shape[1:]:

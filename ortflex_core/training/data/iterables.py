@@ -162,8 +162,6 @@ class IterableBatches:
     def close(self) -> None:
         """Close the source; a thread that draws ahead ends with its epoch."""
 
-    # ------------------------------------------------------------------ the position
-
     def position(self) -> dict[str, Any]:
         """The position of the batch (or buffer) in use, for a checkpoint."""
         out: dict[str, Any] = {"kind": "batches", "buffer": self._given.buffer}
@@ -227,8 +225,6 @@ class IterableBatches:
             rows -= part.rows
             part = self._next() if rows else None
         self._left = part.cut(rows, part.rows) if part is not None else None
-
-    # ------------------------------------------------------------------ epochs
 
     def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
         """The batches of one epoch; without a buffer the source decides the order.

@@ -113,7 +113,6 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
 def _accepts(
     request: LossRequest, predicted: TensorSpec | Mapping[str, TensorSpec], labels: Array
 ) -> bool:
-    """Whether a loss accepts labels of this type and shape."""
     try:
         wanted = calls.label(request.loss, predicted, data.spec_of(request.label, labels))
     except DataError:

@@ -57,17 +57,12 @@ def refusals(reasons: Mapping[str, Sequence[str]], head: str = "") -> list[str]:
     return lines
 
 
-def is_word(spec: Any) -> bool:
-    """Whether this is a method of choosing a backend, not a name."""
-    return isinstance(spec, str) and spec in WORDS
-
-
 def load_candidates(plugins: Plugins, spec: Any) -> list[Backend]:
     """The named backend, or those that may be chosen without a name, ordered by decreasing priority.
 
     For ``auto`` these are ours and those of preferred distributions; without any of these, all others.
     """
-    if not is_word(spec):
+    if not (isinstance(spec, str) and spec in WORDS):
         return [plugins.component("backends", spec)]
     owners = {OURS, *plugins.prefer}
     entries = [e for e in plugins["backends"] if spec == FASTEST or e.owner in owners]

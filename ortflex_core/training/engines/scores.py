@@ -93,7 +93,6 @@ def _started(metric: Metric) -> MetricState:
 
 
 def _label(metric: OutputMetric, term: LossTerm) -> str:
-    """The column with the labels of a metric."""
     if term.label is None:
         raise DataError(
             f"the metric {metric.name} compares predictions with labels, but these data have none; "
@@ -108,7 +107,6 @@ def _tensors(term: LossTerm) -> list[str]:
 
 
 def _decoded(term: LossTerm, outputs: Mapping[str, Array], labels: Array) -> Array:
-    """What the metrics read."""
     if not term.tensors:
         return _beside_labels(term, outputs[term.output], labels)
     return calls.predictions(term.loss, {role: outputs[spec.name] for role, spec in term.tensors})

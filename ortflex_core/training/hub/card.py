@@ -99,7 +99,6 @@ class Card:
 
 
 def _python(toml: str) -> str:
-    """A TOML value as Python."""
     import tomllib
 
     return repr(tomllib.loads(f"value = {toml}")["value"])

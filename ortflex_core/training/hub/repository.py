@@ -160,7 +160,6 @@ def _unreachable(error: BaseException) -> bool:
 def _explained(
     hub: Any, repo_id: str, revision: str | None, filename: str | None = None
 ) -> Iterator[None]:
-    """The context that converts errors of the client."""
     try:
         yield
     except (ConfigError, ModelError):

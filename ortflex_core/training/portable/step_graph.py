@@ -304,8 +304,6 @@ class _StepGraph(_Graph):
         out = self.assembly.output(name, DOUBLE, shape, port.role, self._names[port], reserved=True)
         return Entry(port=port, name="", new=out, spec=TensorSpec(out, DOUBLE, shape))
 
-    # ------------------------------------------------------------------ values of the host
-
     def _counter(self) -> str:
         return self.assembly.input(COUNTER, "step", INT64, ())
 

@@ -73,7 +73,9 @@ def apply_state(
         target = adapt(target, adapters, content.seed)
     if not target.attached:
         masters = [
-            str(t.of) for k, t in content.tensors.items() if _is_float(content.arrays.get(k))
+            str(t.of)
+            for k, t in content.tensors.items()
+            if k in content.arrays and content.arrays[k].dtype.kind == "f"
         ]
         target = with_masters(target, masters)
     weights = _weights(target, content)
@@ -85,10 +87,6 @@ def apply_state(
             "(--no-strict) if you know that both compute the same"
         )
     return target.export(weights, path)
-
-
-def _is_float(array: Array | None) -> bool:
-    return array is not None and array.dtype.kind == "f"
 
 
 def _spec(model: Model, name: str) -> TensorSpec | None:
