@@ -183,11 +183,7 @@ class _Repetition:
     causes: list[str] = attrs.field(factory=list)
 
     def run(self, model: Any, data: Any, validation: Any) -> ModelProto:
-        """The export of the repeated training.
-
-        Raises:
-            _NotRepeated: the training cannot be repeated, or with other data or another recipe only.
-        """
+        """The export of the repeated training."""
         receipt = self.receipt
         if receipt.obstacles:
             raise _NotRepeated(
@@ -308,11 +304,7 @@ class _Repetition:
         )
 
     def _data(self, trainer: Trainer, data: Any, validation: Any) -> tuple[tuple[Any, ...], Any]:
-        """The data to train on and to validate with.
-
-        Raises:
-            _NotRepeated: they are others than those of the training.
-        """
+        """The data to train on and to validate with."""
         receipt = self.receipt
         rows = self._opened(trainer, "data", data, receipt.data)
         self._compare_data(trainer, "data", rows, receipt.data)

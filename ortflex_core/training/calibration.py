@@ -97,11 +97,7 @@ def calibrate(
     chunk: int,
     progress: bool | None,
 ) -> Quantizer:
-    """The quantizer with the ranges of some activations over its number of rows, at equal distances.
-
-    Raises:
-        DataError: there are no rows, or a value is not finite.
-    """
+    """The quantizer with the ranges of some activations over its number of rows, at equal distances."""
     rows = min(columns.rows, quantizer.rows)
     chosen = np.linspace(0, columns.rows - 1, rows).astype(np.int64)
 

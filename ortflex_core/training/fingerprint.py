@@ -66,11 +66,7 @@ def versions(setup: Setup) -> dict[str, str]:
 
 
 def argument(plugins: Plugins, name: str, value: Any) -> Any:
-    """The value of an argument as JSON, components as tables with every parameter.
-
-    Raises:
-        OrtflexError, TypeError: it contains objects that cannot be written to a file.
-    """
+    """The value of an argument as JSON, components as tables with every parameter."""
     return to_json(to_plain(Parts(plugins).spell_out(name, value)))
 
 
@@ -84,11 +80,7 @@ def of_backends(setup: Setup, only: str | None = "") -> dict[str, str]:
 
 
 def written(setup: Setup, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A Trainer's arguments as JSON, and the names of those that cannot be written to a file.
-
-    Raises:
-        CheckpointError: a number has more digits than a JSON reader accepts.
-    """
+    """A Trainer's arguments as JSON, and the names of those that cannot be written to a file."""
     out: dict[str, Any] = {}
     unnamed: list[str] = []
     # A checkpoint has the batches of all processes, so any number of processes can continue it.

@@ -38,9 +38,6 @@ class Sweep:
         smoothing: β of the smoothed losses, in [0, 1).
         stop: the sweep ends when the smoothed loss is this factor times the lowest one; > 1, or None
             for the whole sweep.
-
-    Raises:
-        ConfigError: everything that is wrong, one line each.
     """
 
     start: float

@@ -137,11 +137,7 @@ def read(model: ModelProto, label: str) -> Receipt | None:
 
 
 def parse(text: str, label: str) -> Receipt:
-    """A receipt from its text.
-
-    Raises:
-        ModelError: it was changed since it was written, or is not of this form.
-    """
+    """A receipt from its text."""
     broken = f"{label}: the receipt is damaged"
     if len(text.encode()) > MOST:
         raise ModelError(f"{broken}: it has more than {MOST} bytes")

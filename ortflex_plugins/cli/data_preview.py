@@ -63,10 +63,6 @@ def look(
     """Read a file or folder of data; the path in ``spec`` is relative to ``folder``.
 
     A folder with a folder of images for each class has the size that the model takes.
-
-    Raises:
-        ConfigError: no data source reads the file, or its source has no ``target``.
-        DataError: the file cannot be read, or has no such labels.
     """
     from ortflex_core import Parts
 

@@ -188,18 +188,15 @@ def _short(value: Any) -> str:
 def _page(found: Difference) -> str:
     from ortflex_plugins.pictures import html
 
-    def row(cells: Any, tag: str = "td") -> list[str]:
-        return [f"<{tag}>{html.text(str(cell), 1000)}</{tag}>" for cell in cells]
-
     note = f"{len(found.tensors)} of {found.equal + len(found.tensors)} tensors differ"
     parts = []
     if found.tensors:
-        rows = [row(_COLUMNS, "th"), *(row(_cells(t)) for t in found.tensors)]
+        rows = [html.row(_COLUMNS, "th"), *(html.row(_cells(t)) for t in found.tensors)]
         parts.append(f"<h2>Tensors</h2>{html.table(rows)}")
     if found.facts:
         facts = [
             (key, *("–" if v is None else v for v in pair)) for key, pair in found.facts.items()
         ]
-        rows = [row(("", found.first, found.second), "th"), *map(row, facts)]
+        rows = [html.row(("", found.first, found.second), "th"), *map(html.row, facts)]
         parts.append(f"<h2>Graph and metadata</h2>{html.table(rows)}")
     return html.page(f"{found.first} → {found.second}", "\n".join(parts), note=note)

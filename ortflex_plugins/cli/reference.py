@@ -103,15 +103,7 @@ def pages(
     distribution: str = _OURS,
     packages: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, str]:
-    """The content of every generated page, by its file name.
-
-    Args:
-        plugins: the plugins to list; by default the installed ones.
-        figures: the results of the standard's node cases, in the form of ``FIGURES``.
-        distribution: the distribution whose components are listed; only ortflex's own pages describe
-            recipes and operators.
-        packages: the packages of others, in the form of ``PACKAGES``.
-    """
+    """The content of every generated page, by its file name."""
     plugins = Plugins.given(plugins)
     every = {k: [e for e in plugins[k] if e.distribution == distribution] for k in plugins.kinds}
     own = {kind: entries for kind, entries in every.items() if entries}

@@ -93,10 +93,6 @@ def make(recipe: Recipe, resume: Path | None = None, *, force: bool = False) -> 
 
     A run that continues from a run folder continues in that folder. Any other folder with a run, or
     with files that this run would replace, is refused; ``force`` renames it first.
-
-    Raises:
-        OutputError: the folder cannot be created or written to, is in use, or has files that would be
-            lost.
     """
     folder = None if recipe.output is None else Path(recipe.output)
     if folder is None and resume is not None and (resume / _VERSIONS).is_file():
@@ -312,11 +308,7 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
 
 
 def finish(folder: Path, trainer: Trainer, measures: Measures) -> None:
-    """Write the results, the backend and the state of the run and, with matplotlib, loss.png.
-
-    Raises:
-        OutputError: the folder cannot be written to.
-    """
+    """Write the results, the backend and the state of the run and, with matplotlib, loss.png."""
     history = trainer.history_
     trainer.export(folder / "trained.onnx")
     history.to_csv(folder / _HISTORY)

@@ -36,16 +36,7 @@ def keep(trainer: Trainer, context: Context, share: shared.Share) -> None:
 
 
 def restore(trainer: Trainer, context: Context, *, slots: bool = True) -> None:
-    """Load the state that :func:`keep` wrote, if there is any.
-
-    Args:
-        trainer: a new Trainer.
-        context: Flower's context of the client.
-        slots: load the optimizer's state as well, which an evaluation does not need.
-
-    Raises:
-        ConfigError: it was written by a Trainer with another optimizer or other parameters.
-    """
+    """Load the state that :func:`keep` wrote, if there is any."""
     if _NUMBERS not in context.state:
         return
     private = shared.as_arrays(context.state[_PRIVATE])

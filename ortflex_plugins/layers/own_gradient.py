@@ -19,10 +19,9 @@ from ortflex_core import (
     open_session,
     session_options,
 )
-from ortflex_plugins.layers.graphs import GRADIENT, gradient_program
+from ortflex_plugins.layers.graphs import GRADIENT, Halves, gradient_program, split
 from ortflex_plugins.layers.memory import Buffer
 from ortflex_plugins.layers.mode import Mode
-from ortflex_plugins.layers.splitting import Halves, split
 
 
 class OwnGradient:

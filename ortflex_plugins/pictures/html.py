@@ -56,6 +56,11 @@ def charts(figures: Iterable[str]) -> str:
     return f'<div class="charts">{"".join(figures)}</div>'
 
 
+def row(cells: Iterable[object], tag: str = "td", limit: int = 1000) -> list[str]:
+    """The cells of a row of a table."""
+    return [f"<{tag}>{text(str(cell), limit)}</{tag}>" for cell in cells]
+
+
 def table(rows: Iterable[Iterable[str]]) -> str:
     """A table of rows of cells that are HTML."""
     lines = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)

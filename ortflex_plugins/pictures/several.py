@@ -131,7 +131,5 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def cells(row: Sequence[str], tag: str) -> list[str]:
-        return [f"<{tag}>{html.text(cell, _LONGEST)}</{tag}>" for cell in row]
-
-    return html.table([cells(head, "th"), *(cells(row, "td") for row in rows)])
+    body = (html.row(row, limit=_LONGEST) for row in rows)
+    return html.table([html.row(head, "th", _LONGEST), *body])

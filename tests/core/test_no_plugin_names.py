@@ -39,8 +39,8 @@ ALLOWED = {
     ("kernel/tracebacks.py", "torch"),  # the package, whose frames are left out
     ("compiler/problem/labels.py", "softmax_cross_entropy"),  # advice to the user
     ("training/engines/failures.py", "causal_lm"),  # the same
-    ("training/config/foreign.py", "torch"),  # the package, whose components are refused
-    ("training/config/foreign.py", "entropy"),  # a word in the names of losses of other packages
+    ("training/config/functions.py", "torch"),  # the package, whose components are refused
+    ("training/config/functions.py", "entropy"),  # a word in the names of losses of other packages
     ("training/receipt.py", "cpu"),  # a key of receipts: the processor
     ("training/fit.py", "sparsity"),  # a column of the History, for every pruning
     ("compiler/runtime/installation.py", "training_session"),  # a module of onnxruntime

@@ -22,7 +22,7 @@ from ortflex_core import (
 )
 from ortflex_plugins.devices.cpu import Cpu
 from ortflex_plugins.layers import OnnxFunction
-from ortflex_plugins.layers.splitting import split
+from ortflex_plugins.layers.graphs import split
 from tests import models
 from tests.plugins.test_layers_modes import dropping, layer, normalized, trained
 

@@ -77,10 +77,6 @@ def _identity(folder: Path) -> tuple[int, ...]:
 def replacing(folder: Path, foreign: Foreign) -> Iterator[Path]:
     """A new folder to write to, which takes the place of ``folder`` at the end.
 
-    Args:
-        folder: the target, as :func:`resolve` returned it; its parent is created.
-        foreign: decides what may be removed.
-
     Raises:
         OutputError: the target has other content; nothing was changed.
         OSError: it cannot be written; the earlier folder is complete, in its place or in

@@ -110,11 +110,7 @@ def _place_class(data: Mapping[str, Any]) -> type:
 
 
 def seal(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as JSON, with the digest of its content.
-
-    Raises:
-        TypeError, ValueError: JSON cannot represent a value.
-    """
+    """A record as JSON, with the digest of its content."""
     content = json.loads(
         json.dumps({k: v for k, v in table.items() if k != "digest"}, default=to_json)
     )
@@ -252,12 +248,7 @@ def _shown(value: Any) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """A value in the types of JSON.
-
-    Raises:
-        TypeError: a value that JSON cannot represent.
-        OverflowError: a number with more digits than Python reads.
-    """
+    """A value in the types of JSON."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -116,12 +116,7 @@ class ColumnFiles:
 
     @contextlib.contextmanager
     def making(self, key: str, layout: Layout) -> Iterator[dict[str, Array]]:
-        """New columns to write; the file is complete at the end of the context, or removed.
-
-        Raises:
-            DataError: the disk has not enough room.
-            OutputError: the folder cannot be written to, or has a folder of the name of the file.
-        """
+        """New columns to write; the file is complete at the end of the context, or removed."""
         path, end = _folder() / f"{key}.columns", _end(layout)
         if path.is_dir() and not path.is_symlink():
             raise OutputError(

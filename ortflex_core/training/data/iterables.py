@@ -181,11 +181,7 @@ class IterableBatches:
         return {**out, "epoch": epoch, "window": window, "taken": taken}
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Continue from a position in the next epoch.
-
-        Raises:
-            DataError: the interrupted run had a different kind of data, or a different buffer.
-        """
+        """Continue from a position in the next epoch."""
         refuse_other_kind(position, "batches")
         buffer = self._given.buffer
         if position.get("buffer", buffer) != buffer:
@@ -227,11 +223,7 @@ class IterableBatches:
         self._left = part.cut(rows, part.rows) if part is not None else None
 
     def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
-        """The batches of one epoch; without a buffer the source decides the order.
-
-        Raises:
-            DataError: the source is used up, or a batch does not fit.
-        """
+        """The batches of one epoch; without a buffer the source decides the order."""
         position, self._resumed = self._resumed, None
         buffer, size = self._given.buffer, self._size
         same_epoch = position is not None and bool(epoch.start)

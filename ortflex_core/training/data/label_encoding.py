@@ -19,16 +19,7 @@ from ortflex_core.training.data.columns import Columns
 def encode_labels(
     columns: Columns, requests: Sequence[LossRequest], classes: Array | None, model: Model
 ) -> Columns:
-    """Class labels (strings, any integers) as the indices of their scores.
-
-    Args:
-        columns: the user's data.
-        requests: the losses; those on logits accept class labels.
-        classes: the labels in the order of the scores, or None if labels are already indices from
-            0.
-
-        model: has the number of scores.
-    """
+    """Class labels (strings, any integers) as the indices of their scores."""
     labels: dict[str, Array] = {}
     for request in requests:
         array = columns.labels.get(request.label)

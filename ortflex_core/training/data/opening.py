@@ -25,12 +25,7 @@ _LABELS = ("y", "label", "labels", "target")
 
 
 def as_found(data: Any, like: Any = None) -> Any:
-    """A data source with what it finds in its files, such as codes of categories; other data as they are.
-
-    Args:
-        data: the data.
-        like: the data of the training, whose findings the data of a validation use.
-    """
+    """A data source with what it, or ``like``, finds in its files, such as codes; other data unchanged."""
     if not isinstance(data, DataSource):
         return data
     with calling(data, "found"):

@@ -264,11 +264,7 @@ class PieceBatches:
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Refuse data in a different order.
-
-        Raises:
-            DataError: the interrupted run had different pieces or a different buffer.
-        """
+        """Refuse data in a different order."""
         refuse_other_kind(position, "pieces")
         position = {"streams": 1, **position}  # written by a version without streams
         if position["streams"] == 1 and len(self._own_streams) == self._streams:
@@ -354,11 +350,7 @@ class PieceBatches:
         return sum(rows[:-1]), sum(rows)
 
     def parts(self, layout: Layout, row: int, end: int) -> Iterator[Part]:
-        """The rows of an epoch from number ``row`` on, read from the pieces in parts.
-
-        Raises:
-            DataError: a piece cannot be read, has changed, or its rows do not fit.
-        """
+        """The rows of an epoch from number ``row`` on, read from the pieces in parts."""
         first, offset = layout.seek(row)
         left = end - row
         for piece in layout.pieces[first:].tolist():

@@ -23,11 +23,7 @@ _MOST = 2**30
 
 
 class PrefixSession:
-    """A prefix in onnxruntime, with every optimization, from arrays of inputs to arrays of columns.
-
-    Raises:
-        GraphError: onnxruntime refuses the graph.
-    """
+    """A prefix in onnxruntime, with every optimization, from arrays of inputs to arrays of columns."""
 
     def __init__(self, prefix: Prefix, device: Device, threads: int = 1) -> None:
         model = prefix.problem.model
@@ -65,11 +61,7 @@ class PrefixSession:
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The columns that the prefix computes, for some rows.
-
-        Raises:
-            GraphError: the run fails.
-        """
+        """The columns that the prefix computes, for some rows."""
         feeds = {label: inputs[name] for label, name in self._inputs.items()}
         try:
             values: Any = self._session.run(list(self._names), {**feeds, **self._large})

@@ -62,12 +62,7 @@ class Seen:
             yield batch
 
     def note(self, number: int, group: Sequence[Batch]) -> None:
-        """Note a group of batches, the first of which has the number.
-
-        Raises:
-            DataError: labels and the tensor of their loss have other shapes, of which one would be
-                broadcast.
-        """
+        """Note a group of batches, the first of which has the number."""
         begun = bool(self._recent)
         self._recent.append((number, group))
         if begun and not self.numbered:
@@ -186,13 +181,7 @@ def _uncertain(problem: Problem, batch: Batch) -> Shapes:
 
 
 def check_rows(problem: Problem, predict: Predict, batch: Batch) -> None:
-    """Run the model on a batch and check that the tensors of the losses have a row for every label.
-
-    Raises:
-        DataError: a tensor has another number of rows, which a broadcast would hide; it names both
-            shapes.
-        GraphError: the model does not run on this batch.
-    """
+    """Run the model on a batch and check that the tensors of the losses have a row for every label."""
     predictions = predict(batch, problem.predicted)
     for term in problem.terms:
         name = term.predicted.name

@@ -49,9 +49,6 @@ def choose(
 
     Returns:
         (None, None) if nothing could be measured; building the backends then raises the error.
-
-    Raises:
-        Unsupported: the process of rank 0 chose a backend that is not installed here.
     """
     others = {name: backend for name, backend in backends.items() if name != known}
     peers = setting.problem.peers

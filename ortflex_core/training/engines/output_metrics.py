@@ -55,11 +55,7 @@ class OutputMetric:
 
 
 def read_metrics(given: Sequence[Any], plugins: Plugins) -> tuple[MetricSpec, ...]:
-    """Read the metrics of a list as :func:`~ortflex_core.training.config.checks.per_output` makes it.
-
-    Raises:
-        ConfigError, PluginError: everything that is wrong, with its path.
-    """
+    """Read the metrics of a list as :func:`~ortflex_core.training.config.checks.per_output` makes it."""
     problems = Problems()
     specs = []
     for k, value in enumerate(given):

@@ -31,9 +31,6 @@ class PruningSteps:
         whole: whether runs are not split, because processes average their weights after each; a share then
             changes after the run.
         enter: returns the engine of an epoch, if it trains other parameters.
-
-    Raises:
-        ConfigError: a share changes at a part of a training whose length is not known.
     """
 
     def __init__(

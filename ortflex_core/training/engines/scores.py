@@ -168,12 +168,7 @@ def _single(shape: Shape | None) -> list[int]:
 
 
 def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, Array]:
-    """Concatenate the tensors of consecutive batches, each with its number of rows.
-
-    Raises:
-        ModelError: several batches, and a tensor whose first axis does not count the rows.
-        DataError: the rows of a tensor have different shapes.
-    """
+    """Concatenate the tensors of consecutive batches, each with its number of rows."""
     if len(parts) == 1:
         return {name: np.array(array) for name, array in parts[0][1].items()}
     for rows, tensors in parts:

@@ -75,10 +75,6 @@ class Assembly:
     def add(self, program: Program, given: Mapping[str, str]) -> dict[str, str]:
         """Copy the nodes of a program.
 
-        Args:
-            program: its graph.
-            given: the names in this graph of all inputs of the program, by their names there.
-
         Returns:
             The names in this graph of the program's outputs, by their names there.
         """

@@ -106,10 +106,6 @@ def rate_table(
 
     Returns:
         A table and "", or None and a reason, which is "" if the rate is constant.
-
-    Raises:
-        ConfigError: the table would have more than 2²⁰ rates, or a rate is negative or not finite.
-        BrokenPlugin: the schedule fails.
     """
     lines = _Lines()
     steps = span.steps

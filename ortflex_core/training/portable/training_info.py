@@ -22,13 +22,7 @@ from ortflex_core.training.portable.step_graph import STATE, PortableGraph
 def training_info(
     step: PortableGraph, predict: PortableGraph, arrays: Mapping[str, Array]
 ) -> ModelProto:
-    """The model with its state as initializers, and the step as its training information.
-
-    Args:
-        step: the graph of a step.
-        predict: the graph of the model.
-        arrays: the state by the names of inputs, and the frozen tensors by their names in the model.
-    """
+    """The model with its state as initializers, and the step as its training information."""
     model = ModelProto()
     model.CopyFrom(predict.model)
     graph, source = model.graph, step.model.graph

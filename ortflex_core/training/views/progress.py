@@ -95,13 +95,7 @@ class Display:
 
 
 class RowCount:
-    """Shows how many rows of some work are done, and rows per second; a line at the end of long work.
-
-    Args:
-        what: the work, a noun.
-        total: the number of rows.
-        wanted: as for :class:`Display`.
-    """
+    """Shows how many rows of some work are done, and rows per second; a line at the end of long work."""
 
     def __init__(self, what: str, total: int, wanted: bool | None) -> None:
         self._what, self._total, self._wanted = what, total, wanted
