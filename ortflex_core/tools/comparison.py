@@ -364,8 +364,6 @@ def _compare_inference(
                 reference=reference.name,
                 kind=kind,
                 name=name,
-                node="",
-                operator="",
                 error=error,
             )
 

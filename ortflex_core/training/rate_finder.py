@@ -96,7 +96,6 @@ class _Losses(Callback):
 
     @hook
     def step_end(self, loss: float, penalty: float, rate: float) -> bool:
-        """Note the loss."""
         self.losses.append(loss + penalty)
         self.rates.append(rate)
         self.diverged = self.sweep.ends(self.losses)

@@ -56,13 +56,7 @@ MOST = 2048
 SETTINGS = ("batch_size", "epochs", "shuffle", "seed", "learning_rate", "schedule")
 """The arguments that are attributes of a Trainer and may change between fits."""
 APART = (
-    "backend",
-    "callbacks",
-    "check_finite",
-    "distributed",
-    "progress",
-    "receipt",
-    "threads",
+    *("backend", "callbacks", "check_finite", "distributed", "progress", "receipt", "threads"),
     "shard_state",
 )
 """The arguments that are not in the recipe of a receipt, or in another form."""
@@ -411,11 +405,7 @@ def sealing(
         return None if source.receipt is None else lambda model, _: _remove(model)
     try:
         training = _of_training(inner, settings)
-    except (
-        OrtflexError,
-        TypeError,
-        ValueError,
-    ) as error:  # an export is never lost for its receipt
+    except (OrtflexError, TypeError, ValueError) as error:  # no export is lost for its receipt
         _log.warning("the export has no receipt: %s", error)
         return lambda model, _: _remove(model)
     table = {
@@ -469,10 +459,8 @@ def _of_training(inner: Internals, settings: Settings) -> dict[str, Any]:
     whole, arguments, unnamed = recipe(inner, changes)
     obstacles = () if training is None else training.obstacles
     if training is None and standing.fits:
-        obstacles = (
-            *obstacles,
-            "it was resumed from a checkpoint, which does not describe its data",
-        )
+        why = "it was resumed from a checkpoint, which does not describe its data"
+        obstacles = (*obstacles, why)
     if standing.by_hand:
         obstacles = (*obstacles, f"weights were changed by {', '.join(standing.by_hand)}")
     if inner.loop is not None and not inner.loop.ended:

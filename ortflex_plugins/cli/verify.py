@@ -90,14 +90,14 @@ def _lines(trained: Path, verdict: Verdict) -> list[str]:
     out = [f"{trained}: {verdict.outcome}", *(f"- {reason}" for reason in verdict.reasons)]
     if verdict.tensors:
         rows = [
-            (t.name, _count(t.numbers, t.size), "" if t.largest is None else f"{t.largest:.3g}")
+            (
+                t.name,
+                "another form" if t.numbers is None else f"{t.numbers:,} of {t.size:,}",
+                "" if t.largest is None else f"{t.largest:.3g}",
+            )
             for t in verdict.tensors[:_LISTED]
         ]
         out += text_table([("tensor", "other bits", "largest difference"), *rows])
         if (rest := len(verdict.tensors) - _LISTED) > 0:
             out.append(f"and {rest} more; --json lists all")
     return out
-
-
-def _count(numbers: int | None, size: int | None) -> str:
-    return "another form" if numbers is None else f"{numbers:,} of {size:,}"

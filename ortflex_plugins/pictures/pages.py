@@ -112,7 +112,11 @@ def report(
         page = Page(
             title=title or f"Run {folder.resolve().name}", html=page_of_folder(folder, title)
         )
-    elif isinstance(what, list | tuple) and what and all(map(_is_path, what)):
+    elif (
+        isinstance(what, list | tuple)
+        and what
+        and all(isinstance(p, str | os.PathLike) for p in what)
+    ):
         from ortflex_plugins.pictures.several import report_several
 
         folders = [Path(folder) for folder in what]
@@ -125,10 +129,6 @@ def report(
     if path is not None:
         page.save(path)
     return page
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike)
 
 
 def _page(title: str, parts: Sequence[str]) -> Page:

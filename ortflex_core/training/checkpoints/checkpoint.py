@@ -48,7 +48,6 @@ _log = logging.getLogger("ortflex")
 _STATE, _MODEL = "state.safetensors", "model"
 _GRAPH = "model.onnx"
 _OWN = (record.NAME, _STATE, _MODEL)
-_OF_SYSTEMS = (".DS_Store", "Thumbs.db", "desktop.ini")
 _TRIES = 100
 COPIED = 2**28
 """The bytes up to which every checkpoint has its own copy of the model.
@@ -231,7 +230,7 @@ def _foreign(folder: Path, partial: bool) -> str | None:
         mode = os.lstat(folder).st_mode
         if not stat.S_ISDIR(mode):
             return "a file has that name"
-        names = {path.name for path in folder.iterdir()} - set(_OF_SYSTEMS)
+        names = {path.name for path in folder.iterdir()} - folders.OF_SYSTEMS
         inner = {p.name: p for p in (folder / _MODEL).iterdir()} if _MODEL in names else {}
     except FileNotFoundError:
         return None

@@ -28,6 +28,8 @@ from ortflex_core.kernel.locks import lock_handle
 Foreign = Callable[[Path, bool], str | None]
 """Describes foreign content of a folder; None if the folder may be removed."""
 
+OF_SYSTEMS = frozenset((".DS_Store", "Thumbs.db", "desktop.ini"))
+"""Files that the viewers of systems write into any folder."""
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 _UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)

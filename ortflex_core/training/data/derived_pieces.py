@@ -171,7 +171,6 @@ class _Storing:
         )
 
     def run(self) -> Stores:
-        """The stores, found or computed."""
         arrays: dict[int, Mapping[str, Array]] = {}
         for k in range(len(self.spans)):
             found = self._find(k)

@@ -61,7 +61,6 @@ class _Watched:
         return getattr(self._source, name)
 
     def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
-        """The batches of the source."""
         drawn = self._source.batches(epoch)
         with closing(drawn):  # type: ignore[type-var]  # generators, all of them
             for group in drawn:

@@ -119,7 +119,6 @@ class _Noted:
         return getattr(self._source, name)
 
     def batches(self, epoch: Epoch) -> Iterator[Sequence[Batch]]:
-        """The batches of the source."""
         drawn, number = self._source.batches(epoch), epoch.start
         with closing(drawn):  # type: ignore[type-var]  # generators, all of them
             for group in drawn:

@@ -171,5 +171,4 @@ class _Joined:
         self._parts = parts
 
     def read(self) -> list[tuple[float, ...]]:
-        """Those of every step, in order."""
         return [cost for part in self._parts for cost in part.read()]

@@ -88,20 +88,17 @@ class Card:
         )
 
     def _train(self) -> str:
+        import tomllib
+
         names = [n for n in ("loss", "optimizer", "learning_rate") if n in self.recipe]
-        given = "".join(f", {name}={_python(self.recipe[name])}" for name in names)
+        values = tomllib.loads("\n".join(f"{name} = {self.recipe[name]}" for name in names))
+        given = "".join(f", {name}={value!r}" for name, value in values.items())
         return (
             "from ortflex import Trainer\n\n"
             f"trainer = Trainer.from_hub({self.repo_id!r}, {self.filename!r}{given})\n"
             "trainer.fit(X, y)\n"
             f"trainer.push_to_hub({self.repo_id!r}, {self.filename!r})"
         )
-
-
-def _python(toml: str) -> str:
-    import tomllib
-
-    return repr(tomllib.loads(f"value = {toml}")["value"])
 
 
 def _yaml(table: Mapping[str, Any]) -> list[str]:

@@ -152,16 +152,12 @@ def inner_names(graph: GraphProto) -> set[str]:
     """The names of all values in the bodies of control flow."""
     names: set[str] = set()
     for node in graph.node:
-        for body in _bodies(node):
+        bodies = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+        for body in [*bodies, *(g for a in node.attribute for g in a.graphs)]:
             names |= {v.name for v in (*body.input, *body.initializer)}
             names |= {o for inner in body.node for o in inner.output if o}
             names |= inner_names(body)
     return names
-
-
-def _bodies(node: NodeProto) -> list[GraphProto]:
-    bodies = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
-    return bodies + [g for a in node.attribute for g in a.graphs]
 
 
 def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:

@@ -37,8 +37,6 @@ from ortflex_core.training.portable.step_graph import (
 )
 from ortflex_core.training.portable.training_info import training_info
 
-_OF_SYSTEMS = (".DS_Store", "Thumbs.db", "desktop.ini")
-
 
 @attrs.frozen(kw_only=True)
 class Content:
@@ -215,7 +213,7 @@ def _foreign(folder: Path, partial: bool) -> str | None:
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return "a file has that name"
-        names = {path.name for path in folder.iterdir()} - set(_OF_SYSTEMS)
+        names = {path.name for path in folder.iterdir()} - folders.OF_SYSTEMS
     except FileNotFoundError:
         return None
     if others := sorted(names - set(FILES)):

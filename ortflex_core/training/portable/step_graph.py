@@ -174,7 +174,6 @@ class _Graph:
         return self.assembly.input(port, name, DOUBLE, ())
 
     def finished(self, outputs: Sequence[Entry]) -> PortableGraph:
-        """The graph with these outputs."""
         new = {entry.port: entry.new for entry in outputs}
         entries = [
             Entry(port=p, name=s.name, spec=s, new=new.pop(p, None), default=self.defaults.get(p))
@@ -220,7 +219,6 @@ class _StepGraph(_Graph):
         self._names = {p: self.assembly.name(p.label) for p in (LOSS, PENALTY)}
 
     def build(self) -> PortableGraph:
-        """The graph."""
         if self._steps == 1 and self._count > 1:
             results, losses = self._accumulated()
         else:
