@@ -61,16 +61,6 @@ class Live:
     The engine is built when the types of the data are known. It is built again for other types of
     labels or sample weights, and for an epoch from which other parameters are trained; the weights,
     the optimizer's state and the statistics move to the new engine.
-
-    Args:
-        setup: the resolved arguments of the Trainer.
-        weights: the tensors to train, by initializer name.
-        threads: as for the Trainer.
-        cache: as for the Trainer.
-        check_finite: as for the Trainer.
-        hook: returns the hook of a name, or None if no callback implements it.
-        tell: shows a line to the user.
-        progress: as for the Trainer.
     """
 
     def __init__(

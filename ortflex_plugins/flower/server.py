@@ -173,11 +173,7 @@ def _fitting(
 ) -> list[Message]:
     """The replies with errors, and those that a strategy can add up; others are left out with a warning.
 
-    Args:
-        server_round: the number of the round.
-        replies: of the clients, which may send anything.
-        expected: the shared tensors, which replies to training have; None for an evaluation.
-        weight: the metric by which the strategy weights a client.
+    ``expected`` are the shared tensors, which replies to training have; None for an evaluation.
     """
     wrong: dict[int, str] = {}
     forms: dict[int, Hashable] = {}

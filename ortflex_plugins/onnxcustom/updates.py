@@ -48,13 +48,6 @@ class WholeUpdate:
     """New weights and velocities of all parameters, and the penalty of the old ones, in one run.
 
     The state is in two versions, which swap: each step reads the version that the step before wrote.
-
-    Args:
-        rate, penalty: see :func:`together`.
-        weights: the weights at the start, whose memory becomes that of the second version.
-        velocities: the velocities at the start, in the same way; empty without them.
-        opset: the version of the standard operators of the graph.
-        device: the device of all tensors.
     """
 
     def __init__(

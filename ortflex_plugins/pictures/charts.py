@@ -19,11 +19,6 @@ def lines(series: Mapping[str, Numbers], *, log: bool | None = None, legend: boo
     """Lines over the epochs 1, 2, …, with gaps where there is no number.
 
     A line that would hide an earlier one is dashed, so that both colors are visible.
-
-    Args:
-        series: the values of each line; None and values that are not finite are left out.
-        log: use a logarithmic axis; by default, if the values span more than two decades.
-        legend: name the lines in the chart; several charts can share a :func:`legend` instead.
     """
     values = [v for row in series.values() for v in row if v is not None and math.isfinite(v)]
     if not values:

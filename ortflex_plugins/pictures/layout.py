@@ -83,12 +83,7 @@ def width(text: str, size: float = FONT) -> float:
 
 
 def layout(level: Level, *, unfold: bool = False) -> Drawing:
-    """Compute the positions of a level and of the levels inside its boxes, each with its origin at 0, 0.
-
-    Args:
-        level: the level to draw.
-        unfold: show the content of folded boxes.
-    """
+    """Compute the positions of a level and of the levels inside its boxes, each with its origin at 0, 0."""
     level = _without_far_edges(level, _layers(level))
     depth = _layers(level)
     boxes = [Box(item, depth[k]) for k, item in enumerate(level.items)]

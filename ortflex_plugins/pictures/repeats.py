@@ -30,10 +30,6 @@ def repeats(tokens: Sequence[Hashable], makers: Sequence[Sequence[int]]) -> list
     Two blocks are equal if their operators have the same keys in the same order and read the same
     positions of their own block and of the block before. Inputs from outside may differ.
 
-    Args:
-        tokens: the key of each operator, in an order of execution.
-        makers: for each input of each operator, the operator that computes it, or −1.
-
     >>> repeats("aXYXYXYb", [[-1], [0], [1], [2], [3], [4], [5], [6]])
     [Repeat(start=1, period=2, count=3)]
     """

@@ -134,13 +134,7 @@ def write(
 ) -> Written:
     """Write a checkpoint; an existing one is replaced when the new one is complete.
 
-    Args:
-        folder: the target; its parent is created, a symbolic link is followed.
-        content: the content of checkpoint.json; ``callbacks`` come from ``saved``, ``files`` are added.
-        parts: arrays by kind: ``parameter``, ``slot``, ``buffer``.
-        saved: the values of callbacks.
-        export: writes the user's model to a path.
-        before: the last checkpoint with the same model; a large model may be linked.
+    ``before`` is the last checkpoint with the same model, to which a large model may be linked.
 
     Raises:
         OutputError: the folder is not a checkpoint, the disk is full or the folder cannot be written

@@ -74,16 +74,7 @@ def as_columns(
     labels: Sequence[str],
     strings: Collection[str] = (),
 ) -> Columns:
-    """Convert the arguments of the user to named columns.
-
-    Args:
-        X: an array for a model with one input, or a mapping from input names.
-        y: an array for a problem with one loss, or a mapping from label names; None without labels.
-        sample_weight: an array, a mapping from weight names, or None.
-        inputs: names of the inputs the model has.
-        labels: names of the labels the losses expect.
-        strings: the inputs that take strings.
-    """
+    """Convert the arguments of the user to named columns."""
     columns = Columns(
         inputs=_named(X, inputs, "X", "input", strings),
         labels={} if y is None else _named(y, labels, "y", "label"),

@@ -39,13 +39,7 @@ def choose(
 ) -> tuple[str | None, Engine | None]:
     """The name of the fastest backend, and its engine if it was measured now.
 
-    Args:
-        setting: the problem, and where it is trained.
-        backends: those that may be used, by name, the preferred ones first.
-        known: the backend that was chosen before, which is kept if it supports the problem.
-        trial: the inputs of the measured steps; None without data.
-        show: called with every line of the measured table.
-        alone: whether the processes make separate steps (``sync_every``).
+    ``known`` was chosen before; with ``alone`` the processes make separate steps (``sync_every``).
 
     Returns:
         (None, None) if nothing could be measured; building the backends then raises the error.

@@ -122,12 +122,7 @@ class Assembly:
         return name
 
     def model(self, order: Sequence[str], defaults: Mapping[str, float]) -> ModelProto:
-        """The graph as a model.
-
-        Args:
-            order: the names of the inputs.
-            defaults: the value of each optional input, for all of its elements.
-        """
+        """The graph as a model."""
         graph = GraphProto()
         graph.CopyFrom(self.graph)
         places = {name: k for k, name in enumerate(order)}

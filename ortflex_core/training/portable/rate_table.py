@@ -98,12 +98,6 @@ def rate_table(
 ) -> tuple[RateTable | None, str]:
     """The rates of a training, and, if there is no table though the rate changes, the reason.
 
-    Args:
-        schedule: the schedule, bound to its problem.
-        base: the base learning rate.
-        span: the training.
-        counter: the number of finished steps, those of earlier trainings included.
-
     Returns:
         A table and "", or None and a reason, which is "" if the rate is constant.
     """

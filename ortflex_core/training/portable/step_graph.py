@@ -56,16 +56,7 @@ def step_graph(
     steps: int,
     optional: bool = True,
 ) -> PortableGraph:
-    """The graph of ``steps`` training steps.
-
-    Args:
-        problem: the training problem.
-        rate: the default of the learning rate, if there is no table.
-        rates: the rates of all steps; the default of the rate is then NaN, which selects them.
-        rows: the rows of every batch; None for any number.
-        steps: the number of steps.
-        optional: whether the graph has defaults of the rate and the hyperparameters.
-    """
+    """The graph of ``steps`` training steps; a rate of NaN, the default, selects one of ``rates``."""
     graph = _StepGraph(problem, rate, rates, rows, steps)
     graph.optional = optional
     return graph.build()
