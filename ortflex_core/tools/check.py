@@ -94,8 +94,7 @@ def check_model(
         [('MatMul', 'trainable')]
     """
     plugins = Plugins.given(plugins)
-    source = model if isinstance(model, Model) else Model(model, plugins=plugins)
-    source = edited_model(source, head=head, edits=edits, plugins=plugins)
+    source = edited_model(model, head=head, edits=edits, plugins=plugins)
     rules = load_rules(plugins, families, source.internal.graph.node)  # which may contain kernels
     with contextlib.suppress(RuntimeUnavailable):
         require_runtime()

@@ -99,11 +99,8 @@ def look(
     fields = attrs.fields(type(source))
     given = {f.name: getattr(source, f.name) for f in fields}
     odd = {f.name: given[f.name] for f in fields if f.default not in (given[f.name], attrs.NOTHING)}
-    spec: Any = {
-        "name": table["name"],
-        "path": relative,
-        **({} if target is None else {"target": target}),
-    }
+    spec: Any = {"name": table["name"], "path": relative}
+    spec |= {} if target is None else {"target": target}
     spec |= {key: value for key, value in odd.items() if key not in spec}
     if spec.keys() == {"name", "path"}:
         spec = relative
@@ -152,11 +149,8 @@ def loss_of_pairs(model: Model, rows: Columns) -> tuple[str, str, dict[str, Any]
     pair, labels = _pair(model), [*rows.labels.values()]
     if pair is not None and not labels:
         why = f"{pair[0]!r} and {pair[1]!r} are embeddings of one size, and the data have no labels: pairs"
-        return (
-            "contrastive",
-            why,
-            {"predicted": dict(zip(("anchor", "positive"), pair, strict=True))},
-        )
+        predicted = dict(zip(("anchor", "positive"), pair, strict=True))
+        return "contrastive", why, {"predicted": predicted}
     if pair is not None and len(labels) == 1 and {*np.unique(labels[0]).tolist()} in _ALIKE:
         raise ConfigError(
             f"{pair[0]!r} and {pair[1]!r} are embeddings, and the labels say which pairs are similar: "

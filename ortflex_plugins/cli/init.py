@@ -70,7 +70,8 @@ def init(
         from ortflex_plugins.cli.data_preview import check_inputs
         from ortflex_plugins.cli.data_preview import look as look_at
 
-        look = look_at(data, target, _names(columns), output.parent, plugins, loaded)
+        names = None if columns is None else [name.strip() for name in columns.split(",")]
+        look = look_at(data, target, names, output.parent, plugins, loaded)
         check_inputs(loaded, look.shapes, data)
     if os.path.exists(output) and not force:
         raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
@@ -91,11 +92,6 @@ def init(
         click.echo(f"wrote {output}; next step: ortflex train {output}")
         return
     click.echo(f"wrote {output}; set its key data to your data, then run: ortflex train {output}")
-
-
-def _names(text: str | None) -> list[str] | None:
-    """The names of an option with commas between them."""
-    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def _own_classes(model: Model, classes: list[str]) -> int | None:

@@ -77,10 +77,8 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from ortflex_core import suggest
 
-            word, file = (
-                args[0],
-                {".toml": "train", ".onnx": "init"}.get(os.path.splitext(args[0])[1]),
-            )
+            word = args[0]
+            file = {".toml": "train", ".onnx": "init"}.get(os.path.splitext(word)[1])
             hint = suggest(word, COMMANDS, ELSEWHERE)
             if word in ("help", "version"):
                 hint = f"did you mean --{word}?"

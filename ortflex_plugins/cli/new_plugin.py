@@ -110,11 +110,8 @@ def _templates(plugins: Plugins, kind: str) -> Path:
         return FOLDER
     module = sys.modules[plugins.kinds[kind].__module__]
     folder = Path(str(module.__file__)).parent / "templates"
-    missing = [
-        n
-        for n in (f"{word(kind)}.py.txt", f"test_{word(kind)}.py.txt")
-        if not (folder / n).is_file()
-    ]
+    names = (f"{word(kind)}.py.txt", f"test_{word(kind)}.py.txt")
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
             f"there is no template of a {word(kind)}: {folder} lacks {' and '.join(missing)}, which belong "
@@ -152,8 +149,5 @@ def _bounds() -> str:
 
 def _suggestion(name: str, kind: str) -> str:
     suggestion = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    return (
-        suggestion
-        if _NAME.fullmatch(suggestion) and not keyword.iskeyword(suggestion)
-        else f"my_{kind}"
-    )
+    valid = _NAME.fullmatch(suggestion) and not keyword.iskeyword(suggestion)
+    return suggestion if valid else f"my_{kind}"

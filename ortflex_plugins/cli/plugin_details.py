@@ -107,7 +107,9 @@ def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
     yield ""
     table = []
     for field in schema:
-        default = "required" if field["required"] else _short(field["default"])
+        given = field["default"]
+        default = repr(given) if isinstance(given, str) else f"{given}"
+        default = "required" if field["required"] else default
         kind = " ".join(filter(None, [field["type"], field["range"]]))
         table.append([field["name"], default, kind, field["help"]])
     columns = ["parameter", "default", "type", "meaning"]
@@ -132,7 +134,3 @@ def paragraphs(registry: Registry, loaded: Any) -> list[str]:
             " ".join(re.sub(r":\w+:`~?([^`]+)`", r"\1", paragraph).replace("``", "").split())
         )
     return out or ["no description"]
-
-
-def _short(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else f"{value}"

@@ -307,15 +307,11 @@ def _component(plugins: Plugins, kind: str, entry: Entry) -> Iterator[str]:
         with_rule = sorted(op for (_, op), rules in loaded.table.items() if rules[-1][1])
         without = sorted(op for (_, op), rules in loaded.table.items() if not rules[-1][1])
         if with_rule:
-            have = (
-                "operators have gradient rules"
-                if len(with_rule) > 1
-                else "operator has a gradient rule"
-            )
-            yield paragraph(f"{_these(with_rule)} {have}: {', '.join(with_rule)}.")
+            one, many = "This operator has a gradient rule", "These operators have gradient rules"
+            yield paragraph(f"{one if len(with_rule) == 1 else many}: {', '.join(with_rule)}.")
         if without:
-            are = "operators are" if len(without) > 1 else "operator is"
-            yield paragraph(f"{_these(without)} {are} not differentiable: {', '.join(without)}.")
+            are = "This operator is" if len(without) == 1 else "These operators are"
+            yield paragraph(f"{are} not differentiable: {', '.join(without)}.")
         return
     yield f"`{entry.target}`"
     if getattr(loaded, "stability", "stable") != "stable":
@@ -332,10 +328,6 @@ def _component(plugins: Plugins, kind: str, entry: Entry) -> Iterator[str]:
     ]
     if rows:
         yield table(["parameter", "value", "default", "meaning"], rows)
-
-
-def _these(names: Sequence[str]) -> str:
-    return "These" if len(names) > 1 else "This"
 
 
 def _docstring(cls: type) -> Iterator[str]:

@@ -300,7 +300,7 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
         "platform": f"{platform.system()} {platform.machine()}",
         "runtime": str(inner.runtime),
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
-        "plugins": _owners(trainer),
+        "plugins": {e.distribution: e.version for registry in trainer.plugins for e in registry},
         "hooks": inner.hooks.installed,
         "state": "begun",
     }
@@ -331,12 +331,6 @@ def finish(folder: Path, trainer: Trainer, measures: Measures) -> None:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _owners(trainer: Trainer) -> dict[str, str]:
-    """The version of every distribution with installed plugins; no plugin is imported."""
-    entries = (entry for registry in trainer.plugins for entry in registry)
-    return {entry.distribution: entry.version for entry in entries}
 
 
 def _plot(history: History) -> bytes:

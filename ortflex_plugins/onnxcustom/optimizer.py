@@ -120,7 +120,8 @@ class OrtGradientOptimizer(BaseEstimator):
             ConvergenceError: the loss is not finite.
             EvaluationError: the loss of the validation data is not finite.
         """
-        start = self.get_state() if self.warm_start and self._is_fitted() else None
+        is_fitted = hasattr(self, "train_session_") or hasattr(self, "trained_coef_")
+        start = self.get_state() if self.warm_start and is_fitted else None
         self._check_model(sample_weight is not None)
         data = self._arrays(X, y, sample_weight)
         loader = OrtDataLoader(*data, batch_size=self.batch_size)
@@ -239,9 +240,6 @@ class OrtGradientOptimizer(BaseEstimator):
             raise ModelError(f"the model has no tensor {name!r}, which add_loss_output makes")
         values = steps.evaluate(data, name)
         return np.asarray(values.reshape(len(values), -1).sum(axis=1))
-
-    def _is_fitted(self) -> bool:
-        return hasattr(self, "train_session_") or hasattr(self, "trained_coef_")
 
     def _compiled(self) -> Steps:
         """The engine, which is created again after unpickling."""

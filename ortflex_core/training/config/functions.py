@@ -58,7 +58,6 @@ class OfFunction(Component):
     path: str | None = attrs.field(default=None)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both call the same function with the same arguments."""
         if not isinstance(other, OfFunction):
             return NotImplemented
         return self._content() == other._content()
@@ -193,7 +192,6 @@ class FunctionCallback:
         return _path_in_file(self.path, self.function)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both call the same function."""
         return isinstance(other, FunctionCallback) and other.function is self.function
 
     def __hash__(self) -> int:
