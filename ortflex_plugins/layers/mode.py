@@ -86,6 +86,7 @@ class Rewriting:
     def __call__(
         self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
     ) -> Sequence[Tensor] | None:
+        """Replace the node, or return None to keep it."""
         mode = self._mode
         if mode.training is None or node.domain not in ("", "ai.onnx"):
             return None

@@ -77,6 +77,7 @@ class Part:
         return [self.columns.get(name, name) for name in self.prefix.computed]
 
     def __call__(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """The derived columns of some rows."""
         names = [spec.name for spec in self.prefix.takes]
         inputs = dict(zip(names, (given[n] for n in self.takes), strict=True))
         count = len(next(iter(given.values())))

@@ -61,6 +61,7 @@ class PrefixSession:
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The columns that the prefix computes, for some rows."""
         feeds = {label: inputs[name] for label, name in self._inputs.items()}
         try:
             values: Any = self._session.run(list(self._names), {**feeds, **self._large})
