@@ -142,36 +142,6 @@ def test_a_training_between_two_fits_is_saved_as_well(finished: bool, tmp_path: 
     assert bits(again) == bits(trainer)
 
 
-def test_callbacks_keep_their_state(tmp_path: Path) -> None:
-    class Counter:
-        def __init__(self) -> None:
-            self.steps, self.worst = 0, np.zeros(2)
-
-        @hook
-        def step_end(self, loss: float) -> None:
-            self.steps += 1
-            self.worst = np.maximum(self.worst, [loss, -loss])
-
-        @hook
-        def checkpoint_saving(self, saved: Any) -> None:
-            saved.put("counter", {"steps": self.steps, "worst": self.worst})
-
-        @hook
-        def checkpoint_loading(self, saved: Any) -> None:
-            values = saved.get("counter")
-            self.steps, self.worst = values["steps"], values["worst"]
-
-    x, y = regression()
-    first = Counter()
-    trainer = make(models.linear(), backend="fused", callbacks=[first], epochs=2)
-    trainer.fit(x, y)
-    trainer.save(tmp_path / "c")
-    second = Counter()
-    Trainer.resume(tmp_path / "c", callbacks=[second], plugins=plugins())
-    assert second.steps == first.steps == 4
-    np.testing.assert_array_equal(second.worst, first.worst)
-
-
 def test_data_of_another_length_are_refused(tmp_path: Path) -> None:
     x, y = regression(rows=47, features=6)
     saver = SaveAt(tmp_path, 13)

@@ -277,8 +277,8 @@ def _ending(change: Callable[..., object], left: Iterator[int]) -> Callable[...,
     return call
 
 
-@pytest.mark.parametrize("name", [".", "", "..", "/"])
-def test_a_path_without_a_name_is_not_a_checkpoint(
+@pytest.mark.parametrize("name", [".", "", "..", "/", "n" * 300, "n" * 300 + "/checkpoint"])
+def test_a_path_that_names_nothing_is_not_a_checkpoint(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

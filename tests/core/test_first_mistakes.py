@@ -398,12 +398,6 @@ def test_a_path_is_no_place_to_draw(X, tmp_path):
             drawn()
 
 
-@pytest.mark.parametrize("name", ["n" * 300, "n" * 300 + "/checkpoint"])
-def test_a_checkpoint_of_a_name_that_no_disk_has(name):
-    with pytest.raises(CheckpointError, match="is not a checkpoint"):
-        Trainer.resume(name)
-
-
 PAIR = r"; expected \(X, y\)"
 BATCHES = {
     "X alone": (lambda X, y: X, "the batch is a ndarray" + PAIR),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,8 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core import ConfigError, DataError, Model, ModelError, Recipe
+from ortflex_core import Model, ModelError
 from ortflex_core.compiler.onnx_files import model_file
-from ortflex_core.training.config.toml import read_toml
-from ortflex_plugins.data.csv import Csv
-from ortflex_plugins.data.npy import NpyFolder
-from ortflex_plugins.data.npz import Npz
 from tests import models
 from tests.training import make, regression, same
 
@@ -134,29 +129,6 @@ def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
     for place in PLACES:
         model = Model(saved(folder, place("link")))
         assert SECRET in model.proto.SerializeToString()
-
-
-@posix
-def test_a_pipe_is_not_waited_for(folder: Path) -> None:
-    os.mkfifo(folder / "pipe")
-    with pytest.raises(ModelError, match="'pipe', which has the data of 'coef', is not a regular"):
-        Model(saved(folder, outside("pipe")))
-    with pytest.raises(ModelError, match="it is a pipe"):
-        Model(folder / "pipe")
-
-
-@posix
-def test_a_device_without_an_end_is_not_read_until_memory_ends() -> None:
-    """Class: a path of a file that is none, wherever a path is taken."""
-    with pytest.raises(ModelError, match="it is a device"):
-        Model("/dev/zero")
-    with pytest.raises(ConfigError, match="it is a device"):
-        Recipe.load("/dev/zero")
-    with pytest.raises(ConfigError, match="it is a device"):
-        read_toml("/dev/zero")
-    for source in (Csv, Npz, NpyFolder):
-        with pytest.raises(DataError, match="/dev/zero"):
-            source(path="/dev/zero").load()
 
 
 @pytest.mark.usefixtures("huge")

@@ -63,24 +63,6 @@ def test_training_is_the_sequence_of_steps_it_says(backend: str, reduction: str)
 
 
 @every_backend
-def test_losses_of_an_epoch_are_loss_and_penalty_weighted_by_rows(backend: str) -> None:
-    x, y = regression(rows=25)
-    recorder = Recorder()
-    options: dict[str, Any] = {"epochs": 2, "batch_size": 10, "learning_rate": 0.05}
-    options |= {"penalty": {"name": "l2", "l2": 0.1}, "callbacks": [recorder]}
-    trainer = make(models.linear(), backend=backend, **options)
-    trainer.fit(x, y)
-    steps = recorder.all("step_end")
-    assert len(steps) == 6
-    for epoch in range(2):
-        part = steps[3 * epoch : 3 * epoch + 3]
-        sizes = [10, 10, 5]
-        both = [n * (s["loss"] + s["penalty"]) for n, s in zip(sizes, part, strict=True)]
-        np.testing.assert_allclose(trainer.train_losses_[epoch], sum(both) / 25, rtol=1e-9)
-        assert trainer.history_["penalty"][epoch] > 0
-
-
-@every_backend
 def test_a_seed_repeats_a_training_and_another_does_not(backend: str) -> None:
     x, y = regression()
     runs = []
@@ -138,21 +120,6 @@ def test_a_batch_larger_than_the_data_is_reduced_with_one_line(
     for _ in range(3):
         sgd(weights, x, y, 0.05)
     same(trainer.get_state(), weights)
-
-
-@every_backend
-@pytest.mark.parametrize("size", [10, 20], ids=["a whole batch", "half of a batch"])
-def test_rows_without_weight_cost_nothing_and_move_nothing(backend: str, size: int) -> None:
-    x, y = regression(rows=20)
-    w = np.repeat([1.0, 0.0], 10)
-    runs = []
-    for data in ((x, y, w), (x[:10], y[:10], w[:10])):
-        trainer = make(models.linear(), backend=backend, epochs=1, batch_size=size, shuffle=False)
-        runs.append((trainer.fit(*data)["loss"][0], trainer.get_state()))
-    (with_rows, moved), (without, expected) = runs
-    # The loss of an epoch is the mean of its batches by their rows; that of a whole batch is 0.
-    assert with_rows == pytest.approx(without / (2 if size == 10 else 1), rel=1e-6)
-    same(moved, expected, 0 if size == 10 else 1e-6)
 
 
 @every_backend
