@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,31 @@ def run(
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left running
     assert not check or process.returncode == 0, f"{process.returncode}: {out}\n{err}"
     return subprocess.CompletedProcess(list(call), process.returncode, out, err)
+
+
+def peak() -> float:
+    """The most memory that this process had, in MiB."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count what the parent had, too
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) / 2**10
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def ranks(group: str, size: int) -> list[str]:
+    """What starts so many processes of Python."""
+    if group == "torch":
+        return [sys.executable, "-m", "ortflex_core.testing.launch", str(size)]
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return [shutil.which("mpiexec", path=here) or "mpiexec", "-n", str(size), sys.executable]
+
+
+def rank() -> int:
+    """The number of this process among those."""
+    return int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0")))
 
 
 def with_tests(**variables: str) -> dict[str, str]:

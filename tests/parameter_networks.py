@@ -139,6 +139,12 @@ def _torch() -> Iterator[tuple[str, Builder]]:
 # ---------------------------------------------------------------- torchvision
 
 
+TORCHVISION = """
+resnet18 resnet50 resnext50_32x4d mobilenet_v2 mobilenet_v3_small efficientnet_b0 efficientnet_v2_s
+convnext_tiny densenet121 regnet_y_400mf shufflenet_v2_x0_5 squeezenet1_1 mnasnet0_5
+"""
+
+
 def _torchvision() -> Iterator[tuple[str, Builder]]:
     from torchvision import models
 
@@ -148,21 +154,10 @@ def _torchvision() -> Iterator[tuple[str, Builder]]:
             (image(size),),
         )
 
-    yield "resnet18", of("resnet18")
-    yield "resnet50", of("resnet50")
-    yield "resnext50_32x4d", of("resnext50_32x4d")
-    yield "mobilenet_v2", of("mobilenet_v2")
-    yield "mobilenet_v3_small", of("mobilenet_v3_small")
-    yield "efficientnet_b0", of("efficientnet_b0")
-    yield "efficientnet_v2_s", of("efficientnet_v2_s")
-    yield "convnext_tiny", of("convnext_tiny")
-    yield "densenet121", of("densenet121")
-    yield "regnet_y_400mf", of("regnet_y_400mf")
-    yield "shufflenet_v2_x0_5", of("shufflenet_v2_x0_5")
-    yield "squeezenet1_1", of("squeezenet1_1")
-    yield "mnasnet0_5", of("mnasnet0_5")
-    yield "alexnet", of("alexnet", 224)
-    yield "vgg11_bn", of("vgg11_bn", 224)
+    for name in TORCHVISION.split():
+        yield name, of(name)
+    for name in ("alexnet", "vgg11_bn"):
+        yield name, of(name, 224)
     yield "googlenet", of("googlenet", aux_logits=False, init_weights=False)
     yield "inception_v3", of("inception_v3", 128, aux_logits=False, init_weights=False)
     yield (
@@ -204,6 +199,17 @@ def _swin_v2() -> nn.Module:
 # ---------------------------------------------------------------- timm
 
 
+TIMM = """
+resnetv2_50d_gn resnetv2_50x1_bit nf_resnet26 dm_nfnet_f0 poolformer_s12 poolformerv2_s12
+convnextv2_atto convmixer_768_32 repvgg_a0 ghostnet_100 mobilevit_xxs hrnet_w18_small
+res2net50_14w_8s skresnet18 caformer_s18
+"""
+TIMM_LARGE = """
+mixer_s16_224 resmlp_12_224 gmlp_ti16_224 efficientformer_l1 levit_128s pit_ti_224
+coatnet_nano_rw_224
+"""
+
+
 def _timm() -> Iterator[tuple[str, Builder]]:
     import timm
 
@@ -215,6 +221,10 @@ def _timm() -> Iterator[tuple[str, Builder]]:
 
         return label or name, build
 
+    for name in TIMM.split():
+        yield of(name)
+    for name in TIMM_LARGE.split():
+        yield of(name, 224)
     small = {"embed_dim": 24, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
     yield of("vit_tiny_patch16_224", 32, **small)
     yield of(
@@ -228,34 +238,13 @@ def _timm() -> Iterator[tuple[str, Builder]]:
     )
     yield of("deit_tiny_distilled_patch16_224", 32, **small)
     yield of("cait_xxs24_224", 32, init_values=0.1, **small)
-    yield of("mixer_s16_224", 224)
-    yield of("resmlp_12_224", 224)
-    yield of("gmlp_ti16_224", 224)
-    yield of("resnetv2_50d_gn")
-    yield of("resnetv2_50x1_bit")
-    yield of("nf_resnet26")
-    yield of("dm_nfnet_f0")
-    yield of("poolformer_s12")
-    yield of("poolformerv2_s12")
     yield of("xcit_nano_12_p16_224", 32, img_size=32, embed_dim=24, depth=2, num_heads=2)
     yield of(
         "eva02_tiny_patch14_224", 32, img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2
     )
     yield of("beit_base_patch16_224", 32, **small)
     yield of("beitv2_base_patch16_224", 32, **small)
-    yield of("efficientformer_l1", 224)
-    yield of("convnextv2_atto")
-    yield of("convmixer_768_32")
-    yield of("repvgg_a0")
-    yield of("ghostnet_100")
-    yield of("levit_128s", 224)
     yield of("crossvit_tiny_240", 240)
-    yield of("pit_ti_224", 224)
-    yield of("coatnet_nano_rw_224", 224)
-    yield of("mobilevit_xxs")
-    yield of("hrnet_w18_small")
-    yield of("res2net50_14w_8s")
-    yield of("skresnet18")
     yield of("tnt_s_patch16_224", 224, depth=2)
     yield of("swinv2_cr_tiny_ns_224", 224, depths=(1, 1, 1, 1), embed_dim=24)
     yield of(
@@ -265,7 +254,6 @@ def _timm() -> Iterator[tuple[str, Builder]]:
         embed_dims=(24, 48, 48, 48),
         hidden_sizes=(6, 12, 12, 12),
     )
-    yield of("caformer_s18")
 
 
 _PACKAGES: dict[str, Callable[[], Iterator[tuple[str, Builder]]]] = {

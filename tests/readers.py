@@ -36,7 +36,7 @@ from ortflex_core.training.data import column_files
 from ortflex_core.training.hub import repository
 from ortflex_core.training.process_groups import mailbox
 from ortflex_plugins.c import compiler
-from tests import models
+from tests import children, models
 from tests.fuzz import seeds
 from tests.training import make, plugins, regression
 
@@ -458,11 +458,6 @@ def recorded(opened: set[Path], places: set[str]) -> Iterator[None]:
         yield
 
 
-def _peak() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
-
-
 def _without_tokenizers() -> None:
     """What the source needs of the package, where it is missing."""
     if importlib.util.find_spec("tokenizers") is not None:
@@ -512,7 +507,12 @@ def attack(name: str, folder: Path, say: Callable[..., None]) -> None:
                 end, text = "refused", str(error)
             except BaseException as error:
                 end, text = f"wrong: {type(error).__name__}", str(error)
-            say(end=end, text=text[:500], seconds=time.monotonic() - began, mib=_peak())
+            say(
+                end=end,
+                text=text[:500],
+                seconds=time.monotonic() - began,
+                mib=round(children.peak()),
+            )
 
 
 def main() -> None:

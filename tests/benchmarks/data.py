@@ -125,12 +125,10 @@ def source(made: Any, folder: str, kind: str, workload: str) -> Any:
 
 def once(folder: str, kind: str, workload: str) -> dict[str, float]:
     """An epoch on files: seconds, rows, seconds waited, and the peak of memory in MiB."""
-    from tests.benchmarks.growth import peak
-
     found: dict[str, float] = {}
     made = trainer(workload, found)
     made.fit(source(made, folder, kind, workload))
-    return {**found, "mib": peak()}
+    return {**found, "mib": children.peak()}
 
 
 def beside_arrays(folder: str, kind: str, workload: str) -> dict[str, float]:

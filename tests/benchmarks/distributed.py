@@ -13,11 +13,11 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests import children
 from tests.benchmarks.workloads import WORKLOADS, Workload, data
 
 PEERS = (
@@ -108,18 +108,13 @@ class Member:
 
     def __init__(self, workload: str, peer: str) -> None:
         self.missing = ""
-        call: list[Any] = [
-            *command(peer),
-            "-m",
-            "tests.benchmarks",
-            "distributed",
-            "--serve",
-            workload,
-            peer,
-        ]
-        if call[0] is None:
+        started = [sys.executable]
+        if peer not in ("one process", "torch, one"):
+            started = children.ranks("mpi" if "mpi" in peer else "torch", 2)
+        if shutil.which(started[0]) is None:
             self.missing = "there is no mpiexec"
             return
+        call = [*started, "-m", "tests.benchmarks", "distributed", "--serve", workload, peer]
         pipe = subprocess.PIPE
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(call, stdin=pipe, stdout=pipe, text=True, env=environment)
@@ -152,21 +147,11 @@ class Member:
         return {"missing": "it ended"}
 
 
-def command(peer: str) -> list[Any]:
-    """What starts the processes of a peer."""
-    if peer in ("one process", "torch, one"):
-        return [sys.executable]
-    if "mpi" in peer:
-        here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return [shutil.which("mpiexec", path=here), "-n", "2", sys.executable]
-    return [sys.executable, "-m", "ortflex_core.testing.launch", "2"]
-
-
 def serve(name: str, peer: str) -> None:
     """One of the processes: rank 0 reads what to do and tells the others."""
     sent = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not come between
-    rank = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0")))
+    rank = children.rank()
 
     def answer(**values: Any) -> None:
         if not rank:

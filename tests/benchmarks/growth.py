@@ -13,7 +13,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 import argparse
 import functools
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -141,7 +140,7 @@ def rows(count: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((count, 4), np.float32)
     y = rng.standard_normal((count, 3), np.float32)
-    before = peak()
+    before = children.peak()
     trainer = trained(chain(1), x, y, 100)
     trainer.epochs = max(1, 200_000 // count)
     started = time.perf_counter()
@@ -149,7 +148,7 @@ def rows(count: int) -> dict[str, float]:
     seconds = time.perf_counter() - started
     return {
         "us_a_step": seconds / (trainer.epochs * count / 100) * 1e6,
-        "mib": peak() - before,
+        "mib": children.peak() - before,
         "data_mib": (x.nbytes + y.nbytes) / 2**20,
     }
 
@@ -162,19 +161,7 @@ def large() -> dict[str, float]:
     workload = WORKLOADS["W4"]
     x, y, _ = data(workload)
     trained(network(workload), x, y, 256, loss=workload.loss, optimizer="adam")
-    return {"mib": peak(), "data_mib": x.nbytes / 2**20}
-
-
-def peak() -> float:
-    """The most memory that this process had, in MiB."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent had, too
-        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) / 2**10
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most / (2**20 if sys.platform == "darwin" else 2**10)
+    return {"mib": children.peak(), "data_mib": x.nbytes / 2**20}
 
 
 _MEASURES: dict[str, Any] = {

@@ -86,15 +86,13 @@ def trainer(name: str, path: str, rows: int, recompute: bool) -> Any:
 
 def peak(name: str, path: str, recompute: str) -> dict[str, float]:
     """MiB of a process that makes three steps, in addition to what it had before the model was read."""
-    from tests.benchmarks.growth import peak as most
-
     batch = _batch(path)
     trainer("W4", _warm(path), 4, False)  # everything is imported then
     before = _resident()
     made = trainer(name, path, len(batch[0]), recompute == "True")
     for _ in range(3):
         made.step(batch)
-    return {"mib": most() - before}
+    return {"mib": children.peak() - before}
 
 
 def _warm(path: str) -> str:

@@ -52,11 +52,6 @@ def trainer_of(
     )
 
 
-def ours(workload: Workload) -> Epochs:
-    """Trainer.fit as users call it, its History included."""
-    return _fit(workload, "fused", DEVICE)
-
-
 def ours_recorded(workload: Workload) -> Epochs:
     """The same with CUDA graphs."""
     if DEVICE == "cpu":
@@ -87,30 +82,15 @@ def ours_by(backend: str) -> Callable[[Workload], Epochs]:
     return made
 
 
-def ours_on_xla(workload: Workload) -> Epochs:
+def ours_on_xla(workload: Workload, **arguments: Any) -> Epochs:
     """The same on the backend xla, on as many processors as JAX."""
     # It limits the processors that JAX sees, before the first of its arrays.
     importlib.import_module("tests.benchmarks.jax_network")
-    return _fit(workload, {"name": "xla", "platform": DEVICE})
+    return _fit(workload, {"name": "xla", "platform": DEVICE}, **arguments)
 
 
-def ours_on_xla_in_bf16(workload: Workload) -> Epochs:
-    """The backend xla with ``precision="bf16_mixed"``."""
-    importlib.import_module("tests.benchmarks.jax_network")
-    return _fit(workload, {"name": "xla", "platform": DEVICE}, precision="bf16_mixed")
-
-
-def ours_on_openvino(workload: Workload) -> Epochs:
+def ours_on_openvino(workload: Workload, **options: Any) -> Epochs:
     """The same on the backend openvino."""
-    return _on_openvino(workload)
-
-
-def ours_on_openvino_in_bf16(workload: Workload) -> Epochs:
-    """The backend openvino with ``inference_precision="bf16"``."""
-    return _on_openvino(workload, inference_precision="bf16")
-
-
-def _on_openvino(workload: Workload, **options: Any) -> Epochs:
     if importlib.util.find_spec("openvino") is None:
         raise Absent("openvino is not installed")
     return _fit(workload, {"name": "openvino", **options})
@@ -126,21 +106,6 @@ def _fit(workload: Workload, backend: Any, device: str = "cpu", **arguments: Any
         return trainer.train_losses_[-1:]
 
     return epochs
-
-
-def torch_eager(workload: Workload) -> Epochs:
-    """torch.optim as it comes."""
-    return _torch(workload, {})
-
-
-def torch_fused(workload: Workload) -> Epochs:
-    """torch.optim with ``fused=True``."""
-    return _torch(workload, {"fused": True})
-
-
-def torch_in_bf16(workload: Workload) -> Epochs:
-    """The same with the forward pass under ``torch.autocast`` to bfloat16."""
-    return _torch(workload, {"fused": True}, bf16=True)
 
 
 def torch_compiled(workload: Workload) -> Epochs:
@@ -278,20 +243,23 @@ def on_device(workload: Workload) -> Epochs:
 
 PEERS: dict[str, tuple[Callable[[Workload], Epochs], tuple[str, ...]]] = {
     "ortflex": (
-        ours,
+        lambda w: _fit(w, "fused", DEVICE),
         ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training"),
     ),
     "ortflex c": (ours_in_c, ("onnxruntime",)),
     "ortflex training_agent": (ours_by("training_agent"), ("onnxruntime-training-cpu",)),
     "ortflex training_session": (ours_by("training_session"), ("onnxruntime-training",)),
     "ortflex xla": (ours_on_xla, ("jax",)),
-    "ortflex xla bf16": (ours_on_xla_in_bf16, ("jax",)),
+    "ortflex xla bf16": (lambda w: ours_on_xla(w, precision="bf16_mixed"), ("jax",)),
     "ortflex openvino": (ours_on_openvino, ("openvino",)),
-    "ortflex openvino bf16": (ours_on_openvino_in_bf16, ("openvino",)),
+    "ortflex openvino bf16": (
+        lambda w: ours_on_openvino(w, inference_precision="bf16"),
+        ("openvino",),
+    ),
     "ortflex recorded": (ours_recorded, ("onnxruntime-gpu",)),
-    "torch": (torch_eager, ("torch",)),
-    "torch fused": (torch_fused, ("torch",)),
-    "torch fused bf16": (torch_in_bf16, ("torch",)),
+    "torch": (lambda w: _torch(w, {}), ("torch",)),
+    "torch fused": (lambda w: _torch(w, {"fused": True}), ("torch",)),
+    "torch fused bf16": (lambda w: _torch(w, {"fused": True}, bf16=True), ("torch",)),
     "torch compiled": (torch_compiled, ("torch",)),
     "scikit-learn": (scikit_learn, ("scikit-learn",)),
     "jax step": (jax_step, ("jax",)),

@@ -15,6 +15,7 @@ import json
 import logging
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -296,16 +297,23 @@ def trained(net: Any, x: Any, y: Any, loss: str) -> Any:
         SIGMOID: functional.binary_cross_entropy_with_logits,
     }[loss]
     data, labels = torch.tensor(x), torch.tensor(y)
-    optimizer = torch.optim.Adam(net.train().parameters(), 3e-3)
-    steps = FLOAT_EPOCHS * -(-len(x) // 32)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in range(FLOAT_EPOCHS):
-        for chosen in torch.randperm(len(x)).split(32):
+    _descend(net.train(), len(x), FLOAT_EPOCHS, lambda k: lossy(net(data[k]), labels[k]))
+    return net.eval()
+
+
+def _descend(net: Any, rows: int, epochs: int, cost: Callable[[Any], Any]) -> None:
+    """Adam and a cosine; ``cost`` is that of a batch of rows."""
+    import torch
+
+    batch = RECIPE["batch_size"]
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-rows // batch))
+    for _ in range(epochs):
+        for chosen in torch.randperm(rows).split(batch):
             optimizer.zero_grad()
-            lossy(net(data[chosen]), labels[chosen]).backward()
+            cost(chosen).backward()
             optimizer.step()
             schedule.step()
-    return net.eval()
 
 
 def scores(model: onnx.ModelProto | None, x: Any, y: Any, loss: str) -> tuple[float, float] | None:
@@ -393,20 +401,14 @@ def by_torchao(name: str, seed: int) -> list[Line]:
         step="prepare",
     )
     quantize_(net.train(), config)
-    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    steps = RECIPE["epochs"] * -(-len(x) // RECIPE["batch_size"])
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in range(RECIPE["epochs"]):
-        for chosen in torch.randperm(len(x)).split(RECIPE["batch_size"]):
-            optimizer.zero_grad()
-            out = net(rows[chosen])
-            if loss == SOFTMAX:
-                goal = torch.softmax(wanted[chosen], 1)
-                functional.cross_entropy(out, goal).backward()
-            else:
-                functional.mse_loss(out, wanted[chosen]).backward()
-            optimizer.step()
-            schedule.step()
+
+    def cost(chosen: Any) -> Any:
+        out = net(rows[chosen])
+        if loss == SOFTMAX:
+            return functional.cross_entropy(out, torch.softmax(wanted[chosen], 1))
+        return functional.mse_loss(out, wanted[chosen])
+
+    _descend(net, len(x), RECIPE["epochs"], cost)
     with torch.no_grad():
         found = score(net.eval()(torch.tensor(held)).double().numpy(), truth, loss)
     accuracy = None if loss == SQUARED else [None, None, None, round(found[1], 5)]

@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -204,21 +203,11 @@ def work(folder: Path, group: str) -> None:
     """One process of several: all recipes, one after the other."""
     job = json.loads((folder / "job.json").read_text("utf-8"))
     out: list[Any] = []
-    rank = 0
     for case in job["cases"]:
         spec: Any = {"name": "torch", "timeout": 120.0} if group == "torch" else group
         own = {"distributed": spec, "accumulate": case["per_rank"]}
         out.append(outcome(case, job["backend"], **own))
-    rank = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0")))
-    (folder / f"rank-{rank}.json").write_text(json.dumps(out), "utf-8")
-
-
-def command(group: str, size: int) -> list[str]:
-    """What starts so many processes of Python."""
-    if group == "torch":
-        return [sys.executable, "-m", "ortflex_core.testing.launch", str(size)]
-    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return [shutil.which("mpiexec", path=here) or "mpiexec", "-n", str(size), sys.executable]
+    (folder / f"rank-{children.rank()}.json").write_text(json.dumps(out), "utf-8")
 
 
 def compare(group: str, size: int, cases: list[Any], backend: Any) -> int:
@@ -226,7 +215,7 @@ def compare(group: str, size: int, cases: list[Any], backend: Any) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps({"cases": cases, "backend": backend}), "utf-8")
-        call = [*command(group, size), "-m", __spec__.name, "--work", str(folder), group]
+        call = [*children.ranks(group, size), "-m", __spec__.name, "--work", str(folder), group]
         children.run(call, seconds=LIMIT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
         ranks = [json.loads((folder / f"rank-{k}.json").read_text("utf-8")) for k in range(size)]
     wrong = 0

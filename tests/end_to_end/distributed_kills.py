@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from ortflex_core import Trainer, hook, internals_of, list_checkpoints
-from tests import models
-from tests.end_to_end.distributed_campaign import command
+from tests import children, models
 from tests.training import plugins
 
 LIMIT = 30.0
@@ -81,8 +80,7 @@ def train(case: dict[str, Any], distributed: Any, folder: Path | None) -> dict[s
     if folder is not None:
         kept = folder / "kept"
         saver = {"name": "checkpoint", "folder": str(kept), "steps": case["steps"], "best": False}
-        rank = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0")))
-        callbacks = [saver, Started(folder, rank)]
+        callbacks = [saver, Started(folder, children.rank())]
         if list_checkpoints(kept):
             changes = {"distributed": distributed, "callbacks": callbacks, "progress": False}
             trainer = Trainer.resume(kept, plugins=plugins(), **changes)
@@ -103,19 +101,12 @@ def work(folder: Path, group: str) -> None:
     case = json.loads((folder / "case.json").read_text("utf-8"))
     spec: Any = {"name": "torch", "timeout": 60.0} if group == "torch" else group
     out = train(case, spec, folder)
-    rank = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0")))
-    (folder / f"result-{rank}.json").write_text(json.dumps(out), "utf-8")
+    (folder / f"result-{children.rank()}.json").write_text(json.dumps(out), "utf-8")
 
 
 def start(folder: Path, group: str, size: int) -> subprocess.Popen[bytes]:
-    call = [
-        *command(group, size),
-        "-m",
-        "tests.end_to_end.distributed_kills",
-        "--work",
-        str(folder),
-        group,
-    ]
+    call = [*children.ranks(group, size), "-m", "tests.end_to_end.distributed_kills"]
+    call += ["--work", str(folder), group]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import onnx
 import safetensors.numpy
-from onnx import helper
 
 from ortflex_core import Trainer, internals_of, list_checkpoints, require_runtime
 from ortflex_plugins.cli import run_folder, train
@@ -76,16 +75,9 @@ def network() -> onnx.ModelProto:
         "b2": np.zeros(1),
         "ratio": np.array(0.25),
     }
-    normalized = ["h", "scale", "shift", "mean", "var"]
-    nodes = [
-        helper.make_node("Gemm", ["X", "w1", "b1"], ["h"]),
-        helper.make_node("BatchNormalization", normalized, ["n"]),
-        helper.make_node("Tanh", ["n"], ["t"]),
-        helper.make_node("Dropout", ["t", "ratio"], ["d"]),
-        helper.make_node("Gemm", ["d", "w2", "b2"], ["Y"]),
-    ]
-    ends = [models.floats("X", "N", FEATURES)], [models.floats("Y", "N", 1)]
-    return models.model(nodes, *ends, weights)
+    body = "h = Gemm(X, w1, b1) n = BatchNormalization(h, scale, shift, mean, var) t = Tanh(n) "
+    body += "d = Dropout(t, ratio) Y = Gemm(d, w2, b2)"
+    return models.parsed(body, weights, f"float[N, {FEATURES}] X", "float[N, 1] Y")
 
 
 def arrays() -> tuple[Any, Any]:

@@ -301,13 +301,6 @@ def test_a_table_of_too_many_rates_is_refused(tmp_path: Path) -> None:
     assert length(tmp_path / "step") is None
 
 
-@pytest.mark.parametrize("name", ["epochs", "steps_per_epoch"])
-@pytest.mark.parametrize("value", [0, 2.5, True])
-def test_wrong_lengths_are_refused(tmp_path: Path, name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: expected an integer >= 1"):
-        trained().export_step(tmp_path / "step", X, Y, **{name: value})
-
-
 @attrs.frozen(kw_only=True)
 class Wrong(Schedule):
     """A schedule that fails, or gives a rate below 0, in the middle of the training."""

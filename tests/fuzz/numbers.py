@@ -69,6 +69,14 @@ def places() -> tuple[Place, ...]:
     return tuple(found)
 
 
+class Short:
+    """Ends a training after a few steps: a file or a number may ask for 2⁶³ epochs."""
+
+    @hook
+    def step_end(self, progress: Any) -> bool:
+        return bool(progress.step >= 3)
+
+
 def drawn(rng: Random) -> tuple[Place, Any]:
     """A place, and a number for it."""
     return rng.choice(places()), rng.choice(ABSURD)
@@ -101,7 +109,7 @@ def train(place: Place, value: Any, folder: Path) -> None:
     }
     arguments |= options(place, value, folder)
     if place[2] == "epochs":
-        arguments["callbacks"] = [Stop()]
+        arguments["callbacks"] = [Short()]
     x, y = regression(rows=12, features=4)
     rows: dict[str, Any] = {}
     if place[0] == "fit":
@@ -162,11 +170,3 @@ def _classes(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _trainer(model: Any, arguments: dict[str, Any]) -> Trainer:
     return Trainer(model, progress=False, plugins=plugins(), **arguments)
-
-
-class Stop:
-    """Ends a training of 2³¹ epochs."""
-
-    @hook
-    def step_end(self, trainer: Any, progress: Any, loss: Any, penalty: Any, rate: Any) -> bool:
-        return bool(progress.step >= 3)

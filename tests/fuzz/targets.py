@@ -20,7 +20,6 @@ from ortflex_core import (
     Trainer,
     apply_state,
     check_model,
-    hook,
     require_runtime,
 )
 from ortflex_core.compiler.opsets.equivalence import random_inputs
@@ -38,14 +37,6 @@ from tests.training import plugins
 
 _MOST = 100_000
 """Elements of an input that a test is willing to make up."""
-
-
-class Short:
-    """Ends a training after a few steps: a mutant may ask for 2⁶³ epochs."""
-
-    @hook
-    def step_end(self, trainer: Any, progress: Any, loss: Any, penalty: Any, rate: Any) -> bool:
-        return bool(progress.step >= 3)
 
 
 def backends() -> list[str]:
@@ -96,7 +87,7 @@ def inputs(model: Model) -> dict[str, Any] | None:
 
 def run_checkpoint(folder: Path, number: int) -> None:
     trainer = Trainer.resume(
-        folder / "checkpoint", plugins=plugins(), callbacks=[Short()] if number % 2 else []
+        folder / "checkpoint", plugins=plugins(), callbacks=[numbers.Short()] if number % 2 else []
     )
     truth.check_checkpoint(folder / "checkpoint", trainer)
     data = rows()

@@ -19,6 +19,8 @@ import traceback
 import warnings
 from pathlib import Path
 
+from tests import children
+
 SECONDS = 10
 """Of the processor, for one mutant; 1 for those of the harness's own tests."""
 ADDRESSES = 3 * 2**30
@@ -56,7 +58,7 @@ def main() -> None:
             "of": source,
             **outcome,
             "seconds": round(time.monotonic() - began, 3),
-            "mib": _peak(),
+            "mib": round(children.peak()),
         }
         print(json.dumps(said), file=out)
 
@@ -72,12 +74,6 @@ def _outcome(run: object) -> dict[str, str]:
         lines = traceback.format_exc().splitlines()
         return {"outcome": "wrong", "what": type(error).__name__, "text": "\n".join(lines[-30:])}
     return {"outcome": "fine", "what": "", "text": ""}
-
-
-def _peak() -> int:
-    """MiB that this process had at most; what getrusage says begins with what its parent had."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
 
 def _limit_seconds(seconds: int) -> None:
