@@ -38,26 +38,26 @@ class Case:
     """The formula of torch's tensors, where torch has it."""
 
 
+KNOWN = {field.name for field in attrs.fields(Case)} - {"name", "formula", "arrays"}
+
+
 def case(name: str, formula: Callable[..., Any], **options: Any) -> Case:
-    known = (
-        "since",
-        "until",
-        "needs_rank",
-        "sized",
-        "needs_sizes",
-        "oracle",
-        "dtypes",
-        "reference",
-    )
-    fields = {k: options.pop(k) for k in known if k in options}
+    fields = {k: options.pop(k) for k in KNOWN if k in options}
     return Case(name, formula, options, **fields)
 
 
+def call(name: str, **given: Any) -> Case:
+    """One call: of the operator that the name begins with, of arrays, with attributes."""
+    fields = {k: given.pop(k) for k in KNOWN if k in given}
+    arrays = {k: a for k, a in given.items() if isinstance(a, np.ndarray | np.generic)}
+    attributes = {k: value for k, value in given.items() if k not in arrays}
+    op_type = name.partition("-")[0]
+    return Case(name, lambda op, **xs: op(op_type, *xs.values(), **attributes), arrays, **fields)
+
+
 def unary(op_type: str, low: float = -2.0, high: float = 2.0, **options: Any) -> Case:
-    fields = {k: options.pop(k) for k in ("since", "oracle", "dtypes") if k in options}
-    label = "-".join([op_type, *(f"{k}={v}" for k, v in options.items())])
-    x = data(2, 3, low=low, high=high)
-    return case(label, lambda op, x: op(op_type, x, **options), x=x, **fields)
+    label = "-".join([op_type, *(f"{k}={v}" for k, v in options.items() if k not in KNOWN)])
+    return call(label, x=data(2, 3, low=low, high=high), **options)
 
 
 _erf = np.vectorize(math.erf)
@@ -65,6 +65,10 @@ _erf = np.vectorize(math.erf)
 
 def _celu(x: Array, alpha: float) -> Array:
     return np.where(x > 0, x, alpha * np.expm1(x / alpha))
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + _erf(x / math.sqrt(2))))
 
 
 UNARY = [
@@ -85,12 +89,7 @@ UNARY = [
     unary("HardSwish", -4.0, 4.0, since=14),
     unary("Mish", since=18),
     unary("Erf", oracle=lambda x: _erf(x), dtypes=(np.float32,)),
-    unary(
-        "Gelu",
-        since=20,
-        oracle=lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
-        dtypes=(np.float32,),
-    ),
+    unary("Gelu", since=20, oracle=lambda x: _gelu(x), dtypes=(np.float32,)),
     unary("Gelu", approximate="tanh", since=20),
 ]
 
@@ -99,13 +98,11 @@ _positive = data(2, 3, low=0.5, high=2)
 
 BINARY = [
     *(
-        case(f"{name}-{label}", lambda op, x, y, name=name: op(name, x, y), x=_x, y=y)
+        call(f"{name}-{label}", x=_x, y=y)
         for name in ("Add", "Sub", "Mul", "Max", "Min")
         for label, y in (
-            ("row", _row),
-            ("column", _column),
-            ("scalar", data(seed=3)),
-            ("deep", data(2, 1, 1, seed=4)),
+            *(("row", _row), ("column", _column)),
+            *(("scalar", data(seed=3)), ("deep", data(2, 1, 1, seed=4))),
         )
     ),
     case("Div", lambda op, x, y: x / y, x=_x, y=data(2, 1, low=0.5, high=2)),
@@ -121,42 +118,30 @@ BINARY = [
     case("Pow-negative-base-5", lambda op, x: op.Pow(x, op.constant([[5]])), x=_x),
     case("Pow-both", lambda op, x, e: op.Pow(x, e), x=_positive, e=data(3, seed=5)),
     case("Pow-integer", lambda op, x, e: op.Pow(x, e), x=_x, e=np.array([0, 1, 4])),
-    case("Mod", lambda op, x, y: op.Mod(x, y, fmod=1), x=3 * _x, y=data(3, low=0.6, high=1.4)),
-    case("Sum", lambda op, x, y, z: op.Sum(x, y, z), x=_x, y=_row, z=_column),
-    case("Mean", lambda op, x, y, z: op.Mean(x, y, z), x=_x, y=_row, z=_column),
-    case("Max-three", lambda op, x, y, z: op.Max(x, y, z), x=_x, y=_row, z=_column),
-    case("Min-three", lambda op, x, y, z: op.Min(x, y, z), x=_x, y=_row, z=_column),
-    case("Max-one", lambda op, x: op.Max(x), x=_x),
+    call("Mod", x=3 * _x, y=data(3, low=0.6, high=1.4), fmod=1),
+    *(call(name, x=_x, y=_row, z=_column) for name in ("Sum", "Mean", "Max-three", "Min-three")),
+    call("Max-one", x=_x),
     case("Clip", lambda op, x: op.Clip(x, -0.7, 0.9), x=_x),
     case("Clip-low", lambda op, x, low: op.Clip(x, low), x=_x, low=np.array(0.1)),
     case("Clip-high", lambda op, x, high: op.Clip(x, max=high), x=_x, high=np.array(0.1)),
-    case(
-        "Clip-both",
-        lambda op, x, low, high: op.Clip(x, low, high),
-        **{"x": _x, "low": np.array(-0.7), "high": np.array(0.9)},
-    ),
-    case(
-        "Where",
-        lambda op, c, x, y: op.Where(c, x, y),
-        **{"c": np.array([[True], [False]]), "x": _row, "y": data(2, 3, seed=6)},
-    ),
+    call("Clip-both", x=_x, low=np.array(-0.7), high=np.array(0.9)),
+    call("Where", c=np.array([[True], [False]]), x=_row, y=data(2, 3, seed=6)),
     case("Where-scalars", lambda op, c, x: op.Where(c, x, 2.0), c=_x > 0, x=data(seed=3)),
-    case("PRelu", lambda op, x, s: op.PRelu(x, s), x=_x, s=_row, since=16),
+    call("PRelu", x=_x, s=_row, since=16),
     case(
         "CastLike",
         lambda op, x: op.CastLike(op.CastLike(x, op.constant(1.0, 11)) ** 3, x),
-        x=_x,
-        since=15,
+        **{"x": _x, "since": 15},
     ),
     case("Cast", lambda op, x: op.Cast(op.Cast(x, to=11) ** 3, to=x.dtype), x=_x),
 ]
 
 REDUCTIONS = [
-    case(
+    call(
         f"{name}-{label}",
-        lambda op, x, name=name, options=options: op(name, x, **options),
         x=data(2, 3, 4, low=low, high=2),
         reference=name in ("ReduceL1", "ReduceL2", "ReduceLogSum"),
+        **options,
     )
     for name, low in (
         *((n, -2.0) for n in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")),
@@ -190,11 +175,7 @@ REDUCTIONS += [
             ("ReduceSumSquare", lambda x: 2 * x**2),
         )
     ),
-    case(
-        "ReduceSum-axes-at-run-time",
-        lambda op, x, axes: op.ReduceSum(x, axes, keepdims=0),
-        **{"x": data(2, 3, 4), "axes": np.array([1])},
-    ),
+    call("ReduceSum-axes-at-run-time", x=data(2, 3, 4), axes=np.array([1]), keepdims=0),
     case(
         "ReduceMean-axes-at-run-time",
         lambda op, x, axes: op.ReduceMean(x, axes, keepdims=0) * 2,
@@ -203,7 +184,7 @@ REDUCTIONS += [
     case("ReduceProd-zero", lambda op, x: op.ReduceProd(x), x=np.array([2.0, 0.0, 3.0])),
     case("ReduceProd-zeros", lambda op, x: op.ReduceProd(x), x=np.array([0.0, 0.0, 3.0])),
     *(
-        case(f"{name}-{axis}", lambda op, x, n=name, a=axis: op(n, x, axis=a), x=data(2, 3, 4))
+        call(f"{name}-{axis}", x=data(2, 3, 4), axis=axis)
         for name in ("Softmax", "LogSoftmax")
         for axis in (-1, 1)
     ),
@@ -218,7 +199,7 @@ REDUCTIONS += [
     ),
 ]
 
-_cube = data(2, 3, 4)
+_cube, _sizes = data(2, 3, 4), np.array([4, 1, 3])
 
 SHAPES = [
     case("Reshape", lambda op, x: op.Reshape(x, [4, -1]), x=_cube),
@@ -230,11 +211,7 @@ SHAPES = [
     case("Squeeze-all", lambda op, x: op.Squeeze(x), x=_column),
     case("Unsqueeze", lambda op, x: op.Unsqueeze(x, axes=[0, -1]), x=_x),
     case("Expand", lambda op, x: op.Expand(x, [4, 2, 3]), x=_column),
-    case(
-        "Expand-at-run-time",
-        lambda op, x, s: op.Expand(x, s) * 2,
-        **{"x": _column, "s": np.array([4, 1, 3])},
-    ),
+    case("Expand-at-run-time", lambda op, x, s: op.Expand(x, s) * 2, x=_column, s=_sizes),
     case("Concat", lambda op, x, y: op.Concat(x, y, x, axis=-1), x=_x, y=_column),
     case("Concat-one", lambda op, x: op.Concat(x, op.Abs(op.Floor(x)), axis=0), x=_x),
     case("Concat-single", lambda op, x: op.Concat(x, axis=0), x=_x),
@@ -275,9 +252,8 @@ def _weighted(parts: Any) -> Any:
 
 MATRICES = [
     *(
-        case(
+        call(
             f"MatMul-{'x'.join(map(str, a))}-{'x'.join(map(str, b))}",
-            lambda op, x, y: op.MatMul(x, y),
             **{"x": data(*a), "y": data(*b, seed=1), "needs_rank": True},
         )
         for a, b in (
@@ -294,81 +270,49 @@ MATRICES = [
         )
     ),
     *(
-        case(
+        call(
             f"Gemm-{ta}{tb}-{len(c)}",
-            lambda op, a, b, c, ta=ta, tb=tb: op.Gemm(
-                a, b, c, alpha=0.7, beta=1.3, transA=ta, transB=tb
-            ),
-            **{
-                "a": data(*((3, 2) if ta else (2, 3))),
-                "b": data(*((4, 3) if tb else (3, 4)), seed=1),
-                "c": data(*c, seed=2),
-            },
+            a=data(*((3, 2) if ta else (2, 3))),
+            b=data(*((4, 3) if tb else (3, 4)), seed=1),
+            c=data(*c, seed=2),
+            **{"alpha": 0.7, "beta": 1.3, "transA": ta, "transB": tb},
         )
         for ta in (0, 1)
         for tb in (0, 1)
         for c in ((), (4,), (2, 1), (2, 4))
     ),
-    case("Gemm", lambda op, a, b: op.Gemm(a, b), a=_x, b=data(3, 4)),
+    call("Gemm", a=_x, b=data(3, 4)),
 ]
 
 _table, _rows = data(4, 3), np.array([[2, 0], [-1, 2]])
-_cells = np.array([[0, 2, 0], [1, 0, -1]])
+_cells, _pair = np.array([[0, 2, 0], [1, 0, -1]]), np.array([0.2, 1.7])
 
 INDEXING = [
     *(
-        case(
-            f"Gather-{axis}-rank{index.ndim}",
-            lambda op, x, i, a=axis: op.Gather(x, i, axis=a),
-            **{"x": data(3, 3, 4), "i": index},
-        )
+        call(f"Gather-{axis}-rank{index.ndim}", x=data(3, 3, 4), i=index, axis=axis)
         for axis in (0, 1, -1)
         for index in (_rows, np.array(1), np.array([2, 2, -3]))
     ),
-    *(
-        case(
-            f"GatherElements-{axis}",
-            lambda op, x, i, a=axis: op.GatherElements(x, i, axis=a),
-            **{"x": data(3, 3), "i": _cells},
-        )
-        for axis in (0, 1)
-    ),
-    case(
-        "GatherND",
-        lambda op, x, i: op.GatherND(x, i),
-        **{"x": _table, "i": np.array([[1, 2], [0, 0], [1, 2]])},
-    ),
-    case("GatherND-rows", lambda op, x, i: op.GatherND(x, i), x=_table, i=np.array([[3], [3]])),
-    case(
-        "GatherND-batch",
-        lambda op, x, i: op.GatherND(x, i, batch_dims=1),
-        **{"x": data(2, 3, 2), "i": np.array([[1], [2]])},
-    ),
-    case(
+    *(call(f"GatherElements-{axis}", x=data(3, 3), i=_cells, axis=axis) for axis in (0, 1)),
+    call("GatherND", x=_table, i=np.array([[1, 2], [0, 0], [1, 2]])),
+    call("GatherND-rows", x=_table, i=np.array([[3], [3]])),
+    call("GatherND-batch", x=data(2, 3, 2), i=np.array([[1], [2]]), batch_dims=1),
+    call(
         "ScatterElements",
-        lambda op, x, i, u: op.ScatterElements(x, i, u, axis=1),
-        **{"x": data(2, 4), "i": np.array([[0, 3], [2, 1]]), "u": data(2, 2, seed=1)},
+        **{"x": data(2, 4), "i": np.array([[0, 3], [2, 1]]), "u": data(2, 2, seed=1), "axis": 1},
     ),
-    case(
-        "ScatterND",
-        lambda op, x, i, u: op.ScatterND(x, i, u),
-        **{"x": _table, "i": np.array([[2], [0]]), "u": data(2, 3, seed=1)},
-    ),
-    case(
+    call("ScatterND", x=_table, i=np.array([[2], [0]]), u=data(2, 3, seed=1)),
+    call(
         "ScatterElements-add",
-        lambda op, x, i, u: op.ScatterElements(x, i, u, axis=0, reduction="add"),
-        **{"x": _table, "i": np.array([[1, 1, 0], [1, 2, 0]]), "u": _x, "since": 16},
+        **{"x": _table, "i": np.array([[1, 1, 0], [1, 2, 0]]), "u": _x},
+        **{"axis": 0, "reduction": "add", "since": 16},
     ),
-    case(
+    call(
         "ScatterND-add",
-        lambda op, x, i, u: op.ScatterND(x, i, u, reduction="add"),
-        **{"x": _table, "i": np.array([[2], [2]]), "u": data(2, 3, seed=1), "since": 16},
+        **{"x": _table, "i": np.array([[2], [2]]), "u": data(2, 3, seed=1)},
+        **{"reduction": "add", "since": 16},
     ),
-    case(
-        "OneHot",
-        lambda op, i, v: op.OneHot(i, 3, v),
-        **{"i": np.array([0, 2, 2, 1]), "v": np.array([0.2, 1.7])},
-    ),
+    case("OneHot", lambda op, i, v: op.OneHot(i, 3, v), i=np.array([0, 2, 2, 1]), v=_pair),
     case(
         "Range",
         lambda op, a, d: op.Range(a, a + 3.5 * d, d),

@@ -20,7 +20,8 @@ def attention(name: str, mask: Any = None, heads: int = 2, shared: int = 1, **op
     if flat:
         q, k, v = data(1, 2, heads * 2), data(1, *shapes[1], seed=1), data(1, *shapes[2], seed=2)
     else:
-        q, k, v = (data(1, heads, 2, 2), data(1, few, 3, 2, seed=1), data(1, few, 3, 3, seed=2))
+        q, k = data(1, heads, 2, 2), data(1, few, 3, 2, seed=1)
+        v = data(1, few, 3, 3, seed=2)
     given = {"q": q, "k": k, "v": v}
     if mask is not None:
         given["mask"] = mask
@@ -106,14 +107,9 @@ CASES = [
     case(
         "Attention-past",
         past,
-        q=data(1, 1, 2, 2),
-        k=data(1, 1, 1, 2, seed=1),
-        v=data(1, 1, 1, 2, seed=2),
-        past_k=data(1, 1, 2, 2, seed=3),
-        past_v=data(1, 1, 2, 2, seed=4),
-        since=23,
-        sized=("q", "k", "v", "past_k", "past_v"),
-        reference=True,
+        **{"q": data(1, 1, 2, 2), "k": data(1, 1, 1, 2, seed=1), "v": data(1, 1, 1, 2, seed=2)},
+        **{"past_k": data(1, 1, 2, 2, seed=3), "past_v": data(1, 1, 2, 2, seed=4)},
+        **{"since": 23, "sized": ("q", "k", "v", "past_k", "past_v"), "reference": True},
     ),
     case(
         "Attention-of-itself",

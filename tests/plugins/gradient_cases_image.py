@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.gradcheck import data
-from tests.plugins.gradient_cases import Case, case
+from tests.plugins.gradient_cases import Case, call, case
 
 F32 = (np.float32,)
 
@@ -26,11 +26,8 @@ def resize(
     return case(
         f"Resize-{label}",
         lambda op, x: op.Resize(x, **floats, **options),
-        x=data(*shape),
-        since=since,
-        needs_rank=True,
-        needs_sizes=needs_sizes,
-        dtypes=F32,
+        **{"x": data(*shape), "dtypes": F32},
+        **{"since": since, "needs_rank": True, "needs_sizes": needs_sizes},
     )
 
 
@@ -192,11 +189,7 @@ GRIDS = [
 
 BLOCKS = [
     case("DepthToSpace", lambda op, x: op.DepthToSpace(x, blocksize=2), x=data(1, 8, 1, 2)),
-    case(
-        "DepthToSpace-CRD",
-        lambda op, x: op.DepthToSpace(x, blocksize=2, mode="CRD"),
-        x=data(2, 8, 1, 2),
-    ),
+    call("DepthToSpace-CRD", x=data(2, 8, 1, 2), blocksize=2, mode="CRD"),
     case("SpaceToDepth", lambda op, x: op.SpaceToDepth(x, blocksize=2), x=data(1, 2, 4, 2)),
     *(
         case(
@@ -230,13 +223,11 @@ BLOCKS = [
     ),
     *(
         case(
-            f"AffineGrid-{n}d-{corners}",
-            lambda op, t, n=n, c=corners: op.AffineGrid(
-                t, [2, 1, 3, 2, 4][: n + 2], align_corners=c
-            ),
-            **{"t": data(2, n, n + 1), "since": 20},
+            f"AffineGrid-{len(size) - 2}d-{corners}",
+            lambda op, t, n=size, c=corners: op.AffineGrid(t, n, align_corners=c),
+            **{"t": data(2, len(size) - 2, len(size) - 1), "since": 20},
         )
-        for n in (2, 3)
+        for size in ([2, 1, 3, 2], [2, 1, 3, 2, 4])
         for corners in (0, 1)
     ),
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ortflex_core import Array
 from tests.gradcheck import data
-from tests.plugins.gradient_cases import case
+from tests.plugins.gradient_cases import call, case
 
 F32 = (np.float32,)
 
@@ -89,9 +89,8 @@ _matrix = {"s": data(3, 4, seed=1, low=0.5, high=2), "b": data(3, 4, seed=2)}
 
 BATCH = [
     *(
-        case(
+        call(
             f"BatchNormalization-{x.ndim}d",
-            lambda op, x, s, b, m, v: op.BatchNormalization(x, s, b, m, v),
             **{"x": x, **_three, **_known, "oracle": batch, "needs_rank": True},
         )
         for x in (data(2, 3), _image)
@@ -112,66 +111,42 @@ BATCH = [
 ]
 
 LAYER = [
-    case(
-        "LayerNormalization",
-        lambda op, x, s, b: op.LayerNormalization(x, s, b),
-        **{"x": _rows, **_four, "oracle": layer, "needs_rank": True, "since": 17},
-    ),
-    case(
+    call("LayerNormalization", x=_rows, **_four, oracle=layer, needs_rank=True, since=17),
+    call(
         "LayerNormalization-1",
-        lambda op, x, s, b: op.LayerNormalization(x, s, b, axis=1),
         oracle=lambda x, s, b: layer(x, s, b, 1),
-        **{"x": _rows, **_matrix, "needs_rank": True, "since": 17},
+        **{"x": _rows, **_matrix, "axis": 1, "needs_rank": True, "since": 17},
     ),
-    case(
+    call(
         "LayerNormalization-no-bias",
-        lambda op, x, s: op.LayerNormalization(x, s),
         **{"x": _rows, "s": _four["s"], "oracle": layer, "needs_rank": True, "since": 17},
     ),
-    case(
-        "RMSNormalization",
-        lambda op, x, s: op.RMSNormalization(x, s),
-        **{"x": _rows, "s": _four["s"], "oracle": rms, "needs_rank": True, "since": 23},
-    ),
-    case(
+    call("RMSNormalization", x=_rows, s=_four["s"], oracle=rms, needs_rank=True, since=23),
+    call(
         "RMSNormalization-1",
-        lambda op, x, s: op.RMSNormalization(x, s, axis=1),
         oracle=lambda x, s: rms(x, s, 1),
-        **{"x": _rows, "s": _matrix["s"], "needs_rank": True, "since": 23},
+        **{"x": _rows, "s": _matrix["s"], "axis": 1, "needs_rank": True, "since": 23},
     ),
 ]
 
 OTHERS = [
-    case(
-        "InstanceNormalization",
-        lambda op, x, s, b: op.InstanceNormalization(x, s, b),
-        **{"x": _image, **_three, "oracle": instance, "needs_rank": True},
-    ),
-    case(
+    call("InstanceNormalization", x=_image, **_three, oracle=instance, needs_rank=True),
+    call(
         "GroupNormalization",
-        lambda op, x, s, b: op.GroupNormalization(x, s, b, num_groups=2),
-        **{"x": _wide, **_four, "oracle": group, "needs_rank": True, "since": 21},
+        **{"x": _wide, **_four, "num_groups": 2, "oracle": group, "needs_rank": True, "since": 21},
     ),
-    case(
-        "MeanVarianceNormalization",
-        lambda op, x: op.MeanVarianceNormalization(x),
-        **{"x": _image, "oracle": lambda x: standardized(x, (0, 2, 3), 0)},
-    ),
-    case(
+    call("MeanVarianceNormalization", x=_image, oracle=lambda x: standardized(x, (0, 2, 3), 0)),
+    call(
         "MeanVarianceNormalization-2-3",
-        lambda op, x: op.MeanVarianceNormalization(x, axes=[2, 3]),
-        **{"x": _image, "oracle": lambda x: standardized(x, (2, 3), 0)},
+        **{"x": _image, "axes": [2, 3], "oracle": lambda x: standardized(x, (2, 3), 0)},
     ),
+    *(call(f"LpNormalization-{p}", x=_rows, p=p, axis=1) for p in (1, 2)),
     *(
-        case(f"LpNormalization-{p}", lambda op, x, p=p: op.LpNormalization(x, p=p, axis=1), x=_rows)
-        for p in (1, 2)
-    ),
-    *(
-        case(
+        call(
             f"LRN-{size}",
-            lambda op, x, size=size: op.LRN(x, size=size, alpha=0.3, beta=0.6, bias=1.5),
             oracle=lambda x, size=size: lrn(x, size, 0.3, 0.6, 1.5),
-            **{"x": data(2, 4, 1, 2), "needs_rank": True, "dtypes": (np.float32,)},
+            **{"size": size, "alpha": 0.3, "beta": 0.6, "bias": 1.5},
+            **{"x": data(2, 4, 1, 2), "needs_rank": True, "dtypes": F32},
         )
         for size in (1, 3, 5)
     ),

@@ -102,12 +102,8 @@ def recurrent(
         if op_type == "LSTM":
             arrays["c"] = data(count, batch, hidden, seed=5)
     outputs = 3 if op_type == "LSTM" else 2
-    weights = [
-        data(*s, seed=6 + k)
-        for k, s in enumerate(
-            [(steps, count, batch, hidden), (count, batch, hidden), (count, batch, hidden)]
-        )
-    ]
+    sizes_of = [(steps, count, batch, hidden), (count, batch, hidden), (count, batch, hidden)]
+    weights = [data(*s, seed=6 + k) for k, s in enumerate(sizes_of)]
     chosen = [k for k, letter in enumerate("yhc"[:outputs]) if letter in use.split("-")[0]]
 
     def formula(op: Any, **given: Any) -> Any:
@@ -124,15 +120,9 @@ def recurrent(
 
     label = "-".join([op_type, direction, use, *(f"{k}={v}" for k, v in options.items())])
     label += "" if sizes == (3, 2, 2, 2) else f"-{sizes}"
-    return case(
-        label,
-        formula,
-        oracle=oracle,
-        sized=("w", "r", "b"),
-        # onnxruntime computes these in float32 only.
-        dtypes=(np.float32,),
-        **arrays,
-    )
+    # onnxruntime computes these in float32 only.
+    fields: dict[str, Any] = {"sized": ("w", "r", "b"), "dtypes": (np.float32,)}
+    return case(label, formula, oracle=oracle, **fields, **arrays)
 
 
 def _as(op: Any, array: Array, like: Any) -> Any:

@@ -55,19 +55,13 @@ def max_roi_pooled(x: Array, regions: Array, pooled_shape: list[int], scale: flo
     for r, region in enumerate(np.asarray(regions, np.float32)):
         ranges = []
         for count, (a, b), size in zip(pooled_shape, sides, x.shape[2:], strict=True):
-            first, last = (
-                int(np.copysign(np.floor(abs(v) + 0.5), v)) for v in region[[a, b]] * scale
-            )
+            ends = region[[a, b]] * scale
+            first, last = (int(np.copysign(np.floor(abs(v) + 0.5), v)) for v in ends)
             each = np.float32(max(last - first + 1, 1)) / np.float32(count)
-            ranges.append(
-                [
-                    range(
-                        min(max(math.floor(np.float32(k) * each) + first, 0), size),
-                        min(max(math.ceil(np.float32(k + 1) * each) + first, 0), size),
-                    )
-                    for k in range(count)
-                ]
-            )
+            low = [math.floor(np.float32(k) * each) + first for k in range(count)]
+            high = [math.ceil(np.float32(k + 1) * each) + first for k in range(count)]
+            held = [np.clip(pair, 0, size) for pair in zip(low, high, strict=True)]
+            ranges.append([range(*pair) for pair in held])
         for (i, rows), (j, columns) in itertools.product(*map(enumerate, ranges)):
             if len(rows) and len(columns):
                 seen = x[int(region[0])][:, rows.start : rows.stop, columns.start : columns.stop]
@@ -123,11 +117,10 @@ _POOLED = np.array([[1, 0, 1, 4, 3.5], [0, -2, 2, 3, 9], [0, 9, 9, 12, 12]])
 def _align(label: str, since: int = 16, **options: Any) -> Case:
     # Before opset 16 there was one way, and no name for it.
     way = {"coordinate_transformation_mode": "output_half_pixel"} if since < 16 else {}
+    regions = _REGIONS.astype(np.float32)
     return case(
         f"RoiAlign-{label}",
-        lambda op, x: op.RoiAlign(
-            x, op.constant(_REGIONS.astype(np.float32), x.dtype), op.constant(_BATCH), **options
-        ),
+        lambda op, x: op.RoiAlign(x, op.constant(regions, x.dtype), op.constant(_BATCH), **options),
         x=data(2, 2, 4, 5),
         oracle=lambda x: roi_aligned(x, _REGIONS, _BATCH, **options, **way),
         **{"since": since, "dtypes": F32, "until": 15 if since < 16 else 99},
@@ -168,10 +161,8 @@ CASES = [
     case(
         "MaxRoiPool",
         lambda op, x: op.MaxRoiPool(
-            x,
-            op.constant(_POOLED.astype(np.float32), x.dtype),
-            pooled_shape=[2, 3],
-            spatial_scale=1.0,
+            *(x, op.constant(_POOLED.astype(np.float32), x.dtype)),
+            **{"pooled_shape": [2, 3], "spatial_scale": 1.0},
         ),
         x=data(2, 2, 4, 5),
         oracle=lambda x: max_roi_pooled(x, _POOLED, [2, 3]),

@@ -8,7 +8,7 @@ import numpy as np
 
 from ortflex_core import Array
 from tests.gradcheck import data
-from tests.plugins.gradient_cases import Case, case
+from tests.plugins.gradient_cases import Case, call, case
 from tests.tracing import NEWEST
 
 F32 = (np.float32,)
@@ -49,18 +49,18 @@ _twice = np.array([[1, 1, 0], [1, 2, 0]])
 _zeros = np.where(np.arange(6).reshape(2, 3) % 3 == 0, 0.0, _grid)
 
 SCATTER = [
-    case(
+    call(
         f"ScatterElements-{reduction}{label}",
-        lambda op, x, i, u, r=reduction: op.ScatterElements(x, i, u, axis=0, reduction=r),
-        **{"x": _table, "i": _twice, "u": updates, "since": since},
+        **{"x": _table, "i": _twice, "u": updates},
+        **{"axis": 0, "reduction": reduction, "since": since},
     )
     for reduction, since in (("mul", 16), ("max", 18), ("min", 18))
     for label, updates in (("", _grid), *((("-zeros", _zeros),) if reduction == "mul" else ()))
 ] + [
-    case(
+    call(
         f"ScatterND-{reduction}",
-        lambda op, x, i, u, r=reduction: op.ScatterND(x, i, u, reduction=r),
-        **{"x": _table, "i": np.array([[2], [2], [0]]), "u": data(3, 3, seed=1), "since": since},
+        **{"x": _table, "i": np.array([[2], [2], [0]]), "u": data(3, 3, seed=1)},
+        **{"reduction": reduction, "since": since},
     )
     for reduction, since in (("mul", 16), ("max", 18), ("min", 18))
 ]
@@ -97,14 +97,7 @@ def likelihood(op_type: str, how: str, deep: bool, weighted: bool, ignored: int 
         return _picked(scores, t, w, ignored, how)
 
     label = "-".join([op_type, how, *(["deep"] * deep), *(["weighted"] * weighted), str(ignored)])
-    return case(
-        label,
-        lambda op, x, t, w=None: op(op_type, x, t, w, **settings),
-        **arrays,
-        oracle=oracle,
-        needs_rank=True,
-        dtypes=F32,
-    )
+    return call(label, **arrays, **settings, oracle=oracle, needs_rank=True, dtypes=F32)
 
 
 LOSSES = [
@@ -122,10 +115,8 @@ LOSSES = [
     case(
         "SoftmaxCrossEntropyLoss-log",
         lambda op, x, t: op("SoftmaxCrossEntropyLoss", x, t, outputs=2)[1] * 3,
-        **{"x": data(3, 4), "t": np.array([1, 0, 3])},
+        **{"x": data(3, 4), "t": np.array([1, 0, 3]), "needs_rank": True, "dtypes": F32},
         oracle=lambda x, t: 3 * _log_softmax(x),
-        needs_rank=True,
-        dtypes=F32,
     )
 ]
 
@@ -136,85 +127,62 @@ def _there_and_back(op: Any, x: Any, scale: Any, zero: Any, **axis: int) -> Any:
 
 _scales = np.array([0.25, 0.01, 0.5], np.float32)
 
+_ROUNDED: dict[str, Any] = {"needs_rank": True, "dtypes": F32}
 QUANTIZATION = [
     # Straight through: what the pair stands for is clipping to the range of the type.
     case(
         "QuantizeLinear-tensor",
         lambda op, x: _there_and_back(op, x, np.float32(0.01), np.int8(5)),
-        x=_table,
-        oracle=lambda x: np.clip(x, -1.33, 1.22),
-        needs_rank=True,
-        dtypes=F32,
+        **{"x": _table, "oracle": lambda x: np.clip(x, -1.33, 1.22), **_ROUNDED},
     ),
     case(
         "QuantizeLinear-axis",
         lambda op, x: _there_and_back(op, x, _scales, np.zeros(3, np.uint8), axis=1),
-        x=_table,
-        oracle=lambda x: np.clip(x, 0, 255 * _scales.astype(float)),
-        needs_rank=True,
-        dtypes=F32,
+        **{"x": _table, "oracle": lambda x: np.clip(x, 0, 255 * _scales.astype(float)), **_ROUNDED},
     ),
-    case(
+    call(
         "DequantizeLinear-scales",
-        lambda op, q, s: op.DequantizeLinear(q, s, axis=1),
         **{"q": np.array([[3, -2, 7], [1, 5, -9]], np.int8), "s": data(3, low=0.1, high=1)},
-        oracle=lambda q, s: q * s,
-        needs_rank=True,
-        dtypes=F32,
+        **{"axis": 1, "oracle": lambda q, s: q * s, **_ROUNDED},
     ),
-    case(
+    call(
         "DequantizeLinear-vector",
-        lambda op, q, s: op.DequantizeLinear(q, s, axis=0),
         **{"q": np.array([3, -2], np.int8), "s": data(2, low=0.1, high=1)},
-        oracle=lambda q, s: q * s,
-        needs_rank=True,
-        dtypes=F32,
+        **{"axis": 0, "oracle": lambda q, s: q * s, **_ROUNDED},
     ),
     case(
         "DynamicQuantizeLinear",
         lambda op, x: op.DequantizeLinear(*op("DynamicQuantizeLinear", x, outputs=3)),
-        x=_table,
-        oracle=lambda x: x * 1.0,
-        needs_rank=True,
-        dtypes=F32,
+        **{"x": _table, "oracle": lambda x: x * 1.0, **_ROUNDED},
     ),
 ]
 
 _lengths = np.array([3, 1])
+_with_zeros = np.array([[0.7, 0.0, 1.3, -0.4], [2.0, 0.0, 0.0, 1.5]])
 
 REST = [
-    case("Shrink", lambda op, x: op.Shrink(x, bias=0.3, lambd=0.6), x=_table, reference=True),
-    case(
+    call("Shrink", x=_table, bias=0.3, lambd=0.6, reference=True),
+    call(
         "Swish",
-        lambda op, x: op.Swish(x, alpha=1.7),
-        x=_table,
         oracle=lambda x: x / (1 + np.exp(-1.7 * x)),
-        since=24,
-        dtypes=F32,
+        **{"x": _table, "alpha": 1.7, "since": 24, "dtypes": F32},
     ),
-    case("Compress", lambda op, x, c: op.Compress(x, c), x=_grid, c=np.array([1, 0, 1, 1], bool)),
-    case(
-        "Compress-axis",
-        lambda op, x, c: op.Compress(x, c, axis=1),
-        **{"x": _grid, "c": np.array([True, False, True])},
-    ),
+    call("Compress", x=_grid, c=np.array([1, 0, 1, 1], bool)),
+    call("Compress-axis", x=_grid, c=np.array([True, False, True]), axis=1),
     case("Unique", lambda op, x: op("Unique", x, sorted=1) * 2, x=_grid),
-    case("Unique-axis", lambda op, x: op("Unique", x, axis=1, sorted=0), x=_grid),
+    call("Unique-axis", x=_grid, axis=1, sorted=0),
     *(
-        case(
+        call(
             f"ReverseSequence-{time}",
-            lambda op, x, n, t=time: op.ReverseSequence(x, n, time_axis=t, batch_axis=1 - t),
             **{"x": data(*((3, 2, 2) if time == 0 else (2, 3, 2))), "n": _lengths},
+            **{"time_axis": time, "batch_axis": 1 - time},
         )
         for time in (0, 1)
     ),
     *(
-        case(
+        call(
             f"Det-{'x'.join(map(str, shape))}",
-            lambda op, x: op.Det(x),
-            x=data(*shape),
-            oracle=lambda x: np.linalg.det(x),
-            dtypes=F32,
+            **{"x": data(*shape), "oracle": lambda x: np.linalg.det(x), "dtypes": F32},
         )
         for shape in ((1, 1), (2, 2), (3, 3), (2, 3, 3))
     ),
@@ -238,24 +206,20 @@ REST = [
     case(
         "STFT",
         lambda op, x, w: op.STFT(x, 2, w, 4),
-        **{"x": data(2, 9, 1), "w": data(4, low=0.3, high=1)},
-        since=17,
-        needs_rank=True,
+        **{"x": data(2, 9, 1), "w": data(4, low=0.3, high=1), "since": 17, "needs_rank": True},
     ),
     # What need not be constant: the step and the length of frames, the axis, the length.
     case(
         "STFT-given",
         lambda op, x, hop, n: op.STFT(x, hop, None, n, onesided=1),
         **{"x": data(2, 9, 1), "hop": np.array(2), "n": np.array(5)},
-        since=17,
-        needs_rank=True,
+        **{"since": 17, "needs_rank": True},
     ),
     case(
         "STFT-given-step",
         lambda op, x, w, hop: op.STFT(x, hop, w),
         **{"x": data(1, 8, 1), "w": data(3, low=0.3, high=1), "hop": np.array(3)},
-        since=17,
-        needs_rank=True,
+        **{"since": 17, "needs_rank": True},
     ),
     *(
         case(
@@ -279,12 +243,10 @@ REST = [
         )
     ),
     *(
-        case(
+        call(
             f"TensorScatter-{mode}",
-            lambda op, x, u, i, m=mode: op("TensorScatter", x, u, i, axis=1, mode=m),
             **{"x": data(2, 4, 3), "u": data(2, 2, 3, seed=1), "i": np.array([1, last])},
-            since=24,
-            needs_rank=True,
+            **{"axis": 1, "mode": mode, "since": 24, "needs_rank": True},
         )
         for mode, last in (("linear", 2), ("circular", 3))
     ),
@@ -297,10 +259,7 @@ REST = [
         )
         for exclusive in (0, 1)
         for reverse in (0, 1)
-        for label, x in (
-            ("plain", _grid),
-            ("zeros", np.array([[0.7, 0.0, 1.3, -0.4], [2.0, 0.0, 0.0, 1.5]])),
-        )
+        for label, x in (("plain", _grid), ("zeros", _with_zeros))
     ),
 ]
 

@@ -12,26 +12,22 @@ import numpy as np
 
 from tests.gradcheck import data
 from tests.plugins import window_oracles as oracles
-from tests.plugins.gradient_cases import Case, case
+from tests.plugins.gradient_cases import Case, call, case
 
+KERNELS: dict[str, Any] = {"dtypes": (np.float32,), "needs_rank": True}
 F32 = (np.float32,)
 
 
 def conv(label: str, x: Sequence[int], w: Sequence[int], **options: Any) -> Case:
     pads = options.pop("oracle_pads", options.get("pads"))
     plain = {k: v for k, v in options.items() if k not in ("auto_pad", "pads", "kernel_shape")}
-    return case(
-        f"Conv-{label}",
-        lambda op, x, w, b: op.Conv(x, w, b, **options),
-        x=data(*x),
-        w=data(*w, seed=1),
-        b=data(w[0], seed=2),
-        oracle=lambda x, w, b: oracles.conv(x, w, b, pads=pads, **plain),
-        dtypes=F32,
-        needs_rank=True,
-    )
+    arrays = {"x": data(*x), "w": data(*w, seed=1), "b": data(w[0], seed=2)}
+    oracle = lambda x, w, b: oracles.conv(x, w, b, pads=pads, **plain)  # noqa: E731
+    return call(f"Conv-{label}", **arrays, **options, **KERNELS, oracle=oracle)
 
 
+_ODD = ((1, 1, 6, 7), (2, 1, 3, 4))
+_STRIDES = {"strides": [2, 3], "kernel_shape": [3, 4]}
 CONV = [
     conv("1d", (2, 2, 7), (3, 2, 3)),
     conv("1d-all", (2, 4, 9), (6, 2, 2), strides=[2], dilations=[2], pads=[2, 1], group=2),
@@ -45,11 +41,8 @@ CONV = [
     conv("depthwise-rows", (2, 3, 6, 7), (3, 1, 2, 3), strides=[2, 2], pads=[1, 0, 2, 1], group=3),
     conv(
         "depthwise-dilated",
-        (2, 2, 6, 7),
-        (2, 1, 3, 2),
-        dilations=[2, 3],
-        pads=[0, 2, 1, 0],
-        group=2,
+        *((2, 2, 6, 7), (2, 1, 3, 2)),
+        **{"dilations": [2, 3], "pads": [0, 2, 1, 0], "group": 2},
     ),
     conv("depthwise-wide", (1, 2, 3, 18), (2, 1, 3, 3), pads=[1, 1, 1, 1], group=2),
     conv("depthwise-strides", (2, 2, 5, 6), (4, 1, 3, 3), group=2, strides=[2, 2]),
@@ -58,26 +51,18 @@ CONV = [
     conv("1x1-groups", (2, 4, 3, 2), (2, 2, 1, 1), group=2),
     conv("1x1-pads", (1, 2, 3, 2), (2, 2, 1, 1), pads=[1, 0, 0, 2]),
     # Automatic padding depends on the size of the kernel, which a user must know.
-    conv(
-        "same-upper",
-        (1, 2, 5, 5),
-        (2, 2, 2, 2),
-        **{"auto_pad": "SAME_UPPER", "kernel_shape": [2, 2]},
-        oracle_pads=[0, 0, 1, 1],
-    ),
-    conv(
-        "same-upper-strides",
-        (1, 1, 6, 7),
-        (2, 1, 3, 4),
-        **{"auto_pad": "SAME_UPPER", "strides": [2, 3], "kernel_shape": [3, 4]},
-        oracle_pads=[0, 1, 1, 2],
-    ),
-    conv(
-        "same-lower-strides",
-        (1, 1, 6, 7),
-        (2, 1, 3, 4),
-        **{"auto_pad": "SAME_LOWER", "strides": [2, 3], "kernel_shape": [3, 4]},
-        oracle_pads=[1, 2, 0, 1],
+    *(
+        conv(f"same-{label}", *sizes, auto_pad=way, **options)
+        for label, way, sizes, options in (
+            (
+                "upper",
+                "SAME_UPPER",
+                ((1, 2, 5, 5), (2, 2, 2, 2)),
+                {"kernel_shape": [2, 2], "oracle_pads": [0, 0, 1, 1]},
+            ),
+            ("upper-strides", "SAME_UPPER", _ODD, {**_STRIDES, "oracle_pads": [0, 1, 1, 2]}),
+            ("lower-strides", "SAME_LOWER", _ODD, {**_STRIDES, "oracle_pads": [1, 2, 0, 1]}),
+        )
     ),
     conv("valid", (1, 1, 6, 5), (1, 1, 3, 2), auto_pad="VALID", strides=[2, 2]),
     conv("3d", (1, 2, 3, 4, 3), (2, 2, 2, 2, 2), pads=[0, 1, 0, 1, 0, 1], strides=[1, 2, 1]),
@@ -89,18 +74,10 @@ def transposed(label: str, x: Sequence[int], w: Sequence[int], **options: Any) -
     group = options.get("group", 1)
     known = ("strides", "dilations", "group")
     plain = {k: v for k, v in options.items() if k in known}
-    return case(
-        f"ConvTranspose-{label}",
-        lambda op, x, w, b: op.ConvTranspose(x, w, b, **options),
-        x=data(*x),
-        w=data(*w, seed=1),
-        b=data(w[1] * group, seed=2),
-        oracle=lambda x, w, b: oracles.conv_transpose(
-            x, w, b, pads=pads, more=options.get("output_padding"), **plain
-        ),
-        dtypes=F32,
-        needs_rank=True,
-    )
+    more = options.get("output_padding")
+    arrays = {"x": data(*x), "w": data(*w, seed=1), "b": data(w[1] * group, seed=2)}
+    oracle = lambda x, w, b: oracles.conv_transpose(x, w, b, pads=pads, more=more, **plain)  # noqa: E731
+    return call(f"ConvTranspose-{label}", **arrays, **options, **KERNELS, oracle=oracle)
 
 
 TRANSPOSED = [
@@ -128,19 +105,16 @@ def pool(
     op_type: str, label: str, kind: str, x: Sequence[int], kernel: Sequence[int], **options: Any
 ) -> Case:
     out, pads = options.pop("out", None), options.pop("oracle_pads", options.get("pads"))
-    since, reach = options.pop("since", 13), options.pop("low", -2.0)
-    known = ("strides", "dilations", "p")
-    plain = {k: v for k, v in options.items() if k in known}
-    return case(
+    low = options.pop("low", -2.0)
+    plain = {k: v for k, v in options.items() if k in ("strides", "dilations", "p")}
+    return call(
         f"{op_type}-{label}",
-        lambda op, x: op(op_type, x, kernel_shape=list(kernel), **options),
-        x=data(*x, low=reach),
+        **{"x": data(*x, low=low), "kernel_shape": list(kernel), "dtypes": F32, **options},
         oracle=lambda x: oracles.pool(kind, x, kernel, pads=pads, out=out, **plain),
-        dtypes=F32,
-        since=since,
     )
 
 
+_TWO = {"strides": [2, 2]}
 POOLS = [
     *(
         pool(op_type, label, kind, x, kernel, **options)
@@ -167,33 +141,19 @@ POOLS = [
         pool(op_type, f"{way}", kind, (1, 1, 5, 6), (2, 3), **options)
         for op_type, kind in (("MaxPool", "max"), ("AveragePool", "mean"))
         for way, options in (
-            (
-                "same-upper",
-                {"auto_pad": "SAME_UPPER", "strides": [2, 2], "oracle_pads": [0, 0, 1, 1]},
-            ),
-            (
-                "same-lower",
-                {"auto_pad": "SAME_LOWER", "strides": [2, 2], "oracle_pads": [1, 1, 0, 0]},
-            ),
+            ("same-upper", {"auto_pad": "SAME_UPPER", **_TWO, "oracle_pads": [0, 0, 1, 1]}),
+            ("same-lower", {"auto_pad": "SAME_LOWER", **_TWO, "oracle_pads": [1, 1, 0, 0]}),
             ("same", {"auto_pad": "SAME_UPPER", "oracle_pads": [0, 1, 1, 1]}),
             ("valid", {"auto_pad": "VALID", "strides": [2, 1]}),
         )
     ),
     pool(
-        "AveragePool",
-        "counts-padding",
-        "padded",
-        (1, 2, 5, 4),
-        (3, 2),
+        *("AveragePool", "counts-padding", "padded", (1, 2, 5, 4), (3, 2)),
         **{"strides": [2, 1], "pads": [1, 0, 1, 1], "count_include_pad": 1},
     ),
     pool(
-        "AveragePool",
-        "counts-padding-ceil",
-        "padded",
-        (1, 1, 6, 6),
-        (3, 3),
-        **{"strides": [2, 2], "pads": [1, 1, 0, 0], "count_include_pad": 1, "ceil_mode": 1},
+        *("AveragePool", "counts-padding-ceil", "padded", (1, 1, 6, 6), (3, 3)),
+        **{**_TWO, "pads": [1, 1, 0, 0], "count_include_pad": 1, "ceil_mode": 1},
         **{"out": [3, 3], "since": 19},
     ),
     *(
@@ -202,13 +162,10 @@ POOLS = [
     ),
     pool("LpPool", "dilations", "norm", (1, 1, 5, 5), (2, 2), dilations=[2, 3], since=18, p=2),
     *(
-        case(
+        call(
             f"{op_type}-{len(shape)}d",
-            lambda op, x, op_type=op_type: op(op_type, x),
-            x=data(*shape),
             oracle=lambda x, function=function: function(x, tuple(range(2, x.ndim))),
-            dtypes=F32,
-            needs_rank=op_type == "GlobalMaxPool",
+            **{"x": data(*shape), "dtypes": F32, "needs_rank": op_type == "GlobalMaxPool"},
             until=21 if op_type == "GlobalLpPool" else 99,
         )
         for op_type, function in (
@@ -218,34 +175,28 @@ POOLS = [
         )
         for shape in ((2, 3, 4), (2, 2, 3, 2))
     ),
-    case(
+    call(
         "GlobalLpPool-p=3",
-        lambda op, x: op.GlobalLpPool(x, p=3),
-        x=data(2, 2, 4),
         oracle=lambda x: (abs(x) ** 3).sum((2,), keepdims=True) ** (1 / 3),
-        dtypes=F32,
-        until=21,
+        **{"x": data(2, 2, 4), "p": 3, "dtypes": F32, "until": 21},
     ),
     case(
         "MaxPool-two-outputs",
         lambda op, x: op("MaxPool", x, outputs=2, kernel_shape=[2, 2], strides=[2, 2])[0],
         x=data(1, 2, 4, 4),
     ),
-    case(
+    call(
         "MaxPool-column-major",
-        lambda op, x: op.MaxPool(x, kernel_shape=[2, 2], storage_order=1),
-        x=data(1, 2, 4, 4),
         oracle=lambda x: oracles.pool("max", x, (2, 2)),
-        dtypes=F32,
+        **{"x": data(1, 2, 4, 4), "kernel_shape": [2, 2], "storage_order": 1, "dtypes": F32},
     ),
     case(
         "MaxUnpool",
         lambda op, x: op.MaxUnpool(
-            x, op.constant([[[[0, 7], [8, 15]]]]), kernel_shape=[2, 2], strides=[2, 2]
+            x, op.constant([[[[0, 7], [8, 15]]]]), kernel_shape=[2, 2], **_TWO
         ),
-        x=data(1, 1, 2, 2),
         oracle=lambda x: _unpooled(x, [0, 7, 8, 15]),
-        dtypes=F32,
+        **{"x": data(1, 1, 2, 2), "dtypes": F32},
     ),
 ]
 

@@ -190,26 +190,18 @@ def variadic(draw: Draw, operator: str) -> Case:
 def power(draw: Draw, operator: str) -> Case:
     one, two = draw(together(2))
     kind = draw(st.sampled_from(["constant", "integer", "constants", "tensor"]))
-    if kind == "tensor":
-        return drawn(
-            "Pow",
-            lambda op, x, e: op.Pow(x, e),
-            {"x": numbers(draw, one, 0.5), "e": numbers(draw, two)},
-            torch=lambda x, e: x**e,
-        )
-    if kind == "integer":
-        exponents = random_integers(draw, two)
-        return drawn(
-            "Pow by integers",
-            lambda op, x, e: op.Pow(x, e),
-            {"x": numbers(draw, one), "e": exponents},
-            torch=lambda x, e: x**e,
-        )
+    if kind in ("tensor", "integer"):
+        low, exponents = 0.5, numbers(draw, two)
+        if kind == "integer":
+            low, exponents = -2.0, random_integers(draw, two)
+        arrays = {"x": numbers(draw, one, low), "e": exponents}
+        formula = lambda op, x, e: op.Pow(x, e)  # noqa: E731
+        return drawn(f"Pow by {kind}", formula, arrays, torch=lambda x, e: x**e)
     shape = (1,) * draw(st.integers(0, 2)) if kind == "constant" else two
     value = draw(st.sampled_from([0, 0.5, 1, 1.3, 2, 3, 4, -1, -2.5]))
-    values = np.full(shape, value) + (
-        0 if kind == "constant" else np.arange(int(np.prod(two))).reshape(two)
-    )
+    values = np.full(shape, value)
+    if kind == "constants":
+        values = values + np.arange(int(np.prod(two))).reshape(two)
     return drawn(
         f"Pow by {values.tolist()}",
         lambda op, x: op.Pow(x, op.constant(values, x.dtype)),

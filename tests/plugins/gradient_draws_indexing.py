@@ -75,13 +75,8 @@ def written(
     y = x.copy()
     for to, origin in cells:
         old, new = y[to], u[origin]
-        y[to] = {
-            "none": new,
-            "add": old + new,
-            "mul": old * new,
-            "max": np.maximum(old, new),
-            "min": np.minimum(old, new),
-        }[how]
+        ways = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+        y[to] = ways[how](old, new) if how in ways else new
     return y
 
 

@@ -109,10 +109,8 @@ def expand(draw: Draw, operator: str) -> Case:
     x = smaller(draw, shape)
     # A size of 1 leaves the tensor's own.
     own = (1,) * (len(shape) - len(x)) + x
-    asked = [
-        *front,
-        *(1 if o == d and draw(st.booleans()) else d for o, d in zip(own, shape, strict=True)),
-    ]
+    pairs = zip(own, shape, strict=True)
+    asked = [*front, *(1 if o == d and draw(st.booleans()) else d for o, d in pairs)]
     arrays = {"x": numbers(draw, x)}
     to = at_run_time(draw, asked, arrays, "s")
     return drawn(
@@ -169,12 +167,8 @@ def split(draw: Draw, operator: str) -> Case:
         more: dict[str, Any] = {"axis": axis, "outputs": count}
         if way == "count" or (way == "equal" and op.opset >= 18):
             more["num_outputs"] = count
-        parts = op(
-            "Split",
-            x,
-            *([op.constant(sizes) if s is None else s] if way == "sizes" else []),
-            **more,
-        )
+        known = [op.constant(sizes) if s is None else s] if way == "sizes" else []
+        parts = op("Split", x, *known, **more)
         parts = [parts] if count == 1 and not isinstance(parts, (tuple, list)) else parts
         return _sum([op.ReduceSum(parts[k] * (k + 1.0) * parts[k], keepdims=0) for k in used])
 

@@ -51,7 +51,7 @@ class Frame:
 def frame(draw: Draw, *, dilated: bool = True, automatic: bool = True) -> Frame:
     """Some window fits on every axis."""
     n = draw(st.sampled_from([1, 2, 2, 2, 3]))
-    kernel, strides, dilations, first, last, sizes = ([] for _ in range(6))
+    rows = []
     auto = draw(st.sampled_from(["NOTSET"] * 4 + ["VALID", "SAME_UPPER", "SAME_LOWER"]))
     auto = auto if automatic else "NOTSET"
     same = auto.startswith("SAME")
@@ -65,16 +65,11 @@ def frame(draw: Draw, *, dilated: bool = True, automatic: bool = True) -> Frame:
         size = max(1, span - before - after) + draw(st.integers(0, 3 if n < 3 else 1))
         if same:
             total = max((-(-size // stride) - 1) * stride + span - size, 0)
-            small = total // 2
-            before, after = (
-                (total - small, small) if auto == "SAME_LOWER" else (small, total - small)
-            )
-        for column, value in zip(
-            (kernel, strides, dilations, first, last, sizes),
-            (k, stride, dilation, before, after, size),
-            strict=True,
-        ):
-            column.append(value)
+            before, after = total // 2, total - total // 2
+            if auto == "SAME_LOWER":
+                before, after = after, before
+        rows.append((k, stride, dilation, before, after, size))
+    kernel, strides, dilations, first, last, sizes = map(list, zip(*rows, strict=True))
     return Frame(kernel, strides, dilations, first + last, sizes, auto)
 
 
