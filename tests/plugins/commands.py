@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from click.testing import CliRunner, Result
 from onnx import ModelProto
 
@@ -61,6 +62,17 @@ def prepare(folder: Path, recipe: str) -> Path:
     x, y = regression()
     np.savez(folder / "data.npz", X=x, y=y)
     (folder / "train.toml").write_text(recipe)
+    return folder
+
+
+def project(recipe: str) -> Any:
+    """The fixture ``folder``: the current folder, with what ``prepare`` writes."""
+
+    @pytest.fixture
+    def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.chdir(tmp_path)
+        return prepare(tmp_path, recipe)
+
     return folder
 
 

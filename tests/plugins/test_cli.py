@@ -19,7 +19,7 @@ from ortflex_core import Entry, Plugins, Recipe, Trainer
 from ortflex_plugins.cli import reference
 from ortflex_plugins.cli.main import COMMANDS, main
 from tests import children, models
-from tests.plugins.commands import followed, interrupting, ortflex, prepare, refused, works
+from tests.plugins.commands import followed, interrupting, ortflex, project, refused, works
 from tests.training import plugins, regression
 
 pytestmark = pytest.mark.per_python
@@ -36,12 +36,7 @@ output = "run"
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a model, data and a recipe."""
-    prepare(tmp_path, BASE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+folder = project(BASE)
 
 
 # ---------------------------------------------------------------------- all commands
@@ -195,8 +190,7 @@ def test_a_recipe_that_differs_from_the_checkpoint_is_refused(
         "learning_rate=0.5": "learning_rate: was",
         "loss=absolute_error": "loss: was 'squared_error', is 'absolute_error'",
     }.items():
-        result = refused("train", "train.toml", key, "--resume", "run")
-        assert named in result.output
+        assert named in refused("train", "train.toml", key, "--resume", "run").output
     (folder / "edited.toml").write_text((folder / "train.toml").read_text() + "clip_norm = 0.5\n")
     result = refused("train", "edited.toml", "--resume", "run")
     assert "clip_norm: was None, is 0.5" in result.output

@@ -108,8 +108,7 @@ def test_a_run_that_did_not_end_has_the_weights_of_its_newest_checkpoint(
     monkeypatch.setattr(Trainer, "fit", interrupting(Trainer.fit))
     assert ortflex("train", "train.toml").exit_code == 130
     Path("run/trained.onnx").unlink()
-    result = works("export", "run", "-o", "a.onnx")
-    assert "checkpoints" in result.output
+    assert "checkpoints" in works("export", "run", "-o", "a.onnx").output
     newest = Trainer.resume("run/checkpoints", callbacks=()).get_state()
     np.testing.assert_array_equal(tensors("a.onnx")["coef"], newest["coef"])
 
@@ -118,8 +117,7 @@ def test_an_existing_file_is_overwritten_with_force_only(folder: Path) -> None:
     trained(folder)
     Path("a.onnx").write_text("mine")
     for source in ("run", "run/checkpoints"):
-        result = refused("export", source, "-o", "a.onnx")
-        assert "--force" in result.stderr
+        assert "--force" in refused("export", source, "-o", "a.onnx").stderr
         assert Path("a.onnx").read_text() == "mine"
     works("export", "run", "-o", "a.onnx", "--force")
     assert same("a.onnx", "run/trained.onnx")
@@ -142,8 +140,7 @@ def test_what_is_damaged_is_an_error_and_writes_nothing(folder: Path, case: str)
     path, change = DAMAGE[case]
     Path(path).write_bytes(change(Path(path).read_bytes()))
     source = "run" if "trained" in path else "run/checkpoints/best"
-    result = refused("export", source, "-o", "a.onnx")
-    assert result.stderr.startswith("error: ")
+    assert refused("export", source, "-o", "a.onnx").stderr.startswith("error: ")
     assert not Path("a.onnx").exists()
 
 

@@ -52,8 +52,7 @@ def test_pictures_and_files_that_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     recipe = str(prepare(tmp_path, RECIPE) / "train.toml")
     picture = tmp_path / "rates.svg"
-    result = works("find-rate", recipe, "--end", "1e-6", "-o", str(picture))
-    assert "no suggestion" in result.output
+    assert "no suggestion" in works("find-rate", recipe, "--end", "1e-6", "-o", str(picture)).output
     assert b"<svg" in picture.read_bytes()
     for arguments, key in (
         (["-o", str(picture)], "--force"),
@@ -61,5 +60,4 @@ def test_pictures_and_files_that_are_refused(tmp_path: Path) -> None:
         (["--steps", "1"], "steps"),
         (["--start", "-1"], "start"),
     ):
-        result = refused("find-rate", recipe, *arguments)
-        assert key in result.output
+        assert key in refused("find-rate", recipe, *arguments).output

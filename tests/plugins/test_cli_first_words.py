@@ -40,8 +40,7 @@ def test_resuming_speaks_of_the_command_line(run: Path) -> None:
     assert "--no-strict" in said.output
     assert "strict=False" not in said.output
     assert "Trainer." not in said.output
-    again = works("train", "train.toml", "--resume", "run")
-    assert "nothing is left to train" in again.output
+    assert "nothing is left to train" in works("train", "train.toml", "--resume", "run").output
     more = works("train", "train.toml", "epochs=3", "--resume", "run")
     assert "nothing is left" not in more.output
 

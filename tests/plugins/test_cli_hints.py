@@ -27,7 +27,7 @@ from ortflex_plugins.cli.main import COMMANDS, ELSEWHERE
 from ortflex_plugins.cli.plugin_details import kind_of
 from ortflex_plugins.data.csv import Csv
 from tests import models
-from tests.plugins.commands import followed, ortflex, prepare, refused, works
+from tests.plugins.commands import followed, ortflex, project, refused, works
 from tests.training import plugins
 
 pytestmark = pytest.mark.once
@@ -37,11 +37,7 @@ BASE = (
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    prepare(tmp_path, BASE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+folder = project(BASE)
 
 
 # ---------------------------------------------------------------------- other names
@@ -129,8 +125,7 @@ def test_components_of_other_libraries_are_translated(
     ],
 )
 def test_names_of_other_libraries_are_translated(folder: Path, change: str, said: str) -> None:
-    result = refused("train", "train.toml", change)
-    assert said in result.output
+    assert said in refused("train", "train.toml", change).output
 
 
 def test_aliases_are_in_lower_case_and_name_nothing_else() -> None:
@@ -206,8 +201,7 @@ def test_a_name_of_two_kinds_shows_both() -> None:
 
 
 def test_unknown_names_are_translated_or_completed() -> None:
-    result = refused("plugins", "l1_loss")
-    assert "its name in ortflex is 'absolute_error'" in result.output
+    assert "its name in ortflex is 'absolute_error'" in refused("plugins", "l1_loss").output
     both = ortflex("plugins", "mse")  # a quantizer, and a name of a loss
     assert both.exit_code == 0
     assert "squared_error" in both.output

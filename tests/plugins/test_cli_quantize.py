@@ -63,8 +63,7 @@ def test_labels_may_be_the_class_names_of_the_file(folder: Path) -> None:
     with np.load("data.npz") as arrays:
         np.savez("named.npz", X=X, y=names[arrays["y"].argmax(axis=1)])
     call = ("quantize", "model.onnx", "--data", "named.npz", "--no-training")
-    said = refused(*call)
-    assert "model.onnx does not define their order" in said.output
+    assert "model.onnx does not define their order" in refused(*call).output
     model = onnx.load("model.onnx")
     onnx.helper.set_model_props(model, {"ortflex.classes": json.dumps(names.tolist())})
     onnx.save(model, "model.onnx")

@@ -114,5 +114,4 @@ def test_a_run_folder_in_place_of_a_recipe_is_told_of_its_recipe(
     run.mkdir()
     refused(command, "run")
     (folder / "train.toml").rename(run / "recipe.toml")
-    result = refused(command, "run")
-    assert str(Path("run", "recipe.toml")) in result.stderr
+    assert str(Path("run", "recipe.toml")) in refused(command, "run").stderr

@@ -14,7 +14,7 @@ import pytest
 from ortflex_core import FolderLock, Internals, OutputError, Trainer, hook, internals_of, run_ranks
 from ortflex_plugins.cli.run_folder import rescue
 from tests import models
-from tests.plugins.commands import content, ortflex, prepare, refused, works
+from tests.plugins.commands import content, ortflex, project, refused, works
 from tests.training import make, regression
 
 pytestmark = pytest.mark.once
@@ -29,12 +29,7 @@ callbacks = [{ name = "checkpoint", best = false }]
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a model, data and a recipe."""
-    prepare(tmp_path, RECIPE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+folder = project(RECIPE)
 
 
 def test_a_finished_run_is_not_replaced(folder: Path) -> None:

@@ -22,7 +22,7 @@ from ortflex_core import ConfigError, FolderLock, Trainer
 from ortflex_plugins.pictures.run_files import is_running
 from ortflex_plugins.pictures.several import report_several
 from tests import models
-from tests.plugins.commands import interrupting, ortflex, prepare, refused, works
+from tests.plugins.commands import interrupting, ortflex, project, refused, works
 from tests.training import regression
 
 pytestmark = pytest.mark.per_python
@@ -38,11 +38,7 @@ progress = false
 KINDS = np.arange(40) % 3
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    prepare(tmp_path, BASE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+folder = project(BASE)
 
 
 # ---------------------------------------------------------------------- init --data
@@ -99,8 +95,7 @@ def test_a_classifier_as_scikit_learn_exports_it(folder: Path, classes: int) -> 
         recipe = tomllib.loads((folder / "new.toml").read_text())
         assert recipe["loss"] == ("log_loss" if classes == 2 else "softmax_cross_entropy")
         assert (recipe["metrics"], recipe["validation"]) == (["accuracy"], 0.2)
-    done = works("train", "new.toml", "epochs=2", "output=run")
-    assert "validation_accuracy" in done.output
+    assert "validation_accuracy" in works("train", "new.toml", "epochs=2", "output=run").output
 
 
 def test_a_column_of_labels_by_name(folder: Path) -> None:

@@ -121,8 +121,7 @@ def test_evaluate_takes_metrics_in_place_of_the_recipes(folder: Path) -> None:
     assert scores["mae"] == pytest.approx(float(np.abs(error).mean()), rel=1e-5)
     before = ortflex("evaluate", "train.toml", "--metric", "mae", "--metric", "r2").output
     assert [line.split()[0] for line in before.splitlines()[1:]] == ["loss", "mae", "r2"]
-    wrong = refused("evaluate", "run", "--metric", "mea")
-    assert "did you mean 'mae'?" in wrong.output
+    assert "did you mean 'mae'?" in refused("evaluate", "run", "--metric", "mea").output
 
 
 def test_validation_data_of_the_recipe_are_the_default(folder: Path) -> None:
@@ -158,10 +157,8 @@ def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> No
         "empty": "is not the folder of a finished run: it has no recipe.toml",
         "none.toml": "does not exist",
     }.items():
-        result = refused(command, given)
-        assert message in result.output
-    result = refused(command, "run", "none.npz")
-    assert "none.npz' does not exist" in result.output
+        assert message in refused(command, given).output
+    assert "none.npz' does not exist" in refused(command, "run", "none.npz").output
     works("train", "train.toml", "output=kept", 'callbacks=["checkpoint"]')
     Path("other").mkdir()
     Path("kept/trained.onnx").unlink()  # as after a kill
@@ -169,8 +166,7 @@ def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> No
     assert "ortflex train RECIPE --resume kept" in result.output
     assert "one of the checkpoints in 'kept/checkpoints'" in result.output
     Path("kept/checkpoints/best").rename("other/mine")
-    result = ortflex(command, "other")
-    assert "or one of the checkpoints in it: other/mine" in result.output
+    assert "or one of the checkpoints in it: other/mine" in ortflex(command, "other").output
     shutil.rmtree("kept/checkpoints")
     Path("kept/checkpoints").mkdir()  # as after a kill before the first checkpoint
     result = ortflex(command, "kept")
@@ -194,8 +190,7 @@ def test_a_model_a_checkpoint_and_a_single_array(folder: Path) -> None:
         ("model.onnx", at_first(X), "(as the file is)"),
         ("train.toml", at_first(X), "(not trained"),
     ):
-        result = works("predict", given, "X.npy", "-o", "p.npy", "--force")
-        assert word in result.output
+        assert word in works("predict", given, "X.npy", "-o", "p.npy", "--force").output
         np.testing.assert_allclose(np.load("p.npy"), values, rtol=1e-5, atol=1e-5)
         scores = json.loads(ortflex("evaluate", given, "other.npz", "--json").output)
         assert scores["loss"] == pytest.approx(float(((values - Y) ** 2).mean()), rel=1e-4)

@@ -101,8 +101,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_refuses(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = refused("new-plugin", *arguments, "--output", str(tmp_path))
-    assert re.search(message, done.output)
+    assert re.search(message, refused("new-plugin", *arguments, "--output", str(tmp_path)).output)
     assert not list(tmp_path.iterdir())
 
 
