@@ -123,6 +123,21 @@ def test_a_batch_larger_than_the_data_is_reduced_with_one_line(
 
 
 @every_backend
+@pytest.mark.parametrize("size", [10, 20], ids=["a whole batch", "half of a batch"])
+def test_rows_without_weight_cost_nothing_and_move_nothing(backend: str, size: int) -> None:
+    x, y = regression(rows=20)
+    w = np.repeat([1.0, 0.0], 10)
+    runs = []
+    for data in ((x, y, w), (x[:10], y[:10], w[:10])):
+        trainer = make(models.linear(), backend=backend, epochs=1, batch_size=size, shuffle=False)
+        runs.append((trainer.fit(*data)["loss"][0], trainer.get_state()))
+    (with_rows, moved), (without, expected) = runs
+    # The loss of an epoch is the mean of its batches by their rows; that of a whole batch is 0.
+    assert with_rows == pytest.approx(without / (2 if size == 10 else 1), rel=1e-6)
+    same(moved, expected, 0 if size == 10 else 1e-6)
+
+
+@every_backend
 def test_a_step_is_one_batch_of_fit(backend: str) -> None:
     x, y = regression(rows=30)
     w = np.linspace(0, 1, 30)
@@ -136,6 +151,8 @@ def test_a_step_is_one_batch_of_fit(backend: str) -> None:
     same(parts.get_state(), whole.get_state(), 1e-7)
     expected = [s["loss"] + s["penalty"] for s in recorder.all("step_end")]
     np.testing.assert_allclose(costs, expected, rtol=1e-6)
+    assert whole.history_["penalty"][0] > 0
+    np.testing.assert_allclose(whole.train_losses_, [np.mean(expected)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["fused", "training_agent", "training_session"])
