@@ -124,38 +124,38 @@ class Recorder:
         """The arguments of every call of one hook."""
         return [values for called, values in self.calls if called == name]
 
+    def _note(self, called: str, **values: Any) -> None:
+        self.calls.append((called, values))
+
     @hook
     def graph_built(self, trainer: Any, name: Any, program: Any) -> None:
-        self.calls.append(("graph_built", {"trainer": trainer, "name": name, "program": program}))
+        self._note("graph_built", trainer=trainer, name=name, program=program)
 
     @hook
     def train_start(self, trainer: Any, progress: Any) -> None:
-        self.calls.append(("train_start", {"trainer": trainer, "progress": progress}))
+        self._note("train_start", trainer=trainer, progress=progress)
 
     @hook
     def epoch_start(self, trainer: Any, progress: Any) -> None:
-        self.calls.append(("epoch_start", {"trainer": trainer, "progress": progress}))
+        self._note("epoch_start", trainer=trainer, progress=progress)
 
     @hook
     def step_end(self, trainer: Any, progress: Any, loss: Any, penalty: Any, rate: Any) -> None:
-        values = {"trainer": trainer, "progress": progress, "rate": rate}
-        self.calls.append(("step_end", values | {"loss": loss, "penalty": penalty}))
+        values = {"progress": progress, "rate": rate, "loss": loss, "penalty": penalty}
+        self._note("step_end", trainer=trainer, **values)
 
     @hook
     def validation_end(self, trainer: Any, progress: Any, scores: Any) -> None:
-        values = {"trainer": trainer, "progress": progress, "scores": scores}
-        self.calls.append(("validation_end", values))
+        self._note("validation_end", trainer=trainer, progress=progress, scores=scores)
 
     @hook
     def epoch_end(self, trainer: Any, progress: Any, record: Any) -> None:
-        values = {"trainer": trainer, "progress": progress, "record": dict(record)}
-        self.calls.append(("epoch_end", values))
+        self._note("epoch_end", trainer=trainer, progress=progress, record=dict(record))
 
     @hook
     def train_end(self, trainer: Any, progress: Any) -> None:
-        self.calls.append(("train_end", {"trainer": trainer, "progress": progress}))
+        self._note("train_end", trainer=trainer, progress=progress)
 
     @hook
     def exception(self, trainer: Any, progress: Any, error: Any) -> None:
-        values = {"trainer": trainer, "progress": progress, "error": error}
-        self.calls.append(("exception", values))
+        self._note("exception", trainer=trainer, progress=progress, error=error)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import layers, peers_table
+from tests import children
+from tests.benchmarks import gpu, layers, peers_table
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data, weights
 
@@ -73,3 +74,30 @@ def test_layers_are_compared_before_they_are_timed(capsys: pytest.CaptureFixture
     layers.check((y, gradients), ours())
     with pytest.raises(AssertionError, match="not close"):
         layers.check((y, [*gradients[:-1], gradients[-1] + 1]), ours())
+
+
+def test_gpu_table_runs_on_a_processor_and_gives_reasons() -> None:
+    words = ["--device", "cpu", "--workload", "W5", "--steps", "2", "--rounds", "1"]
+    words += ["--seconds", "0.01", "--peer", "ortflex", "--peer", "ortflex recorded"]
+    call = [sys.executable, "-m", "tests.benchmarks", "gpu", *words]
+    done = children.run(call, check=True, env=children.with_tests())
+    lines = done.stdout.splitlines()
+    (row,) = (line for line in lines if line.startswith("| W5"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert float(cells[1]) > 0
+    assert cells[2] == "–"
+    assert "- W5, ours, CUDA graphs: needs a CUDA device" in lines
+
+
+@pytest.mark.parametrize(
+    ("times", "reached"),
+    [
+        ({"ortflex": 40.0, "ortflex recorded": 29.0, "torch": 150.0}, True),
+        ({"ortflex": 31.0, "torch": 900.0}, False),
+        ({"ortflex": 29.0, "torch": 140.0}, False),
+    ],
+)
+def test_gpu_goals_are_about_our_fastest_and_torch(times: dict[str, float], reached: bool) -> None:
+    line = gpu.line("W1", ["ortflex", "ortflex recorded", "torch"], times, True)
+    assert ("reached" in line) is reached
+    assert ("missed" in line) is not reached

@@ -16,6 +16,7 @@ from ortflex_core.compiler.runtime.installation import version_tuple
 from tests import models
 from tests.core.test_statistics import COPIES, LAYERS, network
 from tests.end_to_end.portable_cases import (
+    NETWORKS,
     batches,
     columns,
     compare_exports,
@@ -23,8 +24,10 @@ from tests.end_to_end.portable_cases import (
     compare_steps,
     compile_for,
     fused,
+    network_trainer,
     runner,
     steps_of_fused,
+    workload,
 )
 from tests.training import regression
 
@@ -35,6 +38,7 @@ WEIGHT[::7] = 0
 CLASSES = RNG.integers(0, 3, 72)
 CLASSES[::5] = -100
 
+BOTH = pytest.mark.parametrize("fixed", [True, False], ids=["rows", "any rows"])
 PLAIN, WEIGHTED = batches(X, Y, None, 12), batches(X, Y, WEIGHT, 12)
 TRAININGS: dict[str, dict[str, Any]] = {
     "sgd": {},
@@ -117,7 +121,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
 """A model, the arguments of its Trainer, and batches."""
 
 
-@pytest.mark.parametrize("fixed", [True, False], ids=["rows", "any rows"])
+@BOTH
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_makes_the_steps_of_fused(tmp_path: Path, name: str, fixed: bool) -> None:
@@ -313,3 +317,29 @@ def test_apply_state_to_the_trained_file_again(tmp_path: Path) -> None:
     applied = tmp_path / "applied" / "model.onnx"
     apply_state(applied, tmp_path / "step", tmp_path / "again.onnx")
     assert (tmp_path / "again.onnx").read_bytes() == applied.read_bytes()
+
+
+QUICK = {"W1", "W5", "W6", "vision mlp", "sequence autoencoder"}
+
+
+def slow_but(names: object) -> list[object]:
+    every: list[str] = list(names)  # type: ignore[call-overload]
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in every]
+
+
+@BOTH
+@pytest.mark.parametrize("name", slow_but(f"W{k}" for k in range(1, 9)))
+def test_a_hundred_steps_of_workloads(tmp_path: Path, name: str, fixed: bool) -> None:
+    trainer, given = workload(name)
+    compare_steps(trainer, tmp_path / "step", given, 100, fixed=fixed)
+
+
+@BOTH
+@pytest.mark.parametrize("name", slow_but(NETWORKS))
+def test_a_hundred_steps_of_networks(tmp_path: Path, name: str, fixed: bool) -> None:
+    pytest.importorskip("torch")
+    if name.startswith("dynamo"):
+        pytest.importorskip("onnxscript")
+    optimizer = "adam" if list(NETWORKS).index(name) % 2 else "sgd"
+    trainer, given = network_trainer(name, optimizer)
+    compare_steps(trainer, tmp_path / "step", given, 100, fixed=fixed)
