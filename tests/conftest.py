@@ -127,6 +127,12 @@ def pytest_runtest_setup() -> None:
         torch.manual_seed(_TORCH_SEED)
 
 
+@pytest.fixture
+def torch() -> Any:
+    """torch, where it is installed."""
+    return pytest.importorskip("torch")
+
+
 def pytest_collection_finish() -> None:
     # Modules and tests stay to the end: collecting garbage need not look at them each time.
     gc.freeze()

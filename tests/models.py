@@ -49,6 +49,15 @@ def parsed(
     return model(graph.node, graph.input, graph.output, weights, opset=opset, **domains)
 
 
+def of_text(
+    graph: str, weights: Mapping[str, Any], *, opset: int = 17, seed: int = 0
+) -> ModelProto:
+    """A model of the whole text of a graph; weights that are shapes are filled with random numbers."""
+    made, rng = onnx.parser.parse_graph(f"net {graph}"), np.random.default_rng(seed)
+    drawn = {n: rng.standard_normal(w) if isinstance(w, tuple) else w for n, w in weights.items()}
+    return model(made.node, made.input, made.output, drawn, opset=opset)
+
+
 def floats(name: str, *shape: int | str | None) -> ValueInfoProto:
     """A float32 input or output."""
     return helper.make_tensor_value_info(name, FLOAT, list(shape))
@@ -164,6 +173,20 @@ def renamed(source: ModelProto, names: Mapping[str, str]) -> ModelProto:
 def weights_of(source: ModelProto) -> dict[str, Any]:
     """The initializers as arrays."""
     return {t.name: onnx.numpy_helper.to_array(t) for t in source.graph.initializer}
+
+
+def in_float64(source: ModelProto) -> ModelProto:
+    """A copy with weights, inputs and outputs in float64 where they were in float32."""
+    out = ModelProto()
+    out.CopyFrom(source)
+    for tensor in out.graph.initializer:
+        if tensor.data_type == FLOAT:
+            array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    for value in (*out.graph.input, *out.graph.output):
+        if value.type.tensor_type.elem_type == FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    return out
 
 
 def without_receipt(source: ModelProto) -> ModelProto:

@@ -34,6 +34,15 @@ def network(
     return models.model(nodes, *ends, weights, opset=opset)
 
 
+def parsed(text: str, weights: Mapping[str, Any], *sizes: int) -> ModelProto:
+    """A network of onnx's text; weights that are shapes are drawn, and nodes have names."""
+    nodes = list(onnx.parser.parse_graph(f"g (float x) => (float y) {{ {text} }}").node)
+    for node in nodes:
+        node.name = node.output[0]
+    arrays = {n: draw(*a) if isinstance(a, tuple) else a for n, a in weights.items()}
+    return network(nodes, arrays, *sizes)
+
+
 def mlp() -> ModelProto:
     """MatMul, Add, Relu, Gemm."""
     nodes = [

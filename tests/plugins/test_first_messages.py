@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from ortflex_core import DataError, Plugins
+from tests import models
 from tests.training import make
 
 pytestmark = pytest.mark.per_python
 
 
-def language_model() -> onnx.ModelProto:
-    """Token ids [n, t] to scores [n, t, 12]."""
-    made = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (int64[n,t] ids) => (float[n,t,12] logits) '
-        "{ e = Gather(w, ids) logits = MatMul(e, v) }"
-    )
-    rng = np.random.default_rng(0)
-    for name, shape in {"w": (12, 3), "v": (3, 12)}.items():
-        value = rng.normal(size=shape).astype(np.float32)
-        made.graph.initializer.append(numpy_helper.from_array(value, name))
-    return made
-
-
 def test_labels_of_one_token_less_are_explained() -> None:
+    model = models.of_text(
+        "(int64[n,t] ids) => (float[n,t,12] logits) { e = Gather(w, ids) logits = MatMul(e, v) }",
+        {"w": (12, 3), "v": (3, 12)},
+    )
     ids = np.random.default_rng(0).integers(0, 12, (8, 6))
     loss = {"name": "softmax_cross_entropy", "axis": -1}
-    trainer = make(language_model(), loss=loss, backend="fused", epochs=1)
+    trainer = make(model, loss=loss, backend="fused", epochs=1)
     with pytest.raises(DataError, match=r"\[8, 5\].*\[8, 6, 12\].*causal_lm"):
         trainer.fit(ids, ids[:, 1:])
     trainer.fit(ids, ids)
 
 
 def test_a_description_of_a_large_model_is_short() -> None:
-    made = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[n,2] x) => (float[n,2] y) { y = Relu(x) }'
-    )
-    graph, last = made.graph, "x"
-    del graph.node[:]
-    for k in range(60):
-        graph.initializer.append(numpy_helper.from_array(np.eye(2, dtype=np.float32), f"w{k}"))
-        graph.node.append(helper.make_node("MatMul", [last, f"w{k}"], [f"h{k}"]))
-        last = f"h{k}"
-    graph.node.append(helper.make_node("Relu", [last], ["y"]))
-    for params in (["*"], ["w0"]):
+    made = models.mlp([2] * 61, "Relu")
+    for params in (["*"], ["W1"]):
         text = make(made, params=params).describe()
         assert "more" in text
         assert len(text) < 2500

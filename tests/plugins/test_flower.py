@@ -11,6 +11,7 @@ import pytest
 
 from ortflex import Trainer
 from tests import models
+from tests.training import same
 
 pytest.importorskip("flwr")
 
@@ -35,15 +36,9 @@ def parts(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def new(number: int = 0, model: Any = None, **changes: Any) -> Trainer:
-    given: dict[str, Any] = {
-        "loss": "squared_error",
-        "optimizer": "adam",
-        "batch_size": 8,
-        "epochs": 2,
-        "seed": number,
-        "progress": False,
-    }
-    return Trainer(models.mlp() if model is None else model, **(given | changes))
+    given = {"loss": "squared_error", "optimizer": "adam", "batch_size": 8, "epochs": 2}
+    given |= {"seed": number, "progress": False} | changes
+    return Trainer(models.mlp() if model is None else model, **given)
 
 
 def making(model: Any = None, **changes: Any) -> Any:
@@ -58,10 +53,7 @@ def making(model: Any = None, **changes: Any) -> Any:
 
 def run(app: Any, server: Any, nodes: int = 3, **config: Any) -> LocalGrid:
     grid = LocalGrid(app, nodes, **config)
-    context = Context(
-        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=grid.run_config
-    )
-    server(grid, context)
+    server(grid, Context(1, 1, {}, RecordDict(), grid.run_config))
     return grid
 
 
@@ -84,7 +76,7 @@ def federate(tmp_path: Path, make: Any, model: Any = None, **options: Any) -> An
 
 
 def weights(path: Path) -> dict[str, np.ndarray]:
-    return {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(path).graph.initializer}
+    return models.weights_of(onnx.load(path))
 
 
 def average(states: list[dict[str, np.ndarray]], rows: list[int]) -> dict[str, np.ndarray]:
@@ -97,25 +89,24 @@ def average(states: list[dict[str, np.ndarray]], rows: list[int]) -> dict[str, n
     return out
 
 
+def averaged(
+    trainers: list[Trainer], data: Any, rows: list[int], rounds: int, start: Any, **options: Any
+) -> dict[str, np.ndarray]:
+    """The weights after rounds of trainers alone."""
+    for _ in range(rounds):
+        for trainer, part in zip(trainers, data, strict=True):
+            trainer.set_state(start)
+            trainer.fit(*part, **options)
+        start = average([t.get_state() for t in trainers], rows)
+    return start
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_five_rounds_of_fedavg_are_a_weighted_average_of_three_trainers(
-    tmp_path: Path, optimizer: str
-) -> None:
+def test_rounds_of_fedavg_are_weighted_averages_of_trainers(tmp_path: Path, optimizer: str) -> None:
     _, trained = federate(tmp_path, making(optimizer=optimizer))
     trainers = [new(k, optimizer=optimizer) for k in range(3)]
-    mean = trainers[0].get_state()
-    for _ in range(5):
-        for trainer, rows in zip(trainers, parts(), strict=True):
-            trainer.set_state(mean)
-            trainer.fit(*rows)
-        mean = average([t.get_state() for t in trainers], ROWS)
-    for name, array in mean.items():
-        np.testing.assert_array_equal(trained[name], array)
-    assert any((trained[n] != a).any() for n, a in weights_of(models.mlp()).items())
-
-
-def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
+    same(trained, averaged(trainers, parts(), ROWS, 5, trainers[0].get_state()), 0)
+    assert any((trained[n] != a).any() for n, a in models.weights_of(models.mlp()).items())
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -124,41 +115,32 @@ def test_rounds_of_one_client_are_calls_of_fit(tmp_path: Path, optimizer: str) -
     alone = new(0, optimizer=optimizer)
     for _ in range(5):
         alone.fit(*parts()[0])
-    for name, array in alone.get_state().items():
-        np.testing.assert_array_equal(trained[name], array)
+    same(trained, alone.get_state(), 0)
     slots = grid.contexts[1].state["ortflex-slots"]
-    assert set(slots) == set(internals_of(alone).live.slots())
-    for name, array in internals_of(alone).live.slots().items():
-        np.testing.assert_array_equal(slots[name].numpy(), array)
+    same({n: a.numpy() for n, a in slots.items()}, internals_of(alone).live.slots(), 0)
 
 
 def test_rounds_of_one_client_are_one_training_where_nothing_starts_again(tmp_path: Path) -> None:
     """Without shuffling and with a constant rate an epoch does not know in which fit it is."""
-    make = making(shuffle=False, epochs=1)
-    _, trained = federate(tmp_path, make, nodes=1)
+    _, trained = federate(tmp_path, making(shuffle=False, epochs=1), nodes=1)
     alone = new(0, shuffle=False, epochs=5)
     alone.fit(*parts()[0])
-    for name, array in alone.get_state().items():
-        np.testing.assert_array_equal(trained[name], array)
+    same(trained, alone.get_state(), 0)
 
 
 def test_keep_nothing_starts_the_optimizer_again(tmp_path: Path) -> None:
     grid, trained = federate(tmp_path, making(), nodes=1, keep="nothing")
     state = new().get_state()
     for _ in range(5):
-        alone = new(0)
-        alone.set_state(state)
-        alone.fit(*parts()[0])
-        state = alone.get_state()
-    for name, array in state.items():
-        np.testing.assert_array_equal(trained[name], array)
+        state = averaged([new()], parts()[:1], ROWS[:1], 1, state)
+    same(trained, state, 0)
     assert not list(grid.contexts[1].state)
 
 
 def test_messages_hold_what_is_shared_and_nothing_else(tmp_path: Path) -> None:
     wide = models.mlp((6, 2000, 4, 1))
     grid, trained = federate(tmp_path, making(wide), wide, share=["W3", "b3"], rounds=2)
-    start = weights_of(wide)
+    start = models.weights_of(wide)
     size = sum(start[name].nbytes for name in ("W3", "b3"))
     assert size == 20
     for message in [*grid.sent, *grid.replies]:
@@ -183,7 +165,7 @@ def test_adapters_travel_alone_and_are_merged_into_the_file(tmp_path: Path) -> N
     [arrays] = {frozenset(r) for m in grid.replies for r in m.content.array_records.values()}
     assert arrays == {"W2.lora_A", "W2.lora_B"}
     assert max(len(as_bytes(message)) for message in grid.sent) < 3000
-    start = weights_of(wide)
+    start = models.weights_of(wide)
     assert [name for name in start if (trained[name] != start[name]).any()] == ["W2"]
     change = trained["W2"].astype(np.float64) - start["W2"]
     assert np.linalg.matrix_rank(change, tol=1e-5) == 1
@@ -200,7 +182,7 @@ def test_private_tensors_keep_their_values_between_rounds(tmp_path: Path) -> Non
 
 
 def test_running_statistics_travel_with_the_parameters(tmp_path: Path) -> None:
-    model = normalized()
+    model, statistics = models.normalized(models.mlp()), ("mean", "variance")
     # No client has a last batch of one row.
     _, trained = federate(tmp_path, making(model, batch_size=10), model, rounds=2)
     trainers = [new(k, model, batch_size=10) for k in range(3)]
@@ -210,42 +192,16 @@ def test_running_statistics_travel_with_the_parameters(tmp_path: Path) -> None:
             if mean:
                 trained_now = set(trainer.get_state())
                 trainer.set_state({n: a for n, a in mean.items() if n in trained_now})
-                trainer.engine.load_buffers({n: mean[n] for n in ("mean", "var")})
+                trainer.engine.load_buffers({n: mean[n] for n in statistics})
             trainer.fit(*rows)
         mean = average([t.get_state(buffers=True) for t in trainers], ROWS)
-    assert {"mean", "var"} <= set(mean)
-    for name, array in mean.items():
-        np.testing.assert_array_equal(trained[name], array)
-    assert (trained["mean"] != weights_of(model)["mean"]).any()
-
-
-def normalized() -> onnx.ModelProto:
-    rng = np.random.default_rng(0)
-    node = onnx.helper.make_node
-    return models.model(
-        [
-            node("MatMul", ["X", "W1"], ["h"]),
-            node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"]),
-            node("Relu", ["n"], ["r"]),
-            node("MatMul", ["r", "W2"], ["Y"]),
-        ],
-        [models.floats("X", "N", 6)],
-        [models.floats("Y", "N", 1)],
-        {
-            "W1": rng.standard_normal((6, 5)),
-            "scale": 1 + 0.1 * rng.standard_normal(5),
-            "shift": 0.1 * rng.standard_normal(5),
-            "mean": 0.1 * rng.standard_normal(5),
-            "var": 1 + rng.random(5),
-            "W2": rng.standard_normal((5, 1)),
-        },
-    )
+    assert set(statistics) <= set(mean)
+    same(trained, mean, 0)
+    assert (trained["mean"] != models.weights_of(model)["mean"]).any()
 
 
 @pytest.mark.parametrize("validation", [None, 0.25, "rows"])
-def test_evaluation_has_loss_and_metrics_of_the_weights_that_came(
-    tmp_path: Path, validation: Any
-) -> None:
+def test_evaluation_has_metrics_of_the_weights_that_came(tmp_path: Path, validation: Any) -> None:
     held = parts(seed=1)
 
     def make_trainer(context: Context) -> Any:
@@ -285,13 +241,8 @@ def test_iterables_of_batches_train_and_are_weighted_by_their_rows(tmp_path: Pat
     grid, _ = federate(tmp_path, make_trainer, rounds=1)
     counts = [reply.content["metrics"]["num-examples"] for reply in grid.replies]
     assert counts == ROWS * 2
-    evaluated = [
-        r
-        for r in federate(tmp_path, lambda context: make_trainer(context, False), rounds=1)[
-            0
-        ].replies
-        if r.has_error()
-    ]
+    grid, _ = federate(tmp_path, lambda context: make_trainer(context, False), rounds=1)
+    evaluated = [r for r in grid.replies if r.has_error()]
     assert len(evaluated) == 3
     assert "iterable of batches is not known" in evaluated[0].error.reason
 

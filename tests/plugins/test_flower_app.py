@@ -20,13 +20,14 @@ import pytest
 
 from ortflex import Trainer
 from ortflex_core import Recipe
-from tests.plugins.commands import ortflex, prepare
+from tests.plugins.commands import prepare, works
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
 
 from ortflex_plugins.flower import partition_rows, recipe_data
-from tests.plugins.test_flower import average, run, weights
+from tests.plugins.test_flower import averaged, run, weights
+from tests.training import same
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -100,45 +101,30 @@ def expected(folder: Path) -> dict[str, np.ndarray]:
     rows = [len(next(iter(p.inputs.values()))) for p in parts]
     # A fifth is held out.
     rows = [n - round(0.2 * n) for n in rows]
-    mean = trainers[0].get_state()
-    for _ in range(2):
-        for trainer, part in zip(trainers, parts, strict=True):
-            trainer.set_state(mean)
-            trainer.fit(part, validation_data=0.2)
-        mean = average([t.get_state() for t in trainers], rows)
-    return mean
+    start = trainers[0].get_state()
+    return averaged(trainers, [(part,) for part in parts], rows, 2, start, validation_data=0.2)
 
 
 @pytest.mark.timeout(280)
 def test_flwr_run_takes_the_project_and_trains_what_trainers_would(tmp_path: Path) -> None:
     prepare(tmp_path, RECIPE)
-    made = ortflex(
-        "new-flower-app", str(tmp_path / "train.toml"), "-o", str(tmp_path / "two-homes")
-    )
-    assert made.exit_code == 0, made.output
+    recipe, folder = tmp_path / "train.toml", tmp_path / "two-homes"
+    works("new-flower-app", str(recipe), "-o", str(folder))
     with superlink(tmp_path / "home") as environment:
         call = [str(Path(sys.executable).parent / "flwr"), "run", str(tmp_path / "two-homes")]
         call += ["--federation-config", "num-supernodes=2", "--run-config", "num-server-rounds=2"]
         done = subprocess.run(
-            [*call, "--stream"],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
+            [*call, "--stream"], env=environment, cwd=tmp_path, capture_output=True, text=True,
             timeout=240,
-        )
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     trained = tmp_path / "two-homes" / "trained.onnx"
     assert trained.exists(), done.stdout + done.stderr
     assert "'mae'" in done.stdout
-    found = weights(trained)
-    for name, array in expected(tmp_path).items():
-        np.testing.assert_array_equal(found[name], array)
+    same(weights(trained), expected(tmp_path), 0)
 
 
-def test_the_app_of_the_documentation_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_app_of_the_docs_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path, RECIPE)
     data = np.load("data.npz")

@@ -21,8 +21,9 @@ from flwr.app import Context
 
 from ortflex_core import OrtflexError
 from ortflex_plugins.flower import client_app, server_app
-from tests.plugins.commands import ortflex
-from tests.plugins.test_flower import average, run, weights
+from tests.plugins.commands import works
+from tests.plugins.test_flower import averaged, run, weights
+from tests.training import same
 
 SIZES = (24, 18, 30)
 NAMES = np.array(["ant", "bee", "fly"])
@@ -79,14 +80,9 @@ def test_the_edited_model_travels_and_is_written(name: str, tmp_path: Path) -> N
     mean = new(**options).get_state()
     sent = [r for m in grid.sent for r in m.content.array_records.values()]
     assert {n: a.numpy().shape for n, a in sent[0].items()} == {n: a.shape for n, a in mean.items()}
-    for _ in range(2):
-        for trainer, part in zip(trainers, data, strict=True):
-            trainer.set_state(mean)
-            trainer.fit(*part)
-        mean = average([t.get_state() for t in trainers], list(SIZES))
+    mean = averaged(trainers, data, list(SIZES), 2, mean)
     found, edited = weights(path), new(**options).export()
-    for key, array in mean.items():
-        np.testing.assert_array_equal(found[key], array)
+    same({name: found[name] for name in mean}, mean, 0)
     assert onnx.load(path).graph.node == edited.graph.node
     shapes = {n: a.shape for n, a in models.weights_of(edited).items()}
     assert {n: a.shape for n, a in found.items()} == shapes
@@ -134,8 +130,7 @@ def test_a_project_of_a_recipe_with_a_head_trains_it(
         'model = "model.onnx"\ndata = "data.npz"\nloss = "softmax_cross_entropy"\n'
         f"head = {list(map(str, NAMES))}\nfreeze = 'backbone'\n"
     )
-    made = ortflex("new-flower-app", "train.toml", "-o", "app")
-    assert made.exit_code == 0, made.output
+    works("new-flower-app", "train.toml", "-o", "app")
     apps: dict[str, Any] = {}
     for name in ("client_app", "server_app"):
         path = Path("app/app") / f"{name}.py"

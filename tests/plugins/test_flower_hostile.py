@@ -1,4 +1,4 @@
-"""Messages of clients and servers that may hold anything: arrays, names, numbers of rows, names of code.
+"""Federated training: wrong arguments, strategies and clients, and messages that may hold anything.
 
 The class: what one client sends ends the run of all, spoils the weights, or takes memory. The expected
 weights are those of the clients that reply as they should.
@@ -15,18 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import DataError, OrtflexError
+from ortflex import Trainer
+from ortflex_core import ConfigError, DataError, OrtflexError
 from tests import models
 from tests.plugins.payloads import payloads, plant, watched
+from tests.training import same
 
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from ortflex_plugins.flower import client_app, server_app
+from ortflex_plugins.flower import client_app, pack_shared, partition_rows, server_app
 from tests.plugins.flower_grid import LocalGrid
-from tests.plugins.test_flower import making, weights
+from tests.plugins.test_flower import federate, making, new, parts, weights
 
 Change = Callable[[dict[str, Array], dict[str, Any]], None]
 
@@ -59,8 +61,7 @@ def run(tmp_path: Path, change: Change | None, only: tuple[int, ...] = (3,)) -> 
     least = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
     path = tmp_path / ("honest.onnx" if change is None else "trained.onnx")
     server = server_app(models.mlp(), rounds=2, output=path, strategy=FedAvg(**least))
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    server(grid, context)
+    server(grid, Context(1, 1, {}, RecordDict(), {}))
     return weights(path)
 
 
@@ -134,8 +135,7 @@ def test_a_hostile_reply_is_left_out(
         found = run(tmp_path, (ARRAYS | ROWS | METRICS)[what])
     assert "the client of node 3 in round 1" in caplog.text
     assert "node 1 in" not in caplog.text
-    for name, array in honest.items():
-        np.testing.assert_array_equal(found[name], array)
+    same(found, honest, 0)
 
 
 @pytest.mark.parametrize("what", ["nan", "a header of 4 TB", "nan rows"])
@@ -152,16 +152,12 @@ def test_a_hostile_server_is_an_error_of_the_client(what: str) -> None:
     grid = LocalGrid(app, 1)
     grid.contexts[1].node_config.update({"num-partitions": 3})
     first = Message(RecordDict(), dst_node_id=1, message_type="train")
-    arrays = {n: Array(a) for n, a in weights_of_the_model().items()}
+    arrays = {n: Array(a) for n, a in models.weights_of(models.mlp()).items()}
     metrics: dict[str, Any] = {}
     ARRAYS[what](arrays, metrics)
     first.content["arrays"] = ArrayRecord(arrays)
     with pytest.raises(OrtflexError, match="node 1"):
         app(first, grid.contexts[1])
-
-
-def weights_of_the_model() -> dict[str, np.ndarray]:
-    return {n: a.astype(np.float32) for n, a in models.weights_of(models.mlp()).items()}
 
 
 def test_names_in_messages_name_no_code(
@@ -187,3 +183,103 @@ def test_names_in_messages_name_no_code(
             app(message, LocalGrid(app, 3).contexts[1])
     assert not events
     assert not marker.exists()
+
+
+def changing(change: Any) -> FedAvg:
+    """A strategy that changes what clients have trained."""
+
+    class Changing(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            return ArrayRecord(dict(change(n, a.numpy()) for n, a in arrays.items())), metrics
+
+    return Changing()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda name, a: (f"x{name}", Array(a)),
+            "Changing changed the arrays in round 1.*missing are 'W1'.*'xW1'",
+        ),
+        (lambda name, a: (name, Array(a.ravel())), r"'W1' is float32\[6, 8\], got float32\[48\]"),
+        (lambda name, a: (name, Array(a * np.nan)), "'W1' has values that are not finite"),
+    ],
+    ids=["other names", "other shapes", "no numbers"],
+)
+def test_a_strategy_that_returns_other_arrays_ends_the_run(
+    tmp_path: Path, change: Any, words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        federate(tmp_path, making(), strategy=changing(change))
+    assert not (tmp_path / "trained.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: (new(), None), r"node 1 \(partition 0 of 3\): it has no data"),
+        (lambda: (new(), ()), "it has no data"),
+        (lambda: (new(), (np.zeros((0, 6), np.float32), np.zeros((0, 1)))), "it has no data"),
+        (lambda: (new(), ({"X": []}, [])), "it has no data"),
+        (lambda: new(), r"returns \(trainer, data\)"),
+        (lambda: (models.mlp(), parts()[0]), "its first value is a ModelProto"),
+        (lambda: (trained_already(), parts()[0]), "has already trained"),
+        (lambda: (new(averaging="ema"), parts()[0]), "averaging"),
+        (lambda: (new(params="W1"), parts()[0]), "not shared here are 'b1'"),
+        (lambda: (new(0, models.mlp((6, 3, 1))), parts()[0]), "'W1' is float32"),
+        (lambda: (new(learning_rate=1e30, optimizer="sgd"), parts()[0]), "the loss is inf at step"),
+    ],
+)
+def test_clients_that_all_fail_end_the_run_with_their_reason(
+    tmp_path: Path, made: Any, words: str
+) -> None:
+    with pytest.raises(OrtflexError, match=f"(?s)every client failed in round 1.*{words}"):
+        federate(tmp_path, lambda context: made())
+    assert not (tmp_path / "trained.onnx").exists()
+
+
+def trained_already() -> Trainer:
+    trainer = new()
+    trainer.fit(*parts()[0])
+    return trainer
+
+
+def test_another_optimizer_in_a_later_round_is_an_error(tmp_path: Path) -> None:
+    def make_trainer(context: Context, config: Any) -> Any:
+        return new(optimizer=["adam", "momentum"][config["server-round"] - 1]), parts()[0]
+
+    with pytest.raises(OrtflexError, match=r"round 2.*belongs to another run.*keep='nothing'"):
+        federate(tmp_path, make_trainer)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        ("w1", "matches no trained tensor.*'W1'"),
+        (["!*"], "leaves nothing to share"),
+        ([], "expected 'parameters', 'adapters'"),
+        ([3], "expected 'parameters', 'adapters'"),
+        ("adapters", "has no adapters"),
+    ],
+)
+def test_share_says_what_is_wrong(share: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        pack_shared(new(), share)
+
+
+def test_arguments_say_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match="expected a function"):
+        client_app(new())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="keep: expected 'slots' or 'nothing', got 'all'"):
+        client_app(making(), keep="all")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rounds: expected an integer"):
+        server_app(models.mlp(), rounds=0)
+    with pytest.raises(ConfigError, match="pass a Trainer as model"):
+        server_app(models.mlp(), validation_data=parts()[0])
+    with pytest.raises(DataError, match="--node-config"):
+        partition_rows(parts()[0], Context(1, 1, {}, RecordDict(), {}))
+    place = {"partition-id": 0, "num-partitions": 50}
+    with pytest.raises(DataError, match="cannot be divided among 50 clients"):
+        partition_rows(parts()[0], Context(1, 1, place, RecordDict(), {}))

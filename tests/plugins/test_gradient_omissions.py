@@ -50,9 +50,8 @@ def omits(node: Node, opsets: Mapping[str, int], arrays: Mapping[str, Array], in
         return False
     seeds = [trace.constant(np.ones(()), o.dtype) if o.is_float else None for o in outputs]
     try:
-        return (
-            rule(trace.op, NodeView(trace, made, frozenset([index]), RULES), *seeds)[index] is None
-        )
+        found = rule(trace.op, NodeView(trace, made, frozenset([index]), RULES), *seeds)
+        return found[index] is None
     except NoGradientRule:
         return False
 

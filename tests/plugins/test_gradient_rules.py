@@ -18,17 +18,7 @@ from hypothesis import given, settings
 
 from ortflex_core import NoGradientRule, NotDifferentiable, build, full, gradients
 from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
-from tests.gradcheck import (
-    FAMILIES,
-    RULES,
-    check,
-    computed,
-    data,
-    forward,
-    jacobian,
-    run,
-    traced,
-)
+from tests.gradcheck import FAMILIES, RULES, check, computed, data, forward, jacobian, run, traced
 from tests.plugins.gradient_cases import Case
 from tests.tracing import NEWEST
 
@@ -48,9 +38,8 @@ EXAMPLES = 40 if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1" else 8
 def slopes(name: str, opset: int) -> Any:
     case = BY_NAME[name]
     if case.oracle is None:
-        return jacobian(
-            forward(case.formula, case.arrays, opset, reference=case.reference), case.arrays
-        )
+        function = forward(case.formula, case.arrays, opset, reference=case.reference)
+        return jacobian(function, case.arrays)
     oracle = case.oracle
     return jacobian(lambda feeds: oracle(**feeds), case.arrays)
 
@@ -75,15 +64,9 @@ def test_rule_equals_central_differences(name: str, known: Any) -> None:
     wanted = {"sizes": {OLDEST, NEWEST}, "names": {NEWEST}, "ranks": {OLDEST}, "nothing": {NEWEST}}
     for opset in sorted({min(max(o, case.since), case.until) for o in wanted[known]}):
         check(
-            case.formula,
-            case.arrays,
-            opset=opset,
-            known=known,
-            sized=case.sized,
-            expected=slopes(name, opset),
-            dtypes=case.dtypes,
-            reference=case.reference,
-        )
+            case.formula, case.arrays, opset=opset, known=known, sized=case.sized,
+            expected=slopes(name, opset), dtypes=case.dtypes, reference=case.reference,
+        )  # fmt: skip
 
 
 def test_every_rule_has_a_case() -> None:
@@ -130,53 +113,33 @@ def test_any_matrix_product(shapes: Any, known: Any) -> None:
     check(lambda op, a, b: op.MatMul(a, b), {"a": a, "b": b}, opset=17, known=known)
 
 
-def planted(op_type: str, rule: Any) -> RuleTable:
+WRONG: dict[str, tuple[str, Any]] = {
+    "factor": ("MatMul", lambda op, n, g: [2 * op.MatMul(g, op.Transpose(n.inputs[1])), None]),
+    "not transposed": ("MatMul", lambda op, n, g: [op.MatMul(g, n.inputs[1]), None]),
+    "wrong turned": ("MatMul", lambda op, n, g: [op.MatMul(op.Transpose(g), n.inputs[1]), None]),
+    "sign": ("MatMul", lambda op, n, g: [op.MatMul(op.Abs(g), op.Transpose(-n.inputs[1])), None]),
+    "a lost sum": (
+        "Add",
+        lambda op, n, g: [g, op.Gather(full(op, g, n.outputs[0]), op.constant(0), axis=0)],
+    ),
+    "a small cotangent taken for whole": ("Add", lambda op, n, g: [g, g]),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_the_check_rejects_a_wrong_rule(mistake: str) -> None:
+    op_type, rule = WRONG[mistake]
+    matrix = data(3, 3, seed=1).astype(np.float32)
+    formula, arrays = {
+        "MatMul": (lambda op, a: op.MatMul(a, op.constant(matrix, a.dtype)), {"a": data(3, 3)}),
+        "Add": (lambda op, x, a: x + a, {"x": data(2, 3), "a": data(3, seed=1)}),
+    }[op_type]
+    check(formula, arrays, opset=17)
     wrong = Rules()
     wrong.rule(op_type)(rule)
-    return RuleTable({"wrong": wrong, **FAMILIES}, first=["wrong"])
-
-
-@pytest.mark.parametrize(
-    ("op_type", "rule"),
-    [
-        ("MatMul", lambda op, n, g: [2 * op.MatMul(g, op.Transpose(n.inputs[1])), None]),
-        ("MatMul", lambda op, n, g: [op.MatMul(g, n.inputs[1]), None]),
-        ("MatMul", lambda op, n, g: [op.MatMul(op.Transpose(g), n.inputs[1]), None]),
-        ("MatMul", lambda op, n, g: [op.MatMul(op.Abs(g), op.Transpose(-n.inputs[1])), None]),
-    ],
-    ids=["factor", "not transposed", "wrong operand transposed", "sign"],
-)
-def test_the_check_rejects_a_wrong_product(op_type: str, rule: Any) -> None:
-    square = {"a": data(3, 3)}
-    matrix = data(3, 3, seed=1)
-
-    def formula(op: Any, a: Any) -> Any:
-        return op.MatMul(a, op.constant(matrix.astype(np.float32), a.dtype))
-
-    check(formula, square, opset=17)
+    rules = RuleTable({"wrong": wrong, **FAMILIES}, first=["wrong"])
     with pytest.raises(AssertionError, match="da"):
-        check(formula, square, opset=17, rules=planted(op_type, rule))
-
-
-def test_the_check_rejects_a_lost_sum() -> None:
-    arrays = {"x": data(2, 3), "b": data(3, seed=1)}
-
-    def only_first_row(op: Any, node: Any, g: Any) -> Any:
-        return [g, op.Gather(full(op, g, node.outputs[0]), op.constant(0), axis=0)]
-
-    with pytest.raises(AssertionError, match="db"):
-        check(lambda op, x, b: x + b, arrays, opset=17, rules=planted("Add", only_first_row))
-
-
-def test_the_check_rejects_a_small_cotangent_taken_for_whole() -> None:
-    arrays = {"x": data(2, 3), "b": data(3, seed=1)}
-    with pytest.raises(AssertionError, match="db"):
-        check(
-            lambda op, x, b: x + b,
-            arrays,
-            opset=17,
-            rules=planted("Add", lambda op, node, g: [g, g]),
-        )
+        check(formula, arrays, opset=17, rules=rules)
 
 
 @pytest.mark.parametrize(
@@ -198,14 +161,11 @@ def test_ties_are_shared_evenly(op_type: str, xs: Any, expected: Any) -> None:
 
 
 def test_a_form_without_a_rule_is_refused() -> None:
+    def resize(op: Any, x: Any) -> Any:
+        return op.Resize(x, None, op.constant([1.0, 2.0]))
+
     with pytest.raises(NoGradientRule, match="operator Resize on a tensor of unknown rank of ai"):
-        computed(
-            lambda op, x: op.Resize(x, None, op.constant([1.0, 2.0])),
-            {"x": data(3, 3)},
-            None,
-            opset=17,
-            known="nothing",
-        )
+        computed(resize, {"x": data(3, 3)}, None, opset=17, known="nothing")
 
 
 @pytest.mark.parametrize(

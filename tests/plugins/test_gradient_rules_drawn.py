@@ -92,16 +92,9 @@ def one(case: Case, opset: int, known: Known, seed: Seed) -> None:
         function = lambda feeds: np.asarray(oracle(**feeds))  # noqa: E731
     expected = jacobian(function, case.arrays)
     got = check(
-        case.formula,
-        case.arrays,
-        opset=opset,
-        known=known,
-        sized=case.sized,
-        expected=expected,
-        dtypes=case.dtypes,
-        reference=case.reference,
-        seeds=[seed],
-    )
+        case.formula, case.arrays, opset=opset, known=known, sized=case.sized,
+        expected=expected, dtypes=case.dtypes, reference=case.reference, seeds=[seed],
+    )  # fmt: skip
     if case.torch is not None and torch is not None:
         equals_torch(case, cotangent(seed, expected[0].shape), got)
 
@@ -118,23 +111,16 @@ def equals_torch(case: Case, seed: Array | None, got: dict[str, Array]) -> None:
         exact = np.zeros(gradient.shape) if slope is None else slope.numpy()
         rtol = 2e-4 if gradient.dtype == np.float32 else 1e-6
         scale = max(1.0, float(np.abs(exact).max(initial=0)))
-        np.testing.assert_allclose(
-            gradient, exact, rtol=rtol, atol=rtol * scale, err_msg=f"torch's d{name}"
-        )
-
-
-def first_opset(operator: str) -> int:
-    """The opset that brought an operator, or the form of it that there is a rule for."""
-    every = onnx.defs.get_all_schemas_with_history()
-    born = min(s.since_version for s in every if s.name == operator and s.domain == "")
-    return max(born, RULED[operator])
+        at = {"rtol": rtol, "atol": rtol * scale}
+        np.testing.assert_allclose(gradient, exact, **at, err_msg=f"torch's d{name}")
 
 
 def skip_if_too_new(operator: str) -> None:
-    if first_opset(operator) > NEWEST:
-        pytest.skip(
-            f"the operator needs opset {first_opset(operator)}, this onnxruntime has {NEWEST}"
-        )
+    """Since the opset that brought an operator, or the form of it that there is a rule for."""
+    every = onnx.defs.get_all_schemas_with_history()
+    born = min(s.since_version for s in every if s.name == operator and s.domain == "")
+    if (first := max(born, RULED[operator])) > NEWEST:
+        pytest.skip(f"the operator needs opset {first}, this onnxruntime has {NEWEST}")
 
 
 @pytest.mark.parametrize("operator", sorted(DRAWS))

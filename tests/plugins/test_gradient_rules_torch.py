@@ -1,20 +1,23 @@
-"""Gradient rules against torch, at kinks too: where a function has no slope, torch's is taken."""
+"""Gradient rules against torch, at kinks and quantizers; where there is no slope, torch's is taken."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
-from ortflex_core import gradient_model
+from ortflex_core import gradient_model, require_runtime
 from tests.gradcheck import computed, data
 from tests.tracing import NEWEST
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
+from tests.torch_files import exported
+
 F = torch.nn.functional
 
 KINKS = np.array([[-2.0, -1.0, -0.3], [0.0, 0.4, 3.0]])
@@ -32,12 +35,7 @@ UNARY: list[tuple[str, int, Any, Any]] = [
     ("Tanh", 13, lambda op, x: op.Tanh(x), torch.tanh),
     ("Erf", 13, lambda op, x: op.Erf(x), torch.erf),
     ("Clip", 13, lambda op, x: op.Clip(x, -1.0, 3.0), lambda x: torch.clamp(x, -1, 3)),
-    (
-        "Hardtanh",
-        13,
-        lambda op, x: op.Max(op.Min(x, 1.5), -0.7),
-        lambda x: F.hardtanh(x, -0.7, 1.5),
-    ),
+    ("Hardtanh", 13, lambda op, x: op.Max(op.Min(x, 2), -0.7), lambda x: F.hardtanh(x, -0.7, 2)),
     (
         "HardSigmoid",
         13,
@@ -67,12 +65,7 @@ UNARY: list[tuple[str, int, Any, Any]] = [
     ("ReduceL2-zero", 13, lambda op, x: op.ReduceL2(x * 0), lambda x: torch.linalg.norm(x * 0)),
     ("ReduceProd", 13, lambda op, x: op.ReduceProd(x, axes=[1]), lambda x: torch.prod(x, dim=1)),
     ("Softmax", 13, lambda op, x: op.Softmax(x, axis=0), lambda x: torch.softmax(x, 0)),
-    (
-        "LogSoftmax",
-        13,
-        lambda op, x: op.LogSoftmax(x * 50),
-        lambda x: torch.log_softmax(x * 50, -1),
-    ),
+    ("LogSoftmax", 13, lambda op, x: op.LogSoftmax(x * 50), lambda x: (x * 50).log_softmax(-1)),
     (
         "ReduceLogSumExp",
         13,
@@ -115,22 +108,21 @@ def _kept(formula: Any, shape: Any) -> tuple[int, ...]:
     return {0: (1, 1), 1: (2, 1)}.get(len(shape), tuple(shape))
 
 
-def test_powers_of_learned_exponents_equal_torch() -> None:
-    base, exponent = np.array([0.0, 0.5, 2.0, 0.0]), np.array([2.0, 1.5, -0.7, 0.0])
-    x, e = (torch.tensor(v, requires_grad=True) for v in (base, exponent))
-    (x**e).sum().backward()
-    ours = computed(lambda op, x, e: op.Pow(x, e), {"x": base, "e": exponent}, None, opset=17)
-    np.testing.assert_allclose(ours["x"], x.grad.numpy(), rtol=1e-12)
-    np.testing.assert_allclose(ours["e"], e.grad.numpy(), rtol=1e-12)
-
-
-def test_prelu_equals_torch_at_zero() -> None:
-    points, slopes = np.array([[-1.0, 0.0, 2.0]]), np.array([0.25])
-    x, s = (torch.tensor(v, requires_grad=True) for v in (points, slopes))
-    F.prelu(x, s).sum().backward()
-    ours = computed(lambda op, x, s: op.PRelu(x, s), {"x": points, "s": slopes}, None, opset=16)
-    np.testing.assert_allclose(ours["x"], x.grad.numpy())
-    np.testing.assert_allclose(ours["s"], s.grad.numpy())
+@pytest.mark.parametrize(
+    ("formula", "function", "x", "s"),
+    [
+        (lambda op, x, s: op.Pow(x, s), torch.pow, [0.0, 0.5, 2.0, 0.0], [2.0, 1.5, -0.7, 0.0]),
+        (lambda op, x, s: op.PRelu(x, s), F.prelu, [[-1.0, 0.0, 2.0]], [0.25]),
+    ],
+    ids=["powers of learned exponents", "PRelu at zero"],
+)
+def test_slopes_by_two_inputs_equal_torch(formula: Any, function: Any, x: Any, s: Any) -> None:
+    arrays = {"x": np.array(x), "s": np.array(s)}
+    tensors = [torch.tensor(a, requires_grad=True) for a in arrays.values()]
+    function(*tensors).sum().backward()
+    ours = computed(formula, arrays, None, opset=17)
+    for name, tensor in zip(arrays, tensors, strict=True):
+        np.testing.assert_allclose(ours[name], tensor.grad.numpy(), rtol=1e-12)
 
 
 def test_attention_equals_torch() -> None:
@@ -157,7 +149,6 @@ def test_attention_equals_torch() -> None:
         np.testing.assert_allclose(ours[name], tensor.grad.numpy(), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_an_embedding_bag(mode: str, dynamo: bool) -> None:
@@ -165,35 +156,121 @@ def test_an_embedding_bag(mode: str, dynamo: bool) -> None:
     torch.manual_seed(0)
     bag = torch.nn.EmbeddingBag(7, 3, mode=mode)
     rows, offsets = torch.tensor([1, 2, 2, 5, 0, 6, 1]), torch.tensor([0, 2, 3])
-    names = ["rows", "offsets"]
-    if dynamo:
-        sizes = ({0: torch.export.Dim("N")}, {0: torch.export.Dim("B")})
-        made = torch.onnx.export(
-            bag,
-            (rows, offsets),
-            dynamo=True,
-            dynamic_shapes=sizes,
-            input_names=names,
-            verbose=False,
-        )
-        proto = made.model_proto
-    else:
-        file = io.BytesIO()
-        axes = {"rows": {0: "N"}, "offsets": {0: "B"}}
-        torch.onnx.export(
-            bag, (rows, offsets), file, dynamo=False, opset_version=17,
-            input_names=names, output_names=["y"], dynamic_axes=axes,
-        )  # fmt: skip
-        proto = onnx.load_from_string(file.getvalue())
+    proto = exported(bag, (rows, offsets), ["rows", "offsets"], dynamo=dynamo)
     graph = gradient_model(proto, wrt=["weight"])
     bag(rows, offsets).square().sum().backward()
     feeds = {"rows": rows.numpy(), "offsets": offsets.numpy()}
     session = onnxruntime.InferenceSession(graph.SerializeToString())
     cotangent = next(i.name for i in session.get_inputs() if i.name.startswith("cotangent"))
-    feeds |= {
-        "weight": bag.weight.detach().numpy(),
-        cotangent: 2 * bag(rows, offsets).detach().numpy(),
-    }
+    feeds["weight"] = bag.weight.detach().numpy()
+    feeds[cotangent] = 2 * bag(rows, offsets).detach().numpy()
     known = {i.name for i in session.get_inputs()}
     found = session.run(["gradient/weight"], {n: a for n, a in feeds.items() if n in known})[0]
     np.testing.assert_allclose(found, bag.weight.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("between", ["clip", "moved"])
+@pytest.mark.parametrize(
+    ("axis", "low", "high", "zero"), [(None, 0, 127, 64), (None, -127, 127, 0), (1, -7, 7, 0)]
+)
+def test_a_clip_of_integers_is_the_range_of_the_quantization(
+    axis: int | None, low: int, high: int, zero: int, between: str
+) -> None:
+    """torch's FakeQuantize with a reduced range is QuantizeLinear, Clip, DequantizeLinear in a file.
+
+    The class: operators on integers between both, which used to cut the gradient.
+    """
+    x = data(4, 3, low=-3, high=3).astype(np.float32)
+    scale = np.array(0.013 if high > 7 else 0.2, np.float32)
+    if axis is not None:
+        scale = data(x.shape[axis], low=0.1, high=0.3, seed=1).astype(np.float32)
+    seed = data(4, 3, seed=2).astype(np.float32)
+    tensors = [torch.tensor(v, requires_grad=True) for v in (x, scale.reshape(-1))]
+    zeros = torch.full((scale.size,), float(zero))
+    if axis is None:
+        y = torch._fake_quantize_learnable_per_tensor_affine(*tensors, zeros, low, high, 1.0)
+        fixed = torch.tensor(x, requires_grad=True)
+        plain = torch.fake_quantize_per_tensor_affine(fixed, float(scale), zero, low, high)
+    else:
+        y = torch._fake_quantize_learnable_per_channel_affine(*tensors, zeros, axis, low, high, 1.0)
+        fixed = torch.tensor(x, requires_grad=True)
+        plain = torch.fake_quantize_per_channel_affine(
+            fixed, torch.tensor(scale), zeros.int(), axis, low, high
+        )
+    y.backward(torch.tensor(seed))
+    plain.backward(torch.tensor(seed))
+    kind = np.uint8 if low == 0 else np.int8
+    at = {} if axis is None else {"axis": axis}
+
+    def chain(op, x, s):  # type: ignore[no-untyped-def]
+        place = np.full(scale.shape, zero, kind)
+        q = op.Clip(op.QuantizeLinear(x, s, place, **at), kind(low), kind(high))
+        if between == "moved":
+            q = op.Transpose(op.Reshape(op.Unsqueeze(q, axes=[0]), [4, 3]), perm=[1, 0])
+            return op.Transpose(
+                op.DequantizeLinear(q, s, place, **({} if axis is None else {"axis": 1 - axis})),
+                perm=[1, 0],
+            )
+        return op.DequantizeLinear(q, s, place, **at)
+
+    got = computed(chain, {"x": x, "s": scale}, seed, opset=17)
+    np.testing.assert_allclose(got["x"], tensors[0].grad.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(got["x"], fixed.grad.numpy(), rtol=1e-5)
+    assert 0 < np.count_nonzero(got["x"]) < x.size
+    np.testing.assert_allclose(got["s"].reshape(-1), tensors[1].grad.numpy(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("group", range(6))
+def test_drawn_pairs_equal_torch(group: int) -> None:
+    """Ten drawn pairs each: ranks, axes, blocks, types, zero points, values in and outside of the range."""
+    for number in range(10):
+        draw = np.random.default_rng([group, number])
+        blocks = draw.random() < 0.25 and require_runtime().version_info >= (1, 20)
+        shape = (
+            (6, int(draw.integers(1, 5)))
+            if blocks
+            else tuple(draw.integers(2, 5, draw.integers(2, 5)))
+        )
+        axis = 0 if blocks else [None, *range(len(shape))][draw.integers(0, len(shape) + 1)]
+        kind = np.int8 if draw.random() < 0.5 else np.uint8
+        low, high = (int(v) for v in (np.iinfo(kind).min, np.iinfo(kind).max))
+        sizes = (2, shape[1]) if blocks else () if axis is None else (shape[axis],)
+        scale = draw.uniform(0.01, 0.03, sizes).astype(np.float32)
+        zero = draw.integers(low // 2, high // 2 + 1, sizes).astype(kind)
+        # Between two codes: a tie is rounded by the last bit of the division.
+        codes = draw.integers(low - 60, high + 60, shape) + draw.uniform(-0.4, 0.4, shape)
+        at = {"axis": axis, "block_size": 3} if blocks else {} if axis is None else {"axis": axis}
+
+        def spread(v: Any, *, shape: Any = shape, axis: Any = axis, blocks: Any = blocks) -> Any:
+            if blocks:
+                return np.repeat(v, 3, 0)
+            places = [-1 if k == axis else 1 for k in range(len(shape))]
+            return v if axis is None else v.reshape(places)
+
+        x = ((codes - spread(zero.astype(np.float64))) * spread(scale)).astype(np.float32)
+        seed = draw.standard_normal(shape).astype(np.float32)
+
+        def lines(v: Any, *, blocks: Any = blocks, shape: Any = shape, axis: Any = axis) -> Any:
+            """The elements of a block, or of all, in a line, as of a channel."""
+            if axis is None:
+                return v.reshape(1, -1)
+            return v.reshape(2, 3, shape[1]).swapaxes(1, 2).reshape(-1, 3) if blocks else v
+
+        tensors = [torch.tensor(v, requires_grad=True) for v in (lines(x), scale.reshape(-1))]
+        zeros = torch.tensor(zero.reshape(-1).astype(np.float32))
+        # As one channel: the kernel for whole tensors truncates negative codes, it does not round.
+        y = torch._fake_quantize_learnable_per_channel_affine(
+            *tensors, zeros, axis or 0, low, high, 1.0
+        )
+        y.backward(torch.tensor(lines(seed)))
+
+        def pair(op: Any, x: Any, s: Any, *, zero: Any = zero, at: Any = at) -> Any:
+            return op.DequantizeLinear(op.QuantizeLinear(x, s, zero, **at), s, zero, **at)
+
+        got = computed(pair, {"x": x, "s": scale}, seed, opset=21 if blocks else 17)
+        wanted = [t.grad.numpy() for t in tensors]
+        what = f"{shape}, {at}, {kind.__name__}"
+        np.testing.assert_allclose(lines(got["x"]), wanted[0], rtol=1e-6, err_msg=what)
+        error = np.abs(got["s"].reshape(-1) - wanted[1]).max()
+        assert error <= 1e-6 * np.abs(seed).sum() * 200, what  # the sum of up to 200 units each
+        assert 0 < np.count_nonzero(got["x"]) < x.size or x.size < 24, what

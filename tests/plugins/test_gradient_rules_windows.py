@@ -1,19 +1,25 @@
-"""Convolutions and pooling: every form of a kernel's gradient, ties, torch, and what is refused."""
+"""Convolutions and pooling: every form of a kernel's gradient, ties, torch, small planes, refusals."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
+from ortflex import Trainer
 from ortflex_core import NoGradientRule, Trace, build, gradient_model, gradients
 from ortflex_plugins.gradients import convolution
 from tests import models
 from tests.gradcheck import RULES, computed, data, jacobian, run
 from tests.plugins import gradient_cases_windows as cases
 from tests.plugins.gradient_cases import Case
+from tests.training import make
 
 FORMS = {
     "swapped": {"_TINY": 1 << 60},
@@ -93,13 +99,7 @@ def test_the_first_of_equal_maxima_gets_all(tiles: bool) -> None:
         np.arange(1, 5, dtype=np.float32).reshape(1, 1, 2, 2),
         opset=17,
     )["x"]
-    rows, columns = np.nonzero(got[0, 0])
-    assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [
-        (0, 0),
-        (0, 3),
-        (2, 0),
-        (2, 2),
-    ]
+    assert np.argwhere(got[0, 0]).tolist() == [[0, 0], [0, 3], [2, 0], [2, 2]]
 
 
 def test_windows_that_tile_need_no_indices() -> None:
@@ -113,27 +113,25 @@ def test_windows_that_tile_need_no_indices() -> None:
 
 
 @pytest.mark.parametrize("ceil", [False, True])
-def test_pooling_equals_torch(ceil: bool) -> None:
-    torch = pytest.importorskip("torch")
+def test_pooling_equals_torch(ceil: bool, torch: Any) -> None:
     pool = torch.nn.functional
     # Whole numbers: ties everywhere.
     x = np.random.default_rng(0).integers(0, 3, (2, 3, 8, 10)).astype(np.float32)
     for kernel, stride, pad in ((2, 2, 0), (3, 2, 1), (3, 1, 0)):
         settings: Any = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+        sizes = {"kernel_size": kernel, "stride": stride, "padding": pad}
         for ours, theirs in (
             (
                 lambda op, x, s=settings: op.MaxPool(x, ceil_mode=int(ceil), **s),
-                lambda t, k=kernel, s=stride, p=pad: pool.max_pool2d(t, k, s, p, ceil_mode=ceil),
+                partial(pool.max_pool2d, ceil_mode=ceil, **sizes),
             ),
             (
                 lambda op, x, s=settings: op.AveragePool(x, count_include_pad=1, **s),
-                lambda t, k=kernel, s=stride, p=pad: pool.avg_pool2d(t, k, s, p),
+                partial(pool.avg_pool2d, **sizes),
             ),
             (
                 lambda op, x, s=settings: op.AveragePool(x, **s),
-                lambda t, k=kernel, s=stride, p=pad: pool.avg_pool2d(
-                    t, k, s, p, count_include_pad=False
-                ),
+                partial(pool.avg_pool2d, count_include_pad=False, **sizes),
             ),
         ):
             t = torch.tensor(x, requires_grad=True)
@@ -144,9 +142,8 @@ def test_pooling_equals_torch(ceil: bool) -> None:
             np.testing.assert_allclose(got, t.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_convolutions_of_common_sizes_equal_torch() -> None:
+def test_convolutions_of_common_sizes_equal_torch(torch: Any) -> None:
     """Sizes at which the large forms are chosen by themselves."""
-    torch = pytest.importorskip("torch")
     for x, w, settings in (
         ((16, 3, 20, 20), (8, 3, 5, 5), {}),
         ((8, 32, 24, 24), (32, 32, 3, 3), {"padding": 1}),
@@ -211,11 +208,8 @@ def test_what_cannot_be_known_is_refused(
 def test_a_shape_asked_of_a_transposed_convolution(pads: str | None) -> None:
     """The padding follows from the shape; the forward itself is the oracle: Y is linear in X and W."""
     x, w = (data(*s, seed=k).astype(np.float32) for k, s in enumerate(((1, 2, 3, 3), (2, 1, 3, 3))))
-    settings: dict[str, Any] = {"strides": [2, 2]}
-    if pads is None:
-        settings["output_shape"] = [6, 5]
-    else:
-        settings["auto_pad"] = pads
+    how = {"auto_pad": pads} if pads else {"output_shape": [6, 5]}
+    settings: dict[str, Any] = {"strides": [2, 2], **how}
 
     def forward(x: Any, w: Any) -> Any:
         trace = Trace({"": 17})
@@ -225,9 +219,8 @@ def test_a_shape_asked_of_a_transposed_convolution(pads: str | None) -> None:
 
     y = forward(x, w)
     seed = data(*y.shape, seed=5).astype(np.float32)
-    got = computed(
-        lambda op, x, w: op.ConvTranspose(x, w, **settings), {"x": x, "w": w}, seed, opset=17
-    )
+    formula = lambda op, x, w: op.ConvTranspose(x, w, **settings)  # noqa: E731
+    got = computed(formula, {"x": x, "w": w}, seed, opset=17)
     for name, array in (("x", x), ("w", w)):
         other = data(*array.shape, seed=6).astype(np.float32)
         moved = forward(**{"x": x, "w": w, name: other})
@@ -237,10 +230,121 @@ def test_a_shape_asked_of_a_transposed_convolution(pads: str | None) -> None:
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool", "LpPool"])
 def test_a_window_that_begins_behind_the_last_row_is_refused(operator: str) -> None:
     """Inference says [3, 3], and so do old runtimes; newer ones compute [2, 2]."""
-    pool = onnx.helper.make_node(
-        operator, ["x"], ["y"], kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1
-    )
+    sizes = {"kernel_shape": [2, 2], "strides": [3, 3]}
+    pool = onnx.helper.make_node(operator, ["x"], ["y"], ceil_mode=1, **sizes)
     image = models.floats("x", 1, 1, 6, 6)
     model = models.model([pool], [image], [models.floats("y", 1, 1, None, None)], {}, opset=18)
     with pytest.raises(NoGradientRule, match="a window that begins after the last row"):
         gradient_model(model, wrt=["x"])
+
+
+# Channels in and out, places, kernel, strides, pads, dilations, groups.
+CASES: dict[str, Sequence[Any]] = {
+    "same": (64, 32, (4, 4), (3, 3), [1, 1], [1, 1, 1, 1], [1, 1], 1),
+    "strides, dilations, uneven pads": (64, 32, (4, 3), (3, 2), [2, 1], [1, 0, 0, 1], [1, 2], 1),
+    "more windows than places": (64, 32, (2, 2), (2, 2), [1, 1], [1, 1, 1, 1], [1, 1], 1),
+    "windows that leave places out": (64, 32, (4, 4), (2, 2), [3, 3], [0, 0, 0, 0], [1, 1], 1),
+    "1×1": (64, 512, (2, 2), (1, 1), [1, 1], [0, 0, 0, 0], [1, 1], 1),
+    "1×1, strides": (64, 128, (4, 4), (1, 1), [2, 2], [0, 0, 0, 0], [1, 1], 1),
+    "1×1, pads": (64, 128, (2, 2), (1, 1), [1, 1], [1, 0, 0, 1], [1, 1], 1),
+    "one axis": (64, 64, (7,), (5,), [2], [3, 1], [1], 1),
+    "three axes": (64, 64, (2, 2, 3), (2, 1, 3), [1, 2, 1], [0, 1, 1, 1, 0, 1], [1, 1, 1], 1),
+    "depthwise": (64, 64, (4, 4), (3, 3), [1, 1], [1, 1, 1, 1], [1, 1], 64),
+    "depthwise, strides": (48, 48, (8, 7), (3, 3), [2, 1], [1, 1, 0, 1], [1, 2], 48),
+    "depthwise, one axis": (64, 64, (9,), (3,), [1], [1, 1], [2], 64),
+}
+RNG = np.random.default_rng(8)
+
+
+def draw(*shape: int, scale: float = 1.0) -> Any:
+    return (scale * RNG.standard_normal(shape)).astype(np.float32)
+
+
+def network(case: Sequence[Any], weight: Any, factor: Any, bias: Any | None) -> onnx.ModelProto:
+    """x times a factor, then the convolution: the factor's gradient is that of the input."""
+    channels, _, places, _, strides, pads, dilations, group = case
+    given = ["z", "W"] if bias is None else ["z", "W", "b"]
+    nodes = [
+        helper.make_node("Mul", ["x", "factor"], ["z"]),
+        helper.make_node(
+            "Conv", given, ["y"], strides=strides, pads=pads, dilations=dilations, group=group
+        ),
+    ]
+    arrays = {"W": weight, "factor": factor} | ({} if bias is None else {"b": bias})
+    image, y = models.floats("x", "N", channels, *places), onnx.ValueInfoProto(name="y")
+    return onnx.shape_inference.infer_shapes(models.model(nodes, [image], [y], arrays))
+
+
+def operators(trainer: Trainer) -> Counter[str]:
+    """Of the graph that was run."""
+    return Counter(n.op_type for g in trainer.save_onnx_graph().values() for n in g.graph.node)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_torch(name: str, biased: bool, torch: Any) -> None:
+    case = CASES[name]
+    channels, out, places, kernel, strides, pads, dilations, group = case
+    fan = channels // group
+    arrays = {
+        "W": draw(out, fan, *kernel, scale=(fan * np.prod(kernel)) ** -0.5),
+        "factor": draw(1, channels, *places),
+        "b": draw(out) if biased else None,
+    }
+    x, n = draw(5, channels, *places), len(kernel)
+    wide = {
+        k: torch.tensor(a, dtype=torch.float64, requires_grad=True)
+        for k, a in arrays.items()
+        if a is not None
+    }
+    around = [side for axis in reversed(range(n)) for side in (pads[axis], pads[axis + n])]
+    inner = torch.nn.functional.pad(torch.tensor(x, dtype=torch.float64) * wide["factor"], around)
+    convolve = getattr(torch.nn.functional, f"conv{n}d")
+    how = {"stride": strides, "dilation": dilations, "groups": group}
+    result = convolve(inner, wide["W"], wide.get("b"), **how)
+    y = draw(*result.shape)
+    loss = ((result - torch.tensor(y)) ** 2).mean()
+    loss.backward()
+
+    model = network(case, arrays["W"], arrays["factor"], arrays["b"])
+    trainer = make(model, learning_rate=1.0, params=["*", "factor"], backend="fused")
+    found = trainer.step((x, y))
+    np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
+    for key, tensor in wide.items():
+        wanted = (tensor - tensor.grad).detach().numpy()
+        moved = float(tensor.grad.abs().max())
+        np.testing.assert_allclose(
+            trainer.get_state()[key], wanted, rtol=1e-6, atol=2e-6 + 1e-5 * moved, err_msg=key
+        )
+    used = operators(trainer)
+    assert used["Conv"] + used["ConvTranspose"] == 0
+
+
+@pytest.mark.parametrize("trained", [["W"], ["factor"]], ids="".join)
+def test_one_gradient_alone(trained: list[str]) -> None:
+    """What is not trained needs no gradient, and changes none."""
+    case = CASES["strides, dilations, uneven pads"]
+    arrays = draw(32, 64, 3, 2, scale=0.05), draw(1, 64, 4, 3), draw(32)
+    x, y = draw(5, 64, 4, 3), None
+    states = []
+    for params in (["*", "factor"], trained):
+        trainer = make(network(case, *arrays), params=params, backend="fused")
+        y = trainer.predict(x) + 1 if y is None else y
+        trainer.step((x, y))
+        states.append(trainer.get_state())
+    (name,) = trained
+    assert states[1][name].tobytes() == states[0][name].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("places", "group", "side"),
+    [((5, 4), 1, 3), ((9, 8), 32, 3), ((8, 8), 32, 17)],
+    ids=["dense", "depthwise", "a kernel that is larger than the plane"],
+)
+def test_larger_planes_are_left_to_onnxruntime(places: Any, group: int, side: int) -> None:
+    case = (32, 32, places, (side, side), [1, 1], [side // 2] * 4, [1, 1], group)
+    model = network(case, draw(32, 32 // group, side, side), draw(1, 32, *places), None)
+    trainer = make(model, params=["*", "factor"], backend="fused")
+    x = draw(3, 32, *places)
+    trainer.step((x, x))
+    assert operators(trainer)["Conv"] >= 1

@@ -32,10 +32,7 @@ GRAPHS = {
         "float[6] x",
         "p = Elu(x) q = Selu(p) r = LeakyRelu(q) s = Softplus(r) t = Softsign(s) y = Erf(t)",
     ),
-    "softmax": (
-        "float[3,4] x",
-        "p = Softmax<axis = 0>(x) q = LogSoftmax<axis = 1>(x) y = Mul(p, q)",
-    ),
+    "softmax": ("float[3,4] x", "p = Softmax<axis = 0>(x) q = LogSoftmax(x) y = Mul(p, q)"),
     "reductions": (
         "float[3,4,2] x",
         "p = ReduceMean<axes = [1]>(x) q = ReduceSumSquare<axes = [0], keepdims = 1>(x) "
@@ -120,23 +117,14 @@ def test_agrees_with_onnx_ad(name: str) -> None:
     model.graph.output[0].type.tensor_type.ClearField("shape")
     model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     rng = np.random.default_rng(11)
-    feeds = {
-        i.name: rng.uniform(0.1, 0.9, [d.dim_value for d in i.type.tensor_type.shape.dim]).astype(
-            np.float32
-        )
-        for i in model.graph.input
-    }
+    sizes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+    feeds = {n: rng.uniform(0.1, 0.9, size).astype(np.float32) for n, size in sizes.items()}
     y = run(model, feeds)["y"]
     seed = rng.standard_normal(y.shape).astype(np.float32)
     wrt = list(feeds)
     ours = run(gradient_model(model, wrt=wrt), {**feeds, "cotangent/y": seed})
     # Its seeds have one more axis, for several of them at once.
     theirs = run(onnx_ad.reverse(model, layout="onnx"), {**feeds, "adj_y": seed[..., None]})
-    for parameter in wrt:
-        np.testing.assert_allclose(
-            ours[f"gradient/{parameter}"],
-            theirs[f"adj_{parameter}"][..., 0],
-            rtol=1e-4,
-            atol=1e-5,
-            err_msg=parameter,
-        )
+    for name in wrt:
+        mine, other = ours[f"gradient/{name}"], theirs[f"adj_{name}"][..., 0]
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=name)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflex_core import OrtflexError, check_model, run_ranks
 from ortflex_plugins.pictures import draw
 from tests import models
-from tests.plugins.commands import ortflex
+from tests.plugins.commands import works
 from tests.plugins.test_edits import ROWS, TAILS, integers, node, scores, tail
 from tests.training import make, same
 
@@ -31,8 +31,7 @@ def test_check_shows_the_model_with_its_head(tmp_path: Path) -> None:
     assert two.outputs == ("amount",)
     with pytest.raises(OrtflexError, match="nowhere"):
         check_model(path, head={"outputs": 5, "at": "nowhere"})
-    result = ortflex("check", path, "--loss", "softmax_cross_entropy", "--head", "5")
-    assert result.exit_code == 0, result.output
+    result = works("check", path, "--loss", "softmax_cross_entropy", "--head", "5")
     assert "[N, 5]" in result.output
 
 
@@ -91,9 +90,7 @@ def test_pictures_of_recipes_and_runs_have_their_head(
     Path("train.toml").write_text(f'{recipe}freeze="backbone"\n')
 
     def seen(*line: str) -> str:
-        result = ortflex(*line)
-        assert result.exit_code == 0, result.output
-        return result.output
+        return works(*line).output
 
     seen("train", "train.toml", "output=run")
     words = "w2 float32[5, 3], was [5, 4]; b2 float32[3], was [4]; 18 new numbers"
@@ -105,9 +102,8 @@ def test_pictures_of_recipes_and_runs_have_their_head(
     page = Path("run/report.html").read_text("utf-8")
     assert f"new: {words}" in page
     assert "w1 6×5" in page
-    assert words in seen("init", "model.onnx", "--classes", "3", "--force") + Path(
-        "train.toml"
-    ).read_text("utf-8")
+    recipe = seen("init", "model.onnx", "--classes", "3", "--force")
+    assert words in recipe + Path("train.toml").read_text("utf-8")
     Path("model.onnx").unlink()
     assert "new:" not in seen("graph", "run", "-o", "out.svg")
     assert ">w2 5×3<" in Path("out.svg").read_text("utf-8")

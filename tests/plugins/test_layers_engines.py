@@ -106,8 +106,7 @@ def test_layers_of_both_engines_train_alike() -> None:
 
 
 @pytest.mark.parametrize("engine", ["fused", "training_agent"])
-def test_integers_and_truth_values_come_out_without_gradients(engine: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_integers_and_truth_values_come_out_without_gradients(engine: str, torch: Any) -> None:
     if engine == "training_agent":
         agent()
     net = layer(looked_up(), engine=engine)
@@ -135,9 +134,6 @@ def test_what_an_engine_cannot_do_is_refused() -> None:
     unknown = models.mlp(activation="Atan")
     with pytest.raises(Unsupported, match=r"(?s)engine='fused' may:\n.*Atan"):
         OnnxFunction(unknown, engine="training_agent")
-
-
-# ---------------------------------------------------------------------- elsewhere
 
 
 @attrs.frozen(kw_only=True)
@@ -188,9 +184,8 @@ def test_arrays_go_to_a_device_and_come_back(elsewhere: list[str]) -> None:
 
 
 def test_tensors_on_a_device_are_not_copied(
-    elsewhere: list[str], monkeypatch: pytest.MonkeyPatch
+    elsewhere: list[str], monkeypatch: pytest.MonkeyPatch, torch: Any
 ) -> None:
-    torch = pytest.importorskip("torch")
     from ortflex_plugins.layers import torch_layer
 
     net = layer(normalized())
@@ -201,12 +196,9 @@ def test_tensors_on_a_device_are_not_copied(
     wanted.sum().backward()
     gradient, x.grad = x.grad, None
     waited = []
+    waiting = {"synchronize": lambda self: waited.append("cuda:1")}
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: type("S", (), waiting)())
     monkeypatch.setattr(torch_layer, "_devices", lambda tensors: {"cuda:1"})
-    monkeypatch.setattr(
-        torch.cuda,
-        "current_stream",
-        lambda where: type("Stream", (), {"synchronize": lambda self: waited.append(where)})(),
-    )
     found = twin(x)
     found.sum().backward()
     assert elsewhere == []
@@ -217,8 +209,7 @@ def test_tensors_on_a_device_are_not_copied(
     assert torch.equal(twin.get_buffer("mean"), net.get_buffer("mean"))
 
 
-def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     from ortflex_plugins.layers import torch_layer
 
     net = layer(models.mlp())
@@ -233,25 +224,20 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         layer(models.mlp())(torch.ones(2, 6))
 
 
-# ---------------------------------------------------------------------- what no one wants
-
-
 def test_gradients_that_nobody_wants_are_not_computed() -> None:
     whole = OnnxFunction(models.conv_net()).graphs["gradient"]
     every, some, none = (split(whole, w) for w in (None, {"full"}, ()))
     assert [o.name for o in some.backward.graph.output] == ["gradient/full"]
     assert len(some.backward.graph.node) < len(every.backward.graph.node)
-    assert not {"Conv", "ConvTranspose", "MaxUnpool"} & {
-        n.op_type for n in some.backward.graph.node
-    }
+    operators = {n.op_type for n in some.backward.graph.node}
+    assert not {"Conv", "ConvTranspose", "MaxUnpool"} & operators
     assert set(some.saved) < set(every.saved)
     assert (len(none.backward.graph.node), none.saved) == (0, ())
     assert [o.name for o in none.forward.graph.output] == ["scores"]
 
 
 @pytest.mark.parametrize("frozen", [["full", "shift"], ["kernel", "bias"], []])
-def test_frozen_parameters_are_what_they_are_now(frozen: list[str]) -> None:
-    torch = pytest.importorskip("torch")
+def test_frozen_parameters_are_what_they_are_now(frozen: list[str], torch: Any) -> None:
     net, twin = layer(models.conv_net()), layer(models.conv_net())
     x = torch.randn(3, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -113,8 +113,7 @@ def layer(model: onnx.ModelProto, **options: Any) -> Any:
     return OrtLayer(model, **options)
 
 
-def test_statistics_are_normalized_by_and_learned_as_torch_does(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+def test_statistics_are_normalized_by_and_learned_as_torch_does(tmp_path: Path, torch: Any) -> None:
     model = normalized()
     mine, theirs = layer(model), same_in_torch(model)
     assert sorted(n for n, _ in mine.named_buffers()) == ["mean", "var"]
@@ -133,8 +132,7 @@ def test_statistics_are_normalized_by_and_learned_as_torch_does(tmp_path: Path) 
     np.testing.assert_allclose(made, one.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_eval_has_gradients_and_notices_statistics_that_changed_since() -> None:
-    torch = pytest.importorskip("torch")
+def test_eval_has_gradients_and_notices_statistics_that_changed_since(torch: Any) -> None:
     model = normalized()
     mine, theirs = layer(model).eval(), same_in_torch(model).eval()
     x = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -150,8 +148,7 @@ def test_eval_has_gradients_and_notices_statistics_that_changed_since() -> None:
         y.backward()
 
 
-def test_statistics_frozen_and_statistics_that_share_an_initializer() -> None:
-    torch = pytest.importorskip("torch")
+def test_statistics_frozen_and_statistics_that_share_an_initializer(torch: Any) -> None:
     x = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(1))
     frozen = layer(normalized(), batch_norm="freeze")
     assert torch.equal(frozen.train()(x), frozen.eval()(x))
@@ -160,9 +157,8 @@ def test_statistics_frozen_and_statistics_that_share_an_initializer() -> None:
     mine, theirs = layer(model), same_in_torch(model)
     mine(x)
     theirs(x)
-    np.testing.assert_allclose(
-        mine.get_buffer("var_copy").numpy(), theirs[1].running_var.numpy(), rtol=1e-5
-    )
+    found = mine.get_buffer("var_copy").numpy()
+    np.testing.assert_allclose(found, theirs[1].running_var.numpy(), rtol=1e-5)
     assert not torch.equal(mine.get_buffer("var_copy"), mine.scale)
     found = models.predict(mine.to_onnx(), {"x": x.numpy()})["y"]
     wanted = theirs.eval()(x).detach().numpy()
@@ -170,8 +166,7 @@ def test_statistics_frozen_and_statistics_that_share_an_initializer() -> None:
 
 
 @pytest.mark.parametrize("flag", [None, False, True])
-def test_train_drops_what_the_file_says_and_eval_nothing(flag: bool | None) -> None:
-    torch = pytest.importorskip("torch")
+def test_train_drops_what_the_file_says_and_eval_nothing(flag: bool | None, torch: Any) -> None:
     net = layer(dropping(0.25, flag))
     x = torch.ones(400, 50, requires_grad=True)
     assert torch.equal(net.eval()(x), x)
@@ -187,8 +182,7 @@ def test_train_drops_what_the_file_says_and_eval_nothing(flag: bool | None) -> N
     assert torch.equal(net(x), y)
 
 
-def test_other_ratios() -> None:
-    torch = pytest.importorskip("torch")
+def test_other_ratios(torch: Any) -> None:
     x = torch.ones(200, 50)
     for options, kept in (
         ({"dropout": "off"}, 1.0),
@@ -204,8 +198,7 @@ def test_other_ratios() -> None:
         layer(normalized(), batch_norm="learn")
 
 
-def test_copies_and_pickles_go_on_alone(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+def test_copies_and_pickles_go_on_alone(tmp_path: Path, torch: Any) -> None:
     net = layer(normalized())
     x = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(1))
     torch.save(net, tmp_path / "net.pt")
@@ -218,9 +211,6 @@ def test_copies_and_pickles_go_on_alone(tmp_path: Path) -> None:
         assert torch.equal(net.train()(x), twin.train()(x))
         assert torch.equal(net.eval()(x), twin.eval()(x))
         net.load_state_dict(copy.deepcopy(twin.state_dict()))
-
-
-# ---------------------------------------------------------------------- on arrays
 
 
 def test_arrays_have_the_same_modes() -> None:
@@ -267,22 +257,10 @@ def test_masks_are_a_function_of_the_step_and_the_seed() -> None:
     np.testing.assert_array_equal(gradient, outputs["y"])
 
 
-# ---------------------------------------------------------------------- from torch and back
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dynamo": True, "optimize": False, "verbose": False, "external_data": False},
-        {"dynamo": False, "do_constant_folding": False},
-    ],
-    ids=["newer exporter", "older exporter"],
-)
-def test_what_torch_exports_trains_on_as_in_torch(options: dict[str, Any], tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize("dynamo", [True, False], ids=["newer exporter", "older exporter"])
+def test_what_torch_exports_trains_on_as_in_torch(dynamo: bool, torch: Any) -> None:
     pytest.importorskip("onnxscript")
-    import logging
-    import warnings
+    from tests.torch_files import AS_TRAINED, exported
 
     torch.manual_seed(0)
     theirs = torch.nn.Sequential(
@@ -293,29 +271,16 @@ def test_what_torch_exports_trains_on_as_in_torch(options: dict[str, Any], tmp_p
         torch.nn.Flatten(),
         torch.nn.Linear(48, 2),
     )
-    if not options["dynamo"]:
-        options = {**options, "training": torch.onnx.TrainingMode.PRESERVE}
-        options |= {"dynamic_axes": {"x": {0: "N"}}, "opset_version": 17}
-    else:
-        options = {**options, "dynamic_shapes": ({0: torch.export.Dim("N")},), "opset_version": 18}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # torchvision is not installed
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own use of torch
-        torch.onnx.export(
-            copy.deepcopy(theirs).train(),
-            (torch.randn(4, 2, 6, 6),),
-            str(tmp_path / "net.onnx"),
-            input_names=["x"],
-            **options,
-        )
-    file = onnx.load(tmp_path / "net.onnx")
+    newer = {"optimize": False, "external_data": False, "opset_version": 18}
+    options = newer if dynamo else AS_TRAINED
+    net = copy.deepcopy(theirs).train()
+    file = exported(net, torch.randn(4, 2, 6, 6), dynamo=dynamo, **options)
     file.ir_version = 8  # what the newer exporter writes is too new for old runtimes
     mine = layer(file)
     both = {n for n, _ in theirs.named_buffers() if "running" in n}
     assert {mine.names[n] for n, _ in mine.named_buffers()} == both
-    assert {mine.names[n] for n, _ in mine.named_parameters()} == dict(
-        theirs.named_parameters()
-    ).keys()
+    names = {mine.names[n] for n, _ in mine.named_parameters()}
+    assert names == dict(theirs.named_parameters()).keys()
     # Masks differ: they are compared without.
     theirs[3].p, mine = 0.0, layer(file, dropout="off")
     with torch.no_grad():

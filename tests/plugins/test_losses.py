@@ -68,9 +68,6 @@ def labels(kind: str, shape: tuple[int, ...]) -> Any:
     return 2 * whole - 1 if kind == "sign" else whole
 
 
-# What they must compute, with torch ---------------------------------------------------------------
-
-
 def unreduced(function: Any, **options: Any) -> Theirs:
     return lambda p, y: function(p, y, reduction="none", **options)
 
@@ -140,18 +137,8 @@ TABLE: list[tuple[Loss, Theirs, str, tuple[tuple[int, ...], ...]]] = [
         FLAT,
     ),
     (Huber(delta=0.7), unreduced(nn.huber_loss, delta=0.7), "real", FLAT),
-    (
-        LogCosh(),
-        lambda p, y: torch.logaddexp(p - y, y - p) - float(np.log(2)),
-        "real",
-        FLAT,
-    ),
-    (
-        Quantile(quantile=0.3),
-        lambda p, y: torch.maximum(0.3 * (y - p), 0.7 * (p - y)),
-        "real",
-        FLAT,
-    ),
+    (LogCosh(), lambda p, y: torch.logaddexp(p - y, y - p) - float(np.log(2)), "real", FLAT),
+    (Quantile(quantile=0.3), lambda p, y: torch.max(0.3 * (y - p), 0.7 * (p - y)), "real", FLAT),
     (Poisson(), unreduced(nn.poisson_nll_loss), "count", FLAT),
     (Hinge(), lambda p, y: torch.relu(1 - y * p), "sign", FLAT),
     (SquaredHinge(), lambda p, y: torch.relu(1 - y * p) ** 2, "sign", FLAT),
@@ -296,9 +283,7 @@ def _as(y: Any, dtype: Any) -> Any:
 
 @pytest.mark.parametrize("opset", [o for o in OPSETS if o != 17])
 @pytest.mark.parametrize(OF_CASES, [c for c in CASES if "random" in c.id])
-def test_every_opset_gives_the_same(
-    loss: Loss, theirs: Theirs, p: Any, y: Any, how: str, opset: int
-) -> None:
+def test_opsets_agree(loss: Loss, theirs: Theirs, p: Any, y: Any, how: str, opset: int) -> None:
     cotangent = by_torch(theirs, p, y)[2]
     here, there = (run_loss(loss, p, y, cotangent, how, opset=o) for o in (opset, 17))
     for name in here:
@@ -307,9 +292,7 @@ def test_every_opset_gives_the_same(
 
 @pytest.mark.backend("training_agent")
 @pytest.mark.parametrize(OF_CASES, [c for c in CASES if "random" in c.id and "derived" in c.id])
-def test_onnxruntime_derives_the_same_gradient(
-    loss: Loss, theirs: Theirs, p: Any, y: Any, how: str
-) -> None:
+def test_onnxruntime_derives_the_same(loss: Loss, theirs: Theirs, p: Any, y: Any, how: str) -> None:
     # The training backends use this derivative of the formula, never a loss's own gradient.
     twin = hosted(loss)
     arrays = {"predicted": p.astype(np.float32), "expected": _as(y, np.float32)}
@@ -406,9 +389,7 @@ def test_ignored_labels_are_masked() -> None:
 )
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("how", ways(SoftmaxCrossEntropy()))
-def test_classes_in_the_last_axis_are_those_of_axis_1(
-    options: dict[str, Any], soft: bool, how: str
-) -> None:
+def test_classes_last_are_those_of_axis_1(options: dict[str, Any], soft: bool, how: str) -> None:
     rng = np.random.default_rng(9)
     p = rng.normal(size=(4, 5, 3))  # words of sentences, classes last
     y = rng.dirichlet(np.ones(3), (4, 5)) if soft else rng.integers(0, 3, (4, 5))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
 
 from ortflex_core import Trainer
+from tests.models import weights_of
+from tests.plugins.test_losses import alike, divergence, focal, overlap, unreduced
 from tests.plugins.test_optimizers_table import PRECISION, linear
 from tests.training import every_backend, make, plugins
 
@@ -24,41 +24,21 @@ Formula = Callable[[Any, Any], Any]
 
 # Scores p [B, 2] and labels y: the value of every sample, by torch where it has the loss.
 LOSSES: dict[str, tuple[str, Formula]] = {
-    "squared_error": ("real", partial(nn.mse_loss, reduction="none")),
-    "absolute_error": ("real", partial(nn.l1_loss, reduction="none")),
+    "squared_error": ("real", unreduced(nn.mse_loss)),
+    "absolute_error": ("real", unreduced(nn.l1_loss)),
     "elastic": ("real", lambda p, y: 0.5 * (p - y).abs() + 0.5 * (p - y) ** 2),
-    "huber": ("real", partial(nn.huber_loss, reduction="none")),
+    "huber": ("real", unreduced(nn.huber_loss)),
     "log_cosh": ("real", lambda p, y: torch.log(torch.cosh(p - y))),
     "quantile": ("real", lambda p, y: torch.maximum(0.5 * (y - p), 0.5 * (p - y))),
-    "poisson": ("count", partial(nn.poisson_nll_loss, reduction="none")),
+    "poisson": ("count", unreduced(nn.poisson_nll_loss)),
     "hinge": ("sign", lambda p, y: torch.relu(1 - y * p)),
     "squared_hinge": ("sign", lambda p, y: torch.relu(1 - y * p) ** 2),
-    "log_loss": ("bit", partial(nn.binary_cross_entropy_with_logits, reduction="none")),
-    "focal": (
-        "bit",
-        lambda p, y: (
-            nn.binary_cross_entropy_with_logits(p, y, reduction="none")
-            * torch.where(y == 1, 0.25, 0.75)
-            * torch.where(y == 1, 1 - torch.sigmoid(p), torch.sigmoid(p)) ** 2
-        ),
-    ),
-    "softmax_cross_entropy": ("class", partial(nn.cross_entropy, reduction="none")),
-    "kullback_leibler": (
-        "share",
-        lambda p, y: nn.kl_div(torch.log_softmax(p, 1), y, reduction="none").sum(1),
-    ),
-    "cosine_embedding": (
-        "real",
-        lambda p, y: nn.cosine_embedding_loss(p, y, torch.ones(len(p)), reduction="none"),
-    ),
-    "dice": (
-        "bit",
-        lambda p, y: (
-            1
-            - (2 * (torch.sigmoid(p) * y).sum(1) + 1e-5)
-            / (torch.sigmoid(p).sum(1) + y.sum(1) + 1e-5)
-        ),
-    ),
+    "log_loss": ("bit", unreduced(nn.binary_cross_entropy_with_logits)),
+    "focal": ("bit", focal),
+    "softmax_cross_entropy": ("class", unreduced(nn.cross_entropy)),
+    "kullback_leibler": ("share", lambda p, y: divergence(p.log_softmax(1), y)),
+    "cosine_embedding": ("real", alike),
+    "dice": ("bit", lambda p, y: overlap(torch.sigmoid(p), y, 1e-5)),
 }
 
 
@@ -91,7 +71,7 @@ def rows(dtype: Any) -> Any:
 
 def torch_s(formula: Formula, x: Any, y: Any, rates: Any) -> tuple[dict[str, Any], list[float]]:
     """The weights after steps of these rates, and the mean cost before each."""
-    start = {t.name: numpy_helper.to_array(t) for t in linear(2, x.dtype).graph.initializer}
+    start = weights_of(linear(2, x.dtype))
     w = {n: torch.tensor(a.astype(float), requires_grad=True) for n, a in start.items()}
     inputs = torch.tensor(x.astype(float))
     target = torch.tensor(y if y.dtype.kind == "i" else y.astype(float))
@@ -112,11 +92,10 @@ def trainer_of(backend: str, loss: str, dtype: Any, **options: Any) -> Trainer:
 
 
 def same_as(trainer: Trainer, wanted: dict[str, Any], dtype: Any) -> None:
+    at = PRECISION[dtype]
     for name, array in trainer.get_state().items():
         assert array.dtype == dtype
-        np.testing.assert_allclose(
-            array, wanted[name], rtol=PRECISION[dtype], atol=PRECISION[dtype]
-        )
+        np.testing.assert_allclose(array, wanted[name], rtol=at, atol=at)
 
 
 def test_no_loss_is_left_out() -> None:

@@ -37,8 +37,8 @@ def test_regression_metrics_are_scikit_learn_s(
 ) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
-    y = (rng.normal(size=shape) * [1.0, 5.0, 0.1][: shape[-1]] if len(shape) == 2
-         else rng.normal(size=shape)).astype(np.float32)  # fmt: skip
+    y = rng.normal(size=shape).astype(np.float32)
+    y = y * np.float32([1.0, 5.0, 0.1][: shape[1]]) if len(shape) == 2 else y
     p = y + rng.normal(size=shape).astype(np.float32)
     weight = rng.uniform(0, 3, 50) if weighted else None
     wanted = getattr(metrics, theirs)(y.astype(float), p.astype(float), sample_weight=weight)
@@ -46,16 +46,13 @@ def test_regression_metrics_are_scikit_learn_s(
         assert streamed(metric, y, p, weight, batch) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_r2_keeps_its_digits_where_the_mean_is_large() -> None:
+def test_r2_of_labels_that_hardly_vary_is_scikit_learn_s() -> None:
+    """Of a large mean, and of none at all."""
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
     y = 1e7 + rng.normal(size=1000)
     p = y + 0.1 * rng.normal(size=1000)
     assert streamed(R2(), y, p, None) == pytest.approx(metrics.r2_score(y, p), rel=1e-8)
-
-
-def test_r2_of_labels_that_do_not_vary_is_scikit_learn_s() -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
     y = np.ones((4, 2))
     p = y + np.array([0.0, 0.5])
     assert streamed(R2(), y, p, None, batch=4) == metrics.r2_score(y, p) == 0.5
@@ -99,9 +96,8 @@ def test_accuracy_counts_every_position() -> None:
     y = np.ones((2, 4), dtype=int)
     y[0, :2] = 2
     assert streamed(Accuracy(), y, scores, None) == 0.75
-    assert streamed(Accuracy(), y, scores, np.array([1.0, 3.0])) == pytest.approx(
-        (0.5 * 1 + 1.0 * 3) / 4
-    )
+    weighted = streamed(Accuracy(), y, scores, np.array([1.0, 3.0]))
+    assert weighted == pytest.approx((0.5 * 1 + 1.0 * 3) / 4)
 
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
@@ -120,23 +116,20 @@ def test_shapes_are_never_broadcast(metric: Metric) -> None:
         metric.start().update(np.zeros((4, 1)), np.zeros((4, 1)), np.ones(3))
 
 
-def test_accuracy_refuses_what_it_cannot_compare() -> None:
-    state = Accuracy().start()
-    with pytest.raises(DataError, match=r"class names become numbers by classes="):
-        state.update(np.array(["a", "b"]), np.zeros((2, 3)), None)
-    with pytest.raises(DataError, match=r"cannot equal predictions of type int64"):
-        state.update(np.array(["a", "b"]), np.array([0, 1]), None)
-    with pytest.raises(DataError, match=r"must be one-hot, but row 1 sums to 2"):
-        state.update(np.array([[0, 1], [1, 1]]), np.zeros((2, 2)), None)
-    with pytest.raises(DataError, match=r"need labels of shape \[2\], or one-hot \[2, 3\], got"):
-        state.update(np.zeros((2, 1), int), np.zeros((2, 3)), None)
-
-
-def test_accuracy_refuses_labels_that_are_no_classes() -> None:
-    real = np.array([[0.25], [1.0]])
-    for expected, predicted in ((real, np.zeros((2, 1))), (real[:, 0], np.zeros((2, 2)))):
-        with pytest.raises(DataError, match=r"class indices, but 1 of 2 .* first is 0\.25"):
-            Accuracy().start().update(expected, predicted, None)
+@pytest.mark.parametrize(
+    ("expected", "predicted", "text"),
+    [
+        (["a", "b"], np.zeros((2, 3)), "class names become numbers by classes="),
+        (["a", "b"], [0, 1], "cannot equal predictions of type int64"),
+        ([[0, 1], [1, 1]], np.zeros((2, 2)), "must be one-hot, but row 1 sums to 2"),
+        ([[0], [0]], np.zeros((2, 3)), r"need labels of shape \[2\], or one-hot \[2, 3\], got"),
+        ([[0.25], [1.0]], np.zeros((2, 1)), r"class indices, but 1 of 2 .* first is 0\.25"),
+        ([0.25, 1.0], np.zeros((2, 2)), r"class indices, but 1 of 2 .* first is 0\.25"),
+    ],
+)
+def test_accuracy_refuses_what_it_cannot_compare(expected: Any, predicted: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        Accuracy().start().update(np.array(expected), np.array(predicted), None)
 
 
 CLASS_SCORES = np.array([[2.0, 1.0, -np.inf], [0.1, 0.2, 0.7], [0.3, 0.5, 0.2]])
@@ -155,9 +148,7 @@ CLASS_SCORES = np.array([[2.0, 1.0, -np.inf], [0.1, 0.2, 0.7], [0.3, 0.5, 0.2]])
         ("sklearn.roc_auc_score", {"multi_class": "ovr"}),
     ],
 )
-def test_a_prediction_that_is_not_finite_makes_the_result_nan(
-    name: str, given: dict[str, Any], wrong: float
-) -> None:
+def test_nan_and_infinity_make_the_result_nan(name: str, given: Any, wrong: float) -> None:
     """The class of errors: an ordinary number computed from NaN or ∞, whole or streamed."""
     metric = plugins().component("metrics", {"name": name, **given})
     labels, scores = np.array([0, 1, 2, 1, 0, 2]), np.tile(CLASS_SCORES, (2, 1))

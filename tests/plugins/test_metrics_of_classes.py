@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from ortflex_core import ConfigError, DataError, Metric, Recipe, Trainer, internals_of
@@ -41,11 +40,10 @@ def test_top_k_is_scikit_learn_s(k: int, weighted: bool) -> None:
     scores[5] = scores[5, 0]  # equal ones
     scores[7, 1:3] = scores[7, 3]
     weight = weight if weighted else None
-    wanted = metrics.top_k_accuracy_score(
-        labels, scores, k=min(k, 3), labels=range(4), sample_weight=weight
-    )
-    if k > 3:
-        wanted = 1.0
+    wanted = 1.0
+    if k <= 3:
+        options = {"labels": range(4), "sample_weight": weight}
+        wanted = metrics.top_k_accuracy_score(labels, scores, k=k, **options)
     for expected in (labels, np.eye(4)[labels]):
         assert streamed(TopK(k=k), expected, scores, weight) == pytest.approx(wanted)
 
@@ -57,9 +55,7 @@ def test_top_k_counts_every_position() -> None:
     labels[0, 0] = 0
     assert streamed(TopK(k=2), labels, scores, None) == 7 / 8
     assert streamed(TopK(k=1), labels, scores, None) == 0
-    with pytest.raises(
-        DataError, match=r"top_k expects scores \[B, C, …\] of several classes, got"
-    ):
+    with pytest.raises(DataError, match=r"expects scores \[B, C, …\] of several classes, got"):
         TopK().start().update(np.zeros(3), np.zeros(3), None)
 
 
@@ -136,12 +132,13 @@ def test_roc_auc_of_several_classes_is_scikit_learn_s(average: Any) -> None:
 
 def test_roc_auc_says_what_it_cannot_judge() -> None:
     assert math.isnan(streamed(RocAuc(), np.ones(4), np.arange(4.0), None))
-    with pytest.raises(DataError, match="labels must be 0 and 1, got"):
-        streamed(RocAuc(), np.array([0, 2]), np.arange(2.0), None)
-    with pytest.raises(DataError, match=r"predictions \[2, 3\] have no class"):
-        streamed(RocAuc(), np.array([0, 3]), np.eye(3)[:2], None)
-    with pytest.raises(DataError, match="expects scores or probabilities, got int64"):
-        streamed(RocAuc(), np.array([0, 1]), np.array([0, 1]), None)
+    for expected, predicted, text in (
+        ([0, 2], np.arange(2.0), "labels must be 0 and 1, got"),
+        ([0, 3], np.eye(3)[:2], r"predictions \[2, 3\] have no class"),
+        ([0, 1], np.array([0, 1]), "expects scores or probabilities, got int64"),
+    ):
+        with pytest.raises(DataError, match=text):
+            streamed(RocAuc(), np.array(expected), predicted, None)
 
 
 @pytest.mark.parametrize("metric", [F1(), TopK(), RocAuc()], ids=lambda m: m.name)
@@ -158,39 +155,30 @@ def test_of_nothing_a_metric_is_nan_and_weights_must_fit(metric: Metric) -> None
         metric.start().update(np.zeros((3, 1), int), scores, None)
 
 
-# What metrics see -------------------------------------------------------------------------------
+FORMS = {
+    "one": ("[N, 1]", "Y = Identity(p)", {}),
+    "flat": ("[N]", "Y = Reshape(p, all)", {"all": [-1]}),
+    "columns": ("[N, 2]", "q = Sub(one, p) Y = Concat<axis = 1>(q, p)", {"one": [1.0]}),
+}
 
 
-def binary_model(ending: str) -> Any:
+def binary_model(form: str) -> Any:
     """``Y``: the probability of class 1, in three forms, of scores ``X @ W + b``."""
-    node = onnx.helper.make_node
-    nodes = [
-        node("MatMul", ["X", "W"], ["product"]),
-        node("Add", ["product", "b"], ["scores"]),
-        node("Sigmoid", ["scores"], ["p"]),
-    ]
-    weights = {"W": np.array([[1.0], [-1.0]]), "b": np.array([0.3])}
-    if ending == "columns":
-        weights["unity"] = np.array([1.0])
-        nodes += [node("Sub", ["unity", "p"], ["q"]), node("Concat", ["q", "p"], ["Y"], axis=1)]
-    elif ending == "flat":
-        weights["shape"] = np.array([-1])
-        nodes += [node("Reshape", ["p", "shape"], ["Y"])]
-    else:
-        nodes += [node("Identity", ["p"], ["Y"])]
-    shape = {"columns": ("N", 2), "flat": ("N",)}.get(ending, ("N", 1))
-    return models.model(nodes, [models.floats("X", "N", 2)], [models.floats("Y", *shape)], weights)
+    shape, last, more = FORMS[form]
+    text = f"product = MatMul(X, W) scores = Add(product, b) p = Sigmoid(scores) {last}"
+    weights = {"W": [[1.0], [-1.0]], "b": [0.3], **more}
+    return models.of_text(f"(float[N, 2] X) => (float{shape} Y) {{ {text} }}", weights)
 
 
-@pytest.mark.parametrize("ending", ["one", "flat", "columns"])
-def test_metrics_see_the_probabilities_that_the_file_puts_out(ending: str) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_metrics_see_the_probabilities_that_the_file_puts_out(form: str) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(50, 2)).astype(np.float32)
     y = (x[:, 0] - x[:, 1] + rng.normal(size=50) > 0).astype(np.int64).reshape(-1, 1)
     raw = x @ np.array([[1.0], [-1.0]]) + 0.3
     asked = ["accuracy", "f1", "roc_auc", "sklearn.recall_score", "sklearn.log_loss"]
-    trainer = make(binary_model(ending), loss="log_loss", metrics=asked, classes=None)
+    trainer = make(binary_model(form), loss="log_loss", metrics=asked, classes=None)
     found = trainer.evaluate(x, y)
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(y, raw > 0))
     assert found["f1"] == pytest.approx(metrics.f1_score(y, raw > 0))
@@ -199,7 +187,14 @@ def test_metrics_see_the_probabilities_that_the_file_puts_out(ending: str) -> No
     assert found["sklearn.log_loss"] == pytest.approx(found["loss"], rel=1e-5)
 
 
-# scikit-learn's own -----------------------------------------------------------------------------
+def judged(
+    name: str, expected: Any, predicted: Any, seen: Any, weight: Any, **arguments: Any
+) -> None:
+    """The metric of predictions is scikit-learn's of what it is to see of them."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    got = streamed(SklearnMetric(score=name, arguments=arguments), expected, predicted, weight)
+    options = arguments if weight is None else arguments | {"sample_weight": weight}
+    assert got == pytest.approx(getattr(metrics, name)(expected.squeeze(), seen, **options))
 
 
 def test_every_score_of_scikit_learn_can_be_named() -> None:
@@ -213,44 +208,27 @@ def test_every_score_of_scikit_learn_can_be_named() -> None:
     of_regression = [n for n, module in every.items() if "regression" in module and n.islower()]
     assert len(of_regression) > 12
     for name in of_regression:
-        options = {"arguments": {"power": 1.5}} if "tweedie" in name else {}
-        got = streamed(SklearnMetric(score=name, **options), positive, predicted, None)
-        theirs = getattr(metrics, name)(positive, predicted, **options.get("arguments", {}))
-        assert got == pytest.approx(theirs, rel=1e-12)
+        arguments = {"power": 1.5} if "tweedie" in name else {}
+        judged(name, positive, predicted, predicted, None, **arguments)
+    best = scores.argmax(axis=1)
     for name in ("accuracy_score", "balanced_accuracy_score", "hamming_loss", "zero_one_loss"):
-        got = streamed(SklearnMetric(score=name), labels, shares, weight)
-        theirs = getattr(metrics, name)(labels, scores.argmax(axis=1), sample_weight=weight)
-        assert got == pytest.approx(theirs, rel=1e-12)
+        judged(name, labels, shares, best, weight)
     for name in ("cohen_kappa_score", "matthews_corrcoef", "adjusted_rand_score"):
-        got = streamed(SklearnMetric(score=name), labels, shares, None)
-        assert got == pytest.approx(getattr(metrics, name)(labels, scores.argmax(axis=1)))
+        judged(name, labels, shares, best, None)
     for name in ("f1_score", "jaccard_score", "precision_score", "recall_score"):
-        arguments = {"average": "macro"}
-        got = streamed(SklearnMetric(score=name, arguments=arguments), labels, shares, weight)
-        theirs = getattr(metrics, name)(
-            labels, scores.argmax(axis=1), sample_weight=weight, **arguments
-        )
-        assert got == pytest.approx(theirs, rel=1e-12)
-        got = streamed(SklearnMetric(score=name, arguments=arguments), several, shares, weight)
-        theirs = getattr(metrics, name)(several, shares > 0.5, sample_weight=weight, **arguments)
-        assert got == pytest.approx(theirs, rel=1e-12)
+        judged(name, labels, shares, best, weight, average="macro")
+        judged(name, several, shares, shares > 0.5, weight, average="macro")
+    judged("log_loss", labels, shares, shares, weight)
     log_loss = SklearnMetric(score="log_loss")
-    theirs = metrics.log_loss(labels, shares, sample_weight=weight)
-    assert streamed(log_loss, labels, shares, weight) == pytest.approx(theirs)
     assert math.isfinite(streamed(log_loss, labels[labels < 2], shares[labels < 2], None))
-    arguments = {"multi_class": "ovo"}
-    got = streamed(SklearnMetric(score="roc_auc_score", arguments=arguments), labels, shares, None)
-    assert got == pytest.approx(metrics.roc_auc_score(labels, shares, **arguments))
-    got = streamed(SklearnMetric(score="label_ranking_loss"), several, shares, None)
-    assert got == pytest.approx(metrics.label_ranking_loss(several, shares))
+    judged("roc_auc_score", labels, shares, shares, None, multi_class="ovo")
+    judged("label_ranking_loss", several, shares, shares, None)
     two, y, _ = labeled(2)
     raw = (two[:, 1].astype(float) - two[:, 0]).reshape(-1, 1)
-    wanted = metrics.average_precision_score(y, raw.ravel())
     for expected, seen in ((y, two), (y, softmax(two)), (y.reshape(-1, 1), raw)):
-        got = streamed(SklearnMetric(score="average_precision_score"), expected, seen, None)
-        assert got == pytest.approx(wanted)
-    got = streamed(SklearnMetric(score="brier_score_loss"), y, softmax(two.astype(float)), None)
-    assert got == pytest.approx(metrics.brier_score_loss(y, 1 / (1 + np.exp(-raw.ravel()))))
+        judged("average_precision_score", expected, seen, raw.ravel(), None)
+    chance = 1 / (1 + np.exp(-raw.ravel()))
+    judged("brier_score_loss", y, softmax(two.astype(float)), chance, None)
 
 
 def test_positions_count_like_rows() -> None:
@@ -261,11 +239,9 @@ def test_positions_count_like_rows() -> None:
     flat = np.moveaxis(scores, 1, 2).reshape(-1, 3)
     for name, arguments in (("accuracy_score", None), ("roc_auc_score", {"multi_class": "ovr"})):
         metric = SklearnMetric(score=name, arguments=arguments)
-        seen, beside = (softmax(scores), softmax(flat))
-        whole = streamed(metric, labels, seen, weight)
-        assert whole == pytest.approx(
-            streamed(metric, labels.ravel(), beside, np.repeat(weight, 5))
-        )
+        whole = streamed(metric, labels, softmax(scores), weight)
+        wanted = streamed(metric, labels.ravel(), softmax(flat), np.repeat(weight, 5))
+        assert whole == pytest.approx(wanted)
 
 
 def test_it_trains_by_name_with_arguments_and_goes_through_a_file(tmp_path: Any) -> None:
@@ -274,15 +250,13 @@ def test_it_trains_by_name_with_arguments_and_goes_through_a_file(tmp_path: Any)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 4)).astype(np.float32)
     np.savez(tmp_path / "data.npz", X=x, y=x[:, :3].argmax(axis=1))
-    (tmp_path / "train.toml").write_text("""
-model = "model.onnx"
-data = "data.npz"
-validation = 0.3
-loss = "softmax_cross_entropy"
-epochs = 2
-metrics = ["sklearn.accuracy_score", { name = "sklearn.f1_score", average = "macro" }]
-callbacks = [{ name = "early_stopping", monitor = "validation_sklearn.accuracy_score" }]
-""")
+    (tmp_path / "train.toml").write_text(
+        'model = "model.onnx"\ndata = "data.npz"\nvalidation = 0.3\nepochs = 2\n'
+        'loss = "softmax_cross_entropy"\n'
+        'metrics = ["sklearn.accuracy_score", { name = "sklearn.f1_score", average = "macro" }]\n'
+        "[[callbacks]]\n"
+        'name = "early_stopping"\nmonitor = "validation_sklearn.accuracy_score"\n'
+    )
     recipe = Recipe.load(tmp_path / "train.toml", plugins=plugins())
     trainer = Trainer.from_recipe(recipe, plugins())
     history = recipe.run(trainer)
@@ -291,12 +265,9 @@ callbacks = [{ name = "early_stopping", monitor = "validation_sklearn.accuracy_s
     assert columns == ["validation_sklearn.accuracy_score", f"validation_{f1}"]
     (tmp_path / "again.toml").write_text(recipe.resolved(plugins()).to_toml(tmp_path))
     again = Trainer.from_recipe(Recipe.load(tmp_path / "again.toml", plugins=plugins()), plugins())
-    assert internals_of(again).setup.metrics == internals_of(trainer).setup.metrics
-    folder = trainer.save(tmp_path / "checkpoint")
-    assert (
-        internals_of(Trainer.resume(folder, plugins=plugins())).setup.metrics
-        == internals_of(trainer).setup.metrics
-    )
+    resumed = Trainer.resume(trainer.save(tmp_path / "checkpoint"), plugins=plugins())
+    for other in (again, resumed):
+        assert internals_of(other).setup.metrics == internals_of(trainer).setup.metrics
 
 
 def test_scores_say_which_way_they_are_better() -> None:
@@ -330,9 +301,7 @@ def test_what_a_function_finds_wrong_is_said() -> None:
     with pytest.raises(DataError, match=r"sklearn.f1_score\(average=best\): .*'average'"):
         streamed(metric, np.array([0, 1]), np.array([0, 1]), None)
     several = SklearnMetric(score="f1_score", arguments={"average": None})
-    with pytest.raises(
-        DataError, match=r"returns an array of shape \(2,\), expected a single number"
-    ):
+    with pytest.raises(DataError, match=r"an array of shape \(2,\), expected a single number"):
         streamed(several, np.array([0, 1]), np.array([0, 1]), None)
 
 

@@ -17,24 +17,13 @@ node = helper.make_node
 
 def language_model(tied: str) -> onnx.ModelProto:
     """Embedding, a product, and a head: the embedding's initializer, a copy of it, or its own."""
+    turn = "turned = Transpose<perm = [1, 0]>(table)" if tied == "same" else ""
+    text = f"{{ e = Gather(table, ids) h = MatMul(e, mix) {turn} logits = MatMul(h, turned) }}"
     rng = np.random.default_rng(4)
-    table = rng.standard_normal((6, 4)).astype(np.float32)
-    weights = {"table": table, "mix": rng.standard_normal((4, 4)).astype(np.float32)}
-    head = [node("Transpose", ["table"], ["turned"], perm=[1, 0])]
+    weights = {"table": rng.standard_normal((6, 4)), "mix": rng.standard_normal((4, 4))}
     if tied != "same":
-        weights["turned"] = table.T.copy() if tied == "copy" else np.ones((4, 6), np.float32)
-        head = []
-    return models.model(
-        [
-            node("Gather", ["table", "ids"], ["e"]),
-            node("MatMul", ["e", "mix"], ["h"]),
-            *head,
-            node("MatMul", ["h", "turned"], ["logits"]),
-        ],
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "T"])],
-        [models.floats("logits", "N", "T", 6)],
-        weights,
-    )
+        weights["turned"] = weights["table"].T.copy() if tied == "copy" else np.ones((4, 6))
+    return models.of_text(f"(int64[N, T] ids) => (float[N, T, 6] logits) {text}", weights)
 
 
 @pytest.mark.parametrize(("tied", "columns"), [("same", 9), ("copy", 9), ("own", 6)])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import attrs
 import pytest
-from click.testing import CliRunner, Result
 
 from ortflex_core import KINDS, ConfigError, PluginError, Plugins
 from ortflex_plugins.cli.completion import kinds as complete_kinds
@@ -17,6 +16,7 @@ from ortflex_plugins.cli.main import main
 from ortflex_plugins.cli.reference import pages
 from tests.installing import GOOD, Install
 from tests.installing import install as install
+from tests.plugins.commands import ortflex, works
 from tests.plugins.conformance_installed import PYTEST, run
 from tests.plugins.conformance_installed import install as put
 
@@ -35,10 +35,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in [name for name in sys.modules if name.startswith("ortflex_filters")]:
         del sys.modules[name]
-
-
-def ortflex(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 def test_names_are_listed_without_imports(site: Path) -> None:
@@ -84,8 +80,7 @@ def test_a_component_may_contain_one_of_the_kind(site: Path) -> None:
 
 def test_the_command_line_knows_the_kind(site: Path) -> None:
     for word in ("filters", "Filter"):
-        result = ortflex("plugins", word)
-        assert result.exit_code == 0, result.output
+        result = works("plugins", word)
         assert "finite" in result.output
         assert "Keeps rows of bounded numbers" in result.output
     assert "the largest absolute value" in ortflex("plugins", "finite").output
@@ -113,24 +108,19 @@ def test_packages_are_listed_by_kind() -> None:
     ]
     text = pages(packages=packages)["packages.md"]
     losses = text.partition("## Losses")[2].partition("##")[0]
-    assert [name for name in ("one", "two", "three", "four") if f"`{name}`" in losses] == [
-        "one",
-        "two",
-        "four",
-    ]
+    found = [name for name in ("one", "two", "three", "four") if f"`{name}`" in losses]
+    assert found == ["one", "two", "four"]
     assert "[first](https://example.org)" in text.partition("## Filters")[2]
 
 
 def test_a_new_plugin_of_the_kind_passes_its_kit(site: Path, tmp_path: Path) -> None:
-    done = ortflex("new-plugin", "filter", "fresh_filter", "--output", str(tmp_path))
-    assert done.exit_code == 0, done.output
+    works("new-plugin", "filter", "fresh_filter", "--output", str(tmp_path))
     put(tmp_path / "fresh_filter", site)
     test = tmp_path / "fresh_filter" / "tests" / "test_fresh_filter.py"
     ours = tmp_path / "test_finite.py"
     text = test.read_text("utf-8").replace("fresh_filter.filter", "ortflex_filters.finite")
-    text = text.replace("FreshFilter(threshold=0.25)", "Finite(bound=1)").replace(
-        "FreshFilter", "Finite"
-    )
+    text = text.replace("FreshFilter(threshold=0.25)", "Finite(bound=1)")
+    text = text.replace("FreshFilter", "Finite")
     ours.write_text(text.replace("row[0] > 0.25", "abs(row).max() <= 1"), "utf-8")
     passed = run([*PYTEST, "--import-mode=importlib", str(test), str(ours)], tmp_path, site)
     assert "12 passed" in passed.stdout, passed.stdout[-3000:]
@@ -152,10 +142,8 @@ def test_the_kind_is_switched_off_with_its_distribution(site: Path) -> None:
 
 
 def test_a_broken_kind_is_an_error_only_if_it_is_requested(install: Install) -> None:
-    groups = {
-        "ortflex.kinds": {"boxes": "cube_module:Box"},
-        "ortflex.boxes": {"one": "cube_module:A"},
-    }
+    groups = {"ortflex.boxes": {"one": "cube_module:A"}}
+    groups["ortflex.kinds"] = {"boxes": "cube_module:Box"}
     install("cube", BROKEN, groups)
     plugins = Plugins.discover()
     assert plugins.component("losses", "huber").name == "huber"
@@ -183,9 +171,8 @@ def test_home_page_and_stability_are_shown(site: Path) -> None:
     module = site / "ortflex_filters" / "finite.py"
     declared = '    name: ClassVar[str] = "finite"\n'
     text = module.read_text("utf-8")
-    module.write_text(
-        text.replace(declared, f'{declared}    stability = "experimental"\n'), "utf-8"
-    )
+    experimental = f'{declared}    stability = "experimental"\n'
+    module.write_text(text.replace(declared, experimental), "utf-8")
     (metadata,) = site.glob("*.dist-info/METADATA")
     lines = f"{metadata.read_text()}Project-URL: Homepage, https://example.org/filters\n"
     metadata.write_text(lines, "utf-8")

@@ -35,8 +35,6 @@ def same(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(x, y)
 
 
-# ---------------------------------------------------------------------- as documented
-
 INSIDE = """
 onx_loss = add_loss_output(onx, weight_name='weight', score_name='elastic', l1_weight=0.1, l2_weight=0.9,
                            penalty={'coef': {'l2': 0.01}})
@@ -119,9 +117,6 @@ def test_derivative_options_have_the_old_numbers() -> None:
     assert api.DerivativeOptions.Loss == 5
 
 
-# ---------------------------------------------------------------------- state
-
-
 @BOTH
 def test_state_is_there_after_fit_only(way: str) -> None:
     session = trainer(way)
@@ -195,18 +190,11 @@ def test_warm_start_goes_on(way: str) -> None:
 
 @BOTH
 def test_the_trained_model_predicts(way: str) -> None:
-    import onnxruntime
-
     session = fitted(way)
     coef, intercept = arrays(session.get_state())
-    trained = session.get_trained_onnx(model=models.linear(3))
-    run = onnxruntime.InferenceSession(
-        trained.SerializeToString(), providers=["CPUExecutionProvider"]
-    ).run
-    np.testing.assert_allclose(run(None, {"X": X})[0], X @ coef + intercept, rtol=1e-5, atol=1e-5)
-    own = {
-        t.name: onnx.numpy_helper.to_array(t) for t in session.get_trained_onnx().graph.initializer
-    }
+    y = models.predict(session.get_trained_onnx(model=models.linear(3)), {"X": X})["Y"]
+    np.testing.assert_allclose(y, X @ coef + intercept, rtol=1e-5, atol=1e-5)
+    own = models.weights_of(session.get_trained_onnx())
     np.testing.assert_array_equal(own["coef"], coef)
     with pytest.raises(ModelError, match="no initializer 'coef'"):
         session.get_trained_onnx(model=models.mlp())
@@ -214,12 +202,8 @@ def test_the_trained_model_predicts(way: str) -> None:
 
 @BOTH
 def test_pickles_go_on_where_they_were(way: str) -> None:
-    options: dict[str, Any] = {"warm_start": True}
-    if way == "beside":
-        options |= {
-            "learning_rate": "Nesterov",
-            "learning_penalty": ElasticLearningPenalty(0, 0.01),
-        }
+    nesterov = {"learning_rate": "Nesterov", "learning_penalty": ElasticLearningPenalty(0, 0.01)}
+    options: dict[str, Any] = {"warm_start": True} | (nesterov if way == "beside" else {})
     session = fitted(way, **options)
     twin = pickle.loads(pickle.dumps(session))
     same(twin.get_state(), session.get_state())
@@ -237,9 +221,6 @@ def test_pickles_go_on_where_they_were(way: str) -> None:
     with pytest.raises(AttributeError, match="call fit first"):
         fresh.get_state()
     fresh.fit(X, Y)
-
-
-# ---------------------------------------------------------------------- looking
 
 
 @BOTH
@@ -320,9 +301,6 @@ def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) ->
     for way in ("inside", "beside"):
         fitted(way, verbose=1)
         assert "training" in capsys.readouterr().out
-
-
-# ---------------------------------------------------------------------- scikit-learn
 
 
 @BOTH

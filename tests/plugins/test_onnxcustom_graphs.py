@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from ortflex_core import ConfigError, DataError, ModelError, require_runtime
 from ortflex_plugins.onnxcustom import (
@@ -33,6 +32,7 @@ from ortflex_plugins.onnxcustom import (
 )
 from ortflex_plugins.onnxcustom.weights import rename_tensors
 from tests import models
+from tests.plugins.test_onnxcustom_parts import Counting
 
 RNG = np.random.default_rng(11)
 ROWS = 7
@@ -42,27 +42,7 @@ CLASSES = RNG.integers(0, 2, (ROWS, 1))
 W = RNG.uniform(0.5, 2, ROWS).astype(np.float32)
 
 
-def run(model: Any, feeds: dict[str, Any]) -> dict[str, Any]:
-    import onnxruntime
-
-    names = [o.name for o in model.graph.output]
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return dict(zip(names, session.run(names, feeds), strict=True))
-
-
-class Places:
-    """What onnxruntime would get."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def bind_input(self, name: str, device: Any, dtype: Any, shape: Any, pointer: int) -> None:
-        self.calls.append((name, pointer))
-
-
-# ---------------------------------------------------------------------- batches
+run = models.predict
 
 
 def test_random_batches_are_consecutive_rows_of_everything() -> None:
@@ -99,10 +79,9 @@ def test_the_global_seed_decides() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_loaders_bind_what_they_iterate(weighted: bool) -> None:
     X, y = RNG.standard_normal((9, 2, 3)), RNG.standard_normal(9)
-    loader = OrtDataLoader(
-        X, y, W[:1].repeat(9) if weighted else None, batch_size=4, random_iter=False
-    )
-    bind = Places()
+    weights = W[:1].repeat(9) if weighted else None
+    loader = OrtDataLoader(X, y, weights, batch_size=4, random_iter=False)
+    bind = Counting()
     names = ["X", "label", "weight"] if weighted else ["X", "label"]
     sizes = list(loader.iter_bind(bind, [*names, "Learning_Rate"]))
     assert sizes == [4, 4, 4]
@@ -137,20 +116,12 @@ def test_loaders_refuse_lengths_that_differ() -> None:
 
 
 def test_devices() -> None:
-    for text, canonical in (
-        ("cpu", "cpu"),
-        ("gpu", "cuda"),
-        ("cuda:0", "cuda"),
-        ("gpu:2", "cuda:2"),
-    ):
-        assert ort_device_to_string(get_ort_device(text)) == canonical
+    for text, kind in {"cpu": "cpu", "gpu": "cuda", "cuda:0": "cuda", "gpu:2": "cuda:2"}.items():
+        assert ort_device_to_string(get_ort_device(text)) == kind
     with pytest.raises(TypeError, match="got int"):
         get_ort_device(3)
     with pytest.raises(TypeError, match="got str"):
         ort_device_to_string("cpu")
-
-
-# ---------------------------------------------------------------------- weights
 
 
 def test_renamed_weights_sort_like_the_file() -> None:
@@ -210,7 +181,7 @@ def test_only_floats_are_trained() -> None:
     np.testing.assert_array_equal(value, onnx.numpy_helper.to_array(tensor))
 
 
-# ---------------------------------------------------------------------- graphs with losses
+WEIGHTS = {"l1_weight": 0.1, "l2_weight": 0.9}
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -222,11 +193,7 @@ def test_only_floats_are_trained() -> None:
         ("absolute_error", {}, np.abs),
         ("l1", {}, np.abs),
         ("elastic", {}, lambda e: 0.5 * np.abs(e) + 0.5 * e**2),
-        (
-            "elastic",
-            {"l1_weight": 0.1, "l2_weight": 0.9},
-            lambda e: 0.1 * np.abs(e) + 0.9 * e**2,
-        ),
+        ("elastic", WEIGHTS, lambda e: 0.1 * np.abs(e) + 0.9 * e**2),
     ],
 )
 def test_loss_output(score: str, options: dict[str, float], value: Any, weighted: bool) -> None:
@@ -251,14 +218,10 @@ def test_loss_output(score: str, options: dict[str, float], value: Any, weighted
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_log_loss_output(weighted: bool) -> None:
-    model = models.model(
-        [
-            helper.make_node("MatMul", ["X", "coef"], ["label"]),  # as skl2onnx calls an output
-            helper.make_node("Softmax", ["label"], ["probabilities"], axis=1),
-        ],
-        [models.floats("X", "N", 3)],
-        [models.floats("label", "N", 2), models.floats("probabilities", "N", 2)],
-        {"coef": RNG.standard_normal((3, 2))},
+    model = models.of_text(
+        "(float[N, 3] X) => (float[N, 2] label, float[N, 2] probabilities) "  # as skl2onnx does
+        "{ label = MatMul(X, coef) probabilities = Softmax<axis = 1>(label) }",
+        {"coef": (3, 2)},
     )
     weight = "weight" if weighted else None
     graph = add_loss_output(model, "log", output_index=1, weight_name=weight, eps=0.2)
@@ -285,32 +248,27 @@ def test_an_output_with_the_name_of_the_labels_is_renamed() -> None:
     np.testing.assert_allclose(out["loss"], [[((out["_label_"] - Y) ** 2).sum()]], rtol=1e-5)
 
 
-def test_loss_output_says_what_is_wrong() -> None:
-    model = models.linear()
-    with pytest.raises(ConfigError, match="did you mean 'squared_error'"):
-        add_loss_output(model, "square_error")
-    with pytest.raises(
-        ConfigError, match=r"unknown parameter 'l1_wait' .* did you mean 'l1_weight'"
-    ):
-        add_loss_output(model, "elastic", l1_wait=0.1)
-    with pytest.raises(
-        ConfigError, match=r"choose the one to compare with the labels: \['amount', 'scores'\]"
-    ):
-        add_loss_output(models.two_headed())
-    with pytest.raises(ConfigError, match="'score' is not an output; did you mean 'scores'"):
-        add_loss_output(models.two_headed(), output_index="score")
-    with pytest.raises(ConfigError, match="'koef' is not a float initializer; did you mean 'coef'"):
-        add_loss_output(model, penalty={"koef": 0.1})
-    with pytest.raises(ModelError, match="already has a tensor 'coef'"):
-        add_loss_output(model, weight_name="coef")
-
-
-# ---------------------------------------------------------------------- derivatives
+@pytest.mark.parametrize(
+    ("model", "options", "text"),
+    [
+        (models.linear(), {"score_name": "square_error"}, "did you mean 'squared_error'"),
+        (
+            *(models.linear(), {"score_name": "elastic", "l1_wait": 0.1}),
+            r"unknown parameter 'l1_wait' .* did you mean 'l1_weight'",
+        ),
+        (models.two_headed(), {}, r"choose the one to compare .* \['amount', 'scores'\]"),
+        (models.two_headed(), {"output_index": "score"}, "'score' is not .* did you mean 'scores'"),
+        (models.linear(), {"penalty": {"koef": 0.1}}, "'koef' is not .* did you mean 'coef'"),
+        (models.linear(), {"weight_name": "coef"}, "already has a tensor 'coef'"),
+    ],
+)
+def test_loss_output_says_what_is_wrong(model: Any, options: Any, text: str) -> None:
+    with pytest.raises((ConfigError, ModelError), match=text):
+        add_loss_output(model, **options)
 
 
 @pytest.mark.parametrize("fill", [False, True])
-def test_derivative_is_the_gradient(fill: bool) -> None:
-    torch = pytest.importorskip("torch")
+def test_derivative_is_the_gradient(fill: bool, torch: Any) -> None:
     model = models.mlp((3, 4, 2))
     options = DerivativeOptions.KeepOutputs | (DerivativeOptions.FillGrad if fill else 0)
     made = onnx_derivative(model, options=options)
@@ -332,11 +290,8 @@ def test_derivative_is_the_gradient(fill: bool) -> None:
 
 def test_derivative_options() -> None:
     model = models.linear(2)
-    assert [o.name for o in onnx_derivative(model).graph.output] == [
-        "X_grad",
-        "coef_grad",
-        "intercept_grad",
-    ]
+    names = ["X_grad", "coef_grad", "intercept_grad"]
+    assert [o.name for o in onnx_derivative(model).graph.output] == names
     some = onnx_derivative(model, weights=["coef"], inputs=[])
     assert [o.name for o in some.graph.output] == ["coef_grad"]
     kept = onnx_derivative(model, options=DerivativeOptions.KeepYieldOp)
@@ -355,25 +310,19 @@ def test_derivative_options() -> None:
 def test_derivative_of_a_loss(tmp_path: Path) -> None:
     model = add_loss_output(models.linear(3))
     path = str(tmp_path / "grad.onnx")
-    made = onnx_derivative(
-        model, options=DerivativeOptions.Loss, loss="loss", label="label", path_name=path
-    )
+    given = {"loss": "loss", "label": "label", "path_name": path}
+    made = onnx_derivative(model, options=DerivativeOptions.Loss, **given)  # type: ignore[arg-type]
     assert onnx.load(path) == made
     assert [o.name for o in made.graph.output] == ["X_grad", "loss", "Y"]
     x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
     out = run(made, {"X": x, "label": Y})
-    coef, intercept = (
-        a.astype(np.float64) for a, _ in get_train_initializer(models.linear(3)).values()
-    )
+    coef, intercept = (a.astype(np.float64) for a in models.weights_of(models.linear(3)).values())
     error = x @ coef + intercept - Y
     np.testing.assert_allclose(out["X_grad"], 2 * error @ coef.T, rtol=1e-5, atol=1e-5)
     for options, text in (
         ({"loss": "loss", "label": "label"}, "path_name: required"),
-        ({"loss": "los", "label": "label", "path_name": path}, "did you mean 'loss'"),
-        (
-            {"loss": "loss", "label": "label", "path_name": path, "weights": ["coef"]},
-            "supports gradients of inputs only",
-        ),
+        (given | {"loss": "los"}, "did you mean 'loss'"),
+        (given | {"weights": ["coef"]}, "supports gradients of inputs only"),
     ):
         with pytest.raises(ConfigError, match=text):
             onnx_derivative(model, options=DerivativeOptions.Loss, **options)  # type: ignore[arg-type]
@@ -383,10 +332,8 @@ def test_graphs_are_written_to_files(tmp_path: Path) -> None:
     penalty = ElasticLearningPenalty()
     penalty.build_onnx_function(15, "cpu", 1)
     saved = penalty.save_onnx_graph(str(tmp_path), prefix="my_")
-    assert sorted(Path(f).name for f in saved.values()) == [
-        "my_ElasticLPenalty.penalty_grad_onnx_.onnx",
-        "my_ElasticLPenalty.penalty_onnx_.onnx",
-    ]
+    names = [f"my_ElasticLPenalty.{n}.onnx" for n in ("penalty_grad_onnx_", "penalty_onnx_")]
+    assert sorted(Path(f).name for f in saved.values()) == names
     assert onnx.load(saved["penalty_onnx_"]) == penalty.penalty_onnx_
     with pytest.warns(UserWarning, match="already exists"):
         penalty.save_onnx_graph(str(tmp_path), prefix="my_")
@@ -416,9 +363,8 @@ PARTS = {
 def test_every_graph_of_every_part_is_a_valid_file(name: str) -> None:
     """Whatever part of an optimizer: its graphs pass onnx's own check, shapes of inputs included."""
     part = copy.deepcopy(PARTS[name])
-    arguments: dict[str, tuple[Any, ...]] = {"penalty": (3,), "rate": (3,), "nesterov": (3,)}
-    arguments |= {"momentum": (3,)}
-    part.build_onnx_function(15, "cpu", *arguments.get(name, (None,)))
+    arguments = dict.fromkeys(("penalty", "rate", "nesterov", "momentum"), 3)
+    part.build_onnx_function(15, "cpu", arguments.get(name))
     saved = part.save_onnx_graph(bytes)
     assert saved
     for content in saved.values():

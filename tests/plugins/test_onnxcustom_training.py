@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import onnx
 import pytest
 
 from ortflex_core import require_runtime
@@ -24,6 +25,7 @@ from ortflex_plugins.onnxcustom import (
     OrtGradientOptimizer,
     add_loss_output,
     get_train_initializer,
+    numpy_to_ort_value,
     onnx_rename_weights,
 )
 from tests import models
@@ -136,7 +138,9 @@ LOG = {
 }
 
 
-# ---------------------------------------------------------------------- the loss inside
+def inside(graph: Any, names: list[str], **options: Any) -> Any:
+    options = {"max_iter": ITERATIONS, "batch_size": SIZE, "learning_rate": 0.1, **options}
+    return OrtGradientOptimizer(graph, names, **options)
 
 
 @pytest.mark.parametrize("use_numpy", [False, True])
@@ -152,15 +156,12 @@ def test_descent_with_the_loss_inside(
     names = list(get_train_initializer(model))
     options = {"l1_weight": 0.1, "l2_weight": 0.9} if score == "elastic" else {}
     penalty = {n: {"l1": 0.02, "l2": 0.1} for n in names}
-    graph = add_loss_output(
-        model, score, weight_name="weight" if weighted else None, penalty=penalty, **options
-    )
+    weight = "weight" if weighted else None
+    graph = add_loss_output(model, score, weight_name=weight, penalty=penalty, **options)
     w = W if weighted else None
     expected = Descent(**formula, penalty=(0.02, 0.1))
     weights, losses = expected.run(drawn(model, 3), Y, w)
-    trainer = OrtGradientOptimizer(
-        graph, names, max_iter=ITERATIONS, batch_size=SIZE, learning_rate=LearningRateSGD(0.1)
-    )
+    trainer = inside(graph, names, learning_rate=LearningRateSGD(0.1))
     np.random.seed(3)
     assert trainer.fit(X, Y[:, 0], w, use_numpy=use_numpy) is trainer
     same(trainer.train_losses_, losses)
@@ -176,9 +177,7 @@ def test_schedules_of_a_whole_descent(schedule: str) -> None:
     rates = {"constant": lambda t: 0.1, "optimal": lambda t: 0.1 * t0 / (t0 + max(t - 1, 0))}
     weights, losses = Descent(**SQUARE, rate=rates[schedule]).run(drawn(model, 4), Y)
     rate = LearningRateSGD(0.1, alpha=0.01, learning_rate=schedule)
-    trainer = OrtGradientOptimizer(
-        add_loss_output(model), names, max_iter=ITERATIONS, batch_size=SIZE, learning_rate=rate
-    )
+    trainer = inside(add_loss_output(model), names, learning_rate=rate)
     np.random.seed(4)
     trainer.fit(X, Y)
     same(trainer.train_losses_, losses)
@@ -186,26 +185,18 @@ def test_schedules_of_a_whole_descent(schedule: str) -> None:
 
 
 def test_log_loss_is_a_mean_and_divided_once_more() -> None:
-    model = models.model(
-        [
-            models.helper.make_node("MatMul", ["X", "coef"], ["p"]),
-            models.helper.make_node("Add", ["p", "intercept"], ["s"]),
-            models.helper.make_node("Sigmoid", ["s"], ["p1"]),
-            models.helper.make_node("Sub", ["one", "p1"], ["p0"]),
-            models.helper.make_node("Concat", ["p0", "p1"], ["probabilities"], axis=1),
-        ],
-        [models.floats("X", "N", 4)],
-        [models.floats("probabilities", "N", 2)],
-        {"coef": np.zeros((4, 1)), "intercept": np.zeros(1), "one": np.ones(1)},
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] X) => (float[N, 2] probabilities)
+        <float[4, 1] coef = {0, 0, 0, 0}, float[1] intercept = {0}, float[1] one = {1}>
+        { p = MatMul(X, coef) s = Add(p, intercept) p1 = Sigmoid(s) p0 = Sub(one, p1)
+          probabilities = Concat<axis = 1>(p0, p1) }"""
     )
     names = ["coef", "intercept"]
     graph = add_loss_output(model, "log", weight_name="weight")
     np.random.seed(6)
     start = [np.random.randn(4, 1), np.random.randn(1)]
     weights, losses = Descent(**LOG, mean=True).run(start, CLASSES, W)
-    trainer = OrtGradientOptimizer(
-        graph, names, max_iter=ITERATIONS, batch_size=SIZE, learning_rate=0.1
-    )
+    trainer = inside(graph, names)
     np.random.seed(6)
     trainer.fit(X, CLASSES, W)
     same(trainer.train_losses_, losses)
@@ -217,30 +208,19 @@ def test_a_trainer_does_the_same() -> None:
     names = list(get_train_initializer(model))
     graph = add_loss_output(model, penalty={"W1": {"l1": 0.2, "l2": 0.5}})
     rate = LearningRateSGD(0.1, learning_rate="constant")
-    old = OrtGradientOptimizer(
-        graph, names, batch_size=ROWS, max_iter=8, learning_rate=rate, warm_start=True
-    ).fit(X, Y)
-    new = make(
-        model,
-        backend="fused",
-        penalty={"W1": {"l1": 0.2 / ROWS, "l2": 0.5 / ROWS}},
-        learning_rate=0.1,
-        batch_size=ROWS,
-        epochs=8,
-    )
+    options = {"batch_size": ROWS, "max_iter": 8, "learning_rate": rate, "warm_start": True}
+    old = inside(graph, names, **options).fit(X, Y)
+    settings = {"backend": "fused", "learning_rate": 0.1, "batch_size": ROWS, "epochs": 8}
+    new = make(model, penalty={"W1": {"l1": 0.2 / ROWS, "l2": 0.5 / ROWS}}, **settings)
     new.fit(X, Y)
     same(old.train_losses_, new.train_losses_)
     same(old.get_state().values(), new.get_state().values())
 
 
-# ---------------------------------------------------------------------- forward and backward
-
-
 def forward_backward(sizes: Any, y: Any, weight: Any, seed: int, **options: Any) -> Any:
     model = onnx_rename_weights(models.mlp(sizes))
-    trainer = OrtGradientForwardBackwardOptimizer(
-        model, max_iter=ITERATIONS, batch_size=SIZE, **options
-    )
+    options = {"max_iter": ITERATIONS, "batch_size": SIZE, "learning_rate": 0.1, **options}
+    trainer = OrtGradientForwardBackwardOptimizer(model, **options)
     np.random.seed(seed)
     assert trainer.fit(X, y, weight) is trainer
     return trainer
@@ -261,17 +241,9 @@ def test_descent_forward_and_backward(loss: Any, formula: Any, y: Any, weighted:
     w = W if weighted else None
     for sizes in (LINEAR, MLP):
         weights, losses = Descent(**formula).run(drawn(models.mlp(sizes), 8), y, w)
-        trainer = forward_backward(sizes, y, w, 8, learning_rate=0.1, learning_loss=loss)
+        trainer = forward_backward(sizes, y, w, 8, learning_loss=loss)
         same(trainer.train_losses_, losses)
         same([v.numpy() for v in trainer.get_state()], weights)
-
-
-class OwnRate(LearningRateSGDNesterov):
-    """Derived, so that its ``update_weights`` is called, weight by weight."""
-
-
-class OwnSGD(LearningRateSGD):
-    """The same without velocity."""
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["together", "one by one"])
@@ -281,19 +253,12 @@ def test_momentum_and_penalty(nesterov: bool | None, penalty: Any, own: bool) ->
     momentum = None if nesterov is None else 0.8
     expected = Descent(**HALF, momentum=momentum, nesterov=bool(nesterov), shrink=penalty)
     weights, losses = expected.run(drawn(models.mlp(MLP), 9), Y, W)
-    if nesterov is None:
-        rate: LearningRateSGD = (OwnSGD if own else LearningRateSGD)(0.1)
-    else:
-        cls = OwnRate if own else LearningRateSGDNesterov
-        rate = cls(0.1, momentum=0.8, nesterov=nesterov)
-    trainer = forward_backward(
-        MLP,
-        Y,
-        W,
-        9,
-        learning_rate=rate,
-        learning_penalty=ElasticLearningPenalty(*penalty) if any(penalty) else None,
-    )
+    cls = LearningRateSGD if nesterov is None else LearningRateSGDNesterov
+    if own:  # so that its ``update_weights`` is called, weight by weight
+        cls = type("Own", (cls,), {})
+    rate = cls(0.1) if nesterov is None else cls(0.1, momentum=0.8, nesterov=nesterov)
+    shrinking = ElasticLearningPenalty(*penalty) if any(penalty) else None
+    trainer = forward_backward(MLP, Y, W, 9, learning_rate=rate, learning_penalty=shrinking)
     same(trainer.train_losses_, losses)
     same([v.numpy() for v in trainer.get_state()], weights)
     if nesterov is not None:
@@ -307,12 +272,9 @@ class Cubic(BaseLearningLoss):
         """Nothing: it is numpy's."""
 
     def loss_gradient(self, device: Any, expected: Any, predicted: Any, weight: Any = None) -> Any:
-        from ortflex_plugins.onnxcustom import numpy_to_ort_value
-
         e = predicted.numpy() - expected.numpy()
-        return numpy_to_ort_value((np.abs(e) ** 3).sum(keepdims=True)[0]), numpy_to_ort_value(
-            3 * e * np.abs(e)
-        )
+        cost = (np.abs(e) ** 3).sum(keepdims=True)[0]
+        return numpy_to_ort_value(cost), numpy_to_ort_value(3 * e * np.abs(e))
 
 
 class Halving(BaseLearningRate):
@@ -340,10 +302,10 @@ class Halving(BaseLearningRate):
 
 
 def test_parts_of_ones_own() -> None:
-    formula = {
-        "value": lambda p, y: np.abs(p - y) ** 3,
-        "slope": lambda p, y: 3 * (p - y) * np.abs(p - y),
-    }
+    def slope(p: Any, y: Any) -> Any:
+        return 3 * (p - y) * np.abs(p - y)
+
+    formula = {"value": lambda p, y: np.abs(p - y) ** 3, "slope": slope}
     expected = Descent(**formula, rate=lambda t: 0.05 / 2**t)
     weights, losses = expected.run(drawn(models.mlp(LINEAR), 2), Y)
     trainer = forward_backward(LINEAR, Y, None, 2, learning_rate=Halving(), learning_loss=Cubic())
@@ -354,9 +316,9 @@ def test_parts_of_ones_own() -> None:
 def test_the_backends_are_the_best_there_are() -> None:
     runtime = require_runtime()
     model = models.mlp(MLP)
-    inside = OrtGradientOptimizer(add_loss_output(model), ["W1"], max_iter=1).fit(X, Y)
+    session = OrtGradientOptimizer(add_loss_output(model), ["W1"], max_iter=1).fit(X, Y)
     wanted = "training_session" if runtime.has_training_session else "fused"
-    assert inside.train_session_.name == wanted
+    assert session.train_session_.name == wanted
     beside = OrtGradientForwardBackwardOptimizer(onnx_rename_weights(model), max_iter=1).fit(X, Y)
     engine = "training_agent" if runtime.has_training_agent else "fused"
     assert beside.train_function_._function.engine == engine
@@ -364,16 +326,12 @@ def test_the_backends_are_the_best_there_are() -> None:
 
 def test_what_the_runtime_has_wrong_the_fused_graphs_train() -> None:
     model = models.mlp(MLP, activation="Atan")  # the builders have no gradient of it
-    inside = OrtGradientOptimizer(
-        add_loss_output(model), list(get_train_initializer(model)), max_iter=30, learning_rate=0.1
-    ).fit(X, Y)
-    assert inside.train_session_.name == "fused"
-    assert inside.train_losses_[-1] < inside.train_losses_[0]
-    beside = OrtGradientForwardBackwardOptimizer(
-        onnx_rename_weights(model), max_iter=30, learning_rate=0.1
-    ).fit(X, Y)
-    assert beside.train_function_._function.engine == "fused"
-    assert beside.train_losses_[-1] < beside.train_losses_[0]
+    graph, settings = add_loss_output(model), {"max_iter": 30, "learning_rate": 0.1}
+    session = inside(graph, list(get_train_initializer(model)), **settings).fit(X, Y)
+    beside = OrtGradientForwardBackwardOptimizer(onnx_rename_weights(model), **settings).fit(X, Y)
+    assert session.train_session_.name == beside.train_function_._function.engine == "fused"
+    for one in (session, beside):
+        assert one.train_losses_[-1] < one.train_losses_[0]
 
 
 def test_penalties_of_ones_own_are_asked_for_the_loss() -> None:
@@ -382,13 +340,11 @@ def test_penalties_of_ones_own_are_asked_for_the_loss() -> None:
             """Nothing to build."""
 
         def penalty_loss(self, device: Any, loss: Any, *weights: Any) -> Any:
-            from ortflex_plugins.onnxcustom import numpy_to_ort_value
-
             return numpy_to_ort_value(loss.numpy() + 100 * SIZE)
 
         def update_weights(self, n: int, device: Any, statei: Any) -> Any:
             return statei
 
-    plain = forward_backward(LINEAR, Y, None, 1, learning_rate=0.1)
-    other = forward_backward(LINEAR, Y, None, 1, learning_rate=0.1, learning_penalty=Constant())
+    plain = forward_backward(LINEAR, Y, None, 1)
+    other = forward_backward(LINEAR, Y, None, 1, learning_penalty=Constant())
     np.testing.assert_allclose(other.train_losses_, np.add(plain.train_losses_, 100), rtol=1e-6)

@@ -1,7 +1,9 @@
-"""The backend openvino next to fused: the same losses, weights and state, and what it refuses."""
+"""The backend openvino next to fused: the same losses, weights and gradients, and what it refuses."""
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ortflex_core import (
     TrainingDiverged,
     Unsupported,
     build,
+    gradients,
 )
 from ortflex_core.compiler.runtime import session
 from ortflex_core.testing import running, step_programs
@@ -28,9 +31,12 @@ from ortflex_plugins.backends.openvino.compiled import Hints, compile_program
 from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
+from tests.gradcheck import RULES, declared, run, traced
 from tests.plugins.compiled_training import CompiledTraining, agree
 from tests.plugins.damaged_files import WAYS, damage
 from tests.plugins.fitted_workloads import fitted
+from tests.plugins.gradient_cases import Case
+from tests.plugins.test_gradient_rules import CASES
 from tests.training import make, regression
 
 openvino = pytest.importorskip("openvino")
@@ -102,11 +108,8 @@ def test_openvino_drops_what_fused_drops(accumulate: int) -> None:
 @pytest.mark.parametrize("stateful", [True, False])
 def test_openvino_compiles_states_that_stay_or_become_another_one(stateful: bool) -> None:
     trace = Trace({"": 17})
-    w, m, k = (
-        Port("parameter", of="w"),
-        Port("slot", of="w", slot="m"),
-        Port("slot", of="w", slot="k"),
-    )
+    w, m = Port("parameter", of="w"), Port("slot", of="w", slot="m")
+    k = Port("slot", of="w", slot="k")
     data = Port("data", of="x")
     old, kept, x = (trace.input(port, onnx.TensorProto.FLOAT, (2,)) for port in (w, m, data))
     # A weight that moves, a slot that stays, and a slot that becomes the old weight.
@@ -129,9 +132,6 @@ def test_openvino_compiles_states_that_stay_or_become_another_one(stateful: bool
         else:
             got = request.get_tensor(program.gives[port].name)
         assert got.data.tolist() == wanted, port
-
-
-# What it refuses ---------------------------------------------------------------------------------
 
 
 def refused(model: onnx.ModelProto, x: Array, y: Array, match: str, **options: Any) -> None:
@@ -158,15 +158,7 @@ def test_openvino_names_the_node_of_an_operator_that_it_does_not_have() -> None:
 
 def test_openvino_refuses_what_it_would_compute_with_fewer_bits() -> None:
     x, y = running.regression(rows=4)
-    model = running.linear_model()
-    for tensor in model.graph.initializer:
-        tensor.CopyFrom(
-            onnx.numpy_helper.from_array(
-                onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name
-            )
-        )
-    for info in (*model.graph.input, *model.graph.output):
-        info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    model = models.in_float64(running.linear_model())
     refused(model, x.astype(np.float64), y.astype(np.float64), "has the type (float64|double)")
     refused(running.linear_model(), x, y, "inference_precision", precision="bf16_mixed")
 
@@ -187,19 +179,14 @@ def test_openvino_refuses_a_hint_that_the_processor_cannot_follow() -> None:
         if hint.upper().replace("F16", "FP16" if hint == "f16" else "F16") not in able:
             backend = {"name": "openvino", "inference_precision": hint}
             refused(running.linear_model(), x, y, "no arithmetic for", backend=backend)
+    wide = {"name": "openvino", "inference_precision": "f64"}
     with pytest.raises(Exception, match="must be one of f32, bf16, f16"):
-        running.trainer(
-            running.linear_model(), backend={"name": "openvino", "inference_precision": "f64"}
-        )
+        running.trainer(running.linear_model(), backend=wide)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_openvino_keeps_what_it_has_compiled_for_later_processes(
-    accumulate: int, tmp_path: Path
-) -> None:
+def test_openvino_keeps_what_it_has_compiled_for_later(accumulate: int, tmp_path: Path) -> None:
     """What is read from the folder trains with the same bits."""
-    from ortflex_core.compiler.runtime import session
-
     plain = fitted("W6", "openvino", epochs=1, steps=4, accumulate=accumulate)
     files: list[dict[str, int]] = []
     folder = str(tmp_path / "new" / "cache")
@@ -262,15 +249,8 @@ def test_predictions_and_metrics_of_an_engine_are_those_of_its_weights(accumulat
     x, y = regression(rows=12)
     made = {}
     for backend in ("openvino", "fused"):
-        trainer = make(
-            models.linear(),
-            backend=backend,
-            batch_size=4,
-            epochs=2,
-            metrics=["mae"],
-            optimizer="sgd",
-            accumulate=accumulate,
-        )
+        options = {"batch_size": 4, "epochs": 2, "metrics": ["mae"], "accumulate": accumulate}
+        trainer = make(models.linear(), backend=backend, **options)
         history = trainer.fit(x, y, validation_data=(x, y))
         batch = Batch({"X": x}, None, len(x), [])
         predicted = trainer.engine.predict(batch, ["Y"])["Y"]
@@ -278,3 +258,70 @@ def test_predictions_and_metrics_of_an_engine_are_those_of_its_weights(accumulat
         made[backend] = predicted, history["validation_mae"]
     for ours, wanted in zip(*made.values(), strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
+
+
+# An eighth of the cases runs always, all of them where slow tests run.
+SAMPLE = int(os.environ.get("ORTFLEX_TEST_SAMPLE", "1")) * 8
+OPSET = 17
+
+
+def computed(case: Case) -> tuple[Any, Any] | None:
+    """What onnxruntime and OpenVINO compute; None if it is refused."""
+    opset = min(max(OPSET, case.since), case.until)
+    arrays = {n: a.astype("f") if a.dtype.kind == "f" else a for n, a in case.arrays.items()}
+    trace, inputs, y = traced(case.formula, arrays, opset, "sizes", case.sized)
+    value = run(build(trace, {"value": y}, name="forward"), arrays)["value"]
+    seed = np.random.default_rng(0).standard_normal(value.shape).astype(np.float32)
+    cotangent = trace.input("seed", seed.dtype, declared(seed, "sizes"))
+    floats = [t for n, t in inputs.items() if arrays[n].dtype.kind == "f"]
+    found = gradients([(y, cotangent)], floats, RULES)
+    outputs = {f"gradient {k}": t for k, t in enumerate(found)} | {"value": y}
+    program = build(trace, outputs, name="gradient")
+    feeds = {s.name: {**arrays, "seed": seed}[s.name] for s in program.inputs}
+    try:
+        shapes = {k: feeds[s.name].shape for k, s in program.takes.items()}
+        made = compile_program(program, shapes, threads=1, hints=Hints(), stateful=False)
+    except Unsupported:
+        return None
+    request = made.request()
+    for port in made.model.inputs:
+        if set(port.names) & set(made.matrices):
+            continue  # a constant that the request has
+        (name,) = set(port.names) & set(feeds)
+        request.set_tensor(name, openvino.Tensor(np.array(feeds[name], order="C")))
+    request.infer()
+    got = {s.name: np.array(request.get_tensor(s.name).data) for s in program.outputs}
+    return run(program, feeds), got
+
+
+def check(case: Case) -> bool:
+    both = computed(case)
+    if both is None:
+        return False
+    for name, wanted in both[0].items():
+        finite = np.abs(wanted[np.isfinite(wanted)])
+        scale = max(1.0, float(finite.max(initial=0)))
+        np.testing.assert_allclose(
+            both[1][name], wanted, rtol=2e-3, atol=2e-3 * scale, err_msg=f"{case.name}: {name}"
+        )
+    return True
+
+
+@pytest.mark.once
+def test_openvino_computes_gradients_as_onnxruntime_or_refuses() -> None:
+    own = [c for c in CASES if zlib.crc32(c.name.encode()) % SAMPLE == 0 and c.since <= 22]
+    assert sum(map(check, own)) >= len(own) // 2
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_openvino_computes_every_gradient_as_onnxruntime_or_refuses() -> None:
+    right, wrong = 0, []
+    for case in CASES:
+        if case.since <= 22:
+            try:
+                right += check(case)
+            except AssertionError as error:
+                wrong.append(str(error).strip()[:300])
+    assert not wrong, "\n".join(wrong)
+    assert right >= 390

@@ -1,14 +1,16 @@
-"""No rule ignores an attribute: a class of wrong numbers that new opsets bring without an error.
+"""Every operator of the standard has a rule or a reason, and no rule ignores an attribute.
 
 An operator gets attributes in new opsets; a rule that was written before them would compute the old
-meaning. So a rule accounts for each attribute: it asks for it, or declares that it changes nothing in
-its formula. These tests walk all attributes of all opsets of the installed onnx.
+meaning, without an error. So a rule accounts for each attribute: it asks for it, or declares that it
+changes nothing in its formula. These tests walk all attributes of all opsets of the installed onnx.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,13 +20,16 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import NodeView, NoGradientRule, Trace, build, gradients
+from ortflex_core import NodeView, NoGradientRule, Trace, build, gradients, load_rules
 from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
+from ortflex_plugins import gradients as package
+from ortflex_plugins.cli import operators as page
 from ortflex_plugins.operators.calls import NotTranslatable
 from ortflex_plugins.operators.numpy_forms import NumpyForms
 from ortflex_plugins.operators.translation import DECLARED, OPERATORS, ModelFunction
 from tests.gradcheck import FAMILIES, RULES, traced
 from tests.plugins.test_gradient_rules import CASES, OLDEST, rules_with_a_gradient
+from tests.training import plugins
 
 pytestmark = pytest.mark.once
 
@@ -79,9 +84,7 @@ def attributes_since(op_type: str, opset: int) -> set[str]:
 @pytest.fixture(scope="module")
 def reads() -> dict[str, dict[str, set[bool]]]:
     """Whether rules ask for each attribute, over the cases of all rules: {True}, {False} or both."""
-    found: dict[str, dict[str, set[bool]]] = collections.defaultdict(
-        lambda: collections.defaultdict(set)
-    )
+    found: Any = collections.defaultdict(lambda: collections.defaultdict(set))
 
     def record(view: NodeView) -> None:
         node = view._node
@@ -103,14 +106,10 @@ def reads() -> dict[str, dict[str, set[bool]]]:
             arrays = {
                 n: a.astype("f") if a.dtype.kind == "f" else a for n, a in case.arrays.items()
             }
-            for opset, sizes, seeded in (
-                (OLDEST, "sizes", True),
-                (newest, "names", False),
-            ):
+            for opset, sizes, seeded in ((OLDEST, "sizes", True), (newest, "names", False)):
                 opset = min(max(opset, case.since), case.until)
-                trace, inputs, y = traced(
-                    case.formula, arrays, opset, "sizes" if case.needs_sizes else sizes, case.sized
-                )
+                told = "sizes" if case.needs_sizes else sizes
+                trace, inputs, y = traced(case.formula, arrays, opset, told, case.sized)
                 wrt = [t for n, t in inputs.items() if arrays[n].dtype.kind == "f"]
                 gradients([(y, trace.input("g", y.dtype, y.shape) if seeded else None)], wrt, RULES)
     return found
@@ -132,12 +131,8 @@ def test_every_rule_accounts_for_every_attribute_of_every_opset(reads: Any) -> N
 
 
 def test_what_rules_declare_exists_and_is_read_or_has_a_reason(reads: Any) -> None:
-    declared = {
-        (*key, name)
-        for f in FAMILIES.values()
-        for key, names in f.declared.items()
-        for name in names
-    }
+    families = [(key, names) for f in FAMILIES.values() for key, names in f.declared.items()]
+    declared = {(*key, name) for key, names in families for name in names}
     # Operators of one rule share its declaration.
     shared = {"Reshape": "axis", "Flatten": "allowzero", "CastLike": "to", "ScatterND": "axis"}
     for domain, op_type, name in declared:
@@ -221,9 +216,6 @@ def test_the_gradient_of_space_to_depth_knows_its_mode(mode: str) -> None:
     np.testing.assert_array_equal(value, parts.transpose(order).reshape(2, 12, 2, 3))
 
 
-# The table of the backend xla ----------------------------------------------------------------------
-
-
 def test_the_table_of_xla_declares_attributes_that_exist() -> None:
     for op_type, names in DECLARED.items():
         known = attributes_since(op_type, 1)
@@ -255,9 +247,47 @@ def test_the_table_of_xla_refuses_an_attribute_that_it_does_not_read(
 
 @pytest.mark.parametrize(("up", "down"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_is_inf_of_xla_reads_both_attributes(up: int, down: int) -> None:
-    node = helper.make_node("IsInf", ["x"], ["y"], detect_positive=up, detect_negative=down)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])
-    graph = helper.make_graph([node], "one", [x], [onnx.ValueInfoProto(name="y")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[3] x) => (bool[3] y) '
+        f"{{ y = IsInf<detect_positive = {up}, detect_negative = {down}>(x) }}"
+    )
     [found] = ModelFunction(model, NumpyForms())([np.float32([np.inf, -np.inf, 0])])
     np.testing.assert_array_equal(found, [bool(up), bool(down), False])
+
+
+def test_the_package_of_rules_lists_every_family() -> None:
+    families = {entry.name for entry in plugins()["gradients"] if entry.owner == "ortflex"}
+    listed = set(re.findall(r"``(\w+)``", str(package.__doc__)))
+    assert len(families) > 10
+    assert families - listed == set()
+
+
+def test_all_differentiable_operators_can_be_trained_through() -> None:
+    """144 that have a derivative, and two products of whole numbers, straight through."""
+    rules = load_rules(plugins())
+    kinds = {name: page.kind(rules, name) for name in page.standard()}
+    counts = Counter(kinds.values())
+    if not {"BitCast", "CumProd"} <= set(kinds):
+        pytest.skip(f"this onnx does not know opset {page.NEWEST}")
+    assert {n for n, found in kinds.items() if found == "no rule"} == set()
+    assert counts["rule"] + counts["resolved"] == 144 + 2
+    assert counts["decomposed"] == 2
+
+
+@pytest.mark.parametrize("opset", range(page.OLDEST, page.NEWEST + 1))
+def test_every_operator_of_every_opset_has_a_rule_or_a_reason(opset: int) -> None:
+    rules = load_rules(plugins())
+    assert [n for n in page.standard(opset) if page.kind(rules, n, opset) == "no rule"] == []
+
+
+def test_operators_outside_the_standard_are_unknown_without_a_plugin() -> None:
+    assert load_rules(plugins()).lookup("com.microsoft", "FusedMatMul", 1) == (False, None)
+
+
+def test_the_page_has_every_operator() -> None:
+    text = "\n\n".join(page.operator_blocks(plugins(), None))
+    missing = [n for n in page.standard() if f"| {n} |" not in text and n not in text]
+    assert missing == []
+    assert "| Gemm |  | matmul | yes |" in text
+    assert "no rule is missing" in text
+    assert "## Operators without a rule" not in text

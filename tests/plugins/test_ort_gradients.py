@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -22,7 +21,7 @@ from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.ort_gradients_rewrites import RULES
 from ortflex_plugins.backends.ort_gradients_table import TABLE
 from tests import builder_worker, children
-from tests.models import floats, model
+from tests.models import floats, in_float64, model, predict, weights_of
 from tests.plugins.ort_gradient_cases import CASES, Case, graph, ints, pos, problem, rn
 from tests.training import make
 from tests.training import plugins as installed
@@ -43,7 +42,7 @@ def rewritten(name: str) -> Any:
 
 def weights(case: Case) -> dict[str, Any]:
     """All initializers of a case's model."""
-    return {t.name: onnx.numpy_helper.to_array(t) for t in case.model.graph.initializer}
+    return weights_of(case.model)
 
 
 def cotangent(case: Case) -> Any:
@@ -53,27 +52,12 @@ def cotangent(case: Case) -> Any:
 
 
 def run(proto: Any, feeds: dict[str, Any]) -> dict[str, Any]:
-    """One inference on the installed runtime."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    session = ort.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [o.name for o in session.get_outputs()]
-    used = {i.name for i in session.get_inputs()}
-    values = session.run(names, {n: a for n, a in feeds.items() if n in used})
-    return dict(zip(names, values, strict=True))
+    """One inference on the installed runtime, of the feeds that it takes."""
+    return predict(proto, {i.name: feeds[i.name] for i in proto.graph.input})
 
 
-WAYS = [
-    pytest.param(how, marks=pytest.mark.backend(f"training_{how}"))
-    for how, there in (
-        ("agent", True),
-        ("session", INSTALLED.has_training_session),
-    )
-    if there
-]
+HOW = ["agent", "session"] if INSTALLED.has_training_session else ["agent"]
+WAYS = [pytest.param(how, marks=pytest.mark.backend(f"training_{how}")) for how in HOW]
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -101,30 +85,25 @@ def by_builder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def _session_reasons(name: str) -> list[str]:
-    return ort_gradients.operators_without_gradient(
-        rewritten(name).proto(), CASES[name].parameters, "Y", OLD
-    )
+    proto, parameters = rewritten(name).proto(), CASES[name].parameters
+    return ort_gradients.operators_without_gradient(proto, parameters, "Y", OLD)
 
 
 def differences(case: Case) -> dict[str, Any]:
     """Central differences of Σ cotangent · Y: in float64, or of the runtime's own float32."""
     seed = cotangent(case)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(case.model)
     parameters = {n: weights(case)[n].astype(np.float64) for n in case.parameters}
     if case.reference:
-        _to_float64(proto)
-        evaluator = ReferenceEvaluator(_with_inputs(proto, case.parameters))
+        evaluator = ReferenceEvaluator(_with_inputs(_to_float64(case.model), case.parameters))
         data = case.data.astype(np.float64)
         step, call = case.step, lambda p: evaluator.run(["Y"], {"X": data, **p})[0]
     else:
-        wide = _with_inputs(proto, case.parameters)
+        wide = _with_inputs(case.model, case.parameters)
         step = 1e-3
 
         def call(p: dict[str, Any]) -> Any:
-            return run(wide, {"X": case.data} | {n: a.astype(np.float32) for n, a in p.items()})[
-                "Y"
-            ]
+            narrow = {n: a.astype(np.float32) for n, a in p.items()}
+            return run(wide, {"X": case.data} | narrow)["Y"]
 
     gradients = {}
     for name, value in parameters.items():
@@ -140,8 +119,10 @@ def differences(case: Case) -> dict[str, Any]:
     return gradients
 
 
-def _with_inputs(proto: Any, names: tuple[str, ...]) -> Any:
-    """The parameters as inputs instead of initializers."""
+def _with_inputs(source: Any, names: tuple[str, ...]) -> Any:
+    """A copy with the parameters as inputs instead of initializers."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(source)
     for tensor in [t for t in proto.graph.initializer if t.name in names]:
         info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
         proto.graph.input.append(info)
@@ -149,18 +130,13 @@ def _with_inputs(proto: Any, names: tuple[str, ...]) -> Any:
     return proto
 
 
-def _to_float64(proto: Any) -> None:
-    for value in (*proto.graph.input, *proto.graph.output):
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = TensorProto.DOUBLE
-    for tensor in proto.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+def _to_float64(source: Any) -> Any:
+    proto = in_float64(source)
     for node in proto.graph.node:
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
                 attribute.i = TensorProto.DOUBLE
+    return proto
 
 
 @every_case
@@ -237,10 +213,7 @@ BUILDER = r"the gradient builder of onnxruntime-training 1\.16\.3"
 INDEX = np.array([[1], [3]])
 IMAGE = rn(2, 2, 6, 6)
 REFUSED = {
-    "no gradient": (
-        one("Atan", rn(3, 4)),
-        rf"\(Atan, output 'Y'\): {BUILDER} has no correct gradient",
-    ),
+    "no gradient": (one("Atan", rn(3, 4)), rf"\(Atan, output 'Y'\): {BUILDER} has no correct"),
     "no kernel": (one("ConvTranspose", IMAGE, rn(2, 3, 3, 3)), r"\(ConvTranspose, .* no correct"),
     "flat": (one("Floor", rn(3, 4)), r"its derivative is zero almost everywhere"),
     "scatter nd": (
@@ -260,10 +233,7 @@ REFUSED = {
         "a window may begin after the last row",
     ),
     "cube": (one("Conv", rn(1, 2, 4, 4, 4), rn(4, 1, 2, 2, 2), group=2), "wrong with groups"),
-    "pad": (
-        one("Pad", rn(3, 4), ints(0, 1, 0, 1), mode="edge"),
-        r"mode='constant' only, got 'edge'",
-    ),
+    "pad": (one("Pad", rn(3, 4), ints(0, 1, 0, 1), mode="edge"), r"'constant' only, got 'edge'"),
     "slice": (one("Slice", rn(3, 4), *map(ints, (3, -9, 1, -1))), "fails with negative steps"),
     "power": (one("Pow", pos(3, 1), pos(3, 4)), "wrong where the base is broadcast"),
     "to integers": (one("Cast", rn(3, 4), to=TensorProto.INT64), r"'w' does not reach 'Y'"),
@@ -293,9 +263,7 @@ def test_where_the_builder_is_wrong_our_gradient_is_right(what: str) -> None:
     y = run(proto, {"X": x})["Y"]
     seed = rng.standard_normal(y.shape).astype(np.float32)
     got = run(step, {"X": x, "w": w, "cotangent/Y": seed})["gradient/w"]
-    forward = onnx.ModelProto()
-    forward.CopyFrom(proto)
-    forward = _with_inputs(forward, ("w",))
+    forward = _with_inputs(proto, ("w",))
     direction = rng.standard_normal(w.shape).astype(np.float32)
     by = np.float32(2**-10)
     ends = [run(forward, {"X": x, "w": w + k * by * direction})["Y"] for k in (1, -1)]
@@ -326,17 +294,15 @@ def test_a_refusal_tells_what_would_help() -> None:
     alone = problem(chain("Atan", "Tanh"), ["W0", "W1"])
     assert "fused" not in ort_gradients.reasons(alone, OLD)[0]
     last = problem(chain("Tanh", "Atan"), ["W0", "W1"])
+    last = problem(chain("Tanh", "Atan"), ["W0", "W1"])
     assert ort_gradients.reasons(last, OLD)[0].endswith("gradient for this operator.")
-
-
-def test_what_no_parameter_reaches_does_not_matter() -> None:
+    # What no parameter reaches does not matter.
     assert ort_gradients.reasons(problem(chain("Atan", "Tanh"), ["W1"]), OLD) == []
 
 
 def test_a_control_flow_node_is_refused() -> None:
-    branch = helper.make_graph(
-        [helper.make_node("Identity", ["p0"], ["b"])], "branch", [], [floats("b", "N", 3)]
-    )
+    identity = helper.make_node("Identity", ["p0"], ["b"])
+    branch = helper.make_graph([identity], "branch", [], [floats("b", "N", 3)])
     proto = chain("Tanh", "Tanh")
     proto.graph.node[1].CopyFrom(
         helper.make_node("If", ["yes"], ["a0"], name="if", then_branch=branch, else_branch=branch)
@@ -357,10 +323,9 @@ def test_operators_of_other_domains_are_refused() -> None:
 def test_batch_normalization_trains_only_frozen() -> None:
     case = CASES["BatchNormalization"]
     posed = problem(case.model, ["w"], batch_norm="train")
-    assert ort_gradients.reasons(posed, OLD) == [
-        "node 'node' (BatchNormalization, output 'Y'): the running statistics would not be updated; "
-        "set batch_norm='freeze'"
-    ]
+    [reason] = ort_gradients.reasons(posed, OLD)
+    assert reason.startswith("node 'node' (BatchNormalization, output 'Y'): the running statistics")
+    assert reason.endswith("set batch_norm='freeze'")
     [reason] = ort_gradients.reasons(attrs.evolve(posed, plugins=installed()), OLD)
     assert reason.endswith("set batch_norm='freeze', or use backend='fused'")
 
@@ -368,9 +333,8 @@ def test_batch_normalization_trains_only_frozen() -> None:
 def test_dropout_in_training_mode_is_refused() -> None:
     posed = one("Dropout", rn(3, 4), np.array(0.5), np.array(True))
     [reason] = ort_gradients.reasons(posed, OLD)
-    assert reason.startswith(
-        "node 'culprit' (Dropout, output 'Y') is in training mode; set dropout='off'"
-    )
+    place = "node 'culprit' (Dropout, output 'Y')"
+    assert reason.startswith(f"{place} is in training mode; set dropout='off'")
     assert ort_gradients.reasons(attrs.evolve(posed, dropout="off"), OLD) == []
 
 
@@ -425,10 +389,8 @@ def test_a_square_is_fine_beside_another_reader() -> None:
 
 def test_training_session_reads_weights_before_it_writes_them() -> None:
     """At rate 1 a gradient computed from updated weights would be wrong at once."""
-    proto = chain("Tanh", "Tanh", "Tanh")
-    trainer = make(
-        proto, backend="training_session", params=["W*"], learning_rate=1.0, batch_size=4
-    )
+    options = {"params": ["W*"], "learning_rate": 1.0, "batch_size": 4}
+    trainer = make(chain("Tanh", "Tanh", "Tanh"), backend="training_session", **options)
     x, y = rn(4, 3).astype(np.float32), rn(4, 3).astype(np.float32)
     before = {n: a.astype(np.float64) for n, a in trainer.get_state().items()}
     values = [x.astype(np.float64)]

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core import Penalty, gradients
+from ortflex_core import OrtflexError, Penalty, gradients
 from ortflex_core.compiler.autodiff.reverse import RuleTable
-from ortflex_plugins.penalties.elastic import L1, L2, ElasticPenalty, NoPenalty
+from ortflex_core.testing.penalty import run
+from ortflex_plugins.penalties.elastic import L1, L2, ElasticPenalty, GroupLasso, NoPenalty
 from tests import oracles
+from tests.models import linear
 from tests.tracing import OPSETS, evaluate, hosted
+from tests.training import make
 
 FAMILIES = ("elementwise", "reduction", "shape", "matmul", "indexing")
 RULES = RuleTable(
     {n: importlib.import_module(f"ortflex_plugins.gradients.{n}").RULES for n in FAMILIES}
 )
-
 PENALTIES = [
     (L1(), oracles.l1),
     (L1(l1=0.3), oracles.l1),
@@ -72,12 +74,6 @@ def test_none_makes_no_node() -> None:
     assert NoPenalty().per_element(None, None) is None  # type: ignore[arg-type]
 
 
-def test_a_factor_is_a_host_scalar_so_that_changing_it_needs_no_new_graph() -> None:
-    assert L1.hyper_names() == ("l1",)
-    assert L2.hyper_names() == ("l2",)
-    assert ElasticPenalty.hyper_names() == ("l1", "l2")
-
-
 @pytest.mark.parametrize("penalty", [L1, ElasticPenalty])
 def test_negative_factors_are_refused(penalty: Any) -> None:
     with pytest.raises(ValueError, match=rf"{penalty.__name__}.l1 must be a number >= 0, got -0.1"):
@@ -86,8 +82,7 @@ def test_negative_factors_are_refused(penalty: Any) -> None:
         penalty(l1="1")
 
 
-def test_torch_s_weight_decay_is_twice_l2() -> None:
-    torch = pytest.importorskip("torch")
+def test_torch_s_weight_decay_is_twice_l2(torch: Any) -> None:
     w = WEIGHTS["random"]
     leaf = torch.tensor(w, requires_grad=True)
     found = evaluate(formula(L2(l2=0.3), "own"), {"weight": w}, {"l2": 0.3}, batch=None)
@@ -95,3 +90,38 @@ def test_torch_s_weight_decay_is_twice_l2() -> None:
     optimizer = torch.optim.SGD([leaf], lr=1.0, weight_decay=2 * 0.3)
     optimizer.step()
     assert_allclose(w - found["gradient"], leaf.detach().numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        *[((5,), 0), ((5,), None), ((4, 3), 0), ((4, 3), 1), ((4, 3), -1), ((4, 3), None)],
+        *[((4, 3, 2), 1), ((4, 2, 3, 3), 0), ((4, 2, 3, 3), None), ((1, 1), 0)],
+    ],
+)
+def test_the_group_lasso_has_norms_of_torch(shape: Any, axis: int | None, by_size: bool) -> None:
+    torch = pytest.importorskip("torch")
+    weight = np.random.default_rng(0).normal(size=shape)
+    if shape[0] > 1:
+        weight[1] = 0.0
+    w = torch.tensor(weight, requires_grad=True)
+    rows = w.reshape(1, -1) if axis is None else w.movedim(axis, 0).reshape(shape[axis], -1)
+    scale = rows.shape[1] ** 0.5 if by_size else 1.0
+    cost = 0.3 * scale * torch.linalg.vector_norm(rows, dim=1).sum()
+    cost.backward()
+    got = run(GroupLasso(factor=0.3, axis=axis, by_size=by_size), weight)
+    assert_allclose(got["value"], cost.item(), rtol=1e-12)
+    assert_allclose(got["gradient"], w.grad.numpy(), rtol=1e-12, atol=1e-15)
+
+
+def test_the_group_lasso_of_zeros_has_no_gradient() -> None:
+    got = run(GroupLasso(factor=1.0), np.zeros((3, 4), np.float32))
+    assert got["value"] == 0
+    assert not got["gradient"].any()
+
+
+def test_an_axis_that_a_weight_lacks_is_refused() -> None:
+    rows = np.zeros((4, 5), np.float32)
+    with pytest.raises(OrtflexError, match="axis 1 does not exist in a weight of rank 1"):
+        make(linear(), penalty=GroupLasso(axis=1), backend="fused").fit(rows, rows[:, :1])

@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import ModelProto, parser
 
 from ortflex_core import ConfigError, gradient_model, internals_of
-from ortflex_plugins.cli.main import main
 from ortflex_plugins.pictures import draw, draw_step
 from ortflex_plugins.pictures.layout import GAP_X, Box, Drawing, layout, spread, width
 from ortflex_plugins.pictures.repeats import Repeat, repeats
 from ortflex_plugins.pictures.scene import COLORS, Item, Level
 from ortflex_plugins.pictures.svg import svg
 from tests import models
-from tests.training import make
+from tests.plugins.commands import ortflex, refused, works
+from tests.training import make, regression
 
 pytestmark = pytest.mark.once
 
@@ -47,16 +46,9 @@ def blocks(count: int, width: int = 4) -> ModelProto:
         f"x{k + 1} = Add(x{k}, t{k})"
         for k in range(count)
     ]
-    model = parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]>
-        g (float[N, {width}] x0) => (float[N, {width}] y) {{ {" ".join(body)} y = Sigmoid(x{count}) }}"""
-    )
-    rng = np.random.default_rng(0)
-    for k in range(count):
-        for name, shape in ((f"w{k}", (width, width)), (f"b{k}", (width,))):
-            array = rng.standard_normal(shape).astype(np.float32)
-            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    return model
+    text = f"(float[N, {width}] x0) => (float[N, {width}] y) {{ {' '.join(body)} y = Sigmoid(x{count}) }}"
+    weights = {f"w{k}": (width, width) for k in range(count)}
+    return models.of_text(text, weights | {f"b{k}": (width,) for k in range(count)})
 
 
 def with_function() -> ModelProto:
@@ -68,9 +60,6 @@ def with_function() -> ModelProto:
         <domain: "own", opset_import: ["": 17]> Dense (v, m, c) => (r)
         { p = MatMul(v, m)  r = Add(p, c) }"""
     )
-
-
-# ---------------------------------------------------------------------- what is drawn
 
 
 def test_boxes_and_edges_are_those_of_the_graph() -> None:
@@ -89,15 +78,8 @@ def test_colors_say_what_check_says() -> None:
         { a = Abs(x) p = MatMul(a, u) r = Round(p) q = MatMul(r, w) y = Tanh(q) }"""
     )
     level = draw(model).level
-    assert [i.kind for i in level.items] == [
-        "io",
-        "frozen",
-        "trainable",
-        "not differentiable",
-        "trainable",
-        "passes",
-        "io",
-    ]
+    colors = ["io", "frozen", "trainable", "not differentiable", "trainable", "passes", "io"]
+    assert [i.kind for i in level.items] == colors
     frozen = draw(model, params=["w"]).level
     first, second = [i for i in frozen.items if i.title == "MatMul"]
     assert (first.kind, first.chips[0].kind) == ("frozen", "constant")
@@ -131,16 +113,10 @@ def test_the_parts_of_a_training_step() -> None:
 
 def test_graphs_in_use_have_the_colors_of_their_parts() -> None:
     trainer = make(models.mlp(), backend="fused", epochs=1, optimizer="adam")
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((8, 6)).astype(np.float32)
-    trainer.fit(x, x[:, :1])
-    for name, graph in trainer.save_onnx_graph().items():
-        if name.startswith("step"):
-            found = set(draw(graph, fold=False).level.kinds())
-            assert found >= {"forward", "loss", "backward", "update", "parameter", "slot"}
-            break
-    else:
-        raise AssertionError("no step graph")
+    trainer.fit(*regression(8, 6))
+    step = next(g for name, g in trainer.save_onnx_graph().items() if name.startswith("step"))
+    found = set(draw(step, fold=False).level.kinds())
+    assert found >= {"forward", "loss", "backward", "update", "parameter", "slot"}
 
 
 def test_a_gradient_model_is_its_forward_pass_and_its_backward_pass() -> None:
@@ -156,9 +132,7 @@ def test_a_gradient_model_is_its_forward_pass_and_its_backward_pass() -> None:
 def test_several_steps_in_one_graph_and_their_parts() -> None:
     backend = {"name": "fused", "steps_per_run": 2}
     trainer = make(models.mlp(), backend=backend, epochs=1, batch_size=4, penalty="l2")
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((8, 6)).astype(np.float32)
-    trainer.fit(x, x[:, :1])
+    trainer.fit(*regression(8, 6))
     graphs = trainer.save_onnx_graph()
     (both,) = [g for name, g in graphs.items() if "2-at-once" in name]
     level = draw(both, fold=False).level
@@ -171,9 +145,6 @@ def test_a_model_that_we_made_is_a_model() -> None:
     made = models.mlp()
     made.producer_name = "ortflex"
     assert set(draw(made).level.kinds()) == {"io", "trainable", "passes", "parameter"}
-
-
-# ---------------------------------------------------------------------- folding
 
 
 def test_repeated_blocks_are_found_by_their_structure() -> None:
@@ -224,9 +195,6 @@ def test_control_flow_has_its_bodies_inside() -> None:
     assert Counter(i.title for i in inner.items) == {"Abs": 1, "Neg": 1, "a": 2}
 
 
-# ---------------------------------------------------------------------- layout
-
-
 def overlapping(drawing: Drawing) -> list[tuple[str, str]]:
     boxes = [b for b in drawing.boxes if b.item is not None]
     return [
@@ -264,16 +232,13 @@ def test_what_is_not_connected_lies_side_by_side() -> None:
     assert drawing.w < 1.2 * 17 * (64 + GAP_X)
 
 
-def test_long_chains_do_not_drift_away() -> None:
+def test_long_chains_do_not_drift_away_and_are_readable_folded() -> None:
     drawing = layout(draw(blocks(125), fold=False).level)
     assert len(drawing.layers) > 500
     assert drawing.w < 400
-
-
-def test_500_nodes_are_readable_folded() -> None:
-    drawing = layout(draw(blocks(125)).level)
-    assert len([b for b in drawing.boxes if b.item is not None]) == 4
-    assert drawing.w < 400
+    folded = layout(draw(blocks(125)).level)
+    assert len([b for b in folded.boxes if b.item is not None]) == 4
+    assert folded.w < 400
 
 
 def test_spread_is_the_least_squares_solution() -> None:
@@ -311,9 +276,6 @@ def test_a_legend_is_in_rows_from_the_left_as_full_as_there_is_room(room: float)
         assert one[-1][1] + first[1] > allowed
 
 
-# ---------------------------------------------------------------------- files
-
-
 def hostile() -> ModelProto:
     model = models.renamed(models.mlp(), {"X": NASTY + "i", "W1": NASTY + "w", "b1": NASTY + "b"})
     for node in model.graph.node:
@@ -348,8 +310,7 @@ def test_names_are_harmless_in_html(tmp_path: Path) -> None:
 
 def test_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    pytest.importorskip("PIL")
-    from PIL import Image
+    Image = pytest.importorskip("PIL.Image")  # noqa: N806
 
     model = models.renamed(models.conv_net(), {"X": r"$\frac{$ 入力"})
     path = draw(model, title="$x$").save(tmp_path / "graph.png")
@@ -414,12 +375,7 @@ def test_attributes_that_are_types_are_drawn(check: bool) -> None:
     assert all("type=TypeProto" in str(tip) for tip in tips)
 
 
-# ---------------------------------------------------------------------- the command
-
-
-def test_the_command_draws_models_and_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_draws_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(models.linear(), "model.onnx")
     onnx.save(with_types(), "types.onnx")
@@ -432,16 +388,12 @@ def test_the_command_draws_models_and_steps(
         (["train.toml", "--training"], "One step of training"),
         (["model.onnx", "--training", "--loss", "elastic"], "One step of training"),
     ):
-        result = CliRunner().invoke(main, ["graph", *arguments, "-o", "out.svg"])
-        assert result.exit_code == 0, result.output
-        assert "wrote out.svg" in result.output
+        assert "wrote out.svg" in works("graph", *arguments, "-o", "out.svg").output
         assert title in ET.fromstring(Path("out.svg").read_text("utf-8"))[0].text  # type: ignore[operator]
-    assert CliRunner().invoke(main, ["graph", "model.onnx"]).exit_code == 0
+    works("graph", "model.onnx")
     assert Path("model.svg").exists()
     for option in ("--loss=huber", "--params=w", "--head=3"):
-        refused = CliRunner().invoke(main, ["graph", "train.toml", "--training", option])
-        assert refused.exit_code == 2
-        assert f"a recipe has the key {option[2:].partition('=')[0]}" in refused.output
-    missing = CliRunner().invoke(main, ["graph", "nothing.onnx"])
-    assert missing.exit_code == 1
-    assert "the file 'nothing.onnx' does not exist" in missing.output
+        result = ortflex("graph", "train.toml", "--training", option)
+        assert result.exit_code == 2
+        assert f"a recipe has the key {option[2:].partition('=')[0]}" in result.output
+    assert "the file 'nothing.onnx' does not exist" in refused("graph", "nothing.onnx").output

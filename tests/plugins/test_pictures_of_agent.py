@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ortflex_core import internals_of
 from ortflex_plugins.pictures import draw
 from tests import models
-from tests.training import make
+from tests.training import make, regression
 
 
 def test_the_four_graphs_of_forward_backward() -> None:
     trainer = make(models.mlp(), backend="training_agent", epochs=1, penalty="l2")
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((8, 6)).astype(np.float32)
-    trainer.fit(x, x[:, :1])
+    trainer.fit(*regression(8, 6))
     names = internals_of(trainer).problem.parameters
     graphs = trainer.save_onnx_graph()
     levels = {n: draw(g, params=names, fold=False).level for n, g in graphs.items()}

@@ -1,7 +1,8 @@
-"""The page of a run folder, and the measures that it shows."""
+"""The page of a run folder and of a Trainer, and the measures that it shows."""
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -12,13 +13,15 @@ import numpy as np
 import onnx
 import pytest
 
+from ortflex import History, OrtflexError, Trainer
+from ortflex import report as write_report
 from ortflex_core import ConfigError, run_ranks
 from ortflex_plugins.pictures import charts
 from ortflex_plugins.pictures.measure import Measures, histogram
 from ortflex_plugins.pictures.pages import page_of_folder as report
 from tests import models
-from tests.plugins.commands import ortflex, prepare
-from tests.training import make, regression
+from tests.plugins.commands import ortflex, prepare, works
+from tests.training import make, regression, same
 
 pytestmark = pytest.mark.once
 
@@ -66,8 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_shows_what_was_trained(folder: Path) -> None:
-    result = ortflex("report", str(folder))
-    assert result.exit_code == 0, result.output
+    works("report", str(folder))
     page = Page((folder / "report.html").read_text("utf-8"))
     words = "\n".join(page.words)
     for heading in (
@@ -103,9 +105,8 @@ def test_the_page_loads_nothing(folder: Path) -> None:
 
 def test_texts_of_files_are_escaped(folder: Path) -> None:
     clean_tags = [tag for tag, _ in Page(report(folder)).tags]
-    model = models.renamed(
-        onnx.load(folder / "trained.onnx"), {"coef": NASTY + "c", "X": NASTY + "x"}
-    )
+    names = {"coef": NASTY + "c", "X": NASTY + "x"}
+    model = models.renamed(onnx.load(folder / "trained.onnx"), names)
     onnx.save(model, folder / "trained.onnx")
     measures = json.loads((folder / "measures.json").read_text())
     measures["weights"][0]["name"] = NASTY
@@ -164,9 +165,6 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     assert "is not a run folder: expected a folder with recipe.toml" in result.output
 
 
-# ---------------------------------------------------------------------- measures
-
-
 def measured(**options: Any) -> tuple[dict[str, Any], Any, Any]:
     x, y = regression()
     measures = Measures()
@@ -204,21 +202,6 @@ def test_one_of_several_processes_measures(shard: bool) -> None:
     assert not second["epochs"]
 
 
-def test_measuring_changes_no_bit() -> None:
-    _, watched, (x, y) = measured(optimizer="adam")
-    alone = make(
-        models.linear(),
-        backend="fused",
-        batch_size=8,
-        epochs=3,
-        learning_rate=0.05,
-        optimizer="adam",
-    )
-    alone.fit(x, y)
-    for name, array in alone.get_state().items():
-        assert np.array_equal(array, watched.get_state()[name])
-
-
 def test_every_part_of_the_step_takes_time() -> None:
     content, _, _ = measured(penalty="l2")
     assert list(content["parts"]) == ["forward", "loss", "backward", "penalty", "update"]
@@ -239,9 +222,6 @@ def test_histograms_count_every_weight_before_and_after() -> None:
 def test_weights_that_are_all_the_same_have_a_histogram() -> None:
     made = histogram("w", np.full(9, 2.0), np.full(9, 2.0))
     assert sum(made["before"]) == sum(made["after"]) == 9
-
-
-# ---------------------------------------------------------------------- charts
 
 
 def test_a_line_goes_through_its_values() -> None:
@@ -265,10 +245,8 @@ def test_every_line_of_a_comparison_has_its_own_style_and_the_legend_has_them_al
     names = [f"run {k}" for k in range(20)]
     chart = charts.lines({n: [float(k), k + 1.0] for k, n in enumerate(names)}, legend=False)
     drawn = re.findall(r'<path d="M[^"]*" fill="none" (stroke="[^>]*?) stroke-width', chart)
-    named = re.findall(
-        r'<path d="M0 4H24" stroke-width="3" (stroke="[^>]*?)/></svg>',
-        (legend := charts.legend(names)),
-    )
+    legend = charts.legend(names)
+    named = re.findall(r'<path d="M0 4H24" stroke-width="3" (stroke="[^>]*?)/></svg>', legend)
     assert drawn == named
     assert len(set(named)) == len(names)
     assert [n for n in names if f"{n}</span>" not in legend] == []
@@ -277,25 +255,18 @@ def test_every_line_of_a_comparison_has_its_own_style_and_the_legend_has_them_al
 
 def test_a_line_that_hides_another_is_dashed_so_that_both_show() -> None:
     chart = charts.lines({"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [1.0, 1.5], "d": [None, 2.0]})
-    dashed = [
-        "dasharray" in line for line in re.findall(r'<path d="M[^"]*" fill="none" [^>]*>', chart)
-    ]
+    drawn = re.findall(r'<path d="M[^"]*" fill="none" [^>]*>', chart)
+    dashed = ["dasharray" in line for line in drawn]
     assert dashed == [False, True, False, True]
 
 
 def test_the_results_before_the_training_are_those_of_the_untrained_model(folder: Path) -> None:
-
     measured = json.loads((folder / "measures.json").read_text())["begun"]
     assert set(measured) == {"validation_loss", "validation_rmse"}
     # The rows that were held out, by a run that learns nothing.
-    assert (
-        ortflex(
-            "train", "train.toml", "learning_rate=1e-30", "penalty=none", "output=still"
-        ).exit_code
-        == 0
-    )
-    still = json.loads(Path("still/measures.json").read_text())["begun"]
-    assert still == measured
+    still = ("learning_rate=1e-30", "penalty=none", "output=still")
+    assert ortflex("train", "train.toml", *still).exit_code == 0
+    assert json.loads(Path("still/measures.json").read_text())["begun"] == measured
     text = Path("still/history.csv").read_text().splitlines()
     last = dict(zip(text[0].split(","), text[-1].split(","), strict=True))
     for name, value in measured.items():
@@ -305,16 +276,16 @@ def test_the_results_before_the_training_are_those_of_the_untrained_model(folder
     assert float(words[place - 1]) == pytest.approx(measured["validation_rmse"], rel=1e-4)
 
 
-def test_measuring_the_start_does_not_change_the_training(folder: Path) -> None:
+def test_measuring_changes_no_bit() -> None:
     x, y = regression()
     options: dict[str, Any] = {"epochs": 3, "batch_size": 8, "metrics": ["rmse"]}
+    options |= {"backend": "fused", "optimizer": "adam", "learning_rate": 0.05}
     weights = []
     for callbacks in ([], [Measures()]):
         trainer = make(models.linear(), callbacks=callbacks, **options)
         trainer.fit(x, y, validation_data=0.25)
         weights.append(trainer.get_state())
-    for name, array in weights[0].items():
-        np.testing.assert_array_equal(array, weights[1][name])
+    same(weights[0], weights[1], 0)
 
 
 @pytest.mark.parametrize(
@@ -332,8 +303,7 @@ def test_seconds_have_a_linear_axis_unless_they_differ_by_far(
 def test_settings_are_written_as_a_person_writes_them(folder: Path) -> None:
     other = 'callbacks=[{name="early_stopping", patience=7, monitor="loss"}, "csv_log"]'
     assert ortflex("train", "train.toml", other, "output=other").exit_code == 0
-    done = ortflex("report", "run", "other", "-o", "both.html")
-    assert done.exit_code == 0, done.output
+    works("report", "run", "other", "-o", "both.html")
     words = "\n".join(Page(Path("both.html").read_text("utf-8")).words)
     assert "early_stopping (" in words
     assert "patience 7" in words
@@ -341,3 +311,47 @@ def test_settings_are_written_as_a_person_writes_them(folder: Path) -> None:
     for text in (words.split("Where the recipes differ")[1], page):
         assert "{'" not in text
         assert "['" not in text
+
+
+@pytest.fixture(scope="module")
+def reported() -> Trainer:
+    made = make(models.mlp(), backend="fused", epochs=3, callbacks=[Measures()], metrics=["mae"])
+    made.fit(*regression(features=6), validation_data=0.2)
+    return made
+
+
+def test_the_page_of_a_trainer_has_what_is_known(reported: Trainer, tmp_path: Path) -> None:
+    page = write_report(reported, tmp_path / "run.html", title="<My run>")
+    assert (tmp_path / "run.html").read_text("utf-8") == page.html
+    for part in ("Loss", "Validation: mae", "Gradient norm", "Weights, before and after", "Graph"):
+        assert part in page.html
+    assert "&lt;My run&gt;" in page.html
+    assert "epochs = 3" in page.html
+    assert "fused" in page.html
+    kept = page.html.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in kept
+
+
+def test_the_page_of_a_history_has_the_curves(reported: Trainer) -> None:
+    page = write_report(reported.history_)
+    assert "Validation: mae" in page.html
+    assert "Graph" not in page.html
+    assert "No epoch was finished." in write_report(History()).html
+    large = History(({"epoch": 1, "loss": float("inf")}, {"epoch": 2, "loss": 1e300}))
+    assert "<svg" in write_report(large).html
+
+
+def test_a_notebook_shows_the_page_in_a_frame(reported: Trainer) -> None:
+    page = write_report(reported.history_)
+    shown = page._repr_html_()
+    assert shown.startswith("<iframe")
+    assert html.unescape(shown.split('srcdoc="')[1].removesuffix('"></iframe>')) == page.html
+
+
+@pytest.mark.parametrize("what", [3, None, [3], "not-there", []])
+def test_other_things_are_refused(what: Any, reported: Trainer, tmp_path: Path) -> None:
+    with pytest.raises(OrtflexError):
+        write_report(what)
+    with pytest.raises(OrtflexError, match="html"):
+        write_report(reported.history_, tmp_path / "run.txt")
+    assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ import pytest
 from ortflex_core import DataError, Trainer, hook, run_ranks
 from ortflex_core.training.data import column_files, derived, derived_pieces
 from ortflex_plugins.data.npy import NpyFolder
+from tests import models
 from tests.plugins.test_pieces_once import folder as folder
 from tests.plugins.test_pieces_once import inputs_of, shards, trainer
 from tests.plugins.test_pieces_once import rows_run as rows_run
@@ -93,7 +94,7 @@ def changed(what: str, path: Path) -> tuple[NpyFolder, dict[str, Any]]:
         y = np.load(path / "2" / "y.npy")
         np.save(path / "2" / "y.npy", (y + 1) % 4)
     elif what == "weights":
-        options = {"seed": 1}
+        options = {"model": models.conv_net(side=8, seed=1)}
     elif what == "classes":
         options = {"classes": [3, 2, 1, 0]}
     return NpyFolder(path=str(path), buffer=32), options

@@ -82,17 +82,10 @@ def shards(path: Path, rows: int = ROWS, seed: int = 4, **columns: Array) -> Npy
     return NpyFolder(path=str(path), buffer=32, weight=weight)
 
 
-def trainer(seed: int = 0, **options: Any) -> Trainer:
-    options = {
-        "loss": "softmax_cross_entropy",
-        "cache": "disk",
-        "params": ["full", "shift"],
-        "batch_size": 8,
-        "epochs": 3,
-        "learning_rate": 0.05,
-        **options,
-    }
-    return make(models.conv_net(side=8, seed=seed), backend="fused", **options)
+def trainer(model: Any = None, **options: Any) -> Trainer:
+    given = {"loss": "softmax_cross_entropy", "cache": "disk", "params": ["full", "shift"]}
+    given |= {"batch_size": 8, "epochs": 3, "learning_rate": 0.05}
+    return make(model or models.conv_net(side=8), backend="fused", **(given | options))
 
 
 def inputs_of(trained: Trainer) -> list[str]:
@@ -112,23 +105,11 @@ def inputs_of(trained: Trainer) -> list[str]:
         {"loss": {"name": "softmax_cross_entropy", "ignore_index": 2}, "classes": None},
     ],
 )
-def test_the_training_is_that_without_columns(
-    tmp_path: Path, cache: str, options: dict[str, Any]
-) -> None:
+def test_training_is_that_without_columns(tmp_path: Path, cache: str, options: Any) -> None:
     weight = np.linspace(0.1, 2, ROWS).astype(np.float32)
     source = shards(tmp_path / "data", weight=weight)
     held = shards(tmp_path / "held", 45, 9, weight=weight[:45])
-    runs = [
-        make(
-            models.conv_net(side=8),
-            backend="fused",
-            params=["full", "shift"],
-            learning_rate=0.05,
-            **{"loss": "softmax_cross_entropy", "batch_size": 8, "epochs": 3, **options},
-            cache=which,
-        )
-        for which in (cache, False)
-    ]
+    runs = [trainer(**options, cache=which) for which in (cache, False)]
     for run in runs:
         run.fit(source, validation_data=held)
     assert inputs_of(runs[0]) == ["f"]
@@ -197,9 +178,8 @@ def test_every_source_is_read_once(
             before = sum(rows_run), sum(read)
             run.fit(source)
             assert sum(rows_run) - before[0] == 2
-            assert (
-                sum(read) - before[1] < 2 * rows
-            )  # the first group of a table is read several times
+            # The first group of a table is read several times.
+            assert sum(read) - before[1] < 2 * rows
         else:
             run.fit(source)
             assert sum(read) - before[1] > 8 * rows
@@ -209,11 +189,7 @@ def test_every_source_is_read_once(
 @pytest.mark.parametrize("cache", ["memory", "disk"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_processes_compute_each_row_once(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    rows_run: list[int],
-    cache: str,
-    apart: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_run: list[int], cache: str, apart: bool
 ) -> None:
     """``apart``: each process has a disk of its own, so they exchange the rows."""
     monkeypatch.setattr(derived_pieces, "STORE", 2000)
@@ -295,16 +271,10 @@ def test_rows_without_a_digest_are_never_those_of_another_run(rows_run: list[int
 def test_rows_of_another_shape_are_an_error() -> None:
     """The prefix keeps a free axis, whose size differs in the last piece."""
     rng = np.random.default_rng(0)
-    node = onnx.helper.make_node
-    model = models.model(
-        [
-            node("MatMul", ["X", "frozen"], ["a"]),
-            node("MatMul", ["a", "head"], ["b"]),
-            node("ReduceMean", ["b"], ["Y"], axes=[1], keepdims=0),
-        ],
-        [models.floats("X", "N", "T", 4)],
-        [models.floats("Y", "N", 1)],
-        {"frozen": rng.standard_normal((4, 5)), "head": rng.standard_normal((5, 1))},
+    model = models.of_text(
+        "(float[N, T, 4] X) => (float[N, 1] Y) { a = MatMul(X, frozen) b = MatMul(a, head) "
+        "Y = ReduceMean<axes=[1], keepdims=0>(b) }",
+        {"frozen": (4, 5), "head": (5, 1)},
     )
 
     class Ragged(Unknown):
@@ -322,15 +292,12 @@ def test_rows_of_another_shape_are_an_error() -> None:
 
 def colored() -> onnx.ModelProto:
     """One column of strings, one-hot, and a linear model."""
-    node = onnx.helper.make_node
-    nodes = [
-        node("OneHotEncoder", ["X"], ["h"], domain="ai.onnx.ml", cats_strings=["a", "b", "c"]),
-        node("Reshape", ["h", "shape"], ["r"]),
-        node("MatMul", ["r", "w"], ["Y"]),
-    ]
-    x = onnx.helper.make_tensor_value_info("X", onnx.TensorProto.STRING, ["N", 1])
-    weights = {"shape": np.array([-1, 3]), "w": np.zeros((3, 1))}
-    return models.model(nodes, [x], [models.floats("Y", "N", 1)], weights, ai_onnx_ml=3)
+    return onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]> g (string[N, 1] X)
+        => (float[N, 1] Y) <int64[2] shape = {-1, 3}, float[3, 1] w = {0, 0, 0}>
+        { h = ai.onnx.ml.OneHotEncoder<cats_strings = ["a", "b", "c"]>(X)
+          r = Reshape(h, shape) Y = MatMul(r, w) }"""
+    )
 
 
 def test_strings_and_teachers(tmp_path: Path, rows_run: list[int]) -> None:
@@ -343,8 +310,7 @@ def test_strings_and_teachers(tmp_path: Path, rows_run: list[int]) -> None:
     parquet.write_table(table, path, row_group_size=30)
     runs = []
     for cache in ("auto", False):
-        kinds = {"X": "string"}
-        source = Parquet(path=str(path), target=["y"], columns=kinds, buffer=25)
+        source = Parquet(path=str(path), target=["y"], columns={"X": "string"}, buffer=25)
         run = make(colored(), backend="fused", epochs=3, batch_size=8, cache=cache)
         run.fit(source)
         runs.append(run)
@@ -366,27 +332,17 @@ def test_strings_and_teachers(tmp_path: Path, rows_run: list[int]) -> None:
 def test_a_fixed_batch_is_kept_over_the_ends_of_pieces(tmp_path: Path) -> None:
     model = models.conv_net(side=8)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 6
-    runs = []
+    states = []
     for cache in ("disk", False):
-        run = make(
-            model,
-            backend="fused",
-            loss="softmax_cross_entropy",
-            params=["full", "shift"],
-            batch_size=6,
-            epochs=2,
-            cache=cache,
-        )
+        run = trainer(model, batch_size=6, epochs=2, cache=cache)
         run.fit(shards(tmp_path / "data"))
-        runs.append(run)
-    same(runs[0].get_state(), runs[1].get_state(), 1e-6)
+        states.append(run.get_state())
+    same(*states, 1e-6)
 
 
 @pytest.mark.parametrize("cache", ["auto", "memory", "disk"])
 @pytest.mark.parametrize("pieces", [False, True])
-def test_a_fixed_batch_dimension_leaves_rows_at_the_end(
-    tmp_path: Path, cache: str, pieces: bool
-) -> None:
+def test_fixed_batches_leave_rows_at_the_end(tmp_path: Path, cache: str, pieces: bool) -> None:
     """``drop_last``: no step reads them, but which they are differs between the epochs."""
     model = models.conv_net(side=8)
     for value in [*model.graph.input, *model.graph.output]:
@@ -394,9 +350,7 @@ def test_a_fixed_batch_dimension_leaves_rows_at_the_end(
     data = (shards(tmp_path / "data"),) if pieces else images()
     states = []
     for which in (cache, False):
-        options: dict[str, Any] = {"params": ["full", "shift"], "batch_size": 8, "epochs": 3}
-        loss = "softmax_cross_entropy"
-        run = make(model, backend="fused", loss=loss, drop_last=True, **options, cache=which)
+        run = trainer(model, drop_last=True, cache=which)
         run.fit(*data)
         assert inputs_of(run) == (["X"] if which is False else ["f"])
         states.append(run.get_state())

@@ -35,10 +35,7 @@ class TestTorch(ProcessGroupKit):
     ("environ", "reason"),
     [
         ({}, "was not started by"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "2"},
-            "set RANK, WORLD_SIZE, but not MASTER_ADDR, MASTER_PORT",
-        ),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "but not MASTER_ADDR, MASTER_PORT"),
         (
             {"RANK": "a", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"},
             "RANK is 'a', expected a number",
@@ -53,17 +50,9 @@ def test_variables_of_a_launcher(environ: dict[str, str], reason: str) -> None:
 def recipe(folder: Path, **more: Any) -> Path:
     onnx.save(models.mlp(), folder / "model.onnx")
     np.savez(folder / "data.npz", X=X, y=Y)
-    keys: dict[str, Any] = {
-        "model": "model.onnx",
-        "data": "data.npz",
-        "loss": "squared_error",
-        "optimizer": "adam",
-        "batch_size": 8,
-        "epochs": 3,
-        "threads": 1,
-        "validation": 0.2,
-        **more,
-    }
+    keys: dict[str, Any] = {"model": "model.onnx", "data": "data.npz", "loss": "squared_error"}
+    keys |= {"optimizer": "adam", "batch_size": 8, "epochs": 3, "threads": 1, "validation": 0.2}
+    keys |= more
     lines = [f"{name} = {json.dumps(value)}" for name, value in keys.items()]
     lines.append('backend = {name = "fused", steps_per_run = 1}')
     (folder / "train.toml").write_text("\n".join(lines))
@@ -82,9 +71,7 @@ def weights(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("shard_state=true",)])
-def test_the_command_trains_in_two_processes_to_the_bits_of_one(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_two_processes_train_to_the_bits_of_one(tmp_path: Path, options: tuple[str, ...]) -> None:
     recipe(tmp_path, callbacks=["checkpoint"])
     one = train(tmp_path, 1, "accumulate=2", "output=one")
     assert one.returncode == 0, one.stderr
@@ -93,10 +80,8 @@ def test_the_command_trains_in_two_processes_to_the_bits_of_one(
     assert weights(tmp_path / "one" / "trained.onnx") == weights(tmp_path / "two" / "trained.onnx")
     names = [sorted(p.name for p in (tmp_path / run).iterdir()) for run in ("one", "two")]
     assert names[0] == names[1]
-    tables = [
-        np.genfromtxt(tmp_path / run / "history.csv", names=True, delimiter=",")
-        for run in ("one", "two")
-    ]
+    histories = [tmp_path / run / "history.csv" for run in ("one", "two")]
+    tables = [np.genfromtxt(path, names=True, delimiter=",") for path in histories]
     for column in tables[0].dtype.names:
         assert column == "seconds" or (tables[0][column] == tables[1][column]).all(), column
     assert two.stdout.count("wrote") == 1  # one process talks
@@ -157,12 +142,17 @@ trainer(distributed=Torch(timeout=4), callbacks=[Sleeps()]).fit(X, Y)
 """
 
 
+def run(folder: Path, script: str, *arguments: str, seconds: float = 60) -> Any:
+    """A script in two processes."""
+    (folder / "script.py").write_text(script)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    call = [*LAUNCH, "2", str(folder / "script.py"), *arguments]
+    return children.run(call, env=env, seconds=seconds)
+
+
 @pytest.mark.slow
 def test_a_process_that_sleeps_is_not_called_ended(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SLEEPS)
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    done = children.run([*LAUNCH, "2", str(tmp_path / "script.py")], env=env, seconds=300)
+    done = run(tmp_path, SLEEPS, seconds=300)
     assert done.returncode != 0
     assert "the process of rank 1 did not answer in time (" in done.stderr
     assert "no message within 4 s" in done.stderr
@@ -175,14 +165,11 @@ def test_a_process_that_sleeps_is_not_called_ended(tmp_path: Path) -> None:
 def test_a_killed_process_ends_the_rest_and_the_restart_gives_the_same_bits(
     tmp_path: Path, step: int, state: str
 ) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    call = [*LAUNCH, "2", str(tmp_path / "script.py"), str(tmp_path / "kept"), str(step), state]
-    killed = children.run(call, env=env, seconds=60)
+    folder = str(tmp_path / "kept")
+    killed = run(tmp_path, SCRIPT, folder, str(step), state)
     assert killed.returncode != 0
     assert "RankFailed" in killed.stderr
-    again = children.run([*call[:-2], "never", state], env=env, seconds=60)
+    again = run(tmp_path, SCRIPT, folder, "never", state)
     assert again.returncode == 0, again.stderr
     whole = trainer(accumulate=2)
     whole.fit(X, Y)

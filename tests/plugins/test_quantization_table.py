@@ -70,9 +70,9 @@ def test_accuracies_are_those_of_torchao() -> None:
     trained = {r["network"] for r in LINES if r["bits"] == quantization.PEER}
     assert trained == {"mlp", "regression", "gru", "lstm", "transformer", "vit", "mixer"}
     for name in trained:
-        ours, theirs = (
-            quantization.lines_of(LINES, name, bits, 60) for bits in ("W4A8", quantization.PEER)
-        )
+        bits = "W4A8", quantization.PEER
+        both = (quantization.lines_of(LINES, name, b, 60) for b in bits)
+        ours, theirs = both
         assert len(ours) == len(theirs) == SEEDS
         losses = [np.mean([r["loss"][3] for r in lines]) for lines in (ours, theirs)]
         assert losses[0] < 1.03 * losses[1], name

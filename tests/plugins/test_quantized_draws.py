@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper
 
 from ortflex import Trainer
 from ortflex_core import Array, Port, gradient_program, internals_of, require_runtime
@@ -27,21 +27,9 @@ ROWS = 8
 BITS = {"int8": 8, "int4": 4, "int2": 2}
 
 
-def trainer(draw: Draw) -> tuple[Trainer, Array]:
-    """A calibrated Trainer, whose first step changes nothing, and rows."""
-    x = draw.rows(256, 0)
-    made = Trainer(
-        draw.model,
-        loss="squared_error",
-        quantize=draw.quantize,
-        optimizer="sgd",
-        learning_rate=1e-30,
-        batch_size=ROWS,
-        progress=False,
-        threads=1,
-    )
-    made.calibrate(x)
-    return made, x
+def trainer(draw: Draw, **options: Any) -> Trainer:
+    given: dict[str, Any] = {"quantize": draw.quantize, "batch_size": ROWS, "progress": False}
+    return Trainer(draw.model, loss="squared_error", **given, **options)
 
 
 def oracle(made: Trainer, draw: Draw) -> Pairs:
@@ -112,26 +100,20 @@ def check_file(made: Trainer, draw: Draw, x: Array) -> None:
     assert np.isfinite(models.predict(file, {"x": x})["y"]).all()  # with fusions, too
 
 
-@pytest.mark.parametrize(
-    "seed", [k if k < NORMAL else pytest.param(k, marks=pytest.mark.slow) for k in range(COUNT)]
-)
+SEEDS = [k if k < NORMAL else pytest.param(k, marks=pytest.mark.slow) for k in range(COUNT)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_network_has_the_gradients_of_torch_and_its_file(seed: int) -> None:
     if require_runtime().version_info < (1, 20):
         pytest.skip("this runtime has no kernels for the newest of the drawn opsets")
     draw = Draw(seed)
-    made, x = trainer(draw)
+    # Its first step changes nothing.
+    made, x = trainer(draw, optimizer="sgd", learning_rate=1e-30, threads=1), draw.rows(256, 0)
+    made.calibrate(x)
     check_gradients(made, draw, x)
     check_file(made, draw, x[:ROWS])
-    trained = Trainer(
-        draw.model,
-        loss="squared_error",
-        quantize=draw.quantize,
-        optimizer="adam",
-        learning_rate=0.01,
-        batch_size=ROWS,
-        epochs=1,
-        progress=False,
-    )
+    trained = trainer(draw, optimizer="adam", learning_rate=0.01, epochs=1)
     y = np.random.default_rng(seed).standard_normal((64, 4)).astype(np.float32)
     trained.fit(x[:64], y)
     check_file(trained, draw, x[:ROWS])
@@ -139,9 +121,7 @@ def test_a_drawn_network_has_the_gradients_of_torch_and_its_file(seed: int) -> N
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("rank", [2, 3])
-def test_a_product_of_quantized_data_by_blocks_of_int8_is_right_with_fusions(
-    rank: int, symmetric: bool
-) -> None:
+def test_a_product_by_blocks_of_int8_is_right_with_fusions(rank: int, symmetric: bool) -> None:
     """onnxruntime 1.32 takes the scales of its blocks for scales of columns, and fails or is far off."""
     if require_runtime().version_info < (1, 20):
         pytest.skip("this runtime has no blocks")
@@ -153,14 +133,10 @@ def test_a_product_of_quantized_data_by_blocks_of_int8_is_right_with_fusions(
         helper.make_node("Add", ["a", "b"], ["y"], "sum"),
     ]
     spread = np.repeat([0.1, 1.0], 8)[:, None]
-    weights = [
-        numpy_helper.from_array((rng.standard_normal((16, 6)) * spread).astype(np.float32), name)
-        for name in "AB"
-    ]
+    weights = {name: rng.standard_normal((16, 6)) * spread for name in "AB"}
     shape = ["N", *[3] * (rank - 2)]
     io = [models.floats("x", *shape, 16)], [models.floats("y", *shape, 6)]
-    graph = helper.make_graph(nodes, "g", *io, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = models.model(nodes, *io, weights, opset=21, ir=10)
     quantize = {"block_size": 8, "reduce_range": True, "symmetric": symmetric}
     made = Trainer(model, loss="squared_error", quantize=quantize, progress=False)
     x = rng.standard_normal((32, *[3] * (rank - 2), 16)).astype(np.float32)
@@ -172,9 +148,8 @@ def test_a_product_of_quantized_data_by_blocks_of_int8_is_right_with_fusions(
     made.step((x, wanted))
 
 
-def test_the_oracle_is_torchs_fake_quantization() -> None:
+def test_the_oracle_is_torchs_fake_quantization(torch: Any) -> None:
     """Of one scale and of one per channel, with gradients of the scale."""
-    torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     x, seeds = (torch.tensor(rng.standard_normal((6, 5)), dtype=torch.float32) for _ in "ab")
     empty = Pairs(ModelProto(), {}, 8)

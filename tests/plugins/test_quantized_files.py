@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper
 
 from ortflex import Trainer
 from ortflex_core import ModelError, check_model, require_runtime
@@ -19,15 +19,8 @@ X = RNG.standard_normal((16, 4)).astype(np.float32)
 Y = RNG.standard_normal((16, 3)).astype(np.float32)
 
 
-def file(nodes: list[Any], weights: dict[str, Any], opset: int = 17) -> ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [models.floats("x", "N", 4)],
-        [models.floats("y", "N", 3)],
-        [numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+def file(nodes: list[Any], weights: dict[str, Any]) -> ModelProto:
+    return models.model(nodes, [models.floats("x", "N", 4)], [models.floats("y", "N", 3)], weights)
 
 
 def aware(dtype: Any, per_channel: bool) -> tuple[ModelProto, dict[str, Any]]:
@@ -76,9 +69,7 @@ def test_quantization_aware_training_is_that_of_torch(dtype: Any, per_channel: b
 
 @pytest.mark.parametrize("params", [None, ["*"], ["W*"]])
 @pytest.mark.parametrize("arithmetic", [False, True])
-def test_a_weight_that_is_clipped_and_computed_before_it_is_quantized(
-    params: Any, arithmetic: bool
-) -> None:
+def test_a_weight_that_is_computed_and_clipped_trains(params: Any, arithmetic: bool) -> None:
     """What torch's FakeQuantize with quant_min and quant_max becomes in a file.
 
     The class: operators on integers, and of constants, between a weight and its product.
@@ -101,9 +92,8 @@ def test_a_weight_that_is_clipped_and_computed_before_it_is_quantized(
         nodes = [n for n in nodes if n.op_type not in ("Mul", "Transpose")]
     more = {"half": np.float32(0.5), "low": np.int8(-60), "high": np.int8(60)}
     model = file(nodes, {**weights, **more})
-    trainer = Trainer(
-        model, loss="squared_error", learning_rate=0.5, optimizer="sgd", params=params
-    )
+    options = {"learning_rate": 0.5, "optimizer": "sgd", "params": params}
+    trainer = Trainer(model, loss="squared_error", **options)
     trainer.step((X, Y))
     w = torch.tensor(weights["W"], requires_grad=True)
     b = torch.tensor(weights["b"])
@@ -121,31 +111,24 @@ def test_a_weight_that_is_clipped_and_computed_before_it_is_quantized(
 def test_check_says_straight_through() -> None:
     report = check_model(aware(np.int8, True)[0], "squared_error")
     assert [n.status for n in report.nodes] == ["trainable", "passes", "passes", "trainable"]
-    assert (
-        report.nodes[0].reason
-        == "straight-through, by a gradient rule of the family 'quantization'"
-    )
+    reason = "straight-through, by a gradient rule of the family 'quantization'"
+    assert report.nodes[0].reason == reason
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_dynamic_quantization_passes_the_gradient_straight_through(
-    per_channel: bool, tmp_path: Path
-) -> None:
+def test_dynamic_quantization_is_straight_through(per_channel: bool, tmp_path: Path) -> None:
     """onnxruntime's own tool quantizes the file; the reference rounds forward alone."""
     if require_runtime().version_info < (1, 19):
         pytest.skip("the quantizer of onnxruntime 1.16 needs an onnx before 1.19")
     quantization = pytest.importorskip("onnxruntime.quantization")
     model = models.mlp((4, 6, 3), "Tanh")
     onnx.save(model, tmp_path / "float.onnx")
-    quantization.quantize_dynamic(
-        tmp_path / "float.onnx",
-        tmp_path / "quantized.onnx",
-        per_channel=per_channel,
-        reduce_range=True,  # kernels of older processors saturate at 8 bits
-        nodes_to_exclude=["matmul1"],
-    )
+    files = tmp_path / "float.onnx", tmp_path / "quantized.onnx"
+    # Kernels of older processors saturate at 8 bits.
+    options = {"reduce_range": True, "nodes_to_exclude": ["matmul1"]}
+    quantization.quantize_dynamic(*files, per_channel=per_channel, **options)
     quantized = onnx.load(tmp_path / "quantized.onnx")
-    arrays = {t.name: numpy_helper.to_array(t) for t in quantized.graph.initializer}
+    arrays = models.weights_of(quantized)
     trainer = Trainer(quantized, loss="squared_error", learning_rate=0.1, optimizer="sgd")
     trainer.step((X, Y))
     state = trainer.get_state()
@@ -165,8 +148,7 @@ def test_dynamic_quantization_passes_the_gradient_straight_through(
         np.testing.assert_allclose(state[name], masters[name] - 0.1 * slope, rtol=1e-3, atol=1e-5)
 
 
-def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one() -> None:
-    torch = pytest.importorskip("torch")
+def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one(torch: Any) -> None:
     if require_runtime().version_info < (1, 22):
         pytest.skip("this runtime has no kernel of ConvInteger by int8 weights")
     made = helper.make_node
@@ -183,31 +165,16 @@ def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one() -> No
         made("Mul", ["f", "step"], ["real"]),
         made("Mul", ["real", "unit"], ["y"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [models.floats("x", "N", 2, 6, 6)],
-        [models.floats("y", "N", 3, 3, 3)],
-        [
-            numpy_helper.from_array(a, n)
-            for n, a in {
-                "s": scale,
-                "W": whole,
-                "zeros": zeros,
-                "unit": np.array(0.01, np.float32),
-            }.items()
-        ],
-    )
-    imports = [helper.make_opsetid("", 17)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    weights = {"s": scale, "W": whole, "zeros": zeros, "unit": np.array(0.01)}
+    io = [models.floats("x", "N", 2, 6, 6)], [models.floats("y", "N", 3, 3, 3)]
+    model = models.model(nodes, *io, weights)
     trainer = Trainer(model, loss="squared_error", params=["s"], optimizer="sgd", learning_rate=0.1)
     predicted = trainer.predict(x)
     trainer.step((x, y))
     s = torch.tensor(scale, requires_grad=True, dtype=torch.float64)
     w = torch.tensor((whole.astype(float) - 3) * 0.01)
-    out = torch.nn.functional.conv2d(
-        torch.tensor(x, dtype=torch.float64) * s, w, stride=2, padding=1
-    )
+    wide = torch.tensor(x, dtype=torch.float64)
+    out = torch.nn.functional.conv2d(wide * s, w, stride=2, padding=1)
     # The forward pass rounds: the gradient of the loss is at the rounded output.
     slope = 2 * (np.asarray(predicted) - y) / y.size
     out.backward(torch.tensor(slope, dtype=torch.float64))

@@ -1,24 +1,27 @@
-"""Files of every quantized form train as float masters and come back in their own layout.
+"""Files of every quantized form train as float masters and come back in their layout, also with fusions.
 
 The class of mistakes: a form through which no gradient or another one passes, a weight that is left out,
-and an export with other nodes, types or codes than the training computed with.
+an export with other nodes, types or codes than the training computed with, and pairs, scales or biases
+that a fused kernel of integers reads otherwise.
 """
 
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import ModelProto, helper
 
 from ortflex import Trainer
-from ortflex_core import ModelError, check_model, require_runtime
+from ortflex_core import Array, ModelError, check_model, require_runtime
 from tests.plugins import quantized_forms as forms
 from tests.plugins.quantized_checks import Y, check_codes, check_layout, check_slopes, run, train
+from tests.training import same
 
 quantization = pytest.importorskip("onnxruntime.quantization")
 if require_runtime().version_info < (1, 22):
@@ -34,9 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", forms.NETWORKS)
-def test_a_file_in_operator_format_has_the_gradients_of_fake_quantization(
-    name: str, setting: str, tmp_path: Path
-) -> None:
+def test_operator_format_has_gradients_of_torch(name: str, setting: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = forms.static(forms.NETWORKS[name](), tmp_path, "QOperator", **SETTINGS[setting])
     reference = forms.InTorch(model)
@@ -47,9 +48,7 @@ def test_a_file_in_operator_format_has_the_gradients_of_fake_quantization(
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "moves"])
-def test_a_file_in_qdq_format_has_the_gradients_of_fake_quantization(
-    name: str, setting: str, tmp_path: Path
-) -> None:
+def test_qdq_format_has_gradients_of_torch(name: str, setting: str, tmp_path: Path) -> None:
     """Without AveragePool: the mean of four codes is often a tie, which noise of float32 decides."""
     torch = pytest.importorskip("torch")
     model = forms.static(forms.NETWORKS[name](), tmp_path, "QDQ", **SETTINGS[setting])
@@ -64,9 +63,7 @@ def test_a_file_in_qdq_format_has_the_gradients_of_fake_quantization(
 
 
 @pytest.mark.parametrize("backend", ["c", "xla"])
-def test_compiled_backends_choose_the_same_maximum_of_integers(
-    backend: str, tmp_path: Path
-) -> None:
+def test_compiled_backends_choose_the_same_maximum(backend: str, tmp_path: Path) -> None:
     """The lowest integer is that of padding, too: windows of it alone have their maximum inside.
 
     Beside the backend ``fused``, whose gradients are those of torch.
@@ -84,9 +81,7 @@ def test_compiled_backends_choose_the_same_maximum_of_integers(
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", forms.NETWORKS)
-def test_a_file_in_operator_format_comes_back_in_its_layout(
-    name: str, setting: str, tmp_path: Path
-) -> None:
+def test_operator_format_comes_back_in_its_layout(name: str, setting: str, tmp_path: Path) -> None:
     model = forms.static(forms.NETWORKS[name](), tmp_path, "QOperator", **SETTINGS[setting])
     trainer, exported, x = train(model)
     check_layout(model, exported, set(trainer.get_state()))
@@ -96,29 +91,17 @@ def test_a_file_in_operator_format_comes_back_in_its_layout(
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator", "dynamic"])
-def test_a_large_file_has_at_most_28_percent_of_the_bytes_and_comes_back(
-    form: str, tmp_path: Path
-) -> None:
+def test_a_large_file_is_small_and_comes_back(form: str, tmp_path: Path) -> None:
     """Weights, scales and biases of more than 1024 elements; 264,000 weights."""
-    nodes = [
-        helper.make_node("Gemm", ["x", "W", "b"], ["h"], "first"),
-        helper.make_node("Relu", ["h"], ["r"], "relu"),
-        helper.make_node("Gemm", ["r", "V", "c"], ["y"], "last"),
-    ]
-    draw = forms.draw
-    weights = {"W": draw(216, 1200), "b": draw(1200), "V": draw(1200, 4), "c": draw(4)}
-    network = forms.network(nodes, weights, 216)
+    sizes = {"W": (216, 1200), "b": (1200,), "V": (1200, 4), "c": (4,)}
+    network = forms.parsed("h = Gemm(x, W, b) r = Relu(h) y = Gemm(r, V, c)", sizes, 216)
     settings = SETTINGS["uint8" if form == "dynamic" else "channels"]
-    model = (
-        forms.dynamic(network, tmp_path, **settings)
-        if form == "dynamic"
-        else forms.static(network, tmp_path, form, **settings)
-    )
+    make = forms.dynamic if form == "dynamic" else partial(forms.static, form=form)
+    model = make(network, tmp_path, **settings)
     trainer, exported, x = train(model, learning_rate=0.001)
     assert {n.split("_")[0] for n in trainer.get_state()} == {"W", "b", "V", "c"}
     check_layout(model, exported, set(trainer.get_state()))
-    share = exported.ByteSize() / network.ByteSize()
-    assert share <= 0.28
+    assert exported.ByteSize() <= 0.28 * network.ByteSize()
     wanted = run(exported, x)
     np.testing.assert_allclose(trainer.predict(x), wanted, atol=1e-5 * np.abs(wanted).max())
 
@@ -151,9 +134,7 @@ def test_scales_that_are_trained_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_pairs_of_the_runtimes_domain_are_those_of_the_standard(
-    setting: str, tmp_path: Path
-) -> None:
+def test_pairs_of_the_runtimes_domain_train_the_same(setting: str, tmp_path: Path) -> None:
     """The states after some steps are the same, and the file keeps its domain."""
     states = []
     for contributed in (True, False):
@@ -164,9 +145,7 @@ def test_pairs_of_the_runtimes_domain_are_those_of_the_standard(
         trainer, exported, _ = train(model)
         states.append(trainer.get_state())
         check_layout(model, exported, set(states[-1]))
-    assert states[0].keys() == states[1].keys()
-    for name, values in states[0].items():
-        np.testing.assert_array_equal(values, states[1][name])
+    same(*states, 0)
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -199,9 +178,7 @@ def test_a_bias_with_a_scale_that_is_computed_is_refused() -> None:
     nodes = [
         helper.make_node("Mul", ["one", "one"], ["s"]),
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-        helper.make_node(
-            *("QGemm", ["q", "s", "z", "W", "one", "z", "b"], ["y"], "gemm"), domain="com.microsoft"
-        ),
+        helper.make_node("QGemm", [*"qszW", "one", *"zb"], ["y"], "gemm", domain="com.microsoft"),
     ]
     weights = {"W": codes, "one": one, "z": zero, "b": np.zeros(4, np.int32)}
     model = forms.network(nodes, weights, 8)
@@ -220,9 +197,7 @@ ROUNDINGS = {
 
 @pytest.mark.parametrize("setting", ROUNDINGS)
 @pytest.mark.parametrize("name", [*forms.NETWORKS, "embedding"])
-def test_a_file_of_quantize_dynamic_trains_and_comes_back(
-    name: str, setting: str, tmp_path: Path
-) -> None:
+def test_quantize_dynamic_trains_and_comes_back(name: str, setting: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     network = forms.embedding() if name == "embedding" else forms.NETWORKS[name]()
     model = forms.dynamic(network, tmp_path, **ROUNDINGS[setting])
@@ -237,8 +212,7 @@ def test_a_file_of_quantize_dynamic_trains_and_comes_back(
     np.testing.assert_allclose(trainer.predict(x), wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
-def test_an_embedding_in_operator_format_trains(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+def test_an_embedding_in_operator_format_trains(tmp_path: Path, torch: Any) -> None:
     model = forms.static(forms.embedding(), tmp_path, "QOperator")
     assert [n.op_type for n in model.graph.node][:2] == ["Gather", "QLinearMatMul"]
     reference = forms.InTorch(model)
@@ -252,33 +226,20 @@ def test_an_embedding_in_operator_format_trains(tmp_path: Path) -> None:
 
 def test_a_product_of_integers_that_is_scaled_otherwise_keeps_its_weight() -> None:
     """The class: a scale that is not a constant, a product that is read twice, a scale of another shape."""
-    made = helper.make_node
-    begin = [made("DynamicQuantizeLinear", ["h"], ["q", "s", "z"], "round")]
-    begin.insert(0, made("Mul", ["x", "gain"], ["h"]))
-    begin.append(made("MatMulInteger", ["q", "W", "z"], ["m"], "product"))
-    begin.append(made("Cast", ["m"], ["c"], to=1))
-    ends = {
-        "once": [made("Mul", ["c", "s"], ["y"])],
-        "computed": [
-            made("Exp", ["unit"], ["e"]),
-            made("Mul", ["s", "e"], ["f"]),
-            made("Mul", ["c", "f"], ["y"]),
-        ],
-        "twice": [
-            made("Mul", ["s", "unit"], ["f"]),
-            made("Mul", ["c", "f"], ["g"]),
-            made("Add", ["g", "c"], ["y"]),
-        ],
-        "rows": [made("Mul", ["s", "column"], ["f"]), made("Mul", ["c", "f"], ["y"])],
-    }
+    begin = "h = Mul(x, gain) q, s, z = DynamicQuantizeLinear(h) m = MatMulInteger(q, W, z)"
     weights = {
         "gain": np.linspace(0.5, 1.5, 8).astype(np.float32),
         "W": np.random.default_rng(0).integers(-99, 99, (8, 4)).astype(np.int8),
         "unit": np.array(0.01, np.float32),
         "column": np.full((1, 1), 0.01, np.float32),
     }
-    for end in ends.values():
-        model = forms.network([*begin, *end], weights, 8)
+    for end in (
+        "y = Mul(c, s)",
+        "e = Exp(unit) f = Mul(s, e) y = Mul(c, f)",
+        "f = Mul(s, unit) g = Mul(c, f) y = Add(g, c)",
+        "f = Mul(s, column) y = Mul(c, f)",
+    ):
+        model = forms.parsed(f"{begin} c = Cast<to = 1>(m) {end}", weights, 8)
         trainer, exported, x = train(model, 1, params=["gain"])
         np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)
         check_layout(model, exported, {"gain"})
@@ -295,14 +256,15 @@ def test_quantized_attention_trains_as_attention_of_dequantized_weights() -> Non
         "b": rng.standard_normal(24).astype(np.float32),
         "V": rng.standard_normal((8, 4)).astype(np.float32),
     }
-    data = made("DynamicQuantizeLinear", ["r"], ["q", "t", "p"])
-    shape, end = np.array([-1, 2, 8]), made("ReduceSum", ["o", "one"], ["e"], keepdims=0)
-    first = [made("Reshape", ["x", "shape"], ["r"]), data]
-    last = [end, made("MatMul", ["e", "V"], ["y"])]
+    shape, one = np.array([-1, 2, 8]), np.array([1])
+    first = [
+        made("Reshape", ["x", "shape"], ["r"]),
+        made("DynamicQuantizeLinear", ["r"], ["q", "t", "p"]),
+    ]
+    last = [made("ReduceSum", ["o", "one"], ["e"], keepdims=0), made("MatMul", ["e", "V"], ["y"])]
     domain, heads = "com.microsoft", {"num_heads": 2}
-    integers = made(
-        "QAttention", ["q", "W", "b", "t", "s", "", "p", "z"], ["o"], domain=domain, **heads
-    )
+    given = ["q", "W", "b", "t", "s", "", "p", "z"]
+    integers = made("QAttention", given, ["o"], domain=domain, **heads)
     reals = [
         made("DequantizeLinear", ["q", "t", "p"], ["d"]),
         made("DequantizeLinear", ["W", "s", "z"], ["w"], axis=1),
@@ -310,9 +272,8 @@ def test_quantized_attention_trains_as_attention_of_dequantized_weights() -> Non
     ]
     states = []
     for nodes in ([integers], reals):
-        model = forms.network(
-            [*first, *nodes, *last], {**weights, "shape": shape, "one": np.array([1])}, 16
-        )
+        arrays = {**weights, "shape": shape, "one": one}
+        model = forms.network([*first, *nodes, *last], arrays, 16)
         model.opset_import.append(helper.make_opsetid(domain, 1))
         trainer, exported, _ = train(model)
         check_layout(model, exported, {"W", "b", "V"})
@@ -347,3 +308,108 @@ def test_quantized_tables_of_embeddings_train() -> None:
     trainer, exported, x = train(model, learning_rate=0.02)
     check_layout(model, exported, {*names, "V"})
     np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)
+
+
+PADDED = "pads = [1, 1, 1, 1]"
+HALVED = "kernel_shape = [2, 2], strides = [2, 2]"
+HEAD = {"V": (6, 4), "c": (4,)}
+# Texts, weights and the sizes of a row.
+TEXTS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    # Two convolutions with pooling, and a linear layer.
+    "cnn": (
+        f"h = Conv<{PADDED}>(x, K, a) r = Relu(h) p = MaxPool<{HALVED}>(r) "
+        f"i = Conv<{PADDED}>(p, L, b) s = Relu(i) f = Flatten(s) y = Gemm(f, V, c)",
+        {"K": (6, 2, 3, 3), "a": (6,), "L": (8, 6, 3, 3), "b": (8,), "V": (128, 4), "c": (4,)},
+        (2, 8, 8),
+    ),
+    # A convolution of each channel between two of single places.
+    "depthwise": (
+        f"h = Conv(x, K, a) r = Relu(h) i = Conv<group = 8, {PADDED}>(r, L, b) s = Relu(i) "
+        "j = Conv(s, M, d) g = GlobalAveragePool(j) f = Flatten(g) y = Gemm(f, V, c)",
+        {"K": (8, 2, 1, 1), "a": (8,), "L": (8, 1, 3, 3), "b": (8,), "M": (6, 8, 1, 1), "d": (6,)}
+        | HEAD,
+        (2, 8, 8),
+    ),
+    # A block whose input is added to its output.
+    "residual": (
+        f"h = Conv<{PADDED}>(x, K, a) r = Relu(h) i = Conv<{PADDED}>(r, L, b) s = Relu(i) "
+        f"j = Conv<{PADDED}>(s, M, d) k = Add(j, r) t = Relu(k) "
+        "g = GlobalAveragePool(t) f = Flatten(g) y = Gemm(f, V, c)",
+        {"K": (6, 2, 3, 3), "a": (6,), "L": (6, 6, 3, 3), "b": (6,), "M": (6, 6, 3, 3), "d": (6,)}
+        | HEAD,
+        (2, 8, 8),
+    ),
+    # A block with one head of attention, LayerNormalization, and a layer behind it.
+    "transformer": (
+        "n = LayerNormalization(x, g, h) q = MatMul(n, Q) k = MatMul(n, P) v = MatMul(n, U) "
+        "o = Transpose<perm = [0, 2, 1]>(k) z = MatMul(q, o) w = Softmax<axis = -1>(z) "
+        "m = MatMul(w, v) s = Add(m, x) e = MatMul(s, F) r = Relu(e) "
+        "t = ReduceMean<axes = [1], keepdims = 0>(r) y = Gemm(t, V, c)",
+        {"Q": (8, 8), "P": (8, 8), "U": (8, 8), "F": (8, 16), "V": (16, 4), "c": (4,)}
+        | {"g": np.ones(8, np.float32), "h": np.zeros(8, np.float32)},
+        (6, 8),
+    ),
+    # A GRU, which stays in float, between two linear layers.
+    "gru": (
+        "e = MatMul(x, E) t = Transpose<perm = [1, 0, 2]>(e) "
+        "every, h = GRU<hidden_size = 6>(t, W, R) s = Squeeze(h, first) y = Gemm(s, V, c)",
+        {"E": (3, 5), "W": (1, 18, 5), "R": (1, 18, 6), **HEAD, "first": np.array([0])},
+        (7, 3),
+    ),
+}
+ROWS = 64
+
+
+def network(name: str) -> ModelProto:
+    if name == "mlp":
+        return forms.mlp()
+    text, weights, sizes = TEXTS[name]
+    return forms.parsed(text, weights, *sizes)
+
+
+every_network = pytest.mark.parametrize("name", ["mlp", *TEXTS])
+ROWS = 64
+
+
+def check_fusions(model: ModelProto, x: Array, folder: Path, codes: int = 1) -> None:
+    """Fail unless fusions change the output by at most some codes of its scale, and are of integers.
+
+    An output that is not quantized has a scale of 255 steps from its lowest to its highest value.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.optimized_model_filepath = str(folder / "fused.onnx")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    quick, plain = np.asarray(session.run(None, {"x": x})[0]), run(model, x)
+    made = {n.op_type for n in onnx.load(folder / "fused.onnx").graph.node}
+    assert made & {"QLinearConv", "QGemm", "MatMulIntegerToFloat", "QLinearMatMul"}
+    (last,) = (n for n in model.graph.node if "y" in n.output)
+    unit = float(np.ptp(plain)) / 255
+    if last.op_type == "DequantizeLinear":
+        unit = float(forms.arrays(model)[last.input[1]].reshape(()))
+    assert np.abs(plain - quick).max() <= (codes + 0.001) * unit
+
+
+@every_network
+def test_fusions_change_a_trained_file_by_at_most_a_code(name: str, tmp_path: Path) -> None:
+    """Two codes with attention: its Softmax is in integers, too, and inner codes differ by one."""
+    model = forms.static(network(name), tmp_path, "QDQ", per_channel=True, reduce_range=True)
+    x = forms.rows(model, ROWS, seed=3)
+    trainer = Trainer(model, loss="squared_error", learning_rate=0.01)
+    for _ in range(3):
+        trainer.step((x[:16], Y))
+    check_fusions(trainer.export(), x, tmp_path, 2 if name == "transformer" else 1)
+
+
+@every_network
+def test_fusions_change_a_file_of_a_quantizer_by_at_most_a_code(name: str, tmp_path: Path) -> None:
+    model = network(name)
+    x = forms.rows(model, ROWS, seed=3)
+    settings: dict[str, Any] = {"weights": "int8", "activations": "uint8", "reduce_range": True}
+    trainer = Trainer(model, loss="squared_error", quantize=settings, learning_rate=0.01)
+    trainer.calibrate(forms.rows(model, 128))
+    for _ in range(3):
+        trainer.step((x[:16], Y))
+    check_fusions(trainer.export(), x, tmp_path)

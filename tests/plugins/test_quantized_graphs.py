@@ -75,13 +75,9 @@ def test_a_weight_that_is_moved_behind_its_scale_predicts_as_the_file(
 
 
 def test_integers_that_are_moved_before_their_scale_predict_as_the_file() -> None:
-    nodes = [
-        made("Reshape", ["W", "shape"], ["q"]),
-        made("DequantizeLinear", ["q", "s"], ["w"]),
-        made("MatMul", ["x", "w"], ["y"]),
-    ]
+    text = "q = Reshape(W, shape) w = DequantizeLinear(q, s) y = MatMul(x, w)"
     weights = {"W": codes(32), "s": scales(), "shape": np.array([8, 4])}
-    check_agreement(network(nodes, weights), {"W"})
+    check_agreement(forms.parsed(text, weights, 8), {"W"})
 
 
 @pytest.mark.parametrize("layout", ["channels", "blocks", "packed"])
@@ -155,13 +151,9 @@ def test_codes_that_a_branch_reads_itself_stay(inside: bool) -> None:
 
 
 def test_codes_that_are_an_output_stay() -> None:
-    nodes = [
-        made("DequantizeLinear", ["W", "s"], ["w"], axis=1),
-        made("MatMul", ["x", "w"], ["h"]),
-        made("MatMul", ["h", "V"], ["y"]),
-    ]
+    text = "w = DequantizeLinear<axis = 1>(W, s) h = MatMul(x, w) y = MatMul(h, V)"
     weights = {"W": codes(8, 4), "s": scales(4), "V": np.eye(4, dtype=np.float32)}
-    model = network(nodes, weights)
+    model = forms.parsed(text, weights, 8)
     model.graph.output.append(helper.make_tensor_value_info("W", TensorProto.INT8, [8, 4]))
     trainer, exported, x = train(model)
     assert set(trainer.get_state()) == {"V"}
@@ -172,38 +164,24 @@ def test_codes_that_are_an_output_stay() -> None:
 
 @pytest.mark.parametrize("operator", ["Gemm", "ConvTranspose"])
 @pytest.mark.parametrize("unit", ["product", "coarse"])
-def test_a_bias_of_int32_is_rounded_in_every_step(operator: str, unit: str) -> None:
+def test_a_bias_of_int32_is_rounded_in_every_step(operator: str, unit: str, torch: Any) -> None:
     """By its own scale, whether or not that is the product of the scales of data and weight.
 
     The oracle is fake quantization in float64. Half a code of the bias is larger than an error of float32.
     """
-    torch = pytest.importorskip("torch")
     data, own = np.float32(0.02), np.float32(0.05)
     scale = np.float32(data * own) if unit == "product" else np.float32(0.03)
-    pair = ["data", "place"]
-    nodes = [
-        made("QuantizeLinear", ["x", *pair], ["q"]),
-        made("DequantizeLinear", ["q", *pair], ["d"]),
-        made("DequantizeLinear", ["W", "s"], ["w"]),
-        made("DequantizeLinear", ["b", "t"], ["c"]),
-    ]
+    text = """q = QuantizeLinear(x, data, place) d = DequantizeLinear(q, data, place)
+        w = DequantizeLinear(W, s) c = DequantizeLinear(b, t)"""
     if operator == "Gemm":
-        nodes += [made("Gemm", ["d", "w", "c"], ["y"])]
+        text += " y = Gemm(d, w, c)"
     else:
-        nodes += [made("Reshape", ["d", "image"], ["e"]), made("Reshape", ["w", "kernel"], ["k"])]
-        nodes += [
-            made("ConvTranspose", ["e", "k", "c"], ["z"]),
-            made("Reshape", ["z", "rows"], ["y"]),
-        ]
-    weights: dict[str, Any] = {
-        "W": codes(8, 4),
-        "s": own,
-        "b": codes(4).astype(np.int32),
-        "t": scale,
-    }
+        text += """ e = Reshape(d, image) k = Reshape(w, kernel)
+            z = ConvTranspose(e, k, c) y = Reshape(z, rows)"""
+    weights: dict[str, Any] = {"W": codes(8, 4), "s": own, "b": codes(4).astype(np.int32)}
     weights |= {"data": data, "place": np.uint8(128), "image": np.array([-1, 8, 1, 1])}
-    weights |= {"kernel": np.array([8, 4, 1, 1]), "rows": np.array([-1, 4])}
-    model = network(nodes, weights)
+    weights |= {"kernel": np.array([8, 4, 1, 1]), "rows": np.array([-1, 4]), "t": scale}
+    model = forms.parsed(text, weights, 8)
     trainer, exported, x = train(model, 4, optimizer="sgd", learning_rate=0.05)
     check_layout(model, exported, {"W", "b"})
     np.testing.assert_allclose(trainer.predict(x), run(exported, x), rtol=1e-5, atol=1e-5)
@@ -230,22 +208,14 @@ def test_a_bias_of_int32_is_rounded_in_every_step(operator: str, unit: str) -> N
 def test_a_scale_that_two_biases_have_is_not_trained() -> None:
     """The scale of each bias is the product of two others; one tensor cannot follow both."""
     data, own = np.float32(0.02), np.float32(0.005)
-    nodes = [
-        made("QuantizeLinear", ["x", "a", "place"], ["q"]),
-        made("DequantizeLinear", ["q", "a", "place"], ["d"]),
-        made("DequantizeLinear", ["W", "s"], ["w"]),
-        made("DequantizeLinear", ["b", "unit"], ["e"]),
-        made("Gemm", ["d", "w", "e"], ["h"]),
-        made("QuantizeLinear", ["h", "a", "place"], ["r"]),
-        made("DequantizeLinear", ["r", "a", "place"], ["i"]),
-        made("DequantizeLinear", ["V", "t"], ["v"]),
-        made("DequantizeLinear", ["c", "unit"], ["f"]),
-        made("Gemm", ["i", "v", "f"], ["y"]),
-    ]
+    text = """q = QuantizeLinear(x, a, place) d = DequantizeLinear(q, a, place)
+        w = DequantizeLinear(W, s) e = DequantizeLinear(b, unit) h = Gemm(d, w, e)
+        r = QuantizeLinear(h, a, place) i = DequantizeLinear(r, a, place)
+        v = DequantizeLinear(V, t) f = DequantizeLinear(c, unit) y = Gemm(i, v, f)"""
     weights: dict[str, Any] = {"W": codes(8, 6), "V": codes(6, 4), "s": own, "t": own, "a": data}
     weights |= {"b": codes(6).astype(np.int32), "c": codes(4).astype(np.int32)}
     weights |= {"unit": np.float32(data * own), "place": np.uint8(128)}
-    model = network(nodes, weights)
+    model = forms.parsed(text, weights, 8)
     check_agreement(model, {"W", "V", "b", "c"})
     with pytest.raises(ModelError, match=r"'s' cannot be trained.*'unit' of the bias 'b'.*'c'"):
         train(model, params=["*", "s"])

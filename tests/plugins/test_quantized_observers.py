@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
 from ortflex import Trainer
 from ortflex_core import Callback, ConfigError, hook, internals_of, run_ranks
@@ -20,6 +20,7 @@ from tests import models
 from tests.plugins.test_quantizers import ROWS, gemms, make, network, run, values_of
 from tests.plugins.test_quantizers import X as IMAGES
 from tests.plugins.test_quantizers import Y as IMAGE_LABELS
+from tests.training import same
 
 BATCH = 8
 Y = np.random.default_rng(3).standard_normal((len(ROWS), 3)).astype(np.float32)
@@ -42,21 +43,17 @@ class Scales(Callback):
 
 def trainer(model: ModelProto, quantize: dict[str, Any], **given: Any) -> Trainer:
     settings = {"optimizer": "sgd", "learning_rate": 0.01, "batch_size": BATCH, "shuffle": False}
-    settings |= {"epochs": 3, "progress": False}
-    return Trainer(
-        model, loss="squared_error", quantize={"name": "minmax", **quantize}, **settings | given
-    )
+    settings |= {"epochs": 3, "progress": False} | given
+    return Trainer(model, loss="squared_error", quantize={"name": "minmax", **quantize}, **settings)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])
-def test_scales_and_weights_are_those_of_torch_with_observers(epochs: int) -> None:
+def test_scales_and_weights_are_those_of_torch_with_observers(epochs: int, torch: Any) -> None:
     """Values from 0 on, where torch's zero point is 0, too; its observer stops after its epochs."""
-    torch = pytest.importorskip("torch")
     quantization = pytest.importorskip("torch.ao.quantization")
     rows = np.abs(ROWS) * np.linspace(1, 1.5, len(ROWS), dtype=np.float32)[:, None]
     model, scales = gemms(np.linspace(-1, 1, 6)), Scales()
-    options = {"observe": epochs, "train_scales": False}
-    made = trainer(model, options, callbacks=[scales])
+    made = trainer(model, {"observe": epochs, "train_scales": False}, callbacks=[scales])
     made.calibrate(rows[:4])
     start = {n: made.model.initializer(n).item() for n in ("x/scale", "r/scale")}
     first = {n: np.array(a) for n, a in made.get_state().items()}
@@ -65,13 +62,9 @@ def test_scales_and_weights_are_those_of_torch_with_observers(epochs: int) -> No
 
     fakes = {}
     for name, value in start.items():
-        fake = quantization.FakeQuantize(
-            quantization.MovingAverageMinMaxObserver,
-            quant_min=0,
-            quant_max=255,
-            dtype=torch.quint8,
-            averaging_constant=0.01,
-        )
+        options = {"quant_min": 0, "quant_max": 255, "dtype": torch.quint8}
+        observer = quantization.MovingAverageMinMaxObserver
+        fake = quantization.FakeQuantize(observer, averaging_constant=0.01, **options)
         observer = fake.activation_post_process
         observer.min_val, observer.max_val = torch.tensor(0.0), torch.tensor(value * 255)
         fakes[name] = fake
@@ -102,26 +95,19 @@ def test_scales_and_weights_are_those_of_torch_with_observers(epochs: int) -> No
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"symmetric_activations": True, "activations": "int8"},
-        {"symmetric_activations": True},
-        {"activations": "int8"},
-    ],
-    ids=str,
-)
+FORMS: list[dict[str, Any]] = [
+    *({}, {"symmetric_activations": True, "activations": "int8"}),
+    *({"symmetric_activations": True}, {"activations": "int8"}),
+]
+
+
+@pytest.mark.parametrize("settings", FORMS, ids=str)
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_scale_follows_both_ends_of_its_batches(
-    settings: dict[str, Any], accumulate: int
-) -> None:
+def test_a_scale_follows_both_ends_of_its_batches(settings: Any, accumulate: int) -> None:
     """Beside numpy: each batch moves it by a hundredth to the smallest scale that covers the batch."""
     rows = (ROWS * np.linspace(0.5, 2, len(ROWS))[:, None] + 0.3).astype(np.float32)
-    scales = Scales()
-    made = trainer(
-        gemms(0.3), {"observe": 2, **settings}, callbacks=[scales], accumulate=accumulate
-    )
+    given = {"callbacks": [scales := Scales()], "accumulate": accumulate}
+    made = trainer(gemms(0.3), {"observe": 2, **settings}, **given)
     made.calibrate(rows[:5])
     scale = np.float64(made.model.initializer("x/scale"))
     zero = made.model.initializer("x/zero_point")
@@ -145,8 +131,7 @@ def test_the_file_has_the_last_scales(backend: str) -> None:
     made.fit(IMAGES, IMAGE_LABELS, validation_data=(IMAGES * 9, IMAGE_LABELS))
     state = made.get_state(buffers=True)
     made.evaluate(IMAGES * 9, IMAGE_LABELS)
-    for name, values in made.get_state(buffers=True).items():
-        np.testing.assert_array_equal(values, state[name])
+    same(made.get_state(buffers=True), state, 0)
     file = made.export()
     # The sums of the compiled backend round differently, which may move a code.
     near = {"atol": 0.1} if backend == "c" else {"rtol": 1e-6, "atol": 1e-6}
@@ -175,21 +160,14 @@ def test_a_checkpoint_within_the_observed_epochs_continues(tmp_path: Path) -> No
     resumed.fit(IMAGES, IMAGE_LABELS)
     for one in (resumed, pickle.loads(pickle.dumps(resumed))):
         assert one.export().graph == whole.export().graph
-        for name, values in whole.get_state(buffers=True).items():
-            np.testing.assert_array_equal(values, one.get_state(buffers=True)[name])
+        same(one.get_state(buffers=True), whole.get_state(buffers=True), 0)
 
 
 def test_activations_of_zero_leave_a_scale_above_zero() -> None:
     nodes = [make("MatMul", ["x", "W"], ["y"], name="only")]
-    draw = np.random.default_rng(0)
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [models.floats("x", "N", 8)],
-        [models.floats("y", "N", 3)],
-        [helper.make_tensor("W", 1, (8, 3), draw.standard_normal(24))],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {"W": np.random.default_rng(0).standard_normal((8, 3))}
+    io = [models.floats("x", "N", 8)], [models.floats("y", "N", 3)]
+    model = models.model(nodes, *io, weights)
     made = trainer(model, {"observe": 100}, epochs=100)
     made.calibrate(ROWS)
     first = float(made.model.initializer("x/scale"))

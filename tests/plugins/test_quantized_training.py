@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from ortflex import Trainer
 from ortflex_core import apply_state, check_model, require_runtime
 from tests import models
+from tests.training import same
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((24, 8)).astype(np.float32)
@@ -67,11 +68,10 @@ def linear(layout: Layout) -> ModelProto:
         numpy_helper.from_array(np.linspace(-1, 1, 4).astype(np.float32), "b"),
         numpy_helper.from_array(np.eye(4, dtype=np.float32), "V"),
     ]
-    graph = helper.make_graph(
-        nodes, "g", [models.floats("x", "N", 8)], [models.floats("y", "N", 4)], weights
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10 if opset > 13 else 8)
+    io = [models.floats("x", "N", 8)], [models.floats("y", "N", 4)]
+    model = models.model(nodes, *io, {}, opset=opset, ir=10 if opset > 13 else 8)
+    model.graph.initializer.extend(weights)
+    return model
 
 
 def gemms() -> ModelProto:
@@ -81,14 +81,8 @@ def gemms() -> ModelProto:
     nodes += [made("Gemm", ["t", "V", "c"], ["y"])]
     draw = np.random.default_rng(1)
     shapes = {"W": (8, 16), "b": (16,), "V": (16, 4), "c": (4,)}
-    weights = [
-        numpy_helper.from_array(draw.normal(0, 0.3, s).astype(np.float32), n)
-        for n, s in shapes.items()
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [models.floats("x", "N", 8)], [models.floats("y", "N", 4)], weights
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {name: draw.normal(0, 0.3, shape) for name, shape in shapes.items()}
+    return models.model(nodes, [models.floats("x", "N", 8)], [models.floats("y", "N", 4)], weights)
 
 
 def spread(values: Any, settings: dict[str, int]) -> Any:
@@ -171,9 +165,8 @@ def test_scales_are_trained_by_name_and_codes_follow_them() -> None:
     scale = next(t for t in written.graph.initializer if t.name == "scale")
     np.testing.assert_array_equal(numpy_helper.to_array(scale), state["scale"])
     assert not np.array_equal(state["scale"], SCALES)
-    np.testing.assert_array_equal(
-        codes_of(written), np.clip(np.rint(state["W"] / state["scale"]), -128, 127)
-    )
+    rounded = np.clip(np.rint(state["W"] / state["scale"]), -128, 127)
+    np.testing.assert_array_equal(codes_of(written), rounded)
 
 
 def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
@@ -184,8 +177,7 @@ def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
     for one in (trainer, resumed):
         one.fit(X, Y)
     assert resumed.export() == trainer.export()
-    for name, array in trainer.get_state().items():
-        assert resumed.get_state()[name].tobytes() == array.tobytes()
+    same(resumed.get_state(), trainer.get_state(), 0)
 
 
 @pytest.mark.parametrize("layout", ["columns", "uint8"])
@@ -213,24 +205,18 @@ def test_a_file_of_the_runtimes_quantizer_trains(tmp_path: Path) -> None:
             return self.left.pop() if self.left else None
 
     onnx.save(gemms(), tmp_path / "float.onnx")
-    quantization.quantize_static(
-        tmp_path / "float.onnx", tmp_path / "int8.onnx", Rows(), per_channel=True, reduce_range=True
-    )
-    before = onnx.load(tmp_path / "int8.onnx")
+    files = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    quantization.quantize_static(*files, Rows(), per_channel=True, reduce_range=True)
+    before = onnx.load(files[1])
     trainer = Trainer(before, loss="squared_error", learning_rate=0.01, epochs=30, batch_size=8)
     trainer.fit(X, Y)
     assert trainer.train_losses_[-1] < 0.8 * trainer.train_losses_[0]
     after = trainer.export()
     assert after.graph.node == before.graph.node
-    changed = {
-        a.name
-        for a, b in zip(before.graph.initializer, after.graph.initializer, strict=True)
-        if a != b
-    }
+    pairs = zip(before.graph.initializer, after.graph.initializer, strict=True)
+    changed = {a.name for a, b in pairs if a != b}
     assert changed <= set(trainer.get_state())
-    assert {t.data_type for t in after.graph.initializer if t.name in changed} == {
-        TensorProto.INT8,
-        TensorProto.INT32,
-    }
+    kinds = {t.data_type for t in after.graph.initializer if t.name in changed}
+    assert kinds == {TensorProto.INT8, TensorProto.INT32}
     statuses = {n.operator: n.status for n in check_model(before, "squared_error").nodes}
     assert statuses["Gemm"] in ("trainable", "passes")

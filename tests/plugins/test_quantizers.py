@@ -45,10 +45,8 @@ def network(opset: int = 17) -> ModelProto:
     arrays = {n: draw.normal(0, 0.4, s) for n, s in shapes.items()}
     arrays |= {"g": draw.uniform(0.5, 2, 4), "h": draw.normal(0, 0.3, 4)}
     arrays |= {"mean": draw.normal(0, 0.3, 4), "variance": draw.uniform(0.5, 2, 4)}
-    weights = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in arrays.items()]
     x, y = models.floats("x", "N", 2, 6, 6), models.floats("y", "N", 3)
-    graph = helper.make_graph(nodes, "g", [x], [y], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return models.model(nodes, [x], [y], arrays, opset=opset)
 
 
 def run(model: ModelProto, x: Any = X, *, plainly: bool = True) -> Any:
@@ -68,8 +66,7 @@ def trainer(model: Any = None, quantize: Any = "mse", **given: Any) -> Trainer:
     return Trainer(network() if model is None else model, quantize=quantize, **given)
 
 
-def values_of(model: ModelProto) -> dict[str, Any]:
-    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+values_of = models.weights_of
 
 
 def readable(**quantize: Any) -> None:
@@ -109,17 +106,13 @@ def test_the_file_computes_what_the_training_computed(quantize: dict[str, Any]) 
             spread = np.repeat(spread, attributes["block_size"], attributes["axis"])
             spread = np.take(spread, range(size), attributes["axis"])
         elif scale.ndim:
-            spread = spread.reshape(
-                [-1 if k == attributes["axis"] else 1 for k in range(state[name].ndim)]
-            )
+            places = [-1 if k == attributes["axis"] else 1 for k in range(state[name].ndim)]
+            spread = spread.reshape(places)
         zero = values.get(f"{name}/zero_point", np.zeros(())).astype(np.float64)
         if zero.ndim:
             zero = np.broadcast_to(zero, scale.shape)
-            zero = (
-                np.repeat(zero, 8, 0)[: state[name].shape[0]]
-                if "block_size" in attributes
-                else zero.reshape(spread.shape)
-            )
+            blocked = np.repeat(zero, 8, 0)[: state[name].shape[0]]
+            zero = blocked if "block_size" in attributes else zero.reshape(spread.shape)
         bits = {"int8": 8, "int4": 4, "int2": 2}[quantize.get("weights", "int8")]
         bits -= bool(quantize.get("reduce_range"))
         codes = np.rint((state[name] / spread.astype(np.float32)).astype(np.float64)) + zero
@@ -137,9 +130,8 @@ def test_the_pairs_stand_where_the_runtime_fuses_them() -> None:
     made = trainer()
     made.calibrate(X)
     file = made.export()
-    quantized = {
-        n.input[0]: tuple(n.input[1:]) for n in file.graph.node if n.op_type == "QuantizeLinear"
-    }
+    rounding = [n for n in file.graph.node if n.op_type == "QuantizeLinear"]
+    quantized = {n.input[0]: tuple(n.input[1:]) for n in rounding}
     assert set(quantized) == {"x", "r1", "c2", "r2", "m", "f"}
     assert quantized["r2"] == quantized["m"] == quantized["f"]
     assert "BatchNormalization" not in {n.op_type for n in file.graph.node}
@@ -209,16 +201,11 @@ def test_a_step_of_a_scale_is_that_of_lsq() -> None:
     """
     draw = np.random.default_rng(0)
     w, x = draw.normal(0, 0.5, (32, 4)), draw.standard_normal((8, 32))
-    weight = numpy_helper.from_array(w.astype(np.float32), "W")
     io = [models.floats("x", "N", 32)], [models.floats("y", "N", 4)]
-    graph = helper.make_graph([make("MatMul", ["x", "W"], ["y"], name="m")], "g", *io, [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    made = trainer(
-        model,
-        {"name": "percentile", "percentile": 98.0, "activations": "none", "per_channel": False},
-        learning_rate=1e-3,
-        optimizer="sgd",
-    )
+    model = models.model([make("MatMul", ["x", "W"], ["y"], name="m")], *io, {"W": w})
+    quantize = {"name": "percentile", "percentile": 98.0, "activations": "none"}
+    quantize["per_channel"] = False
+    made = trainer(model, quantize, optimizer="sgd")
     before = made.get_state()
     scale = float(before["W/scale"])
     codes = w.astype(np.float32).astype(np.float64) / scale
@@ -275,33 +262,26 @@ def test_bad_input_is_refused_with_a_way_out(tmp_path: Path) -> None:
             getattr(trainer(), call)(*arguments)
     first = trainer()
     first.calibrate(X)
-    with pytest.raises(ModelError, match="quantized already"):
-        trainer(first.export())
-    with pytest.raises(ConfigError, match="skip"):
-        trainer(quantize={"skip": "haed"})
-    with pytest.raises(ConfigError, match="ranges"):
-        trainer(quantize={"ranges": {"nothing": [0, 1]}})
-    with pytest.raises(ConfigError, match="weights"):
-        trainer(quantize={"weights": "int3"})
-    with pytest.raises(ModelError, match="nothing to quantize"):
-        trainer(quantize={"operators": ["LSTM"]})
-    with pytest.raises(ModelError, match="'B'"):
-        trainer(damaged(B=lambda b: np.where(b > 0.5, np.inf, b).astype(np.float32)))
-    with pytest.raises(DataError, match=r"'x'.* row 40"):
-        trainer(check_finite=False).calibrate(
-            np.where(np.arange(64)[:, None, None, None] == 40, np.inf, X).astype(np.float32)
-        )
-    with pytest.raises(DataError, match="row"):
-        trainer().calibrate(X[:0])
-    with pytest.raises(ConfigError, match="quantize="):
-        trainer(quantize=None).calibrate(X)
+    spoiled = damaged(B=lambda b: np.where(b > 0.5, np.inf, b).astype(np.float32))
+    rows = np.where(np.arange(64)[:, None, None, None] == 40, np.inf, X).astype(np.float32)
+    for error, call, text in (
+        (ModelError, lambda: trainer(first.export()), "quantized already"),
+        (ConfigError, lambda: trainer(quantize={"skip": "haed"}), "skip"),
+        (ConfigError, lambda: trainer(quantize={"ranges": {"nothing": [0, 1]}}), "ranges"),
+        (ConfigError, lambda: trainer(quantize={"weights": "int3"}), "weights"),
+        (ModelError, lambda: trainer(quantize={"operators": ["LSTM"]}), "nothing to quantize"),
+        (ModelError, lambda: trainer(spoiled), "'B'"),
+        (DataError, lambda: trainer(check_finite=False).calibrate(rows), r"'x'.* row 40"),
+        (DataError, lambda: trainer().calibrate(X[:0]), "row"),
+        (ConfigError, lambda: trainer(quantize=None).calibrate(X), "quantize="),
+    ):
+        with pytest.raises(error, match=text):
+            call()
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("quantize", [{}, {"train_scales": False}, None], ids=str)
-def test_recomputed_tensors_have_the_same_bits(
-    quantize: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recomputed_tensors_agree(quantize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of trained and of fixed scales, and of a file that is quantized already.
 
     Runtimes copy a DequantizeLinear of several readers, and the copies ran after the memory of its input
@@ -313,9 +293,8 @@ def test_recomputed_tensors_have_the_same_bits(
     file = first.export() if quantize is None else network()
 
     def trained(way: Any) -> dict[str, Any]:
-        made = trainer(
-            file, quantize, recompute=way, batch_size=16, epochs=2, seed=3, optimizer="adam"
-        )
+        options = {"batch_size": 16, "epochs": 2, "seed": 3, "optimizer": "adam"}
+        made = trainer(file, quantize, recompute=way, **options)
         history = made.fit(X, Y)
         return {**made.get_state(buffers=True), "losses": np.array(history["loss"])}
 
@@ -347,13 +326,8 @@ def gemms(bias: Any, **weights: Any) -> ModelProto:
     ]
     draw = np.random.default_rng(4)
     arrays = {"W": draw.normal(0, 0.4, (8, 6)), "b": bias, "V": draw.normal(0, 0.4, (6, 3))}
-    tensors = [
-        numpy_helper.from_array(np.asarray(a, np.float32), n)
-        for n, a in {**arrays, **weights}.items()
-    ]
     io = [models.floats("x", "N", 8)], [models.floats("y", "N", 3)]
-    graph = helper.make_graph(nodes, "g", *io, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return models.model(nodes, *io, {**arrays, **weights})
 
 
 ROWS = np.random.default_rng(8).standard_normal((32, 8)).astype(np.float32)

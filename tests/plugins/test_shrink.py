@@ -7,8 +7,6 @@ not zero, and the outputs of its exported file are the oracle.
 
 from __future__ import annotations
 
-import io
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,15 @@ import pytest
 from ortflex_core import Model, OrtflexError, Trainer, shrink
 from ortflex_core.compiler.model.editor import Editor
 from tests import models
-from tests.plugins.commands import ortflex
+from tests.plugins.commands import ortflex, works
+from tests.plugins.test_shrink_nodes import widths
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
+from tests.torch_files import exported
+
 nn = torch.nn
 functional = torch.nn.functional
 
@@ -98,10 +102,7 @@ def networks() -> dict[str, tuple[Any, tuple[int, ...]]]:
             ),
             (2, 6),
         ),
-        "products over time": (
-            nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)),
-            (2, 5, 6),
-        ),
+        "over time": (nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)), (2, 5, 6)),
         "flatten": (
             nn.Sequential(
                 *(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.MaxPool2d(2), nn.Flatten()),
@@ -154,9 +155,8 @@ def products(network: Any) -> list[Any]:
 
 
 def rows_of(module: Any) -> Any:
-    return (
-        module.weight.transpose(0, 1) if isinstance(module, nn.ConvTranspose2d) else module.weight
-    )
+    turned = isinstance(module, nn.ConvTranspose2d)
+    return module.weight.transpose(0, 1) if turned else module.weight
 
 
 def prepared(name: str, seed: int) -> tuple[Any, Any]:
@@ -174,22 +174,8 @@ def prepared(name: str, seed: int) -> tuple[Any, Any]:
     return network.eval(), torch.randn(*shape)
 
 
-def exported(network: Any, x: Any) -> onnx.ModelProto:
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the newer exporter needs a further package
-        names = {"input_names": ["x"], "dynamic_axes": {"x": {0: "N"}}}
-        torch.onnx.export(network, (x,), file, dynamo=False, opset_version=17, **names)
-    return onnx.load_from_string(file.getvalue())
-
-
 def outputs(model: onnx.ModelProto, x: Any) -> Any:
     return next(iter(models.predict(model, {"x": x.numpy()}).values()))
-
-
-def widths(model: onnx.ModelProto) -> dict[str, int]:
-    """The elements of every weight, by its name."""
-    return {t.name: int(np.prod(t.dims)) for t in model.graph.initializer if len(t.dims) > 1}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -265,13 +251,8 @@ def test_zero_rows_that_appear_later_go_too() -> None:
 def test_channels_before_a_padded_convolution_are_merged_into_one() -> None:
     """The border of zeros makes the sum depend on the place, so it is no bias."""
     torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.Sigmoid(),
-        nn.Conv2d(8, 4, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(4, 2, 1),
-    )
+    layers = nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.Conv2d(8, 4, 3, padding=1)
+    network = nn.Sequential(*layers, nn.ReLU(), nn.Conv2d(4, 2, 1))
     with torch.no_grad():
         network[0].weight[:5] = 0
     x = torch.randn(2, 3, 8, 8)
@@ -320,16 +301,12 @@ def test_a_small_model_trains_and_exports() -> None:
     with torch.no_grad():
         for module in products(network)[:-1]:
             module.weight[::2] = 0
-    trainer = Trainer(
-        exported(network, x), loss="squared_error", edits=["shrink"], learning_rate=0.01
-    )
+    options = {"loss": "squared_error", "edits": ["shrink"], "learning_rate": 0.01}
+    trainer = Trainer(exported(network, x), **options)
     y = np.ones((2, 3), np.float32)
     losses = [trainer.step((x.numpy(), y)) for _ in range(5)]
     assert losses[-1] < losses[0]
     np.testing.assert_allclose(outputs(trainer.export(), x), trainer.predict(x.numpy()), atol=1e-5)
-
-
-# The command ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -354,14 +331,12 @@ def pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=lambda data: "".join(data[1:]) or "random",
 )
 def test_the_command_writes_a_smaller_file(pruned: Path, data: tuple[str, ...]) -> None:
-    result = ortflex("shrink", "model.onnx", *data)
-    assert result.exit_code == 0, result.stderr
+    result = works("shrink", "model.onnx", *data)
     assert "32" in result.stdout
     assert "not compared" not in result.stderr
     small = onnx.load("model-small.onnx")
     assert sum(widths(small).values()) < sum(widths(onnx.load("model.onnx")).values())
-    again = ortflex("shrink", "model-small.onnx", "-o", "smaller.onnx")
-    assert again.exit_code == 0
+    works("shrink", "model-small.onnx", "-o", "smaller.onnx")
     assert not Path("smaller.onnx").exists()
 
 

@@ -32,16 +32,8 @@ def widths(model: onnx.ModelProto) -> dict[str, int]:
 def test_weights_that_two_products_share_are_not_cut() -> None:
     w = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
     w[:, :3] = 0
-    before = models.model(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["a"]),
-            helper.make_node("Relu", ["a"], ["r"]),
-            helper.make_node("MatMul", ["r", "w"], ["y"]),
-        ],
-        [models.floats("x", "N", 6)],
-        [models.floats("y", "N", 6)],
-        {"w": w},
-    )
+    text = "a = MatMul(x, w) r = Relu(a) y = MatMul(r, w)"
+    before = models.of_text(f"(float[N, 6] x) => (float[N, 6] y) {{ {text} }}", {"w": w})
     assert widths(shrink(before).export()) == {"w": 36}
 
 
@@ -61,10 +53,7 @@ def chain(
         *between,
         helper.make_node("MatMul", ["r", "v"], ["y"]),
     ]
-    x, y = (
-        helper.make_tensor_value_info(name, kind, ["N", size])
-        for name, size in (("x", 6), ("y", 2))
-    )
+    x, y = (helper.make_tensor_value_info(n, kind, ["N", s]) for n, s in (("x", 6), ("y", 2)))
     made = models.model(nodes, [x, *inputs], [y, *outputs], {})
     arrays = {"w": w, "b": b, "v": v}
     made.graph.initializer.extend(
@@ -76,15 +65,13 @@ def chain(
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_types_shrink_as_float32(dtype: Any) -> None:
     """A constant of the file's type is next to the values of channels, which are float64."""
-    half = helper.make_node(
-        "Constant", [], ["half"], value=numpy_helper.from_array(np.array(0.5, dtype))
-    )
-    before = chain(
-        half,
+    value = numpy_helper.from_array(np.array(0.5, dtype))
+    between = [
+        helper.make_node("Constant", [], ["half"], value=value),
         helper.make_node("Mul", ["h", "half"], ["m"]),
         helper.make_node("Tanh", ["m"], ["r"]),
-        dtype=dtype,
-    )
+    ]
+    before = chain(*between, dtype=dtype)
     small = shrink(before)
     assert [(layer.before, layer.after) for layer in small.layers] == [(8, 5), (2, 2)]
     x = np.random.default_rng(1).standard_normal((3, 6)).astype(dtype)
@@ -118,16 +105,11 @@ def test_channels_whose_places_a_pool_gives_stay() -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((4, 3, 1, 1)).astype(np.float32)
     w[:2] = 0
-    before = models.model(
-        [
-            helper.make_node("Conv", ["x", "w"], ["h"]),
-            helper.make_node("MaxPool", ["h"], ["p", "i"], kernel_shape=[2, 2], strides=[2, 2]),
-            helper.make_node("Conv", ["p", "v"], ["q"]),
-            helper.make_node("MaxUnpool", ["q", "i"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
-        ],
-        [models.floats("x", "N", 3, 4, 4)],
-        [models.floats("y", "N", 4, 4, 4)],
-        {"w": w, "v": rng.standard_normal((4, 4, 1, 1)).astype(np.float32)},
+    sizes = "kernel_shape = [2, 2], strides = [2, 2]"
+    before = models.of_text(
+        "(float[N, 3, 4, 4] x) => (float[N, 4, 4, 4] y) "
+        f"{{ h = Conv(x, w) p, i = MaxPool<{sizes}>(h) q = Conv(p, v) y = MaxUnpool<{sizes}>(q, i) }}",
+        {"w": w, "v": (4, 4, 1, 1)},
     )
     small = shrink(before)
     assert widths(small.export()) == widths(before)
@@ -141,28 +123,17 @@ def test_sizes_of_a_split_follow(opset: int) -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((6, 8)).astype(np.float32)
     w[:, [0, 1, 7]] = 0
-    made = {
-        11: helper.make_node("Split", ["h"], ["p", "q"], axis=1, split=[5, 3]),
-        13: helper.make_node("Split", ["h", "sizes"], ["p", "q"], axis=1),
-        18: helper.make_node("Split", ["h"], ["p", "q"], axis=1, num_outputs=2),
+    split = {
+        11: "Split<axis = 1, split = [5, 3]>(h)",
+        13: "Split<axis = 1>(h, sizes)",
+        18: "Split<axis = 1, num_outputs = 2>(h)",
     }[opset]
     first = 4 if opset == 18 else 5
-    before = models.model(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["h"]),
-            made,
-            helper.make_node("MatMul", ["p", "u"], ["a"]),
-            helper.make_node("MatMul", ["q", "v"], ["b"]),
-            helper.make_node("Add", ["a", "b"], ["y"]),
-        ],
-        [models.floats("x", "N", 6)],
-        [models.floats("y", "N", 2)],
-        {
-            "w": w,
-            "u": rng.standard_normal((first, 2)).astype(np.float32),
-            "v": rng.standard_normal((8 - first, 2)).astype(np.float32),
-            **({"sizes": np.array([5, 3])} if opset == 13 else {}),
-        },
+    weights: dict[str, Any] = {"w": w, "u": (first, 2), "v": (8 - first, 2)}
+    before = models.of_text(
+        "(float[N, 6] x) => (float[N, 2] y) "
+        f"{{ h = MatMul(x, w) p, q = {split} a = MatMul(p, u) b = MatMul(q, v) y = Add(a, b) }}",
+        weights | ({"sizes": [5, 3]} if opset == 13 else {}),
         opset=opset,
     )
     x = rng.standard_normal((3, 6)).astype(np.float32)

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from ortflex import Trainer, shrink
 from ortflex_core import Unsupported, hook, internals_of, open_step, run_ranks
@@ -21,9 +20,7 @@ from ortflex_plugins.constraints.sparsity import Sparsity
 from tests import models
 from tests.end_to_end.portable_cases import batches, compare_steps, fused
 from tests.plugins.sparse import DRAW, X, Y, trainer, zeros
-from tests.training import every_backend, make, plugins
-
-# They stay ---------------------------------------------------------------------------------------
+from tests.training import every_backend, make, plugins, same
 
 OPTIMIZERS = [name for name in plugins()["optimizers"].names() if not name.startswith("example")]
 
@@ -34,17 +31,11 @@ OPTIMIZERS = [name for name in plugins()["optimizers"].names() if not name.start
 )
 def test_zeros_stay_with_every_optimizer(optimizer: str, method: dict[str, Any]) -> None:
     """With decay, clipping, averages, and steps of two batches."""
+    options: dict[str, Any] = {"penalty": {"name": "l2", "l2": 0.01}, "clip_norm": 1.0}
+    options |= {"accumulate": 2, "epochs": 3, "optimizer": optimizer, "learning_rate": None}
+    constraint = {"name": "sparsity", "end": 6, "every": 2, **method}
     for averaging in ("ema", "swa"):
-        made = trainer(
-            constraint={"name": "sparsity", "end": 6, "every": 2, **method},
-            optimizer=optimizer,
-            learning_rate=None,
-            penalty={"name": "l2", "l2": 0.01},
-            averaging=averaging,
-            clip_norm=1.0,
-            accumulate=2,
-            epochs=3,
-        )
+        made = trainer(constraint=constraint, averaging=averaging, **options)
         made.fit(X, Y)
         before = made.get_state()
         names = tuple(n for t in internals_of(made).problem.updating.prunings for n in t.parameters)
@@ -56,7 +47,7 @@ def test_zeros_stay_with_every_optimizer(optimizer: str, method: dict[str, Any])
             np.testing.assert_array_equal(after[name] == 0, mask, err_msg=f"{name} {averaging}")
             assert not averages[name][mask].any(), (name, averaging)
             assert not np.array_equal(after[name], before[name]), name
-        file = {t.name: numpy_helper.to_array(t) for t in made.export().graph.initializer}
+        file = models.weights_of(made.export())
         for name, mask in masks.items():
             assert file[name][mask].tobytes() == bytes(4 * int(mask.sum()))
 
@@ -64,9 +55,7 @@ def test_zeros_stay_with_every_optimizer(optimizer: str, method: dict[str, Any])
 @every_backend
 @pytest.mark.parametrize("method", [{"share": 0.75}, {"method": "2:4"}, {"method": "channels"}])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_every_backend_keeps_them_or_refuses(
-    backend: str, method: dict[str, Any], optimizer: str
-) -> None:
+def test_every_backend_keeps_them_or_refuses(backend: str, method: Any, optimizer: str) -> None:
     given: dict[str, Any] = {"name": "sparsity", "end": 5, "every": 2, **method}
     options: dict[str, Any] = {"optimizer": optimizer, "epochs": 2}
     made = trainer(constraint=given, backend=backend, **options)
@@ -95,23 +84,15 @@ def test_every_backend_keeps_them_or_refuses(
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_training_is_that_of_torch(optimizer: str, clip: float | None) -> None:
+def test_training_is_that_of_torch(optimizer: str, clip: float | None, torch: Any) -> None:
     """torch multiplies the weight by the mask, so gradients of zeros are zero in norms and momenta."""
-    torch = pytest.importorskip("torch")
     from torch.nn.utils import prune
 
     proto = models.mlp()
     weights = models.weights_of(proto)
-    made = trainer(
-        proto,
-        constraint=Sparsity(share=0.5, begin=0, end=0),
-        optimizer=optimizer,
-        learning_rate=0.02,
-        clip_norm=clip,
-        shuffle=False,
-        epochs=2,
-        batch_size=12,
-    )
+    options: dict[str, Any] = {"optimizer": optimizer, "learning_rate": 0.02, "clip_norm": clip}
+    options |= {"shuffle": False, "epochs": 2, "batch_size": 12}
+    made = trainer(proto, Sparsity(share=0.5, begin=0, end=0), **options)
     made.fit(X, Y)
     layers = [torch.nn.Linear(*sizes).double() for sizes in ((6, 8), (8, 4), (4, 1))]
     for k, layer in enumerate(layers, 1):
@@ -142,35 +123,24 @@ def test_training_is_that_of_torch(optimizer: str, clip: float | None) -> None:
 
 def batch_normalized() -> onnx.ModelProto:
     """A convolution with a bias and BatchNormalization, another one, a linear head."""
-    nodes = [
-        helper.make_node("Conv", ["X", "A"], ["a"], name="one"),
-        helper.make_node("BatchNormalization", ["a", "g", "h", "m", "v"], ["n"], name="norm"),
-        helper.make_node("Relu", ["n"], ["r"]),
-        helper.make_node("Conv", ["r", "B", "b"], ["c"], name="two"),
-        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
-        helper.make_node("Flatten", ["p"], ["f"]),
-        helper.make_node("Gemm", ["f", "C", "k"], ["y"], name="head", transB=1),
-    ]
     draw = np.random.default_rng(2)
     arrays = {"A": draw.normal(0, 0.5, (8, 1, 3, 3)), "B": draw.normal(0, 0.3, (4, 8, 3, 3))}
     arrays |= {"b": np.zeros(4), "C": draw.normal(0, 0.5, (3, 4)), "k": np.zeros(3)}
     arrays |= {"g": np.ones(8), "h": np.zeros(8), "m": np.zeros(8), "v": np.ones(8)}
-    x, y = models.floats("X", "N", 1, 6, 6), models.floats("y", "N", 3)
-    return models.model(nodes, [x], [y], arrays)
+    return models.of_text(
+        "(float[N, 1, 6, 6] X) => (float[N, 3] y) { a = Conv(X, A) "
+        "n = BatchNormalization(a, g, h, m, v) r = Relu(n) c = Conv(r, B, b) "
+        "p = GlobalAveragePool(c) f = Flatten(p) y = Gemm<transB = 1>(f, C, k) }",
+        arrays,
+    )
 
 
 def test_zero_channels_are_zero_with_their_biases_and_normalizations() -> None:
     """Vectors that start at zero train as long as their channel lives."""
     x = DRAW.standard_normal((32, 1, 6, 6)).astype(np.float32)
-    made = trainer(
-        batch_normalized(),
-        {"name": "sparsity", "method": "channels"},
-        loss="softmax_cross_entropy",
-        optimizer={"name": "adam"},
-        epochs=6,
-        batch_size=8,
-        averaging="ema",
-    )
+    options: dict[str, Any] = {"optimizer": {"name": "adam"}, "loss": "softmax_cross_entropy"}
+    options |= {"epochs": 6, "batch_size": 8, "averaging": "ema"}
+    made = trainer(batch_normalized(), {"name": "sparsity", "method": "channels"}, **options)
     made.fit(x, np.arange(32) % 3)
     for state in (made.get_state(), made.get_state(averaged=True)):
         dead, second = (np.asarray(~state[n].any(axis=(1, 2, 3))) for n in ("A", "B"))
@@ -180,26 +150,17 @@ def test_zero_channels_are_zero_with_their_biases_and_normalizations() -> None:
             np.testing.assert_array_equal(state[vector] == 0, mask, err_msg=vector)
         assert np.count_nonzero(state["C"]) == 12
         assert np.count_nonzero(state["k"]) == 3
-    file = made.export(inference=True)
-    names = ["r", "c"]
-    inner = onnx.ModelProto.FromString(file.SerializeToString())
-    inner.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in names)
-    session = onnxruntime.InferenceSession(
-        inner.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    r, c = session.run(names, {"X": x})
+    inner = made.export(inference=True)
+    inner.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in ("r", "c"))
+    found = models.predict(inner, {"X": x})
+    r, c = found["r"], found["c"]
     assert not r[:, dead].any()
     assert not c[:, second].any()
 
 
-# From where it stopped ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", [{"share": 0.75}, {"method": "2:4"}, {"method": "channels"}])
 @pytest.mark.parametrize("stop", [2, 5, 9, 13, 17])
-def test_a_resumed_training_has_the_same_bits(
-    method: dict[str, Any], stop: int, tmp_path: Path
-) -> None:
+def test_a_resumed_training_has_the_same_bits(method: Any, stop: int, tmp_path: Path) -> None:
     given: dict[str, Any] = {"name": "sparsity", "end": 15, "every": 4, "begin": 1, **method}
     options: dict[str, Any] = {"optimizer": "adam", "averaging": "ema", "backend": "fused"}
 
@@ -225,9 +186,7 @@ def test_a_resumed_training_has_the_same_bits(
     assert history["loss"] == expected["loss"]
     assert history["sparsity"] == expected["sparsity"]
     for averaged in (False, True):
-        state = again.get_state(averaged=averaged)
-        for name, array in whole.get_state(averaged=averaged).items():
-            assert state[name].tobytes() == array.tobytes(), name
+        same(again.get_state(averaged=averaged), whole.get_state(averaged=averaged), 0)
 
 
 def test_a_second_fit_recovers() -> None:
@@ -265,20 +224,15 @@ def test_a_portable_step_keeps_zeros(method: dict[str, Any], tmp_path: Path) -> 
     made.fit(X, Y)
     before = zeros(made.get_state())
     step = compare_steps(made, tmp_path / "step", batches(X, Y, None, 8), 9, fixed=True)
-    assert not [
-        m for m in open_step(tmp_path / "step").manifest.not_portable if m.what == "constraint"
-    ]
+    late = open_step(tmp_path / "step").manifest
+    assert not [m for m in late.not_portable if m.what == "constraint"]
     np.testing.assert_equal(zeros(made.get_state()), before)
     assert step.state
-
-
-# With others -------------------------------------------------------------------------------------
 
 
 def test_groups_that_start_later_get_the_share_of_then() -> None:
     constraint = Sparsity(share=0.75, begin=0, end=6, every=2)
     groups = [{"params": "W1", "start_epoch": 2}]
-    made = trainer(constraint=constraint, groups=groups, epochs=3)
     shares = []
 
     class Watches:
@@ -294,7 +248,7 @@ def test_groups_that_start_later_get_the_share_of_then() -> None:
 def test_a_quantized_model_is_sparse_in_its_file() -> None:
     made = trainer(constraint={"name": "sparsity", "share": 0.75}, quantize="mse", optimizer="adam")
     made.fit(X, Y)
-    file = {t.name: numpy_helper.to_array(t) for t in made.export().graph.initializer}
+    file = models.weights_of(made.export())
     for name in ("W1", "W2", "W3"):
         assert file[name].dtype == np.int8
         assert np.mean(file[name] == 0) >= 0.75
@@ -313,8 +267,7 @@ def test_processes_have_the_same_zeros(sync: int | None) -> None:
     first, second = run_ranks(2, job)
     assert isinstance(first, dict), first
     assert isinstance(second, dict), second
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    same(first, second, 0)
     assert {float(m.mean()) for m in zeros(first).values()} == {0.75}
 
 
@@ -330,34 +283,22 @@ def test_shrink_removes_the_zero_channels(normalized: bool, tmp_path: Path) -> N
     """Half of the channels of each hidden layer are gone, and the outputs are those of the sparse file."""
     model = batch_normalized() if normalized else models.mlp((6, 8, 4, 1))
     x = DRAW.standard_normal((32, 1, 6, 6)).astype(np.float32) if normalized else X
-    made = trainer(
-        model,
-        {"name": "sparsity", "method": "channels"},
-        loss="softmax_cross_entropy" if normalized else "squared_error",
-        optimizer="adam",
-    )
+    options = {"loss": "softmax_cross_entropy" if normalized else "squared_error"}
+    channels = {"name": "sparsity", "method": "channels"}
+    made = trainer(model, channels, optimizer="adam", **options)
     made.fit(x, np.arange(32) % 3 if normalized else Y)
     made.export(tmp_path / "sparse.onnx", inference=True)
     shrink(tmp_path / "sparse.onnx", tmp_path / "small.onnx")
-    shapes = {
-        t.name: tuple(t.dims) for t in onnx.load(str(tmp_path / "small.onnx")).graph.initializer
-    }
+    sparse, small = (onnx.load(tmp_path / f"{name}.onnx") for name in ("sparse", "small"))
+    shapes = {name: array.shape for name, array in models.weights_of(small).items()}
     expected = (
         {"A": (4, 1, 3, 3), "B": (2, 4, 3, 3), "C": (3, 2)}
         if normalized
         else {"W1": (6, 4), "W2": (4, 2), "W3": (2, 1)}
     )
     assert {n: shapes[n] for n in expected} == expected
-    outputs = [
-        onnxruntime.InferenceSession(str(tmp_path / name), providers=["CPUExecutionProvider"]).run(
-            None, {"X": x}
-        )[0]
-        for name in ("sparse.onnx", "small.onnx")
-    ]
+    outputs = [next(iter(models.predict(m, {"X": x}).values())) for m in (sparse, small)]
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
-
-
-# Recovery ----------------------------------------------------------------------------------------
 
 
 def digits() -> Any:
@@ -428,21 +369,15 @@ def of_convolutions(seed: int) -> tuple[float, float]:
     (x, y), (held, classes) = digits()
     x, held = x.reshape(-1, 1, 8, 8), held.reshape(-1, 1, 8, 8)
     draw = np.random.default_rng(seed)
-    nodes = [
-        helper.make_node("Conv", ["X", "A"], ["a"], name="one", pads=[1, 1, 1, 1]),
-        helper.make_node("BatchNormalization", ["a", "g", "h", "m", "v"], ["n"], name="norm"),
-        helper.make_node("Relu", ["n"], ["r"]),
-        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("Conv", ["p", "B", "b"], ["c"], name="two", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["s"]),
-        helper.make_node("Flatten", ["s"], ["f"]),
-        helper.make_node("Gemm", ["f", "C", "k"], ["y"], name="head"),
-    ]
     arrays = {"A": draw.normal(0, 0.5, (16, 1, 3, 3)), "B": draw.normal(0, 0.1, (16, 16, 3, 3))}
     arrays |= {"b": np.zeros(16), "C": draw.normal(0, 0.1, (256, 10)), "k": np.zeros(10)}
     arrays |= {"g": np.ones(16), "h": np.zeros(16), "m": np.zeros(16), "v": np.ones(16)}
-    proto = models.model(
-        nodes, [models.floats("X", "N", 1, 8, 8)], [models.floats("y", "N", 10)], arrays
+    proto = models.of_text(
+        "(float[N, 1, 8, 8] X) => (float[N, 10] y) { a = Conv<pads = [1, 1, 1, 1]>(X, A) "
+        "n = BatchNormalization(a, g, h, m, v) r = Relu(n) "
+        "p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r) "
+        "c = Conv<pads = [1, 1, 1, 1]>(p, B, b) s = Relu(c) f = Flatten(s) y = Gemm(f, C, k) }",
+        arrays,
     )
     options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.003, "batch_size": 32}
     options |= {"backend": "fused", "loss": "softmax_cross_entropy", "seed": seed}

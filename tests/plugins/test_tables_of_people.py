@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
-from onnx import TensorProto, helper
 
 from ortflex_core import DataError, Trainer
-from ortflex_plugins.cli.main import main
 from ortflex_plugins.data.arrow import Arrow
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.frame import Frame
 from ortflex_plugins.data.parquet import Parquet
 from tests.models import linear
+from tests.plugins.commands import works
 
 pyarrow = pytest.importorskip("pyarrow")
 feather = pytest.importorskip("pyarrow.feather")
@@ -96,9 +94,7 @@ def test_every_form_gives_the_same_numbers(form: str, tmp_path: Path) -> None:
         ({"columns": {**KINDS, "city": ["Oslo"]}, "fill": 0}, ["city", "Rom"]),
     ],
 )
-def test_what_does_not_fit_is_named(
-    form: str, options: Any, words: list[str], tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_named(form: str, options: Any, words: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         source(form, tmp_path, TABLE, **options).load()
     assert all(word in str(caught.value) for word in words), caught.value
@@ -112,9 +108,8 @@ def test_other_data_are_read_like_the_training_data(form: str, tmp_path: Path) -
         other["size"] = pyarrow.array([None], pyarrow.float64())
     alike = source(form, tmp_path, other, columns=KINDS, fill="median").found(first)
     assert alike.load().inputs["X"].tolist() == [[1, 0, 1, 2.25]]
-    strange = source(
-        form, tmp_path, {**TABLE, "city": ["Rom", "Oslo", "Rom"]}, columns=KINDS, fill=1
-    )
+    changed = {**TABLE, "city": ["Rom", "Oslo", "Rom"]}
+    strange = source(form, tmp_path, changed, columns=KINDS, fill=1)
     with pytest.raises(DataError, match="'Oslo'"):
         strange.found(first).load()
 
@@ -167,9 +162,7 @@ def test_a_training_and_its_validation(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
-def test_init_finds_what_columns_are(
-    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_knows_columns(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     table = pyarrow.table(
@@ -183,41 +176,22 @@ def test_init_finds_what_columns_are(
     path = f"d.{ending}"
     (parquet.write_table if ending == "parquet" else feather.write_feather)(table, path)
     onnx.save(linear(3), "m.onnx")
-    done = CliRunner().invoke(main, ["init", "m.onnx", "--data", path, "--target", "y"])
-    assert done.exit_code == 0, done.output
+    works("init", "m.onnx", "--data", path, "--target", "y")
     text = Path("train.toml").read_text()
     assert all(word in text for word in ("Bern", "year", "size"))
-    for command in (["train", "train.toml", "output=run", "epochs=1"], ["evaluate", "run"]):
-        done = CliRunner().invoke(main, command)
-        assert done.exit_code == 0, done.output
-    predicted = CliRunner().invoke(main, ["predict", "run", path])
-    assert predicted.exit_code == 0, predicted.output
+    works("train", "train.toml", "output=run", "epochs=1")
+    works("evaluate", "run")
+    works("predict", "run", path)
 
 
 def strings_model() -> onnx.ModelProto:
     """Y = w · (length of the category as a number) + X · v: reads a string and numbers."""
-    nodes = [
-        helper.make_node(
-            "LabelEncoder",
-            ["city"],
-            ["code"],
-            domain="ai.onnx.ml",
-            keys_strings=["Bern", "Rom"],
-            values_floats=[0.0, 1.0],
-        ),
-        helper.make_node("Concat", ["code", "X"], ["all"], axis=1),
-        helper.make_node("MatMul", ["all", "w"], ["Y"]),
-    ]
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [info("city", TensorProto.STRING, ["N", 1]), info("X", TensorProto.FLOAT, ["N", 3])],
-        [info("Y", TensorProto.FLOAT, ["N", 1])],
-        [onnx.numpy_helper.from_array(np.ones((4, 1), np.float32), "w")],
+    return onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]>
+        g (string[N, 1] city, float[N, 3] X) => (float[N, 1] Y) <float[4, 1] w = {1, 1, 1, 1}>
+        { code = ai.onnx.ml.LabelEncoder<keys_strings = ["Bern", "Rom"], values_floats = [0.0, 1.0]>
+            (city)  all = Concat<axis = 1>(code, X)  Y = MatMul(all, w) }"""
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 @pytest.mark.parametrize("form", FORMS)

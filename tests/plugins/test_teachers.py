@@ -28,9 +28,9 @@ from ortflex_core import (
     run_ranks,
 )
 from ortflex_core.training.data.prefix_session import PrefixSession
-from ortflex_plugins.losses.distillation import Distillation
+from ortflex_plugins.losses.distillation import Distillation, FeatureMatching
 from tests import models
-from tests.plugins.commands import ortflex
+from tests.plugins.commands import works
 from tests.training import every_backend, make, same
 
 RNG = np.random.default_rng(5)
@@ -83,12 +83,10 @@ def test_a_step_is_the_step_of_torch(teacher: str, backend: str, t: float, alpha
         np.testing.assert_allclose(before[name] - run.get_state()[name], slope, atol=2e-6)
 
 
-def test_the_formula_in_float64_is_that_of_torch() -> None:
-    torch = pytest.importorskip("torch")
+def test_the_formula_in_float64_is_that_of_torch(torch: Any) -> None:
     from ortflex_core.compiler.autodiff.families import load_rules
     from ortflex_core.compiler.autodiff.reverse import gradients
     from ortflex_core.testing import running
-    from ortflex_plugins.losses.distillation import Distillation, FeatureMatching
 
     s, q = RNG.standard_normal((2, 6, 5)) * 4
     y = RNG.integers(0, 5, 6)
@@ -102,7 +100,7 @@ def test_the_formula_in_float64_is_that_of_torch() -> None:
         def formula(
             op: Any, predicted: Any, taught: Any, expected: Any = None, loss: Any = loss
         ) -> Any:
-            own = "predicted" if loss.needs_labels or loss.name == "distillation" else "features"
+            own = "predicted" if loss.name == "distillation" else "features"
             value = loss.per_sample(op, {own: predicted, "teacher": taught}, expected)
             [slope] = gradients([(value, None)], [predicted], load_rules(running.plugins()))
             return {"value": value, "slope": slope}
@@ -137,15 +135,10 @@ class Noise:
 )
 def test_every_kind_of_data_and_cache_is_the_same_training(teacher: str, way: str) -> None:
     options = {"backend": "fused", "shuffle": False}
-    wanted, run = (
-        trainer(teacher, **options),
-        trainer(
-            teacher,
-            **options,
-            cache={"no cache": False, "memory": "memory", "disk": "disk"}.get(way, "auto"),
-            callbacks=[Noise()] if way == "hook" else [],
-        ),
-    )
+    cache = {"no cache": False, "memory": "memory", "disk": "disk"}.get(way, "auto")
+    callbacks = [Noise()] if way == "hook" else []
+    wanted = trainer(teacher, **options)
+    run = trainer(teacher, **options, cache=cache, callbacks=callbacks)
     held = (X[:9], Y[:9])
     wanted.fit(X, Y, validation_data=held)
     cuts = [(X[k : k + 8], Y[k : k + 8]) for k in range(0, 40, 8)]
@@ -170,27 +163,20 @@ SHAPES = {"vectors": (5, 7), "images": (3, 4, 2, 2), "tokens": (4, 3)}
 
 def networks(kind: str, seed: int, width: int) -> tuple[onnx.ModelProto, Array]:
     """A tensor ``f`` of features, and rows for it: [N, width], [N, width, 2, 2] or [N, 4, width]."""
-    rng = np.random.default_rng(seed)
-    node, floats = onnx.helper.make_node, models.floats
     inner = {"vectors": (), "images": (2, 2), "tokens": (4,)}[kind]
     if kind == "images":
-        nodes = [node("Conv", ["X", "w"], ["h"]), node("Tanh", ["h"], ["f"])]
         shapes, weight, out = (3, *inner), (width, 3, 1, 1), (width, *inner)
     else:
-        nodes = [node("MatMul", ["X", "w"], ["h"]), node("Tanh", ["h"], ["f"])]
         shapes, weight, out = (*inner, 5), (5, width), (*inner, width)
-    file = models.model(
-        nodes,
-        [floats("X", "N", *shapes)],
-        [floats("f", "N", *out)],
-        {"w": rng.standard_normal(weight)},
-    )
+    given, made = (", ".join(map(str, ("N", *sizes))) for sizes in (shapes, out))
+    product = "Conv" if kind == "images" else "MatMul"
+    text = f"(float[{given}] X) => (float[{made}] f) {{ h = {product}(X, w) f = Tanh(h) }}"
+    file = models.of_text(text, {"w": weight}, seed=seed)
     return file, np.random.default_rng(9).standard_normal((12, *shapes)).astype(np.float32)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_a_projection_is_trained_and_not_exported(kind: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+def test_a_projection_is_trained_and_not_exported(kind: str, tmp_path: Path, torch: Any) -> None:
     path = tmp_path / "wide.onnx"
     large, x = networks(kind, 1, 6)
     small, _ = networks(kind, 2, 4)
@@ -269,15 +255,9 @@ def test_a_teacher_with_other_names_and_types(teacher: str, tmp_path: Path) -> N
 
 
 def mixing(rows: int | str = "N") -> onnx.ModelProto:
-    node = onnx.helper.make_node
-    return models.model(
-        [
-            node("ReduceMean", ["X"], ["m"], axes=[0], keepdims=1),
-            node("Sub", ["X", "m"], ["c"]),
-            node("MatMul", ["c", "W"], ["Y"]),
-        ],
-        [models.floats("X", rows, 4)],
-        [models.floats("Y", rows, 3)],
+    return models.of_text(
+        f"(float[{rows}, 4] X) => (float[{rows}, 3] Y) "
+        "{ m = ReduceMean<axes = [0], keepdims = 1>(X) c = Sub(X, m) Y = MatMul(c, W) }",
         {"W": np.eye(4, 3)},
     )
 
@@ -359,8 +339,7 @@ def test_a_recipe_names_its_teacher_beside_it(teacher: str, tmp_path: Path) -> N
         '[data]\nname = "npz"\npath = "data.npz"\n'
         '[loss]\nname = "distillation"\nteacher = "large.onnx"\ntemperature = 3.0\n'
     )
-    result = ortflex("train", str(tmp_path / "train.toml"))
-    assert result.exit_code == 0, result.output
+    works("train", str(tmp_path / "train.toml"))
     copied = Recipe.load(tmp_path / "run" / "recipe.toml", trust_code=False)
     assert copied.loss["teacher"] == teacher
     report = check_model(models.classifier(), {"name": "distillation", "teacher": teacher})

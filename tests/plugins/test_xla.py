@@ -1,4 +1,4 @@
-"""The backend xla next to fused: the same losses, weights and state, with what a Trainer does."""
+"""The backend xla next to fused: the same losses, weights and state; recompute=."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ortflex_core import Trainer
 from ortflex_core.compiler.runtime import session
 from tests import models
+from tests.benchmarks.onnx_network import network
+from tests.benchmarks.workloads import WORKLOADS, data
 from tests.plugins.compiled_training import CompiledTraining
 from tests.plugins.damaged_files import WAYS, damage
 from tests.plugins.fitted_workloads import fitted
@@ -26,17 +29,13 @@ class TestTraining(CompiledTraining):
 
 @pytest.mark.parametrize("name", ["W3", "W8"])
 def test_xla_in_bfloat16_follows_the_losses_of_float32(name: str) -> None:
-    exact, rounded = (
-        fitted(name, "xla", epochs=1, steps=4, precision=precision)
-        for precision in ("float32", "bf16_mixed")
-    )
+    runs = (fitted(name, "xla", epochs=1, steps=4, precision=p) for p in ("float32", "bf16_mixed"))
+    exact, rounded = runs
     np.testing.assert_allclose(rounded.train_losses_, exact.train_losses_, rtol=0.02)
     assert not np.array_equal(rounded.train_losses_, exact.train_losses_)
 
 
-def test_xla_repeats_a_run_without_float32_sums_if_xla_has_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_xla_repeats_a_run_without_float32_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of the run that failed were a copy."""
     failures = []
     real = jax.block_until_ready
@@ -110,3 +109,73 @@ def test_a_damaged_cache_of_jax_changes_no_result(
     damage(jax_cache, way)
     with pytest.warns(UserWarning, match="jit__"):  # so the entry was read
         assert trained() == wanted
+
+
+LAYERS, WIDTH, ROWS = 12, 64, 2048
+ONE = WIDTH * ROWS * 4
+"""The bytes of what a layer computes."""
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The steps that XLA compiles."""
+    from ortflex_plugins.backends.xla.steps import StepFunction
+
+    steps: list[Any] = []
+    real = StepFunction.run_of
+
+    def seen(self: Any, *given: Any) -> Any:
+        steps.append(real(self, *given))
+        return steps[-1]
+
+    monkeypatch.setattr(StepFunction, "run_of", seen)
+    return steps
+
+
+def trained(recompute: Any, steps: int, **options: Any) -> Trainer:
+    """A deep network after some steps on random rows."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((steps * ROWS, WIDTH)).astype(np.float32)
+    options |= {"loss": "squared_error", "optimizer": "adam", "learning_rate": 1e-3}
+    options |= {"batch_size": ROWS, "backend": {"name": "xla", "steps_per_run": steps}}
+    model = models.mlp((WIDTH,) * (LAYERS + 1))
+    trainer = Trainer(model, recompute=recompute, progress=False, **options)
+    trainer.fit(x, np.tanh(x))
+    return trainer
+
+
+def assert_same(again: Trainer, plain: Trainer) -> None:
+    np.testing.assert_allclose(again.train_losses_, plain.train_losses_, rtol=1e-6)
+    state = plain.get_state()
+    for name, array in again.get_state().items():
+        assert np.abs(array - state[name]).max() <= 1e-5 * np.abs(state[name]).max(), name
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_xla_needs_less_memory_with_recompute(steps: int, compiled: list[Any]) -> None:
+    plain, again = trained(False, steps), trained(True, steps)
+    assert_same(again, plain)
+    before, after = (c.memory_analysis().temp_size_in_bytes for c in (compiled[0], compiled[-1]))
+    assert before > LAYERS * ONE
+    assert after < before - (LAYERS // 3) * ONE
+
+
+def test_xla_keeps_the_tensors_that_are_named() -> None:
+    hidden = [node.output[0] for node in models.mlp((WIDTH,) * (LAYERS + 1)).graph.node]
+    assert_same(trained(hidden[5], 1), trained(False, 1))
+
+
+def test_xla_recomputes_a_transformer_and_adds_up_batches(compiled: list[Any]) -> None:
+    x, y, _ = data(WORKLOADS["W8"])
+
+    def fitted(recompute: Any) -> Trainer:
+        options = {"loss": "softmax_cross_entropy", "optimizer": "sgd", "learning_rate": 0.01}
+        options |= {"batch_size": 16, "accumulate": 2, "progress": False}
+        options["backend"] = {"name": "xla", "steps_per_run": 1}
+        trainer = Trainer(network(WORKLOADS["W8"]), recompute=recompute, **options)
+        trainer.fit(x[:32], y[:32])
+        return trainer
+
+    assert_same(fitted(4), fitted(False))
+    text = [c.as_text() for c in compiled]
+    assert text[0].count(" dot(") > text[-1].count(" dot(")

@@ -1,4 +1,4 @@
-"""The table of operators of the backend xla, by the standard's own cases: numpy's form and JAX's."""
+"""The table of operators of the backend xla: the standard's own cases, and recurrent activations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
+from ortflex_core import require_runtime
 from ortflex_plugins.backends.xla.namespaces import JaxForms
 from ortflex_plugins.operators.calls import NotTranslatable
 from ortflex_plugins.operators.numpy_forms import NumpyForms
 from ortflex_plugins.operators.translation import OPERATORS, ModelFunction
+from tests import models
 from tests.node_cases import modules
 
 pytestmark = pytest.mark.once
@@ -111,3 +114,51 @@ def test_jax_form_gives_the_expected_outputs_of_the_standard() -> None:
             check(case, got)
         count += 1
     assert count >= 20
+
+
+RNG = np.random.default_rng(0)
+SHAPES = {"X": (3, 2, 4), "W": (1, 3, 4), "R": (1, 3, 3)}
+FEEDS = {n: RNG.standard_normal(shape).astype(np.float32) for n, shape in SHAPES.items()}
+NUMBERS = {"LeakyRelu": "a", "ThresholdedRelu": "a", "Elu": "a"}
+NUMBERS |= dict.fromkeys(("HardSigmoid", "Affine", "ScaledTanh"), "ab")
+NAMES = ["Tanh", "Sigmoid", "Relu", "Softsign", "Softplus", *NUMBERS]
+WITHOUT_DEFAULTS = ("ThresholdedRelu", "Affine", "ScaledTanh")
+
+
+def layer(name: str, given: str) -> onnx.ModelProto:
+    numbers = {"a": ("activation_alpha", 0.3), "b": ("activation_beta", 0.4)}
+    options = {key: [value] for key, value in (numbers[letter] for letter in given)}
+    node = helper.make_node("RNN", [*FEEDS], ["Y"], hidden_size=3, activations=[name], **options)
+    inputs = [models.floats(n, *shape) for n, shape in SHAPES.items()]
+    return models.model([node], inputs, [helper.make_tensor_value_info("Y", 1, None)], {})
+
+
+def computed(model: onnx.ModelProto) -> Any:
+    return ModelFunction(model, NumpyForms())([*FEEDS.values()])[0]
+
+
+@pytest.mark.parametrize("given", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_that_are_given_or_left_out(name: str, given: str) -> None:
+    model = layer(name, given)
+    if name in WITHOUT_DEFAULTS and not set(NUMBERS[name]) <= set(given):
+        with pytest.raises(NotTranslatable, match=f"{name} without its activation_alpha or _beta"):
+            computed(model)
+        return
+    if set(NUMBERS.get(name, "")) - set(given) and require_runtime().version_info < (1, 23):
+        pytest.skip("older runtimes take 0 for a number that is left out")
+    wanted = models.predict(model, FEEDS)["Y"]
+    np.testing.assert_allclose(computed(model), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", ["", "ab"])
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(WITHOUT_DEFAULTS)))
+def test_names_in_other_letters(name: str, given: str) -> None:
+    """onnxruntime 1.32 knows the standard's spelling only, so that is the oracle."""
+    for other in (name.lower(), name.upper()):
+        np.testing.assert_array_equal(computed(layer(other, given)), computed(layer(name, given)))
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(NotTranslatable, match="RNN with the activation Cosine"):
+        computed(layer("Cosine", ""))

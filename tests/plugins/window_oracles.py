@@ -29,10 +29,8 @@ def taps(
     """For each place of the kernel what lies there in every window."""
     n = len(kernel)
     # Room at the end for windows that reach beyond the padding.
-    reach = [
-        (o - 1) * s + d * (k - 1) + 1
-        for o, s, d, k in zip(out, strides, dilations, kernel, strict=True)
-    ]
+    rows = zip(out, strides, dilations, kernel, strict=True)
+    reach = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in rows]
     ends = [max(r - size - a, 0) for r, size, a in zip(reach, x.shape[2:], pads[:n], strict=True)]
     whole = np.pad(x, [(0, 0), (0, 0), *zip(pads[:n], ends, strict=True)], constant_values=fill)
     for place in product(*map(range, kernel)):
