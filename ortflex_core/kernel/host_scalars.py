@@ -155,10 +155,7 @@ class HostNodes(Generic[T]):
     """
 
     def __init__(
-        self,
-        symbol: Callable[[str], T],
-        constant: Callable[[float], T],
-        node: Callable[..., T],
+        self, symbol: Callable[[str], T], constant: Callable[[float], T], node: Callable[..., T]
     ) -> None:
         self._symbol, self._constant, self._node = symbol, constant, node
         self._known: dict[Host, T] = {}

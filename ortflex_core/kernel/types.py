@@ -17,6 +17,8 @@ Shape = tuple[int | str | None, ...]
 """Sizes; a string is a symbolic dimension, None an unknown one."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = Mapping[str, Array]
+"""Arrays by the names of tensors."""
 
 
 def onnx_dtype(dtype: Any) -> int:

@@ -15,13 +15,12 @@ from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import Unsupported
 from ortflex_core.kernel.protocols.adapter import Adapter, Product
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.trainer import Trainer
 
-Arrays = Mapping[str, Array]
 Reference = Callable[[Array, Array, Arrays], Array]
 RATE = 0.05
 PRODUCTS = (

@@ -12,7 +12,7 @@ import pytest
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.errors import DataError, Unsupported
 from ortflex_core.kernel.protocols.backend import Backend
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.testing import compositions, frozen, running, step_programs
 from ortflex_core.testing.component import RuntimeKit
 from ortflex_core.testing.reference import Reference
@@ -43,14 +43,14 @@ class BackendKit(RuntimeKit):
             denominator = weight[rows].sum() if reduction == "mean" else 1.0
             scale = weight[rows, None] / denominator
 
-            def cost(w: Mapping[str, Array], rows: slice = rows, s: Array = scale) -> Array:
+            def cost(w: Arrays, rows: slice = rows, s: Array = scale) -> Array:
                 return np.asarray(s * np.square(running.network(w, x[rows]) - y[rows]))
 
             got = trainer.step((x[rows], y[rows], weight[rows]))
             close(got, cost(before).sum(), 1e-4, "the loss of a step")
             for name, after in trainer.get_state().items():
 
-                def cost_of(moved: Array, n: str = name, w: Mapping[str, Array] = before) -> Array:
+                def cost_of(moved: Array, n: str = name, w: Arrays = before) -> Array:
                     return cost({**w, n: moved})
 
                 slope = running.differences(cost_of, before[name], np.ones(()))
@@ -281,11 +281,11 @@ def _check_composition(backend: Backend, made: compositions.Composition) -> None
         close(trainer.evaluate(*data)[name], value, 2e-3, f"the evaluation's {name} {where}")
 
 
-def _outputs(found: Any) -> Mapping[str, Array]:
+def _outputs(found: Any) -> Arrays:
     return found if isinstance(found, Mapping) else {"Y": found}
 
 
-def _squares(weights: Mapping[str, Array]) -> float:
+def _squares(weights: Arrays) -> float:
     return float(sum(np.square(w).sum() for w in weights.values()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -19,7 +19,7 @@ from ortflex_core.kernel.component import Component
 from ortflex_core.kernel.construct import structure
 from ortflex_core.kernel.entries import singular
 from ortflex_core.kernel.errors import ConfigError
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing.running import check_reasons, plugins, require, same_bits
 from ortflex_core.training.config.components import to_plain
 from ortflex_core.training.config.toml import to_toml
@@ -195,7 +195,7 @@ def check_docstring(cls: type, *, formula: bool) -> None:
 
 
 def check_determinism(
-    component: Any, compute: Callable[[], Mapping[str, Array]], program: Callable[[], Program]
+    component: Any, compute: Callable[[], Arrays], program: Callable[[], Program]
 ) -> None:
     """Fail unless the results are bit-identical, and the graph the same, when they are made again."""
     same_bits(compute(), compute(), component.name)

@@ -145,9 +145,7 @@ def _model(case: DecompositionCase, outputs: Sequence[Array], symbolic: bool) ->
     )
     imports = {"": case.opset, case.domain: case.opset if not case.domain else 1}
     return helper.make_model(
-        graph,
-        opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()],
-        ir_version=8,
+        graph, opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()], ir_version=8
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,13 +16,12 @@ from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.errors import BrokenPlugin, OrtflexError
 from ortflex_core.kernel.protocols.edit import Edit
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.trainer import Trainer
 
-Arrays = Mapping[str, Array]
 Reference = Callable[[Arrays, Arrays, Array], Array]
 
 

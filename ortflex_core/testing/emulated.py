@@ -6,7 +6,6 @@ rounding nor overflow is visible. With this backend, which is slow, both are vis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -19,7 +18,7 @@ from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.runtime.installation import Runtime
 from ortflex_core.kernel.protocols.backend import Backend
 from ortflex_core.kernel.protocols.device import Device
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.training.engines.array_engine import HostEngine
 
 
@@ -48,7 +47,7 @@ def _wide(array: Array) -> Array:
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
-def execute(program: Program, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def execute(program: Program, feeds: Arrays) -> dict[str, Array]:
     """Run a program on arrays; every tensor is rounded to its type."""
     runner = ReferenceEvaluator(program.proto(), new_ops=[MatMul, Gemm])
     with np.errstate(all="ignore"):

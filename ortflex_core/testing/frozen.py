@@ -7,7 +7,6 @@ If it is square, a compiler that keeps one packed copy of a constant cannot tell
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import onnx
 from onnx import helper
 
 from ortflex_core.kernel.protocols.backend import Backend
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.reference import Reference
 
@@ -83,7 +82,7 @@ def case(form: str, size: int) -> tuple[onnx.ModelProto, dict[str, Any], Array, 
 def check_frozen(backend: Backend, form: str, size: int) -> None:
     """Compare steps of a network with a frozen tensor with float64, to 1e-3 of their movement."""
     model, options, x, y = case(form, size)
-    moved: list[Mapping[str, Array]] = []
+    moved: list[Arrays] = []
     for made in (backend, Reference()):
         trainer = running.trainer(model, backend=made, batch_size=_ROWS, **options)
         before = trainer.get_state()

@@ -17,14 +17,14 @@ from ortflex_core.compiler.graph.ops import Ops, Tensor
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.kernel.errors import DataError, OrtflexError
 from ortflex_core.kernel.protocols.loss import Loss
-from ortflex_core.kernel.types import Array, TensorSpec, onnx_dtype, shape_text
+from ortflex_core.kernel.types import Array, Arrays, TensorSpec, onnx_dtype, shape_text
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.data.columns import spec_of
 from ortflex_core.training.trainer import Trainer
 
-Predicted = Array | Mapping[str, Array]
+Predicted = Array | Arrays
 """What a loss reads: an array, or several by its names for them."""
 Reference = Callable[[Any, Array | None], Array]
 RATE = 0.1
@@ -286,13 +286,11 @@ class Run:
         """Rows of what the formula reads, by name; own tensors have no rows."""
         return {n: a for n, a in self._cut(rows, {}).items() if n in self._names}
 
-    def _cut(self, rows: slice, moved: Mapping[str, Array]) -> dict[str, Array]:
+    def _cut(self, rows: slice, moved: Arrays) -> dict[str, Array]:
         arrays = {**self._arrays, **moved}
         return {n: a if n in self.own else a[rows] for n, a in arrays.items()}
 
-    def __call__(
-        self, rows: slice = slice(None), moved: Mapping[str, Array] | None = None
-    ) -> dict[str, Array]:
+    def __call__(self, rows: slice = slice(None), moved: Arrays | None = None) -> dict[str, Array]:
         """Value, gradients of Σ seed·value, mask and counts of some rows, or of other tensors."""
         return running.run(self.program, self._cut(rows, moved or {}), self._values)
 
@@ -341,7 +339,7 @@ def weighted(
     }
 
 
-def _named(predicted: Predicted) -> Mapping[str, Array]:
+def _named(predicted: Predicted) -> Arrays:
     return predicted if isinstance(predicted, Mapping) else {_ALONE: predicted}
 
 

@@ -16,12 +16,12 @@ from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.kernel.host_scalars import Host
 from ortflex_core.kernel.protocols.optimizer import Optimizer
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 
-Slots = Mapping[str, Array]
+Slots = Arrays
 Reference = Callable[[Array, Array, float, int, Slots], tuple[Array, Slots]]
 STEPS = 5
 
@@ -192,7 +192,7 @@ def _key(what: str, of: str) -> str:
     return f"{what}/{of}" if of else what
 
 
-def _feeds(optimizer: Optimizer, weights: Mapping[str, Array]) -> dict[str, Array]:
+def _feeds(optimizer: Optimizer, weights: Arrays) -> dict[str, Array]:
     feeds: dict[str, Array] = {}
     for name, weight in weights.items():
         feeds |= {_key("weight", name): weight, _key("gradient", name): np.zeros_like(weight)}
@@ -236,7 +236,7 @@ def program(optimizer: Optimizer, weight: Array) -> Program:
     return program_of(optimizer, {"": weight})
 
 
-def program_of(optimizer: Optimizer, weights: Mapping[str, Array]) -> Program:
+def program_of(optimizer: Optimizer, weights: Arrays) -> Program:
     """One update of some weights as a graph; rate and step are symbols."""
     twin = symbolic(optimizer)
     names = {n: tuple(calls.slot_shapes(optimizer, w.shape)) for n, w in weights.items()}

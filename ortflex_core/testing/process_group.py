@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.kernel.protocols.process_group import Communicator, ProcessGroup
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import check_reasons, plugins, require
 from ortflex_core.training.process_groups.gradient_sum import GradientExchange
@@ -120,7 +120,7 @@ def _talk(communicator: Communicator) -> dict[str, Any]:
     return {"rank": rank, "size": communicator.size, "wrong": wrong}
 
 
-def _gradients(rank: int) -> Mapping[str, Array]:
+def _gradients(rank: int) -> Arrays:
     rng = np.random.default_rng(rank)
     return {
         "w": rng.standard_normal((300, 7)).astype(np.float32) * np.float32(10.0**rank),

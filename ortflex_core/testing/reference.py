@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
@@ -15,7 +15,7 @@ from ortflex_core.compiler.runtime.installation import Runtime
 from ortflex_core.kernel.batches import Batch
 from ortflex_core.kernel.protocols.backend import Backend
 from ortflex_core.kernel.protocols.device import Device
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.tools.divergence import Step
 from ortflex_core.tools.double_step import Double
 from ortflex_core.training.engines.buffers import ReadLosses
@@ -57,7 +57,7 @@ class ReferenceEngine:
         """Return copies of the weights."""
         return {n: np.array(a) for n, a in self._now.weights.items()}
 
-    def load(self, state: Mapping[str, Array]) -> None:
+    def load(self, state: Arrays) -> None:
         """Set the weights; their averages start from these values."""
         keys = self._problem.average_keys
         averages = {keys[n]: np.array(a) for n, a in state.items() if n in keys}
@@ -69,7 +69,7 @@ class ReferenceEngine:
         """Return copies of the running statistics."""
         return {n: np.array(a) for n, a in self._now.buffers.items()}
 
-    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
+    def load_buffers(self, buffers: Arrays) -> None:
         """Set the running statistics."""
         self._now = attrs.evolve(self._now, buffers={**self._now.buffers, **buffers})
 
@@ -77,7 +77,7 @@ class ReferenceEngine:
         """Return copies of the optimizer's state."""
         return {n: np.array(a) for n, a in self._now.slots.items()}
 
-    def load_slots(self, slots: Mapping[str, Array]) -> None:
+    def load_slots(self, slots: Arrays) -> None:
         """Set the optimizer's state."""
         self._now = attrs.evolve(self._now, slots={**self._now.slots, **slots})
 

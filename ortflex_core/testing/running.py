@@ -17,7 +17,7 @@ from ortflex_core.compiler.runtime.session import run_once
 from ortflex_core.kernel.errors import MissingKernel, Unsupported
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.training.config.arguments import PLAIN_DESCENT
 from ortflex_core.training.trainer import Trainer
 
@@ -70,11 +70,7 @@ def close(got: Any, wanted: Any, rtol: float, what: str) -> None:
 
 
 def traced(
-    formula: Formula,
-    arrays: Mapping[str, Array],
-    *,
-    batch: str | None = None,
-    whole: Collection[str] = (),
+    formula: Formula, arrays: Arrays, *, batch: str | None = None, whole: Collection[str] = ()
 ) -> Program:
     """The graph of ``formula(op, **tensors)``; with ``batch`` the first axis is that symbol.
 
@@ -90,7 +86,7 @@ def traced(
 
 
 def run(
-    program: Program, arrays: Mapping[str, Array], values: Mapping[str, float] | None = None
+    program: Program, arrays: Arrays, values: Mapping[str, float] | None = None
 ) -> dict[str, Array]:
     """Outputs by name, from the installed runtime or, if it has no kernel, from onnx's evaluator."""
     try:
@@ -119,7 +115,7 @@ def differences(
     return slopes
 
 
-def same_bits(first: Mapping[str, Array], second: Mapping[str, Array], what: str) -> None:
+def same_bits(first: Arrays, second: Arrays, what: str) -> None:
     """Fail unless both have the same arrays, bit for bit."""
     require(sorted(first) == sorted(second), f"{what}: {sorted(first)} and {sorted(second)}")
     for name, array in first.items():
@@ -182,10 +178,7 @@ def shifted_outputs(rows: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
 
 
 def model_of(
-    nodes: Sequence[onnx.NodeProto],
-    row: tuple[int, ...],
-    result: tuple[int, ...],
-    weights: Mapping[str, Array],
+    nodes: Sequence[onnx.NodeProto], row: tuple[int, ...], result: tuple[int, ...], weights: Arrays
 ) -> onnx.ModelProto:
     """A model with the input ``X`` [N, *row] and the output ``Y`` [N, *result]; float64 becomes float32."""
     kind = onnx.TensorProto.FLOAT
@@ -215,12 +208,12 @@ def regression(rows: int = 12, outputs: int = 1) -> tuple[Array, Array]:
     return x, rng.standard_normal((rows, outputs)).astype(np.float32)
 
 
-def network(w: Mapping[str, Array], x: Array) -> Array:
+def network(w: Arrays, x: Array) -> Array:
     """The output of :func:`network_model`, in numpy."""
     return np.asarray(np.tanh(x @ w["W1"] + w["b1"]) @ w["W2"] + w["b2"])
 
 
-def linear_gradients(w: Mapping[str, Array], x: Array, y: Array) -> dict[str, Array]:
+def linear_gradients(w: Arrays, x: Array, y: Array) -> dict[str, Array]:
     """Gradients of the mean squared error of :func:`linear_model`."""
     slope = 2 * (x @ w["coef"] + w["intercept"] - y) / y.size
     return {"coef": x.T @ slope, "intercept": slope.sum(axis=0)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
@@ -11,7 +10,7 @@ import pytest
 
 from ortflex_core.kernel.errors import DataError
 from ortflex_core.kernel.protocols.data_source import DataSource
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import require
 from ortflex_core.training.data.columns import Columns
@@ -30,7 +29,7 @@ class DataSourceKit(ReferenceKit):
     kind: ClassVar[str] = "data"
     has_formula: ClassVar[bool] = False
 
-    def test_columns(self, component: DataSource, reference: Mapping[str, Array]) -> None:
+    def test_columns(self, component: DataSource, reference: Arrays) -> None:
         """The columns have the reference's names, shapes and values."""
         columns = _columns(component)
         got = dict(columns)

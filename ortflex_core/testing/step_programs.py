@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.testing.compositions import FEATURES, ROWS, Composition
 from ortflex_core.testing.running import model_of
 
@@ -62,7 +62,7 @@ class Network:
     """A kind of network: its nodes from ``X`` to ``Y``, weights, and the shape of a row."""
 
     nodes: tuple[onnx.NodeProto, ...]
-    weights: Mapping[str, Array]
+    weights: Arrays
     row: tuple[int, ...]
 
     def model(self) -> onnx.ModelProto:

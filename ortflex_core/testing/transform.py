@@ -15,12 +15,11 @@ from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.kernel.host_scalars import Host
 from ortflex_core.kernel.protocols.transform import Transform, TransformContext
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 
-Arrays = Mapping[str, Array]
 RATE = 0.1
 STEPS = (1, 2, 1000)
 

@@ -27,7 +27,7 @@ from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import ModelError, Unsupported
 from ortflex_core.kernel.protocols.adapter import Adapter, Product
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array, TensorSpec, numpy_dtype
+from ortflex_core.kernel.types import Array, Arrays, TensorSpec, numpy_dtype
 
 _log = logging.getLogger("ortflex")
 _MOST_LOST = 0.5
@@ -49,10 +49,7 @@ def adapt(model: Model, adapters: Sequence[Adapter], seed: int) -> Model:
 
 
 def with_values(
-    source: Any,
-    arguments: Mapping[str, Any],
-    values: Mapping[str, Array],
-    plugins: Plugins | None = None,
+    source: Any, arguments: Mapping[str, Any], values: Arrays, plugins: Plugins | None = None
 ) -> Any:
     """The model of a resumed run, whose adapters do not need the files of their initial values.
 
@@ -91,11 +88,7 @@ class AdaptedModel(Model):
     """
 
     def __init__(
-        self,
-        base: Model,
-        adapters: Sequence[Adapter],
-        seed: int,
-        stored: Mapping[str, Array] | None = None,
+        self, base: Model, adapters: Sequence[Adapter], seed: int, stored: Arrays | None = None
     ) -> None:
         self.__dict__.update(base.__dict__)
         self.__dict__.pop("initializers", None)
@@ -117,7 +110,7 @@ class AdaptedModel(Model):
         self._build()
         self._warn()
 
-    def _attach(self, adapter: Adapter, where: str, seed: int, stored: Mapping[str, Array]) -> None:
+    def _attach(self, adapter: Adapter, where: str, seed: int, stored: Arrays) -> None:
         modules: dict[str, list[Place]] = {}
         for place in self.places:
             modules.setdefault(place.product.module, []).append(place)
@@ -225,9 +218,7 @@ class AdaptedModel(Model):
         notes = [f"no adapter at {module!r}: {why}" for module, why in self.tied.items()]
         return "; ".join(filter(None, (super().stamp, *notes)))
 
-    def _stored(
-        self, product: Product, label: str, stored: Mapping[str, Array]
-    ) -> dict[str, Array]:
+    def _stored(self, product: Product, label: str, stored: Arrays) -> dict[str, Array]:
         """The tensors of an adapter at a module among stored ones, by their names in the adapter."""
         names = {n: n.removeprefix(f"{product.module}.") for n in stored}
         ends = {n: own.removesuffix(f".{label}") if label else own for n, own in names.items()}
@@ -260,7 +251,7 @@ class AdaptedModel(Model):
                 shared[0],
             )
 
-    def values_of(self, attached: Attached, state: Mapping[str, Array]) -> dict[str, Array]:
+    def values_of(self, attached: Attached, state: Arrays) -> dict[str, Array]:
         """The tensors of an adapter at a module, those that are trained from ``state``."""
         return {
             n: state[spec.name] if spec.name in state else self.initializer(spec.name)
@@ -268,7 +259,7 @@ class AdaptedModel(Model):
         }
 
     def run_time_values(
-        self, state: Mapping[str, Array], only: Sequence[Attached] | None = None
+        self, state: Arrays, only: Sequence[Attached] | None = None
     ) -> dict[str, Array]:
         """The inputs of one adapter, for a base model with adapter inputs.
 
@@ -285,7 +276,7 @@ class AdaptedModel(Model):
                 out[initializer_name(product, tensor, "")] = np.asarray(array, dtype, order="C")
         return out
 
-    def merged(self, state: Mapping[str, Array]) -> dict[str, Array]:
+    def merged(self, state: Arrays) -> dict[str, Array]:
         """The weights of the file with the adapters merged into them; a quantized one is rounded again.
 
         Raises:
@@ -386,7 +377,7 @@ class AdaptedModel(Model):
         """The model of the file: without adapters and edits."""
         return self.base.as_read
 
-    def file_values(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
+    def file_values(self, state: Arrays) -> Arrays:
         """The weights of the file, with the adapters merged into them.
 
         Raises:

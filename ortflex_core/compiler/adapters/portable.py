@@ -20,7 +20,7 @@ from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import ConfigError, OrtflexError, Unsupported, suggest
 from ortflex_core.kernel.files import OutputError, staging
 from ortflex_core.kernel.protocols.adapter import Adapter
-from ortflex_core.kernel.types import Array, TensorSpec, numpy_dtype
+from ortflex_core.kernel.types import Array, Arrays, TensorSpec, numpy_dtype
 
 ENDING = ".onnx_adapter"
 """The ending of the files of adapters that onnxruntime reads."""
@@ -33,11 +33,7 @@ def _adapted(model: Model, what: str) -> AdaptedModel:
 
 
 def write_adapter(
-    model: Model,
-    state: Mapping[str, Array],
-    path: Path,
-    format: str | None = None,
-    label: str | None = None,
+    model: Model, state: Arrays, path: Path, format: str | None = None, label: str | None = None
 ) -> None:
     """Write one adapter of a model to a file, by default in the format of the path's ending.
 
@@ -84,7 +80,7 @@ def _chosen(model: AdaptedModel, label: str | None) -> Adapter:
     return trained[0]
 
 
-def _write_onnx_adapter(path: Path, tensors: Mapping[str, Array]) -> None:
+def _write_onnx_adapter(path: Path, tensors: Arrays) -> None:
     import onnxruntime
 
     if not hasattr(onnxruntime, "AdapterFormat"):
@@ -107,7 +103,7 @@ def _write_onnx_adapter(path: Path, tensors: Mapping[str, Array]) -> None:
 
 
 def write_base(
-    model: Model, state: Mapping[str, Array], path: str | os.PathLike[str] | None = None
+    model: Model, state: Arrays, path: str | os.PathLike[str] | None = None
 ) -> ModelProto:
     """The user's file with the tensors of adapters as optional inputs.
 

@@ -146,9 +146,7 @@ class NodeView:
 
 
 def gradients(
-    roots: Sequence[tuple[Tensor, Tensor | None]],
-    wrt: Sequence[Tensor],
-    rules: RuleTable,
+    roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor], rules: RuleTable
 ) -> list[Tensor]:
     """Gradients of Σ⟨seed, root⟩ with respect to ``wrt``, each of its tensor's shape.
 
@@ -167,9 +165,7 @@ def gradients(
 
 
 def gradients_of_some(
-    roots: Sequence[tuple[Tensor, Tensor | None]],
-    wrt: Sequence[Tensor],
-    rules: RuleTable,
+    roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor], rules: RuleTable
 ) -> list[tuple[Tensor, Tensor]]:
     """Those of ``wrt`` that have a gradient, each with it; as :func:`gradients` if none of them has one."""
     return _gradients(roots, wrt, rules, every=False)

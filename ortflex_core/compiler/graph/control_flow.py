@@ -160,10 +160,7 @@ def constant_of(node: NodeProto) -> Array | None:
 
 
 def replay(
-    trace: Trace,
-    graph: GraphProto,
-    formals: Sequence[Tensor | None],
-    outer: Mapping[str, Tensor],
+    trace: Trace, graph: GraphProto, formals: Sequence[Tensor | None], outer: Mapping[str, Tensor]
 ) -> list[Tensor]:
     """Trace the nodes of a subgraph into any trace; returns its outputs."""
     values: dict[str, Any] = dict(outer)
@@ -235,10 +232,7 @@ def trace_node(
 
 
 def _trace_map(
-    trace: Trace,
-    body: GraphProto,
-    arguments: Sequence[Any],
-    captures: Mapping[str, Tensor],
+    trace: Trace, body: GraphProto, arguments: Sequence[Any], captures: Mapping[str, Tensor]
 ) -> list[sequences.TensorSequence]:
     """SequenceMap: the body for each element of the first sequence."""
     many = sequences.TensorSequence

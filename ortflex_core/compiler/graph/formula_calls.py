@@ -26,7 +26,7 @@ from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.penalty import Penalty
 from ortflex_core.kernel.protocols.precision import Growth, Place, Precision
 from ortflex_core.kernel.protocols.transform import Transform, TransformContext
-from ortflex_core.kernel.types import Array, Shape, TensorSpec, dtype_name, shape_text
+from ortflex_core.kernel.types import Array, Arrays, Shape, TensorSpec, dtype_name, shape_text
 
 
 def _call(component: object, method: str, *arguments: object) -> Any:
@@ -127,12 +127,7 @@ def with_teacher(predicted: Predicted, taught: Tensor | None) -> Predicted:
     return {**own, "teacher": taught}
 
 
-def per_sample(
-    loss: Loss,
-    op: Ops,
-    predicted: Predicted,
-    expected: Tensor | None,
-) -> Tensor:
+def per_sample(loss: Loss, op: Ops, predicted: Predicted, expected: Tensor | None) -> Tensor:
     """The values of a loss: float, [batch, …]."""
     wanted = "a float tensor with at least one value per sample, [batch, …]"
     given = _call(loss, "per_sample", op, predicted, expected)
@@ -266,21 +261,14 @@ def first_values(
 
 
 def adapted(
-    adapter: Adapter,
-    op: Ops,
-    x: Tensor,
-    y: Tensor,
-    tensors: Mapping[str, Tensor],
-    product: Product,
+    adapter: Adapter, op: Ops, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor], product: Product
 ) -> Tensor:
     """The value of a product with an adapter, with unchanged type and shape."""
     given = _call(adapter, "apply", op, x, y, tensors, product)
     return _like(adapter, "apply", given, y, "a tensor of the type and shape of y")
 
 
-def merged(
-    adapter: Adapter, matrix: Array, tensors: Mapping[str, Array], product: Product
-) -> Array:
+def merged(adapter: Adapter, matrix: Array, tensors: Arrays, product: Product) -> Array:
     """The matrix with the adapter merged into it."""
     given = _call(adapter, "merge", matrix, tensors, product)
     if not isinstance(given, np.ndarray) or given.shape != matrix.shape:
@@ -382,7 +370,7 @@ def averaged(average: Average, op: Ops, before: Tensor, weight: Tensor, step: Ho
 # Called during training --------------------------------------------------------------------------
 
 
-def predictions(loss: Loss, predicted: Mapping[str, Array]) -> Array:
+def predictions(loss: Loss, predicted: Arrays) -> Array:
     """What metrics read of the tensors of a loss over several."""
     given = _call(loss, "predictions", predicted)
     if not isinstance(given, np.ndarray):

@@ -22,13 +22,12 @@ from ortflex_core.kernel.types import numpy_dtype
 if TYPE_CHECKING:
     from ortflex_core.compiler.graph.ops import Tensor, Trace
 
-_Attributes = Mapping[str, AttributeProto]
-_Rule = Callable[["Trace", str, "Sequence[Tensor | None]", _Attributes], "Tensor | None"]
+_Inputs = Sequence[Any]
+_Protos = Mapping[str, AttributeProto]
+_Rule = Callable[["Trace", str, _Inputs, _Protos], "Tensor | None"]
 
 
-def simplify(
-    trace: Trace, op_type: str, inputs: Sequence[Tensor | None], attributes: _Attributes
-) -> Tensor | None:
+def simplify(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     """The tensor that makes a node of a standard operator superfluous, or None."""
     if not inputs or inputs[0] is None:
         return None
@@ -43,15 +42,11 @@ def simplify(
     return tensor
 
 
-def _identity(
-    trace: Trace, op_type: str, inputs: Sequence[Tensor | None], attributes: _Attributes
-) -> Tensor | None:
+def _identity(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     return inputs[0]
 
 
-def _cast(
-    trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
-) -> Tensor | None:
+def _cast(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     x: Tensor = inputs[0]
     to = attributes["to"].i
     if x.dtype == to:
@@ -63,17 +58,13 @@ def _cast(
     return None
 
 
-def _cast_like(
-    trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
-) -> Tensor | None:
+def _cast_like(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     # onnxruntime has no kernel for it, expands it late, and warns when it folds constants.
     x, like = inputs
     return None if attributes or not like.dtype else trace.op.Cast(x, to=like.dtype)
 
 
-def _transpose(
-    trace: Trace, op_type: str, inputs: Sequence[Tensor | None], attributes: _Attributes
-) -> Tensor | None:
+def _transpose(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     # onnxruntime before 1.20 treats one that follows a Gemm as a real transposition.
     # A perm that is not a permutation of the axes stays: the runtime refuses it with a reason.
     x, order = inputs[0], list(attributes["perm"].ints) if "perm" in attributes else [1, 0]
@@ -81,9 +72,7 @@ def _transpose(
     return x if known and order == list(range(len(order))) else None
 
 
-def _size(
-    trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
-) -> Tensor | None:
+def _size(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     x: Tensor = inputs[0]
     if x.shape is None:
         return None
@@ -95,9 +84,7 @@ def _size(
     return trace.constant(known if op_type == "Shape" else known.prod())
 
 
-def _neg(
-    trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
-) -> Tensor | None:
+def _neg(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     x: Tensor = inputs[0]
     value = factor(x)
     if isinstance(value, Host):
@@ -118,9 +105,7 @@ def factor(tensor: Tensor) -> Host | float | None:
     return None
 
 
-def _arithmetic(
-    trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
-) -> Tensor | None:
+def _arithmetic(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     left: Tensor = inputs[0]
     right: Tensor = inputs[1]
     a, b = factor(left), factor(right)
@@ -169,9 +154,7 @@ _ALONE: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _reduction(
-    trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
-) -> Tensor | None:
+def _reduction(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
     """A reduction over no axes: every element is reduced by itself.
 
     onnxruntime 1.19 returns the elements unchanged, 1.16 reduces over all axes.

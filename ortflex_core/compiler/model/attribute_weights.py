@@ -28,7 +28,7 @@ from ortflex_core.compiler.graph.program import fresh_name
 from ortflex_core.compiler.graph.protos import copied, refill, settings
 from ortflex_core.compiler.model.class_axes import ML, element_type
 from ortflex_core.compiler.onnx_files import model_file
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 
 
 @attrs.frozen
@@ -65,7 +65,7 @@ def unfold(proto: ModelProto) -> tuple[ModelProto, tuple[Stored, ...]]:
     return out, tuple(work.stored)
 
 
-def fold(proto: ModelProto, stored: tuple[Stored, ...], state: Mapping[str, Array]) -> None:
+def fold(proto: ModelProto, stored: tuple[Stored, ...], state: Arrays) -> None:
     """Write trained values to the attributes of a file that was read by :func:`unfold`, in place."""
     for item in stored:
         if item.name in state:
@@ -136,11 +136,7 @@ class _Writer:
         return name
 
     def weight(
-        self,
-        attribute: str,
-        values: Array,
-        written: Callable[[Array], Array],
-        frozen: str = "",
+        self, attribute: str, values: Array, written: Callable[[Array], Array], frozen: str = ""
     ) -> str:
         """Add an initializer with the values of an attribute."""
         name = self.constant(attribute, np.ascontiguousarray(values, np.float32))

@@ -148,11 +148,7 @@ def _merges(classes: dict[int, Class]) -> dict[int, int]:
 
 
 def _with_merged(
-    weight: Array,
-    index: int,
-    use: Use,
-    pairs: Sequence[tuple[int, int]],
-    classes: dict[int, Class],
+    weight: Array, index: int, use: Use, pairs: Sequence[tuple[int, int]], classes: dict[int, Class]
 ) -> Array:
     """A weight whose columns of the channels that stay contain those of the merged ones."""
     wide = np.moveaxis(weight.astype(np.float64), use.axis, 0).copy()

@@ -27,16 +27,13 @@ from ortflex_core.compiler.opsets.equivalence import (
 )
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import GraphError, ModelError
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 
 SYMBOL = "batch"
 
 
 def free_batch(
-    model: ModelProto,
-    label: str,
-    large: Mapping[str, Array],
-    as_computed: Callable[[ModelProto], ModelProto],
+    model: ModelProto, label: str, large: Arrays, as_computed: Callable[[ModelProto], ModelProto]
 ) -> ModelProto:
     """The model with a symbolic first dimension of its inputs; the same model if no input has a fixed one.
 
@@ -62,7 +59,7 @@ def free_batch(
     return out
 
 
-def batch_sizes(model: ModelProto, label: str, large: Mapping[str, Array]) -> dict[str, int]:
+def batch_sizes(model: ModelProto, label: str, large: Arrays) -> dict[str, int]:
     """The fixed first dimensions of inputs; a ModelError if they are not the same."""
     inputs = [i for i in graph_inputs(model) if i.name not in large]
     sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
@@ -132,12 +129,7 @@ def _target(node: NodeProto, target: Array, batch: int, rows: int | None) -> Arr
 
 
 def _verify(
-    model: ModelProto,
-    out: ModelProto,
-    label: str,
-    batch: int,
-    inputs: Sequence[str],
-    large: Mapping[str, Array],
+    model: ModelProto, out: ModelProto, label: str, batch: int, inputs: Sequence[str], large: Arrays
 ) -> None:
     head = f"{label}: the batch dimension of {batch} cannot be freed"
     ways = (

@@ -30,7 +30,7 @@ from ortflex_core.compiler.graph.program import fresh_name
 from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.model.model import Model, Rewrite
 from ortflex_core.kernel.errors import ModelError
-from ortflex_core.kernel.types import Array, numpy_dtype
+from ortflex_core.kernel.types import Array, Arrays, numpy_dtype
 
 _INTEGERS: Mapping[int, tuple[int, int]] = {
     TensorProto.INT8: (-128, 127),
@@ -197,7 +197,7 @@ class MasterModel(Model):
         return values
 
     def _scale_and_zero(
-        self, weight: Quantized, state: Mapping[str, Array] | None = None
+        self, weight: Quantized, state: Arrays | None = None
     ) -> tuple[Array, Array | None]:
         """The scales and the zero points of a weight."""
         given = {} if state is None else state
@@ -212,7 +212,7 @@ class MasterModel(Model):
             scale = value(weight.scale)
         return scale, self.base.initializer(weight.zero) if weight.zero else None
 
-    def _tied(self, state: Mapping[str, Array]) -> set[str]:
+    def _tied(self, state: Arrays) -> set[str]:
         """The biases whose scale is the product of scales that are in a state."""
         return {n for n, w in self.weights.items() if not state.keys().isdisjoint(w.of)}
 
@@ -358,7 +358,7 @@ class MasterModel(Model):
         )
         return "; ".join(filter(None, (super().stamp, note)))
 
-    def file_values(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
+    def file_values(self, state: Arrays) -> Arrays:
         """The state, with trained weights in the integers that the file has."""
         tied = self._tied(state)
         codes = {}
@@ -371,7 +371,7 @@ class MasterModel(Model):
         }
         return {**state, **scales, **codes}
 
-    def _codes(self, weight: Quantized, values: Array, state: Mapping[str, Array]) -> Array:
+    def _codes(self, weight: Quantized, values: Array, state: Arrays) -> Array:
         """The integers of a weight as the file stores them; those whose scale is 0 stay."""
         scale, zero = self._scale_and_zero(weight, state)
         without, packing = self._without_scale(weight), weight.packing

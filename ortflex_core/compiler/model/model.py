@@ -51,7 +51,7 @@ from ortflex_core.compiler.opsets import (
 from ortflex_core.kernel.errors import MALFORMED, GraphError, ModelError, OrtflexError, suggest
 from ortflex_core.kernel.notebook import displayed_briefly
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array, TensorSpec
+from ortflex_core.kernel.types import Array, Arrays, TensorSpec
 
 OLDEST_OPSET = 13
 # Larger initializers that are not trained are inputs of the compiled graphs, which share them.
@@ -118,7 +118,7 @@ class Model:
         self.half: list[int] = []
         """The types of the file that are raised to float32."""
         self._raise_half = raise_half
-        self.adapter_values: Mapping[str, Array] = {}
+        self.adapter_values: Arrays = {}
         """The values of adapters in a resumed run, by the names of their tensors."""
         self.unlearned = ""
         """The reason why a run of the model did not determine missing shapes (see ``shape_probe``)."""
@@ -256,7 +256,7 @@ class Model:
         notes = (upgrade.note(self.opset, self.opsets[""]), raised)
         return "; ".join(filter(None, notes))
 
-    def holding(self, values: Mapping[str, Array]) -> Model:
+    def holding(self, values: Arrays) -> Model:
         """The same model with new values of some initializers; :meth:`export` keeps the file's values."""
         model = copy.copy(self)
         model._arrays = {**self._arrays, **values}
@@ -466,12 +466,12 @@ class Model:
 
     def export(
         self,
-        state: Mapping[str, Array],
+        state: Arrays,
         path: str | os.PathLike[str] | None = None,
         *,
         free_batch: bool = False,
         inferring: bool = False,
-        edit: Callable[[ModelProto, Mapping[str, Array]], None] | None = None,
+        edit: Callable[[ModelProto, Arrays], None] | None = None,
     ) -> ModelProto:
         """The user's model with new values of some initializers, otherwise unchanged.
 
@@ -504,7 +504,7 @@ class Model:
             return displayed_briefly(export.inline_tensors(out, self.files, values))
         return displayed_briefly(export.write(out, Path(path), self.files, values))
 
-    def file_values(self, state: Mapping[str, Array]) -> Mapping[str, Array]:
+    def file_values(self, state: Arrays) -> Arrays:
         """The values of the file's initializers in a state of the training: the state itself."""
         return state
 

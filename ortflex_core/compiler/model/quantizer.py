@@ -18,7 +18,7 @@ from ortflex_core.kernel.component import (
     satisfying,
     setting,
 )
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.model.model import Model
@@ -216,7 +216,7 @@ class Quantization:
     """
 
     origin: Model = attrs.field(repr=False)
-    masters: Mapping[str, Array] = attrs.field(repr=False)
+    masters: Arrays = attrs.field(repr=False)
     scales: Mapping[str, int]
     missing: tuple[str, ...]
     notes: tuple[str, ...]

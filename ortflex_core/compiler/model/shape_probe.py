@@ -38,6 +38,7 @@ from ortflex_core.kernel.errors import (
 )
 from ortflex_core.kernel.types import (
     Array,
+    Arrays,
     TensorSpec,
     dtype_name,
     numpy_dtype,
@@ -301,7 +302,7 @@ def _limits(values: Iterable[Array]) -> Iterator[int]:
             yield from (int(v) for v in wide.ravel() if 2 <= v < 2**31 - 1)
 
 
-def _slices_rows(node: NodeProto, known: Mapping[str, Array]) -> bool:
+def _slices_rows(node: NodeProto, known: Arrays) -> bool:
     """Whether a Slice takes some of the rows, as its constants say."""
     names = [*node.input[1:], "", "", ""]
     axes = known.get(names[2]) if names[2] else np.zeros(1)

@@ -18,16 +18,7 @@ from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import TensorSpec
 
 POSITIVE = frozenset(
-    (
-        "group",
-        "offset_group",
-        "num_groups",
-        "kernel_shape",
-        "strides",
-        "dilations",
-        "blocksize",
-        "size",
-    )
+    "group offset_group num_groups kernel_shape strides dilations blocksize size".split()
 )
 """Attributes of any standard operator whose numbers must be at least 1."""
 

@@ -6,7 +6,7 @@ The digests do not depend on where tensors are stored: in the file or next to it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import attrs
 from google.protobuf.message import Message
@@ -16,7 +16,7 @@ from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.compiler.onnx_files.external_data import DataFiles, is_outside
 from ortflex_core.compiler.onnx_files.half_floats import rounded
 from ortflex_core.kernel import digests
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 
 RECEIPT = "ortflex.receipt"
 """The key of the metadata that is no part of the content (:mod:`ortflex_core.training.receipt`)."""
@@ -38,7 +38,7 @@ class Content:
 
 
 def content_of(
-    model: ModelProto, files: DataFiles | None = None, state: Mapping[str, Array] | None = None
+    model: ModelProto, files: DataFiles | None = None, state: Arrays | None = None
 ) -> Content:
     """The digests of a model; ``state`` has new values of tensors that are not in it but in ``files``."""
     tensors = hashlib.sha256()
@@ -69,7 +69,7 @@ def _facts(message: Message, but: str) -> Iterator[bytes]:
             yield f"{field.name} {len(content)} ".encode() + content
 
 
-def _values(tensor: TensorProto, files: DataFiles | None, state: Mapping[str, Array]) -> Array:
+def _values(tensor: TensorProto, files: DataFiles | None, state: Arrays) -> Array:
     if is_outside(tensor) and tensor.name in state:
         return rounded(state[tensor.name], tensor.data_type, tensor.name)
     return model_file.array_of(tensor, files)

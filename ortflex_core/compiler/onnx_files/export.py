@@ -33,7 +33,7 @@ from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.files import OutputError, flush_folder, staging, write_bytes, write_flushed
 from ortflex_core.kernel.locks import FolderLock
 from ortflex_core.kernel.regular_files import NotRegular, file_size, open_regular
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 
 _PATIENCE = 600.0
 """Seconds to wait for another export to the same path."""
@@ -58,9 +58,7 @@ OTHER_FORMATS: Mapping[str, str] = {
 _NO_MODELS = (".bin", ".csv", ".data", ".npy", ".npz", ".parquet", ".safetensors", ".weight")
 
 
-def write(
-    model: ModelProto, path: Path, files: DataFiles, state: Mapping[str, Array]
-) -> ModelProto:
+def write(model: ModelProto, path: Path, files: DataFiles, state: Arrays) -> ModelProto:
     """Write a model; tensors that were external data stay external, in a separate file next to it.
 
     That file is ``<name>.data`` if neither the model nor that file exists yet, and otherwise
@@ -105,7 +103,7 @@ def write(
     return copy if any(map(is_outside, model.graph.initializer)) else model
 
 
-def inline_tensors(model: ModelProto, files: DataFiles, state: Mapping[str, Array]) -> ModelProto:
+def inline_tensors(model: ModelProto, files: DataFiles, state: Arrays) -> ModelProto:
     """The model with all of its tensors inside; it may be too large to be serialized in one piece."""
     for tensor in model.graph.initializer:
         if is_outside(tensor):
@@ -137,7 +135,7 @@ def _write_pair(
     folder: Path,
     external: frozenset[str],
     files: DataFiles,
-    state: Mapping[str, Array],
+    state: Arrays,
 ) -> None:
     digest = _digest()
     places: list[tuple[TensorProto, int, int]] = []
@@ -170,7 +168,7 @@ def _write_pair(
 
 
 def _append(
-    out: IO[bytes], digest: Any, tensor: TensorProto, files: DataFiles, state: Mapping[str, Array]
+    out: IO[bytes], digest: Any, tensor: TensorProto, files: DataFiles, state: Arrays
 ) -> None:
     """Write the bytes of a tensor, and remove its values from the model."""
     content: Any = tensor.raw_data

@@ -13,7 +13,6 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from onnx import ModelProto, TensorProto, external_data_helper
 from ortflex_core.compiler.onnx_files import vetting
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.regular_files import NotRegular, RegularFile
-from ortflex_core.kernel.types import Array, numpy_dtype
+from ortflex_core.kernel.types import Array, Arrays, numpy_dtype
 
 
 class DataFiles:
@@ -39,7 +38,7 @@ class DataFiles:
         self._places: dict[str, tuple[_File, int]] = {}
         self._held: dict[str, Array] = {}
 
-    def hold(self, values: Mapping[str, Array]) -> None:
+    def hold(self, values: Arrays) -> None:
         """Hold the values of tensors that say that they are in another file, and are in memory."""
         self._held.update(values)
 

@@ -9,7 +9,7 @@ are in the internal copy of a model only, never in the export.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -75,6 +75,34 @@ def limit_growth(model: ModelProto) -> None:
         _limit_states(node, subgraphs_of(node)[0], f"{_OURS}growth{number}/")
 
 
+def _adder(body: GraphProto, prefix: str, room: int) -> Callable[..., str]:
+    """Adds the constants of a bound to a graph, and returns what adds a node and names its output."""
+    for name, content in {"room": room, "pair": [True, True], "two": [2], "first": 0}.items():
+        array = np.array(content, bool if name == "pair" else np.int64)
+        body.initializer.append(onnx.numpy_helper.from_array(array, prefix + name))
+
+    def add(op_type: str, inputs: list[str], name: str = "", **settings: Any) -> str:
+        made = f"{prefix}{len(body.node)}"
+        body.node.append(onnx.helper.make_node(op_type, inputs, [made], name, **settings))
+        return made
+
+    return add
+
+
+def _fail_beyond(
+    body: GraphProto, prefix: str, add: Callable[..., str], beyond: str, what: str
+) -> None:
+    """Fail with the name ``what`` if ``beyond`` is 1, and not if it is 0.
+
+    Two elements are reshaped to two elements, or to one, which fails in every runtime. (An index out
+    of range would fail too, but CUDA's kernels do not check it.)
+    """
+    shape = add("Sub", [f"{prefix}two", beyond])
+    fits = add("Reshape", [f"{prefix}pair", shape], what)
+    fine = add("Gather", [fits, f"{prefix}first"])
+    body.output[0].name = add("And", [body.output[0].name, fine])
+
+
 def _limit_states(node: NodeProto, body: GraphProto, prefix: str) -> None:
     states = body.output[1 : 1 + len(node.input[2:])]
     tensors = [v.name for v in states if v.type.WhichOneof("value") == "tensor_type"]
@@ -84,28 +112,14 @@ def _limit_states(node: NodeProto, body: GraphProto, prefix: str) -> None:
     sizes += [("SequenceLength", [n.output[0], n.input[1]]) for n in inserts]
     if not sizes or not body.output:
         return
-    for name, content in {"room": GROWN, "pair": [True, True], "two": [2], "first": 0}.items():
-        kind = bool if name == "pair" else np.int64
-        body.initializer.append(
-            onnx.numpy_helper.from_array(np.array(content, kind), prefix + name)
-        )
-
-    def add(op_type: str, inputs: list[str], name: str = "", **settings: Any) -> str:
-        made = f"{prefix}{len(body.node)}"
-        body.node.append(onnx.helper.make_node(op_type, inputs, [made], name, **settings))
-        return made
-
+    add = _adder(body, prefix, GROWN)
     for op_type, (first, *inserted) in sizes:
         size = add(op_type, [first])
         if inserted:
             size = add("Mul", [size, add("Size", inserted)])
         beyond = add("Cast", [add("Greater", [size, f"{prefix}room"])], to=TensorProto.INT64)
-        # Two elements are reshaped to two elements, or to one, which fails.
-        shape = add("Sub", [f"{prefix}two", beyond])
         what = f"a state of more than {GROWN} elements of the Loop {node.name!r}"
-        fits = add("Reshape", [f"{prefix}pair", shape], what)
-        fine = add("Gather", [fits, f"{prefix}first"])
-        body.output[0].name = add("And", [body.output[0].name, fine])
+        _fail_beyond(body, prefix, add, beyond, what)
 
 
 Known = Mapping[str, TensorProto]
@@ -160,42 +174,15 @@ class _Bounds:
         return max(1, size) if isinstance(size, int) else 1
 
     def _bound(self, node: NodeProto, body: GraphProto, room: int) -> None:
-        """Make the first iteration beyond the bound fail.
-
-        Two elements are reshaped to two elements, and from iteration ``room`` on to one, which
-        fails in every runtime. (An index out of range would fail too, but CUDA's kernels do not
-        check it.)
-        """
+        """Make iteration ``room``, the first beyond the bound, fail."""
         if len(body.input) < 2 or not body.output:
             return  # the check of the model, or the runtime, reports the error
         self.added += 1
         prefix = f"{_OURS}{self.added}/"
-        constants = {
-            "room": np.array([room], np.int64),
-            "two": np.array([2], np.int64),
-            "pair": np.ones(2, bool),
-            "first": np.array(0, np.int64),
-        }
-        body.initializer.extend(
-            onnx.numpy_helper.from_array(value, prefix + name) for name, value in constants.items()
-        )
+        add = _adder(body, prefix, room)
+        beyond = add("Div", [body.input[0].name, f"{prefix}room"])
         what = f"more than {room} iterations of the Loop {node.name!r}"
-        for op_type, name, inputs in (
-            ("Div", "beyond", [body.input[0].name, f"{prefix}room"]),
-            ("Sub", "size", [f"{prefix}two", f"{prefix}beyond"]),
-            ("Reshape", "fits", [f"{prefix}pair", f"{prefix}size"]),
-            ("Gather", "fine", [f"{prefix}fits", f"{prefix}first"]),
-            ("And", "on", [body.output[0].name, f"{prefix}fine"]),
-        ):
-            body.node.append(
-                NodeProto(
-                    op_type=op_type,
-                    name=what if op_type == "Reshape" else "",
-                    input=inputs,
-                    output=[prefix + name],
-                )
-            )
-        body.output[0].name = f"{prefix}on"
+        _fail_beyond(body, prefix, add, beyond, what)
 
 
 def _count(node: NodeProto, known: Known) -> int | None:

@@ -13,7 +13,6 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from ortflex_core.compiler.onnx_files.external_data import DataFiles
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.files import no_file
 from ortflex_core.kernel.regular_files import NotRegular, RegularFile, read_bytes
-from ortflex_core.kernel.types import Array, Shape
+from ortflex_core.kernel.types import Array, Arrays, Shape
 
 HUGE = 2**30
 """Total bytes above which tensors stay outside the ModelProto."""
@@ -294,7 +293,7 @@ def replace(tensor: TensorProto, array: Array) -> None:
     getattr(tensor, fields[0])[:] = values.tolist()
 
 
-def own_values(model: ModelProto, state: Mapping[str, Array]) -> None:
+def own_values(model: ModelProto, state: Arrays) -> None:
     """Replace Identity nodes by initializers if their outputs were trained separately."""
     types = {t.name: t.data_type for t in model.graph.initializer}
     for node in [n for n in model.graph.node if n.op_type == "Identity" and n.output[0] in state]:

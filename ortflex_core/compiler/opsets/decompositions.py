@@ -30,7 +30,7 @@ from ortflex_core.kernel.errors import (
     describe_error,
 )
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array, Shape, shape_of
+from ortflex_core.kernel.types import Arrays, Shape, shape_of
 
 APART = "ortflex.apart"
 """The domain that :func:`mark` gives to operators that the standard does not have."""
@@ -72,7 +72,7 @@ def decompose(
     plugins: Plugins | None,
     ruled: Callable[[Plugins, Key], bool],
     formulas: Formulas | None = None,
-    large: Mapping[str, Array] | None = None,
+    large: Arrays | None = None,
 ) -> tuple[ModelProto, Decomposed]:
     """The model with standard operators in place of others, and what was done.
 
@@ -191,9 +191,7 @@ class _Work:
         self.count = 0
         self._stays: dict[Key, bool] = {}
 
-    def replace(
-        self, graph: GraphProto, outer: Mapping[str, Tensor], above: Mapping[str, Array]
-    ) -> None:
+    def replace(self, graph: GraphProto, outer: Mapping[str, Tensor], above: Arrays) -> None:
         """Replace the nodes of a graph and of those inside it."""
         trace = Trace(self.opsets)
         values = {name: trace.input(f"outer/{name}", t.dtype, t.shape) for name, t in outer.items()}
@@ -239,7 +237,7 @@ class _Work:
         refill(graph.node, nodes)
 
     def _decomposed(
-        self, node: NodeProto, values: Mapping[str, Tensor], constants: Mapping[str, Array]
+        self, node: NodeProto, values: Mapping[str, Tensor], constants: Arrays
     ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]], list[TensorProto]]:
         """The nodes that replace a node, the types of its outputs, and initializers of the nodes.
 
@@ -285,11 +283,7 @@ class _Work:
         self.result.firsts.setdefault((node.op_type, reason), sentence)
 
     def _types(
-        self,
-        key: Key,
-        node: NodeProto,
-        values: Mapping[str, Tensor],
-        constants: Mapping[str, Array],
+        self, key: Key, node: NodeProto, values: Mapping[str, Tensor], constants: Arrays
     ) -> list[tuple[int, Shape | None]]:
         """The types of the outputs of a kept node, from its decomposition.
 
@@ -326,7 +320,7 @@ class _Work:
         self,
         node: NodeProto,
         values: Mapping[str, Tensor],
-        constants: Mapping[str, Array],
+        constants: Arrays,
         entry: Entry,
         formula: Decomposition,
     ) -> tuple[Call, dict[str, Tensor]]:

@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx
 import onnx.parser
-from onnx import (
-    AttributeProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    TypeProto,
-)
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.ops import FLOATS
@@ -290,5 +283,5 @@ _BODIES: Mapping[str, str] = {
             moved = Add(r, B)
             C = Where(off, moved, r)
         }
-    """,
+    """
 }

@@ -15,7 +15,7 @@ from ortflex_core.compiler.opsets import downgrade
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.error_reasons import error_reason
 from ortflex_core.kernel.errors import GraphError
-from ortflex_core.kernel.types import Array, TensorSpec, shape_text
+from ortflex_core.kernel.types import Array, Arrays, TensorSpec, shape_text
 
 # Sizes for symbolic dimensions, tried in turn, because a graph may not accept every size.
 _SIZES = (5, 8, 16, 32, 64, 1)
@@ -71,7 +71,7 @@ class Runner:
     ``large`` has the values of tensors that are inputs because they do not fit into the graph.
     """
 
-    def __init__(self, model: ModelProto, large: Mapping[str, Array]) -> None:
+    def __init__(self, model: ModelProto, large: Arrays) -> None:
         self.inputs = [i for i in graph_inputs(model) if i.name not in large]
         self._large = dict(large)
         model, _ = downgrade.readable(model, "the model")
@@ -84,7 +84,7 @@ class Runner:
         except Exception as error:  # onnxruntime has its own exception classes, made in C++
             raise GraphError(error_reason(error)) from error
 
-    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
+    def __call__(self, feeds: Arrays) -> dict[str, Any]:
         """Outputs by name; a GraphError if the run fails."""
         names = [o.name for o in self._session.get_outputs()]
         try:

@@ -12,15 +12,7 @@ from typing import Any
 
 import onnx
 import onnx.inliner
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TypeProto,
-    helper,
-)
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from ortflex_core.compiler.graph import schemas, sequences
 from ortflex_core.compiler.graph.control_flow import replay

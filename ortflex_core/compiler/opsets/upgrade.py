@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx
 import onnx.helper
 import onnx.shape_inference
@@ -13,7 +11,7 @@ from onnx import ModelProto
 from ortflex_core.compiler.opsets.equivalence import Runner, difference, fitting_inputs
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import GraphError, ModelError, RuntimeUnavailable
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Arrays
 
 TARGET = 17
 """The opset of converted models; every runtime that ortflex supports reads it."""
@@ -36,7 +34,7 @@ def note(written: int, computed: int) -> str:
 
 
 def upgrade_opset(
-    model: ModelProto, label: str, opset: int, large: Mapping[str, Array], target: int = TARGET
+    model: ModelProto, label: str, opset: int, large: Arrays, target: int = TARGET
 ) -> ModelProto:
     """The model at another opset; a test on random inputs shows that it computes the same.
 

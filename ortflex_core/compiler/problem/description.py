@@ -21,11 +21,7 @@ _FEW = 3
 _LISTED = 20
 # The numbers of a loss that are listed.
 _MOST = 10
-_PLURALS = {
-    "constant": "constants",
-    "mask": "masks",
-    "running statistic": "running statistics",
-}
+_PLURALS = {"constant": "constants", "mask": "masks", "running statistic": "running statistics"}
 
 
 def describe(problem: Problem, requests: Sequence[LossRequest]) -> str:

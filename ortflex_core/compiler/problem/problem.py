@@ -5,7 +5,7 @@ A :class:`Problem` has no files, no data and no device; backends compile it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -42,7 +42,7 @@ from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.penalty import Penalty
 from ortflex_core.kernel.protocols.precision import Precision
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array, Shape, TensorSpec
+from ortflex_core.kernel.types import Array, Arrays, Shape, TensorSpec
 
 if TYPE_CHECKING:
     from ortflex_core.training.process_groups.peers import Peers
@@ -331,9 +331,7 @@ class Problem:
         """The name of each parameter's average in a checkpoint; empty without averaging."""
         return {str(p.of): key for key, p in self.slot_ports.items() if p.role == "average"}
 
-    def averaged(
-        self, weights: Mapping[str, Array], slots: Mapping[str, Array]
-    ) -> dict[str, Array]:
+    def averaged(self, weights: Arrays, slots: Arrays) -> dict[str, Array]:
         """The averages of weights, by parameter, where ``slots`` has any; else the weights."""
         keys = self.average_keys
         return {n: slots.get(keys[n], a) if n in keys else a for n, a in weights.items()}

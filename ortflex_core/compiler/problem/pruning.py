@@ -12,7 +12,7 @@ import numpy as np
 from ortflex_core.kernel.component import is_count, is_number, listed, number, satisfying, setting
 from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.protocols.constraint import Constraint
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.graph.ops import Ops, Tensor
@@ -97,9 +97,7 @@ class Pruning(Constraint, abc.ABC):
         return False
 
     @abc.abstractmethod
-    def masks(
-        self, weights: Mapping[str, Array], axes: Mapping[str, Axes], share: float
-    ) -> dict[str, Array]:
+    def masks(self, weights: Arrays, axes: Mapping[str, Axes], share: float) -> dict[str, Array]:
         """The elements that stay, as booleans of the shapes of the weights.
 
         It depends on the weights alone, and it is the same for the weights that it leaves: a share that
@@ -121,7 +119,7 @@ class Pruning(Constraint, abc.ABC):
 
     def project(
         self,
-        weights: Mapping[str, Array],
+        weights: Arrays,
         axes: Mapping[str, Axes],
         share: float,
         together: Sequence[Sequence[str]] = (),

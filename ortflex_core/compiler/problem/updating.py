@@ -17,7 +17,7 @@ from ortflex_core.kernel.protocols.average import Average
 from ortflex_core.kernel.protocols.constraint import Constraint
 from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.transform import Transform
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.types import Array, Arrays
 
 AVERAGE = "average"
 """The slot of an averaged weight."""
@@ -176,12 +176,12 @@ class Updating:
     def _owners(self) -> dict[str, Group]:
         return {name: g for g in reversed(self.groups) for name in g.parameters}
 
-    def own_steps(self, slots: Mapping[str, Array]) -> dict[str, Array]:
+    def own_steps(self, slots: Arrays) -> dict[str, Array]:
         """The number of updates of each group that started later, from the state."""
         late = [g for g in self.groups if g.start_epoch]
         return {g.own_step: np.asarray(_applied(slots) - g.rested) for g in late}
 
-    def continued_from(self, slots: Mapping[str, Array]) -> Updating:
+    def continued_from(self, slots: Arrays) -> Updating:
         """These settings for a state in which groups that started later have fewer updates."""
         applied = _applied(slots)
         groups = tuple(
@@ -206,12 +206,12 @@ class Updating:
         return values
 
 
-def _applied(slots: Mapping[str, Array]) -> int:
+def _applied(slots: Arrays) -> int:
     """The number of updates in a state: its steps without those that a dynamic loss scale skipped."""
     return _count(slots, "step") - _count(slots, SKIPPED_STEPS.label)
 
 
-def _count(slots: Mapping[str, Array], key: str) -> int:
+def _count(slots: Arrays, key: str) -> int:
     """A number of steps in the state; 0 if it is missing. Anything but one number >= 0 is refused."""
     array = np.asarray(slots.get(key, 0))
     if array.size != 1 or not np.can_cast(array.dtype, np.float64) or not 0 <= array < 2**63:

@@ -193,9 +193,7 @@ def gradient_program(
 
 
 def update_program(
-    problem: Problem,
-    updated_elsewhere: Collection[str] = (),
-    only: Collection[str] | None = None,
+    problem: Problem, updated_elsewhere: Collection[str] = (), only: Collection[str] | None = None
 ) -> Program:
     """The update from the gradients of the losses, in one graph: penalties, transforms, optimizer.
 

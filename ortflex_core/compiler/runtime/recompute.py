@@ -258,10 +258,7 @@ def with_copies(sizes: Mapping[str, int], nodes: Sequence[Node]) -> dict[str, in
 
 
 def _split_forward(
-    nodes: Sequence[Step],
-    losses: Collection[str],
-    sizes: Mapping[str, int],
-    bound: Collection[str],
+    nodes: Sequence[Step], losses: Collection[str], sizes: Mapping[str, int], bound: Collection[str]
 ) -> Forward:
     """The ancestors of the losses, and the rest."""
     makers = {o: k for k, node in enumerate(nodes) for o in node.output if o}
