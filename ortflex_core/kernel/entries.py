@@ -170,10 +170,7 @@ def warn_once(text: str) -> None:
 
 
 def installed() -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
-    """The entry points of ortflex's groups, with the names and versions of their distributions.
-
-    A distribution whose metadata cannot be read is left out with a warning.
-    """
+    """The entry points of ortflex's groups with names and versions; unreadable metadata gives a warning."""
     try:
         found = importlib.metadata.entry_points()
         groups = sorted(group for group in found.groups if group.partition(".")[0] == OURS)

@@ -29,10 +29,7 @@ def install_command(*extras: str) -> str:
 
 @functools.cache
 def origin() -> dict[str, Any] | None:
-    """The content of direct_url.json; None for a distribution from an index.
-
-    A checkout that is on the path without an installation counts as a folder.
-    """
+    """The content of direct_url.json, a folder for a checkout on the path; None for an index."""
     try:
         text = importlib.metadata.distribution(_NAME).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

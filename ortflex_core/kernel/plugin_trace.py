@@ -17,10 +17,7 @@ def is_traced() -> bool:
 
 
 def traced(call: str, whose: Callable[[], str]) -> AbstractContextManager[None]:
-    """Print a call, the plugin that answers it, and its milliseconds, if that is wanted.
-
-    The time of a call contains that of the calls within it.
-    """
+    """Print, if wanted, a call, its plugin, and its milliseconds with those of the calls within it."""
     return _printed(call, whose) if is_traced() else _SILENT
 
 

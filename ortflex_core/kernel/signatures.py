@@ -19,10 +19,7 @@ def wrong_call(
     kwargs: Mapping[str, Any],
     hint: Hint = suggest,
 ) -> ArgumentError | None:
-    """The error for a call that does not fit; None if ``error`` was raised in the function itself.
-
-    ``hint`` makes the end of a message from the unknown argument and the known ones.
-    """
+    """The error of a call that does not fit, with what ``hint`` makes of its argument; None for others."""
     trace = error.__traceback__
     if not isinstance(error, TypeError) or trace is None or trace.tb_next is not None:
         return None

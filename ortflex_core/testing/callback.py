@@ -149,10 +149,7 @@ class _SaveAtStep(_SaveOnce):
 def _check_resumed(
     component: Any, saver: _SaveOnce, folder: Path, others: Sequence[Any] = (), rows: int = 12
 ) -> tuple[Any, Trainer, History]:
-    """Fail unless a run resumed from a checkpoint ends like one without interruption.
-
-    Returns the callback, the Trainer and the History of the resumed run.
-    """
+    """The callback, Trainer and History of a resumed run, which must end like one without interruption."""
     fresh = copy.deepcopy(component)
     whole = make(component, folder, callbacks=[component, saver])
     history = fit(whole, rows)

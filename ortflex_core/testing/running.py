@@ -248,10 +248,7 @@ def quick() -> bool:
 
 
 def on_every_backend(train: Callable[[str], None], what: str) -> list[str]:
-    """Call ``train`` with each backend that works here; returns those that did not refuse.
-
-    Fails if every one refused, with the reasons of each.
-    """
+    """The backends that do not refuse, each called with ``train``; fails with the reasons if all refuse."""
     done: list[str] = []
     refused: list[str] = []
     for name in working_backends():

@@ -183,10 +183,7 @@ def trace_node(
     captures: Mapping[str, Tensor],
     types: Types | None = None,
 ) -> tuple[Tensor, ...]:
-    """A node of a file in a trace; control flow with known conditions and counts is inlined.
-
-    Without ``types`` they are inferred.
-    """
+    """A node of a file in a trace; control flow with known conditions and counts is inlined."""
     domain = plain_domain(node.domain)
     attributes = {a.name: a for a in node.attribute}
     if domain == "" and node.op_type == "Constant":

@@ -155,10 +155,7 @@ _ALONE: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def _reduction(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
-    """A reduction over no axes: every element is reduced by itself.
-
-    onnxruntime 1.19 returns the elements unchanged, 1.16 reduces over all axes.
-    """
+    """A reduction over no axes leaves the elements as they are; onnxruntime 1.16 reduces over all axes."""
     axes = inputs[1] if len(inputs) > 1 else None
     given = axes is not None and (axes.constant is None or axes.constant.size > 0)
     noop = "noop_with_empty_axes" in attributes and attributes["noop_with_empty_axes"].i

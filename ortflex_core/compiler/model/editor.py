@@ -816,10 +816,7 @@ class _FoldedConstants:
         return last
 
     def set(self, node: NodeProto, position: int, values: Array) -> None:
-        """Give a constant input other values.
-
-        They are in the initializer that it comes from, if no other node reads that.
-        """
+        """Give a constant input other values: those of its initializer, if no other node reads that."""
         name = str(node.input[position])
         if name and not self.is_shared(name):
             *_, (last, _) = chain = list(self._chain(name))

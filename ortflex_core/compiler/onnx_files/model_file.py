@@ -226,11 +226,7 @@ def structure(model: ModelProto) -> str:
 
 
 def skeleton(model: ModelProto) -> ModelProto:
-    """A model without its large tensors, or the model itself if it has none.
-
-    They become inputs of the same name, type and shape: the analysis serializes the graph several
-    times.
-    """
+    """The model with large tensors as inputs of the same name: the analysis serializes it several times."""
     if all(map(is_small, model.graph.initializer)):
         return model
     out = ModelProto()

@@ -239,10 +239,7 @@ class _Work:
     def _decomposed(
         self, node: NodeProto, values: Mapping[str, Tensor], constants: Arrays
     ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]], list[TensorProto]]:
-        """The nodes that replace a node, the types of its outputs, and initializers of the nodes.
-
-        There are no nodes if it is kept.
-        """
+        """The nodes that replace a node, the types of its outputs, and initializers; none if it is kept."""
         domain = "" if node.domain == APART else plain_domain(node.domain)
         key = (domain, node.op_type)
         if not _outside(node, self.opsets.get("", 0)):

@@ -168,10 +168,7 @@ def loss_requests(
 
 @attrs.frozen(kw_only=True)
 class _Placing:
-    """Where losses are placed.
-
-    ``several`` says whether there are several losses; ``extension`` adds tensors that only losses read.
-    """
+    """Where losses are placed; ``extension`` adds tensors that only losses read."""
 
     model: Model
     several: bool

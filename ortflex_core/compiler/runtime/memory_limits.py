@@ -61,10 +61,7 @@ def check(name: str, most: int, peak: Callable[[], int]) -> None:
 
 
 def check_programs(programs: Mapping[str, Program | bytes]) -> None:
-    """Refuse programs whose tensors cannot be in memory, as :func:`check` does, for any compiler.
-
-    Graphs that are bytes have no sizes, and are not examined.
-    """
+    """Refuse programs as :func:`check` does, for any compiler; graphs that are bytes are not examined."""
     for name, program in programs.items():
         if isinstance(program, Program):
             check(name, sum(program.sizes.values()), partial(_peak, program))

@@ -192,10 +192,7 @@ def _defer(nodes: Iterable[Step], early: Collection[str]) -> list[Step]:
 
 
 def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
-    """Let products read large matrices as they are instead of transposed copies, in the graph itself.
-
-    onnxruntime does so, too, in graphs that are not too large for its optimizer.
-    """
+    """Let products read large matrices without transposed copies, as onnxruntime does in smaller graphs."""
     nodes = model.graph.node
     readers = readers_of(nodes)
     bound = {o.name for o in model.graph.output}
