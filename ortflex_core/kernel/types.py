@@ -124,6 +124,10 @@ class TensorSpec:
         return cls(info.name, info.type.tensor_type.elem_type, shape_of(info.type.tensor_type))
 
 
+Specs = Mapping[str, TensorSpec]
+"""The types and shapes of tensors by their names."""
+
+
 @attrs.frozen(kw_only=True)
 class Size:
     """The usual batch size, and the full batches per epoch if known; the compilation depends on them."""

@@ -26,7 +26,8 @@ from ortflex_core.training.trainer import Trainer
 
 Predicted = Array | Arrays
 """What a loss reads: an array, or several by its names for them."""
-Reference = Callable[[Any, Array | None], Array]
+Labels = Array | None
+Reference = Callable[[Any, Labels], Array]
 RATE = 0.1
 _ALONE = "predicted"
 """The name of the tensor of a loss that reads one."""
@@ -54,7 +55,7 @@ class LossKit(ReferenceKit):
         return {n: np.random.default_rng(k).normal(size=(6, 3)) for k, n in enumerate(names, 1)}
 
     @pytest.fixture
-    def labels(self, component: Loss, predicted: Predicted) -> Array | None:
+    def labels(self, component: Loss, predicted: Predicted) -> Labels:
         """The first labels that the loss accepts: real numbers, values in [0, 1], 0 or 1, ±1, or classes.
 
         None for a loss that needs no labels.
@@ -69,23 +70,19 @@ class LossKit(ReferenceKit):
         )
 
     def test_value(
-        self, component: Loss, compared: Reference, predicted: Predicted, labels: Array | None
+        self, component: Loss, compared: Reference, predicted: Predicted, labels: Labels
     ) -> None:
         """``per_sample`` is the reference's value."""
         run = Run(component, predicted, labels)
         wanted = compared(run.read, labels)
         close(run()["value"], wanted, 1e-9, "per_sample compared with the reference")
 
-    def test_gradient(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
+    def test_gradient(self, component: Loss, predicted: Predicted, labels: Labels) -> None:
         """The gradients, given or derived, are the slopes of the value, for every cotangent."""
         check_gradient(component, predicted, labels, seed=None)
 
     def test_scores_of_0_and_100(
-        self,
-        component: Loss,
-        reference: Reference | None,
-        predicted: Predicted,
-        labels: Array | None,
+        self, component: Loss, reference: Reference | None, predicted: Predicted, labels: Labels
     ) -> None:
         """Value and gradient are finite and right at 0 and ±100, also in float32."""
         for score in (0.0, 100.0, -100.0):
@@ -103,9 +100,7 @@ class LossKit(ReferenceKit):
                 ours, theirs = (np.where(np.abs(array) < 1e38, a, 0) for a in (single[what], array))
                 close(ours, theirs, 1e-4, f"{where} in float32")
 
-    def test_dynamic_batch(
-        self, component: Loss, predicted: Predicted, labels: Array | None
-    ) -> None:
+    def test_dynamic_batch(self, component: Loss, predicted: Predicted, labels: Labels) -> None:
         """One graph computes batches of any size; the values are [B, …], and rows are independent."""
         run = Run(component, predicted, labels)
         shape = run.program.outputs[0].shape
@@ -135,7 +130,7 @@ class LossKit(ReferenceKit):
                 text = f"the {what.split()[0]} of a row depends on other rows"
                 close(part[what], whole[what][rows], 1e-12, text)
 
-    def test_float64(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
+    def test_float64(self, component: Loss, predicted: Predicted, labels: Labels) -> None:
         """Float64 stays float64, with its accuracy; float32 stays float32."""
         run = Run(component, predicted, labels)
         wide, narrow = run(), Run(component, _single(predicted), labels)()
@@ -152,9 +147,7 @@ class LossKit(ReferenceKit):
             "float64 is computed with the accuracy of float32",
         )
 
-    def test_sample_weights(
-        self, component: Loss, predicted: Predicted, labels: Array | None
-    ) -> None:
+    def test_sample_weights(self, component: Loss, predicted: Predicted, labels: Labels) -> None:
         """A weight multiplies value and gradient of its row, and a Trainer reports Σ w·l / Σ w."""
         weight = np.resize([0.0, 2.0, 1.0, 0.5, 3.0, 0.25], len(_first(predicted)))
         check_gradient(component, predicted, labels, seed=weight)
@@ -162,11 +155,11 @@ class LossKit(ReferenceKit):
         got = trainer.evaluate(_inputs(component, predicted), labels, weight)["loss"]
         close(got, weighted(component, predicted, labels, weight)[0], 1e-4, "Σ w·l / Σ w")
 
-    def label_weights(self, component: Loss, labels: Array | None) -> Array | None:
+    def label_weights(self, component: Loss, labels: Labels) -> Array | None:
         """Override it for a loss that weights its values by their labels: those weights, per value."""
         return None
 
-    def test_counts(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
+    def test_counts(self, component: Loss, predicted: Predicted, labels: Labels) -> None:
         """``counts`` are the mask, times the weights by which the loss multiplies its values."""
         run = Run(component, predicted, labels)
         found, weights = run(), self.label_weights(component, labels)
@@ -175,7 +168,7 @@ class LossKit(ReferenceKit):
         what = "counts, by which the loss is divided, compared with the mask and label_weights"
         close(counts, wanted, 1e-6, f"{what} of the kit")
 
-    def test_backends(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
+    def test_backends(self, component: Loss, predicted: Predicted, labels: Labels) -> None:
         """Every backend that supports the loss computes the step of its gradients."""
         weight = np.linspace(0.5, 2.0, len(_first(predicted)))
         value, slopes = weighted(component, predicted, labels, weight)
@@ -196,13 +189,13 @@ class LossKit(ReferenceKit):
 
         running.on_every_backend(train, f"the loss {component.name}")
 
-    def test_determinism(self, component: Loss, predicted: Predicted, labels: Array | None) -> None:
+    def test_determinism(self, component: Loss, predicted: Predicted, labels: Labels) -> None:
         """The same rows give bit-identical results, and the same formula the same graph."""
         make = partial(Run, component, predicted, labels)
         check_determinism(component, lambda: make()(), lambda: make().program)
 
     def test_hyperparameters_are_symbols(
-        self, component: Loss, predicted: Predicted, labels: Array | None
+        self, component: Loss, predicted: Predicted, labels: Labels
     ) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""
         check_hyperparameters(component, lambda c: Run(c, predicted, labels).program)
@@ -222,7 +215,7 @@ class Run:
     """Value, gradients and mask of a loss as one graph of its tensors, labels and a cotangent."""
 
     def __init__(
-        self, loss: Loss, predicted: Predicted, labels: Array | None, seed: Array | None = None
+        self, loss: Loss, predicted: Predicted, labels: Labels, seed: Array | None = None
     ) -> None:
         twin, rules = symbolic(loss), load_rules(running.plugins())
         tensors = _named(predicted)
@@ -308,9 +301,7 @@ def own_tensors(loss: Loss, predicted: Predicted) -> dict[str, Array]:
     return {name: np.asarray(array, _first(predicted).dtype) for name, array in given.items()}
 
 
-def check_gradient(
-    loss: Loss, predicted: Predicted, labels: Array | None, seed: Array | None
-) -> None:
+def check_gradient(loss: Loss, predicted: Predicted, labels: Labels, seed: Array | None) -> None:
     """Fail unless the gradients with this cotangent are the slopes of Σ seed·value."""
     run = Run(loss, predicted, labels, seed)
     found = run()
@@ -326,7 +317,7 @@ def check_gradient(
 
 
 def weighted(
-    loss: Loss, predicted: Predicted, labels: Array | None, weight: Array
+    loss: Loss, predicted: Predicted, labels: Labels, weight: Array
 ) -> tuple[float, dict[str, Array]]:
     """Σ w·l / Σ w and its gradients by name, with the mask and the counts of the loss."""
     run = Run(loss, predicted, labels)

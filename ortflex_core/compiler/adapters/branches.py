@@ -15,7 +15,7 @@ from ortflex_core.compiler.model.products import Place
 from ortflex_core.kernel.calling import whose
 from ortflex_core.kernel.errors import BrokenPlugin
 from ortflex_core.kernel.protocols.adapter import Adapter, Product
-from ortflex_core.kernel.types import TensorSpec
+from ortflex_core.kernel.types import Specs, TensorSpec
 
 
 @attrs.frozen(kw_only=True)
@@ -25,7 +25,7 @@ class Attached:
     adapter: Adapter
     product: Product
     places: tuple[Place, ...]
-    tensors: Mapping[str, TensorSpec]
+    tensors: Specs
     """The tensors in the graph, by the adapter's names of them."""
 
 

@@ -26,7 +26,15 @@ from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.protocols.penalty import Penalty
 from ortflex_core.kernel.protocols.precision import Growth, Place, Precision
 from ortflex_core.kernel.protocols.transform import Transform, TransformContext
-from ortflex_core.kernel.types import Array, Arrays, Shape, TensorSpec, dtype_name, shape_text
+from ortflex_core.kernel.types import (
+    Array,
+    Arrays,
+    Shape,
+    Specs,
+    TensorSpec,
+    dtype_name,
+    shape_text,
+)
 
 
 def _call(component: object, method: str, *arguments: object) -> Any:
@@ -93,9 +101,7 @@ def _fits(given: Shape | None, wanted: Shape | None, *, exactly: bool) -> bool:
 # Losses and penalties ----------------------------------------------------------------------------
 
 
-def label(
-    loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], given: TensorSpec | None
-) -> TensorSpec:
+def label(loss: Loss, predicted: TensorSpec | Specs, given: TensorSpec | None) -> TensorSpec:
     """The result of :meth:`Loss.label`."""
     spec = _call(loss, "label", predicted, given)
     if not isinstance(spec, TensorSpec):
@@ -103,14 +109,12 @@ def label(
     return spec
 
 
-def check_labels(loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], labels: Any) -> None:
+def check_labels(loss: Loss, predicted: TensorSpec | Specs, labels: Any) -> None:
     """Call :meth:`Loss.check_labels`."""
     _call(loss, "check_labels", predicted, labels)
 
 
-def check_column(
-    loss: Loss, predicted: TensorSpec | Mapping[str, TensorSpec], name: str, values: Any
-) -> None:
+def check_column(loss: Loss, predicted: TensorSpec | Specs, name: str, values: Any) -> None:
     """Call :meth:`Loss.check_column`."""
     _call(loss, "check_column", predicted, name, values)
 

@@ -43,7 +43,7 @@ def simplify(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -
 
 
 def _identity(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:
-    return inputs[0]
+    return inputs[0]  # type: ignore[no-any-return]
 
 
 def _cast(trace: Trace, op_type: str, inputs: _Inputs, attributes: _Protos) -> Tensor | None:

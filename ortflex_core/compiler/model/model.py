@@ -51,7 +51,7 @@ from ortflex_core.compiler.opsets import (
 from ortflex_core.kernel.errors import MALFORMED, GraphError, ModelError, OrtflexError, suggest
 from ortflex_core.kernel.notebook import displayed_briefly
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array, Arrays, TensorSpec
+from ortflex_core.kernel.types import Array, Arrays, Specs, TensorSpec
 
 OLDEST_OPSET = 13
 # Larger initializers that are not trained are inputs of the compiled graphs, which share them.
@@ -217,7 +217,7 @@ class Model:
         values = shape_inference.inferred(internal, self.label)
         return loop_bounds.bounded(internal, values, self._most(internal, values)[0])
 
-    def _most(self, proto: ModelProto, values: Mapping[str, TensorSpec]) -> tuple[int, int]:
+    def _most(self, proto: ModelProto, values: Specs) -> tuple[int, int]:
         """The largest number of bytes of a tensor, and the bytes of all weights and inputs."""
         weights = sum(map(vetting.bytes_of, self._initializers.values()))
         inputs = [values[i.name] for i in proto.graph.input if i.name in values]

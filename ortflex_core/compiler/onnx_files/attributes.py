@@ -15,10 +15,11 @@ from onnx import GraphProto, NodeProto, TensorProto
 from ortflex_core.compiler.graph.nodes import constants
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.kernel.errors import ModelError
-from ortflex_core.kernel.types import TensorSpec
+from ortflex_core.kernel.types import Specs
 
 POSITIVE = frozenset(
-    "group offset_group num_groups kernel_shape strides dilations blocksize size".split()
+    {"group", "offset_group", "num_groups", "kernel_shape", "strides", "dilations"}
+    | {"blocksize", "size"}
 )
 """Attributes of any standard operator whose numbers must be at least 1."""
 
@@ -72,16 +73,13 @@ def check_all(graph: GraphProto, label: str) -> None:
         check(node, label)
 
 
-def check_axes(graph: GraphProto, values: Mapping[str, TensorSpec], label: str) -> None:
+def check_axes(graph: GraphProto, values: Specs, label: str) -> None:
     """Refuse axes that do not exist or are given twice, where axes and ranks are known."""
     _check_axes(graph, values, label, {})
 
 
 def _check_axes(
-    graph: GraphProto,
-    values: Mapping[str, TensorSpec],
-    label: str,
-    outer: MutableMapping[str, TensorProto],
+    graph: GraphProto, values: Specs, label: str, outer: MutableMapping[str, TensorProto]
 ) -> None:
     known = ChainMap(constants(graph), outer)
     for node in graph.node:

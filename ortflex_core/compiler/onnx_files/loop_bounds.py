@@ -21,7 +21,7 @@ from ortflex_core.compiler.graph.nodes import constants
 from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.onnx_files.vetting import spec_bytes
-from ortflex_core.kernel.types import TensorSpec
+from ortflex_core.kernel.types import Specs, TensorSpec
 
 MOST_ITERATIONS = 100_000
 """The largest number of iterations of a loop, multiplied by those of the loops around it."""
@@ -37,7 +37,7 @@ def within(model: ModelProto) -> bool:
     return any(node.op_type in ("Loop", "Scan") for node in all_nodes(model.graph.node))
 
 
-def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> ModelProto:
+def bounded(model: ModelProto, values: Specs, most: int) -> ModelProto:
     """The model with a bound in each Loop that needs one; its functions are inlined.
 
     ``most`` is the largest number of bytes of a loop in training, if more than 1 GiB.
@@ -129,7 +129,7 @@ Known = Mapping[str, TensorProto]
 class _Bounds:
     """Adds bounds to a graph and its subgraphs; ``added`` makes the names of bounds unique."""
 
-    values: Mapping[str, TensorSpec]
+    values: Specs
     most: int
     added: int = 0
 

@@ -35,14 +35,10 @@ def describe(problem: Problem, requests: Sequence[LossRequest]) -> str:
             text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
     if left:
         text += f"; not: {_listed(left)}"
-    text += _new_head(problem)
-    text += _resting_norms(problem, requests)
+    text += _new_head(problem) + _resting_norms(problem, requests)
     words = ", then ".join(term.words for term in problem.updating.transforms)
-    return (
-        text
-        + (f"; transforms of gradients: {words}" if words else "")
-        + _readings(problem, requests)
-    )
+    text += f"; transforms of gradients: {words}" if words else ""
+    return text + _readings(problem, requests)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -64,13 +60,9 @@ def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:
     if left:
         sorts = ", ".join(f"{n} {_PLURALS.get(s, s) if n > 1 else s}" for s, n in left.items())
         text += f"; left out: {sorts}"
-    text += _new_head(problem)
-    text += _resting_norms(problem, requests)
-    return (
-        text
-        + "; `ortflex check --all` or Trainer.summary() lists them, params= selects others"
-        + _readings(problem, requests)
-    )
+    text += _new_head(problem) + _resting_norms(problem, requests)
+    text += "; `ortflex check --all` or Trainer.summary() lists them, params= selects others"
+    return text + _readings(problem, requests)
 
 
 def _new_head(problem: Problem) -> str:

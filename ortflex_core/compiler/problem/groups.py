@@ -105,15 +105,12 @@ def read_tables(tables: Any, plugins: Plugins) -> list[dict[str, Any]]:
     problems.extend(table_problems("groups", tables))
     out = [dict(table) for table in (tables if not problems.lines else ())]
     for k, table in enumerate(out):
-        path = f"groups[{k}]"
         if "optimizer" in table:
-            table["optimizer"] = problems.collect(
-                plugins.component, "optimizers", table["optimizer"], f"{path}.optimizer"
-            )
+            given = ("optimizers", table["optimizer"], f"groups[{k}].optimizer")
+            table["optimizer"] = problems.collect(plugins.component, *given)
         if "penalty" in table:
-            table["penalty"] = problems.collect(
-                read_penalties, table["penalty"], plugins, f"{path}.penalty"
-            )
+            asked = (table["penalty"], plugins, f"groups[{k}].penalty")
+            table["penalty"] = problems.collect(read_penalties, *asked)
     problems.raise_all()
     return out
 

@@ -27,7 +27,7 @@ from ortflex_core.kernel.component import is_number
 from ortflex_core.kernel.errors import ConfigError, DataError, ModelError, short_repr, suggest
 from ortflex_core.kernel.protocols.loss import Loss
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Shape, TensorSpec, dtype_name, shape_text
+from ortflex_core.kernel.types import Shape, Specs, TensorSpec, dtype_name, shape_text
 
 # A name that tensors of models rarely have ("weight" is what every exported torch.nn.Linear has).
 _WEIGHT = "sample_weight"
@@ -384,10 +384,7 @@ def expected_labels(model: Model, requests: Sequence[LossRequest]) -> dict[str, 
 
 
 def bind_terms(
-    model: Model,
-    requests: Sequence[LossRequest],
-    labels: Mapping[str, TensorSpec],
-    weights: Mapping[str, TensorSpec],
+    model: Model, requests: Sequence[LossRequest], labels: Specs, weights: Specs
 ) -> tuple[LossTerm, ...]:
     """Determine types and shapes of labels and weights, once data is known.
 
@@ -482,11 +479,8 @@ def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec | None) 
     """The predicted tensor with a symbol for every unknown size; the first is the batch."""
     shape = predicted.shape
     if shape is None:
-        why = (
-            f"; running the model to measure it failed: {model.unlearned}"
-            if model.unlearned
-            else ""
-        )
+        failed = f"; running the model to measure it failed: {model.unlearned}"
+        why = failed if model.unlearned else ""
         what = "the loss cannot be traced"
         if given is not None:
             what = f"no label of shape {shape_text(given.shape)} can be checked against it"
@@ -502,7 +496,7 @@ def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec | None) 
 def sample_shape(
     model: Model,
     loss: Loss,
-    predicted: TensorSpec | Mapping[str, TensorSpec],
+    predicted: TensorSpec | Specs,
     label: TensorSpec | None,
     taught: TensorSpec | None = None,
 ) -> Shape:

@@ -24,7 +24,7 @@ from ortflex_core.compiler.graph.protos import refill
 from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.runtime import liveness, recompute
 from ortflex_core.kernel.errors import GraphError
-from ortflex_core.kernel.types import TensorSpec
+from ortflex_core.kernel.types import Specs, TensorSpec
 
 _ALIGNMENT = 64
 """Places are multiples of this number of bytes, as kernels with vector instructions prefer."""
@@ -66,11 +66,7 @@ class _Chunk:
 
 
 def plan_memory(
-    model: ModelProto,
-    sizes: Mapping[str, int],
-    specs: Mapping[str, TensorSpec],
-    state: Mapping[str, str],
-    least: int,
+    model: ModelProto, sizes: Mapping[str, int], specs: Specs, state: Mapping[str, str], least: int
 ) -> Schedule:
     """Order the nodes of a graph for updates in place, in the graph itself, and place its tensors.
 
@@ -91,7 +87,7 @@ def plan_memory(
 
 
 def place_tensors(
-    nodes: Sequence[NodeProto], specs: Mapping[str, TensorSpec], bound: Collection[str], least: int
+    nodes: Sequence[NodeProto], specs: Specs, bound: Collection[str], least: int
 ) -> tuple[int, dict[TensorSpec, int]]:
     """Choose the places of the tensors of more than ``least`` bytes: the size of the block, offsets.
 
@@ -131,7 +127,7 @@ def place_tensors(
 def _overwritten(
     node: NodeProto,
     spec: TensorSpec,
-    specs: Mapping[str, TensorSpec],
+    specs: Specs,
     owners: Mapping[str, str],
     chunks: Mapping[str, _Chunk],
     k: int,

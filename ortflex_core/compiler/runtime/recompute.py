@@ -32,7 +32,7 @@ from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.runtime import liveness
 from ortflex_core.compiler.runtime.liveness import Node, Step
 from ortflex_core.kernel.errors import GraphError, suggest
-from ortflex_core.kernel.types import TensorSpec
+from ortflex_core.kernel.types import Specs
 
 SMALL = 4096
 """Tensors up to this number of bytes are kept, because recomputing them is not worth it."""
@@ -191,7 +191,7 @@ def _defer(nodes: Iterable[Step], early: Collection[str]) -> list[Step]:
     return out
 
 
-def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
+def fuse_transposes(model: ModelProto, specs: Specs) -> None:
     """Let products read large matrices without transposed copies, as onnxruntime does in smaller graphs."""
     nodes = model.graph.node
     readers = readers_of(nodes)
@@ -219,7 +219,7 @@ def fuse_transposes(model: ModelProto, specs: Mapping[str, TensorSpec]) -> None:
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
 
-def _has_same_bits(node: NodeProto, turned: str, specs: Mapping[str, TensorSpec]) -> bool:
+def _has_same_bits(node: NodeProto, turned: str, specs: Specs) -> bool:
     """Whether a product gives the same bits for a transposed copy of its second factor: not for one row."""
     if node.op_type != "MatMul" or node.input[1] != turned or node.input[0] == turned:
         return False
