@@ -99,9 +99,8 @@ class AverageKit(ReferenceKit):
             wanted = {n: run(component, a, now[n], step) for n, a in wanted.items()}
 
         def train(backend: str) -> None:
-            trainer = running.trainer(
-                model, averaging=component, backend=backend, learning_rate=rate, epochs=2
-            )
+            given = {"averaging": component, "learning_rate": rate, "epochs": 2}
+            trainer = running.trainer(model, backend=backend, **given)
             trainer.fit(x, y)
             for name, array in trainer.get_state(averaged=True).items():
                 close(array, wanted[name], 1e-4, f"the average of {name} on {backend}")
@@ -111,11 +110,9 @@ class AverageKit(ReferenceKit):
     def test_determinism(self, component: Average) -> None:
         """The same weights give bit-identical results, and the same formula the same graph."""
         before, after = weights()[:2]
-        check_determinism(
-            component,
-            lambda: {"average": run(component, before, after, 2)},
-            lambda: program(component, before),
-        )
+        average = partial(run, component, before, after, 2)
+        make = partial(program, component, before)
+        check_determinism(component, lambda: {"average": average()}, make)
 
     def test_hyperparameters_are_symbols(self, component: Average) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""

@@ -95,11 +95,8 @@ class ConstraintKit(ReferenceKit):
 
     def test_determinism(self, component: Constraint, weight: Array) -> None:
         """The same weights give bit-identical results, and the same formula the same graph."""
-        check_determinism(
-            component,
-            lambda: {"weight": run(component, weight)},
-            lambda: program(component, weight),
-        )
+        given = (component, weight)
+        check_determinism(component, lambda: {"weight": run(*given)}, lambda: program(*given))
 
     def test_hyperparameters_are_symbols(self, component: Constraint, weight: Array) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""
@@ -113,10 +110,8 @@ class ConstraintKit(ReferenceKit):
 
 def program(constraint: Constraint, weight: Array) -> Program:
     """The constraint as a graph."""
-    twin = symbolic(constraint)
-    return running.traced(
-        lambda op, weight: {"allowed": twin.apply(op, weight)}, {"weight": weight}
-    )
+    apply = symbolic(constraint).apply
+    return running.traced(lambda op, weight: {"allowed": apply(op, weight)}, {"weight": weight})
 
 
 def run(constraint: Constraint, weight: Array) -> Array:

@@ -36,9 +36,8 @@ class DeviceKit(RuntimeKit):
         array = ARRAYS[what]
         value = here.put(array)
         shape = tuple(value.shape())
-        require(
-            shape == array.shape, f"put of {what} has the shape {shape}, expected {array.shape}"
-        )
+        text = f"put of {what} has the shape {shape}, expected {array.shape}"
+        require(shape == array.shape, text)
         got_type = numpy_dtype(value.element_type())
         require(got_type == array.dtype, f"put of {what} has the type {got_type}")
         same(here.read(value), array, f"read after put of {what}")

@@ -93,9 +93,8 @@ class OptimizerKit(ReferenceKit):
         """At its default rate, a hundred steps on a convex function reduce its value."""
         require(component.default_rate > 0, f"default_rate is {component.default_rate}")
         weight = np.full((2, 3), 3.0)
-        end = walk(component, weight, component.default_rate, lambda w, t: w, steps=100)[-1][
-            "weight"
-        ]
+        states = walk(component, weight, component.default_rate, lambda w, t: w, steps=100)
+        end = states[-1]["weight"]
         text = f"increases the loss: from {weight.flat[0]} to {end.flat[0]}"
         require(np.square(end).sum() < np.square(weight).sum(), f"{component.name} {text}")
 
@@ -109,10 +108,8 @@ class OptimizerKit(ReferenceKit):
             f"{component.name} has slots of the shapes {shapes} for a weight {start().shape}, so "
             "elementwise is False",
         )
-        require(
-            not component.shared,
-            f"{component.name} has state that all weights share, so elementwise is False",
-        )
+        text = f"{component.name} has state that all weights share, so elementwise is False"
+        require(not component.shared, text)
         rate = component.default_rate
         whole = walk(component, start(), rate)[-1]
         part = walk(component, start()[1:2], rate, lambda w, t: gradient_at(start(), t)[1:2])[-1]
@@ -151,9 +148,8 @@ class OptimizerKit(ReferenceKit):
 
     def test_resume(self, component: Optimizer) -> None:
         """A run that is saved and continued is bit-identical to one that was not."""
-        running.check_continued(
-            lambda: running.trainer(running.linear_model(), optimizer=component), component.name
-        )
+        make = partial(running.trainer, running.linear_model(), optimizer=component)
+        running.check_continued(make, component.name)
 
     def test_determinism(self, component: Optimizer) -> None:
         """The same gradients give bit-identical results, and the same formula the same graph."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -59,9 +60,8 @@ class PrecisionKit(ComponentKit):
         scale, growth = component.scale, component.growth
         good = scale is None or (isinstance(scale, int | float) and 0 < scale < np.inf)
         require(good, f"scale is {scale!r}, expected None or a positive number")
-        require(
-            growth is None or isinstance(growth, Growth), f"growth is {growth!r}, expected a Growth"
-        )
+        known = growth is None or isinstance(growth, Growth)
+        require(known, f"growth is {growth!r}, expected a Growth")
         if growth is not None:
             require(scale is not None, "growth needs a scale to start with")
             require(growth.steps >= 1, f"growth.steps is {growth.steps}, expected >= 1")
@@ -98,10 +98,8 @@ class PrecisionKit(ComponentKit):
     def test_float64(self, component: Precision) -> None:
         """A model of float64 is not changed."""
         model = doubled(running.network_model())
-        ends = [
-            running.trainer(model, backend=Emulated(), precision=p, learning_rate=RATE)
-            for p in ("float32", component)
-        ]
+        make = partial(running.trainer, model, backend=Emulated(), learning_rate=RATE)
+        ends = [make(precision=p) for p in ("float32", component)]
         for trainer in ends:
             trainer.step(running.regression(4))
         first, second = (trainer.get_state() for trainer in ends)
@@ -139,9 +137,8 @@ def gradients(component: Precision | None, backend: Any) -> dict[str, Array]:
     """The gradients of a step of plain gradient descent, computed from the change of the weights."""
     model = running.network_model()
     before = running.weights_of(model)
-    trainer = running.trainer(
-        model, backend=backend, precision=component or "float32", learning_rate=RATE
-    )
+    given = {"precision": component or "float32", "learning_rate": RATE}
+    trainer = running.trainer(model, backend=backend, **given)
     trainer.step(running.regression(4))
     return {n: (before[n] - a) / RATE for n, a in trainer.get_state().items()}
 

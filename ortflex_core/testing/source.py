@@ -62,25 +62,21 @@ class DataSourceKit(ReferenceKit):
         for piece, size in enumerate(loaded.sizes):
             whole = dict(concat_columns(list(loaded.read(piece))))
             rows = {len(array) for array in whole.values()}
-            require(
-                rows == {size}, f"piece {piece} has {rows} rows, but its declared size is {size}"
-            )
+            text = f"piece {piece} has {rows} rows, but its declared size is {size}"
+            require(rows == {size}, text)
             starts = np.unique(np.linspace(0, size - 1, min(size, STARTS)).astype(int))
             for start in starts.tolist():
                 part = dict(concat_columns(list(loaded.read(piece, start))))
                 for name, array in whole.items():
-                    np.testing.assert_array_equal(
-                        part[name], array[start:], err_msg=f"{name}: piece {piece} from row {start}"
-                    )
+                    what = f"{name}: piece {piece} from row {start}"
+                    np.testing.assert_array_equal(part[name], array[start:], err_msg=what)
 
     def test_determinism(self, component: DataSource) -> None:
         """A source that is opened twice has the same rows in the same order, for resumed trainings."""
         first, second = dict(_columns(component)), dict(_columns(component))
         for name, array in first.items():
-            require(
-                np.array_equal(np.asarray(array), np.asarray(second[name])),
-                f"{name!r}: the rows differ between two openings",
-            )
+            equal = np.array_equal(np.asarray(array), np.asarray(second[name]))
+            require(equal, f"{name!r}: the rows differ between two openings")
 
     def test_missing_file(self, component: DataSource) -> None:
         """A path that does not exist is a DataError that names the path."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import attrs
@@ -130,9 +131,8 @@ class TransformKit(ReferenceKit):
 
     def test_resume(self, component: Transform) -> None:
         """A run that is saved and continued is bit-identical to one that was not."""
-        running.check_continued(
-            lambda: running.trainer(running.network_model(), transforms=[component]), component.name
-        )
+        make = partial(running.trainer, running.network_model(), transforms=[component])
+        running.check_continued(make, component.name)
 
     def test_determinism(self, component: Transform) -> None:
         """The same gradients give bit-identical results, and the same formula the same graph."""
