@@ -119,7 +119,8 @@ def inline_tensors(model: ModelProto, files: DataFiles, state: Arrays) -> ModelP
 
 
 def _content(tensor: TensorProto, values: Array) -> bytes | memoryview:
-    """The bytes of a tensor, copied only for int4 and the like; tofile may leave holes in a file."""
+    """The bytes of a tensor, copied only if elements share bytes, as those of int4."""
+    # Not tofile, which requires a real file and may leave holes in it.
     if vetting.bytes_of(tensor) < values.nbytes:
         packed: bytes = onnx.numpy_helper.from_array(values).raw_data
         return packed
