@@ -74,7 +74,11 @@ def same(state: Any, weights: Any, tolerance: float = 1e-5) -> None:
 
 def bits(trainer: Trainer) -> dict[str, bytes]:
     """Weights, statistics and slots of a training, to the bit."""
-    arrays = {**trainer.get_state(buffers=True), **trainer.engine.slots()}
+    return in_bytes({**trainer.get_state(buffers=True), **trainer.engine.slots()})
+
+
+def in_bytes(arrays: Any) -> dict[str, bytes]:
+    """Arrays by their names, to be compared to the last bit."""
     return {name: array.tobytes() for name, array in arrays.items()}
 
 

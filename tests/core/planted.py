@@ -151,8 +151,11 @@ def in_any_formula(good: Any, method: str, backends: str) -> list[Planted]:
     def after(change: Any) -> Any:
         return but(good, **{method: lambda self, op, *given: change(op, right(self, op, *given))})
 
+    def rounded(self: Any, op: Any, first: Any, *given: Any) -> Any:
+        return through_float32(op, right(self, op, through_float32(op, first), *given))
+
     return [
-        Planted("test_float64", after(through_float32), "accuracy of float32"),
+        Planted("test_float64", but(good, **{method: rounded}), "(accuracy of|rounded to) float32"),
         Planted("test_backends", after(lambda op, x: doubled_in_float32(x)), backends),
         Planted("test_determinism", after(noisy), "differs from one run to the next"),
     ]

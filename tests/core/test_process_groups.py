@@ -23,7 +23,7 @@ from ortflex_core import (
     run_ranks,
 )
 from tests import models
-from tests.training import plugins, usable
+from tests.training import in_bytes, plugins, usable
 
 rng = np.random.default_rng(12)
 ROWS = 101  # 13 batches of 8, the last one of 5 rows
@@ -48,8 +48,8 @@ def outcome(trainer: Trainer, data: Any, **fit: Any) -> dict[str, Any]:
         f"mean {n}": a for n, a in trainer.get_state(averaged=True).items()
     }
     columns = {c: list(history[c]) for c in history.columns if c != "seconds"}
-    slots = {n: a.tobytes() for n, a in internals_of(trainer).live.slots().items()}
-    return {n: a.tobytes() for n, a in state.items()} | {"slots": slots, "history": columns}
+    slots = in_bytes(internals_of(trainer).live.slots())
+    return in_bytes(state) | {"slots": slots, "history": columns}
 
 
 def results(out: list[Any]) -> list[Any]:
@@ -270,12 +270,11 @@ def test_steps_by_hand_have_a_batch_of_each_process(backend: str) -> None:
         for start in range(8 * trainer.rank, 92, 16):
             rows = slice(start, min(start + 8, 92))
             costs.append(trainer.step((X[rows], Y[rows], WEIGHT[rows])))
-        return trainer.get_state() | internals_of(trainer).live.slots(), costs
+        return in_bytes(trainer.get_state() | internals_of(trainer).live.slots()), costs
 
     for state, costs in results(run_ranks(2, job)):
         assert costs == losses
-        for name, array in (whole.get_state() | internals_of(whole).live.slots()).items():
-            assert state[name].tobytes() == array.tobytes(), name
+        assert state == in_bytes(whole.get_state() | internals_of(whole).live.slots())
 
 
 @pytest.mark.parametrize(("size", "per_rank"), [(2, 1), (3, 1), (2, 3)])

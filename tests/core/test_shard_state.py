@@ -33,7 +33,7 @@ from tests.core.test_process_groups import (
     results,
     training,
 )
-from tests.training import plugins, same
+from tests.training import in_bytes, plugins
 
 BIASES = {"params": "b*", "optimizer": "momentum", "rate": 0.1, "start_epoch": 1}
 WIDE = 520  # 520 × 520 weights: an update outside of the graph
@@ -138,11 +138,11 @@ def test_every_process_calls_save_and_one_writes(tmp_path: Path) -> None:
             start = k + 8 * trainer.rank
             trainer.step((X[start : start + 8], Y[start : start + 8]))
         trainer.save(tmp_path / "kept")
-        return {n: a.tobytes() for n, a in internals_of(trainer).live.slots().items()}
+        return in_bytes(internals_of(trainer).live.slots())
 
     slots = results(run_ranks(2, job))
     read = internals_of(Trainer.resume(tmp_path / "kept", plugins=plugins())).live.slots()
-    assert slots[0] == slots[1] == {n: a.tobytes() for n, a in read.items()}
+    assert slots[0] == slots[1] == in_bytes(read)
 
 
 def test_one_process_exports_and_predicts(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_one_process_exports_and_predicts(tmp_path: Path) -> None:
     alone = training(optimizer="adam", accumulate=2)
     alone.fit(X, Y, validation_data=0.2)
     weights = models.weights_of(onnx.load(tmp_path / "trained.onnx"))
-    same(weights, models.weights_of(alone.export()), 0)
+    assert in_bytes(weights) == in_bytes(models.weights_of(alone.export()))
 
 
 def at(name: str, act: Any, **attributes: Any) -> Any:

@@ -33,7 +33,7 @@ from tests.core.test_process_groups import (
     results,
     training,
 )
-from tests.training import plugins, same, usable
+from tests.training import in_bytes, plugins, same, usable
 
 ROWS, SIZE = len(X), 8
 
@@ -113,7 +113,7 @@ def test_local_steps_and_means_are_a_plain_simulation(
 
     for got, of_epochs in results(run_ranks(size, job)):
         assert got.keys() == state.keys()
-        same(got, state, 0)
+        assert in_bytes(got) == in_bytes(state)
         np.testing.assert_allclose(of_epochs, losses, rtol=1e-6)
 
 

@@ -186,9 +186,7 @@ PLANTED = [
     combined(FIRST_BATCH, "accumulate"),
     combined(good(evaluate=half), "penalty", "the evaluation of '.*' is off"),
     combined(good(_one=losing_the_last_slot), "adam", "'v/.*' .* is off by"),
-    combined(
-        good(_one=dividing_by_nothing), "batch_without_weight", "batch_without_weight|is off by"
-    ),
+    combined(good(_one=dividing_by_nothing), "batch_without_weight", "batch_without_weight|is off"),
     combined(ignoring(of_one_loss), "several_losses"),
     Planted(
         "test_available",
@@ -207,11 +205,7 @@ PLANTED = [
     ),
     Planted("test_adam", good(run=always_the_first), "after three steps of Adam"),
     Planted("test_evaluation_changes_nothing", good(evaluate=learning), "evaluation: '.*' differs"),
-    Planted(
-        "test_state",
-        good(state=lambda engine: dict(engine._weights)),  # its own arrays
-        "the state after a caller has changed its copy: '.*' differs",
-    ),
+    Planted("test_state", good(state=lambda engine: dict(engine._weights)), "the state after a"),
     Planted(
         "test_state_is_checked",
         good(load=lambda engine, state: engine._weights.update(state)),

@@ -129,11 +129,7 @@ PRUNINGS = [
         projected(lambda a, _: a.astype(np.float32).astype(a.dtype)),
         "accuracy of float32",
     ),
-    Planted(
-        "test_backends",
-        but(Below(), changes=lambda *_: [(0, 0.25)]),
-        "has not the zeros of the final share",
-    ),
+    Planted("test_backends", but(Below(), changes=lambda *_: [(0, 0.25)]), "not the zeros of the"),
     Planted(
         "test_determinism",
         wrong_mask(lambda b, w, count: np.random.default_rng().random(w.shape) < 0.5),
@@ -170,11 +166,7 @@ def lag(update: Any, **changed: Any) -> Any:
 AVERAGES = [
     *in_any_formula(Lag(), "update", "the average of .* on"),
     Planted("test_value", lag(lambda s, op, a, w, t: w + s.lag * (a - w)), "average after step 1"),
-    Planted(
-        "test_it_is_a_mean",
-        lag(lambda s, op, a, w, t: a + s.lag * w),
-        "is outside the range of the weights",
-    ),
+    Planted("test_it_is_a_mean", lag(lambda s, op, a, w, t: a + s.lag * w), "outside the range of"),
     # The geometric mean, by logarithms.
     Planted(
         "test_weights_of_0_and_100",
@@ -182,9 +174,7 @@ AVERAGES = [
         "weights of -100 at step 1",
     ),
     # Its share is not what its update does.
-    Planted(
-        "test_share", lag(Lag.update, share=lambda s, *_: 1 - s.lag), "update and share at step 1"
-    ),
+    Planted("test_share", lag(Lag.update, share=lambda s, *_: 1 - s.lag), "update and share"),
     Planted(
         "test_share",
         lag(Average.update, share=lambda s, op, step: s.lag * step),

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import Transform, TransformKit, hyper, number
-from tests.core.planted import (
-    Planted,
-    PlantedMistakes,
-    Subject,
-    but,
-    in_any_formula,
-    noisy,
-)
+from tests.core.planted import Planted, PlantedMistakes, Subject, but, in_any_formula, noisy
 
 pytestmark = pytest.mark.once
 
@@ -66,11 +59,7 @@ def of_each(transform: Any, op: Any, gradient: Any, size: Any) -> Any:
 PLANTED = [
     *in_any_formula(Bound(), "one", "after three steps on"),
     Planted("test_value", bound(lambda b, op, g, size: op.Min(g, size)), "in step 1"),
-    Planted(
-        "test_shape",
-        but(Bound(), apply=forgets),
-        "returns gradients for 'kernel', 'matrix' from apply",
-    ),
+    Planted("test_shape", but(Bound(), apply=forgets), "returns gradients for 'kernel', 'matrix"),
     Planted(
         "test_shape",
         bound(lambda b, op, g, size: op.ReduceSum(Bound.one(b, op, g, size), keepdims=0)),
@@ -90,9 +79,7 @@ PLANTED = [
         "does not use bound",
     ),
 ]
-KNOWN = {
-    "reference": lambda slopes, given: {n: np.clip(g, -0.5, 0.5) for n, g in slopes.items()},
-}
+KNOWN = {"reference": lambda slopes, given: {n: np.clip(g, -0.5, 0.5) for n, g in slopes.items()}}
 
 
 class TestTransforms(PlantedMistakes):

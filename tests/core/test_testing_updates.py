@@ -166,6 +166,11 @@ OPTIMIZERS = [
     ),
     *in_any_formula(Heavy(), "move", "after three steps on"),
     Planted(
+        "test_float64",
+        updated(lambda op, w, new, v: (through_float32(op, new), {"v": v})),
+        "accuracy of float32",
+    ),
+    Planted(
         "test_value",
         moved(lambda h, op, g, v: h.beta * v + (1 - h.beta) * g),
         "the weight after step 1",
@@ -175,11 +180,7 @@ OPTIMIZERS = [
         updated(lambda op, w, new, v: (new, {"v": op.ReduceSum(v, keepdims=0)})),
         r"'new/v' has the shape \(\) of a weight \(3,\)",
     ),
-    Planted(
-        "test_slots",
-        by_row(lambda op, gradient: gradient),
-        r"the shape \(3,\) of a weight \(3,\), expected \(1,\)",
-    ),
+    Planted("test_slots", by_row(lambda op, gradient: gradient), r"the shape \(3,\) of a weight"),
     Planted(
         "test_slots",
         but(Heavy(), slot_shapes=lambda _, shape: {"row": shape}),
@@ -206,11 +207,7 @@ OPTIMIZERS = [
     ),
     Planted("test_elementwise", SharedSum(), "has state that all weights share"),
     Planted("test_elementwise", moved(of_all), "a row depends on other rows"),
-    Planted(
-        "test_slots",
-        updated(lambda op, w, new, v: (new, {})),
-        r"returns the slots \[\], but \['v'\] are declared",
-    ),
+    Planted("test_slots", updated(lambda op, w, new, v: (new, {})), r"returns the slots \[\], but"),
     Planted(
         "test_gradients_of_0_and_100",
         moved(lambda h, op, g, v: h.beta * v + g / op.Abs(g)),

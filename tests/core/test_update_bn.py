@@ -21,7 +21,7 @@ from tests import models
 from tests.core.test_derived_columns import categories, texts
 from tests.core.test_drop_last import Rows
 from tests.core.test_statistics import LAYERS, WEIGHTS, network
-from tests.training import every_backend, make, regression, same
+from tests.training import every_backend, in_bytes, make, regression, same
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((26, 3)).astype(np.float32)
@@ -296,7 +296,7 @@ def test_several_processes_have_the_bits_of_one(form: str) -> None:
         trainer = averaging(OWN, update_bn=True, shuffle=False, threads=1, **options)
         cuts = batches if ranks > 1 else batches(0, 1)
         trainer.fit(*((cuts,) if form == "iterable" else (x, y)))
-        return {n: a.tobytes() for n, a in trainer.get_state(buffers=True).items()}
+        return in_bytes(trainer.get_state(buffers=True))
 
     alone = job(1, accumulate=2)
     for state in run_ranks(2, lambda group: job(2, distributed=group)):
