@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,7 @@ Batch = tuple[Any, ...]
 
 def runner() -> Any:
     """The module of the runner."""
-    spec = importlib.util.spec_from_file_location("portable_runner", RUNNER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(RUNNER)))
 
 
 def fused(model: Any, *, at_once: int = 1, **options: Any) -> Any:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
+import runpy
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,16 +18,6 @@ for _module in ("sklearn", "skl2onnx", "matplotlib"):
     pytest.importorskip(_module)
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-
-
-def example(name: str) -> Any:
-    """Import a script of docs/examples."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def accuracies(folder: Path) -> dict[str, float]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", list(sys.path))
-        return dict(example("demo").main(["--folder", str(folder), "--epochs", "15"]))
+        return dict(
+            runpy.run_path(str(EXAMPLES / "demo.py"))["main"](
+                ["--folder", str(folder), "--epochs", "15"]
+            )
+        )
 
 
 def test_fine_tuning_brings_back_what_the_scanner_took(accuracies: dict[str, float]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
+import runpy
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -141,14 +142,9 @@ def test_code_fits_next_to_the_navigation(page: Path) -> None:
     assert not wide
 
 
-def script(name: str) -> ModuleType:
+def script(name: str) -> Any:
     """A script of the docs build."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / f"{name}.py")))
 
 
 def test_the_picture_of_packages_has_every_package_and_runs_one_way() -> None:
