@@ -125,7 +125,7 @@ def _products_of_nibbles(model: Model) -> set[str]:
 
 
 def _product_of_nibbles(op: Ops, x: Tensor, stored: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    rows, blocks, width = (int(n) for n in stored.shape or ())
+    rows, blocks, width = (n for n in stored.shape or () if isinstance(n, int))
     columns = blocks * width
     halves = op.Reshape(x, [*[0] * (len(x.shape or ()) - 1), columns, 2])
     even, odd = (op.Squeeze(h, axes=[-1]) for h in op.Split(halves, [1, 1], axis=-1, outputs=2))
