@@ -12,8 +12,8 @@ import pytest
 
 from ortflex_core import ConfigError, Recipe, Trainer, hook, to_toml
 from ortflex_core.training.config.toml import parse_override, read_toml
+from ortflex_plugins.losses.cross_entropy import SoftmaxCrossEntropy
 from ortflex_plugins.losses.regression import Huber
-from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 from ortflex_plugins.optimizers.adam import Adam
 from tests import models
 from tests.training import plugins, regression

@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ortflex_core import ConfigError, internals_of
+from ortflex_plugins.losses.cross_entropy import SoftmaxCrossEntropy
 from ortflex_plugins.losses.log_loss import LogLoss
-from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 from tests import models
 from tests.training import every_backend, make
 

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortflex_core import ConfigError, Model, ModelError, OrtflexError, apply_edits
-from ortflex_plugins.edits.cut import Cut
 from ortflex_plugins.edits.heads import NewHead
+from ortflex_plugins.edits.removal import Cut
 from tests import models
 from tests.plugins.commands import works
 from tests.plugins.test_more_tokens import language_model

@@ -9,9 +9,10 @@ import pytest
 from onnx import TensorProto
 
 from ortflex_core import DataError, Loss, ModelError, TensorSpec
+from ortflex_plugins.losses.binary import Focal, Hinge, SquaredHinge
+from ortflex_plugins.losses.cross_entropy import KullbackLeibler, SoftmaxCrossEntropy
 from ortflex_plugins.losses.dice import Dice
 from ortflex_plugins.losses.embeddings import CosineEmbedding
-from ortflex_plugins.losses.hinge import Focal, Hinge, SquaredHinge
 from ortflex_plugins.losses.log_loss import LogLoss
 from ortflex_plugins.losses.regression import (
     AbsoluteError,
@@ -21,7 +22,6 @@ from ortflex_plugins.losses.regression import (
     Quantile,
     SquaredError,
 )
-from ortflex_plugins.losses.softmax_cross_entropy import KullbackLeibler, SoftmaxCrossEntropy
 from tests import models
 from tests.training import make
 

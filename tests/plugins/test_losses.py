@@ -12,9 +12,10 @@ from numpy.testing import assert_allclose
 
 from ortflex_core import Loss, gradients
 from ortflex_core.compiler.autodiff.reverse import RuleTable
+from ortflex_plugins.losses.binary import Focal, Hinge, SquaredHinge
+from ortflex_plugins.losses.cross_entropy import KullbackLeibler, SoftmaxCrossEntropy
 from ortflex_plugins.losses.dice import Dice
 from ortflex_plugins.losses.embeddings import CosineEmbedding
-from ortflex_plugins.losses.hinge import Focal, Hinge, SquaredHinge
 from ortflex_plugins.losses.log_loss import LogLoss
 from ortflex_plugins.losses.regression import (
     AbsoluteError,
@@ -25,7 +26,6 @@ from ortflex_plugins.losses.regression import (
     Quantile,
     SquaredError,
 )
-from ortflex_plugins.losses.softmax_cross_entropy import KullbackLeibler, SoftmaxCrossEntropy
 from tests import oracles
 from tests.tracing import OPSETS, builder_gradient, evaluate, hosted, run_program, trace_program
 

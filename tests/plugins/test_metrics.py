@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ortflex_core import DataError, Metric
-from ortflex_plugins.metrics.accuracy import Accuracy
-from ortflex_plugins.metrics.errors import R2, MeanAbsoluteError, RootMeanSquaredError
+from ortflex_plugins.metrics.classification import Accuracy
+from ortflex_plugins.metrics.regression import R2, MeanAbsoluteError, RootMeanSquaredError
 from tests.training import plugins
 
 REGRESSION = [

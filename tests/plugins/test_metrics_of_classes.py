@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import ConfigError, DataError, Metric, Recipe, Trainer, internals_of
-from ortflex_plugins.metrics.accuracy import F1, RocAuc, TopK
+from ortflex_plugins.metrics.classification import F1, RocAuc, TopK
 from ortflex_plugins.metrics.sklearn import SklearnMetric
 from tests import models
 from tests.plugins.test_metrics import streamed
