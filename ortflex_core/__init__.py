@@ -24,15 +24,14 @@ PUBLIC = {
     "kernel.batches": "Batch Block Lasting",
     "kernel.binder": "Binder binding_counts HostVector value_key",
     "kernel.component": (
-        "Component expected_count hyper is_count is_number MOST number one_of setting"
+        "Component expected_count hyper is_count is_number MOST number one_of satisfying setting"
     ),
     "kernel.construct": "component_schema expected field_types",
     "kernel.entries": "Entry singular",
-    "kernel.error_reasons": "error_reason",
     "kernel.errors": (
-        "BrokenPlugin CheckpointError ConfigError DataError GraphError MALFORMED MissingKernel "
-        "ModelError NoGradientRule NotDecomposed NotDifferentiable OrtflexError PluginError "
-        "printable RuntimeUnavailable short_repr suggest TrainingDiverged Unsupported"
+        "BrokenPlugin CheckpointError ConfigError DataError error_reason GraphError MALFORMED "
+        "MissingKernel ModelError NoGradientRule NotDecomposed NotDifferentiable OrtflexError "
+        "PluginError printable RuntimeUnavailable short_repr suggest TrainingDiverged Unsupported"
     ),
     "kernel.files": "make_folder no_file OutputError write_bytes",
     "kernel.hooks": "Callback hook HookManager Hooks NAMES",
@@ -121,9 +120,8 @@ PUBLIC = {
     "compiler.runtime.recompute": "AGAIN is_copy repeat_forward",
     "compiler.runtime.session": (
         "get_program get_session keep_alive new_session open_session plans_memory "
-        "rounds_short_types run_arrays run_once session_options use_library"
+        "rounds_short_types run_arrays run_once session_options use_library Workspace"
     ),
-    "compiler.runtime.workspace": "Workspace",
     "training.checkpoints.array_file": "ArrayFile dump_arrays",
     "training.checkpoints.checkpoint": "list_checkpoints Saved",
     "training.config.arguments": "Arguments device_spec kinds_of_plugins plain_help takes_several",
@@ -134,15 +132,13 @@ PUBLIC = {
     "training.data.iterables": "Batches",
     "training.data.pieces": "Pieces files_digest read_if_small usual_buffer",
     "training.engines.array_engine": "HostEngine",
-    "training.engines.backend_choice": "refusals",
+    "training.engines.backend_choice": "missing_types refusals",
     "training.engines.buffers": (
-        "averaged check_state DataBuffers read_into ReadLosses Scalar Scales start_average Twins"
+        "averaged check_state DataBuffers PlanCache read_into ReadLosses Scalar Scales start_average Twins"
     ),
     "training.engines.device_engine": "DeviceEngine TwinEngine",
     "training.engines.evaluator": "Evaluator",
     "training.engines.host_updates": "host_formulas HostUpdates",
-    "training.engines.plan_cache": "PlanCache",
-    "training.engines.precision_support": "missing_types",
     "training.engines.state_shards": "StateShards",
     "training.internals": "Internals internals_of",
     "training.portable.export": "export_step",
@@ -155,8 +151,7 @@ PUBLIC = {
     "training.views.history": "History",
     "training.views.progress": "epoch_summary",
     "training.views.rate_sweep": "RateSweep",
-    "training.views.summary": "Summary",
-    "training.views.tables": "text_table",
+    "training.views.summary": "Summary text_table",
     "tools.check": "check_model edited_model",
     "tools.comparison": "compare Comparison Result",
     "tools.memory": "estimate_memory mebibytes MemoryReport",

@@ -16,6 +16,7 @@ from ortflex_core.kernel.component import (
     MOST as MOST,
     number as number,
     one_of as one_of,
+    satisfying as satisfying,
     setting as setting,
 )
 from ortflex_core.kernel.construct import (
@@ -24,12 +25,12 @@ from ortflex_core.kernel.construct import (
     field_types as field_types,
 )
 from ortflex_core.kernel.entries import Entry as Entry, singular as singular
-from ortflex_core.kernel.error_reasons import error_reason as error_reason
 from ortflex_core.kernel.errors import (
     BrokenPlugin as BrokenPlugin,
     CheckpointError as CheckpointError,
     ConfigError as ConfigError,
     DataError as DataError,
+    error_reason as error_reason,
     GraphError as GraphError,
     MALFORMED as MALFORMED,
     MissingKernel as MissingKernel,
@@ -329,8 +330,8 @@ from ortflex_core.compiler.runtime.session import (
     run_once as run_once,
     session_options as session_options,
     use_library as use_library,
+    Workspace as Workspace,
 )
-from ortflex_core.compiler.runtime.workspace import Workspace as Workspace
 from ortflex_core.training.checkpoints.array_file import (
     ArrayFile as ArrayFile,
     dump_arrays as dump_arrays,
@@ -362,11 +363,15 @@ from ortflex_core.training.data.pieces import (
     usual_buffer as usual_buffer,
 )
 from ortflex_core.training.engines.array_engine import HostEngine as HostEngine
-from ortflex_core.training.engines.backend_choice import refusals as refusals
+from ortflex_core.training.engines.backend_choice import (
+    missing_types as missing_types,
+    refusals as refusals,
+)
 from ortflex_core.training.engines.buffers import (
     averaged as averaged,
     check_state as check_state,
     DataBuffers as DataBuffers,
+    PlanCache as PlanCache,
     read_into as read_into,
     ReadLosses as ReadLosses,
     Scalar as Scalar,
@@ -383,8 +388,6 @@ from ortflex_core.training.engines.host_updates import (
     host_formulas as host_formulas,
     HostUpdates as HostUpdates,
 )
-from ortflex_core.training.engines.plan_cache import PlanCache as PlanCache
-from ortflex_core.training.engines.precision_support import missing_types as missing_types
 from ortflex_core.training.engines.state_shards import StateShards as StateShards
 from ortflex_core.training.internals import Internals as Internals, internals_of as internals_of
 from ortflex_core.training.portable.export import export_step as export_step
@@ -404,8 +407,7 @@ from ortflex_core.training.trainer import Trainer as Trainer
 from ortflex_core.training.views.history import History as History
 from ortflex_core.training.views.progress import epoch_summary as epoch_summary
 from ortflex_core.training.views.rate_sweep import RateSweep as RateSweep
-from ortflex_core.training.views.summary import Summary as Summary
-from ortflex_core.training.views.tables import text_table as text_table
+from ortflex_core.training.views.summary import Summary as Summary, text_table as text_table
 from ortflex_core.tools.check import check_model as check_model, edited_model as edited_model
 from ortflex_core.tools.comparison import (
     compare as compare,

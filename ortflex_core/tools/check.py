@@ -20,7 +20,6 @@ from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.model.changes import find_changes
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import find_products
-from ortflex_core.compiler.model.version import check_version
 from ortflex_core.compiler.opsets import decompositions, function_bodies, kernels
 from ortflex_core.compiler.parameters import quantized
 from ortflex_core.compiler.parameters import selection as parameters
@@ -46,7 +45,7 @@ from ortflex_core.tools.report import ModelReport, NodeReport, Status
 from ortflex_core.training.config.arguments import ASSUMED_LOSS, Arguments, default
 from ortflex_core.training.config.components import Parts
 from ortflex_core.training.engines import backend_choice
-from ortflex_core.training.setup import edit_model
+from ortflex_core.training.setup import check_version, edit_model
 
 _STRONGEST: Sequence[Status] = ("no rule", "trainable", "passes", "not differentiable", "frozen")
 """The status of a node among those of the nodes that it was decomposed into."""

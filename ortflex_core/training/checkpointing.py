@@ -25,7 +25,7 @@ from ortflex_core.kernel.errors import (
     short_repr,
 )
 from ortflex_core.kernel.files import OutputError
-from ortflex_core.kernel.position import Position
+from ortflex_core.kernel.plan import Position
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Progress
 from ortflex_core.training import differences, fingerprint

@@ -18,8 +18,7 @@ from ortflex_core.kernel.calling import checked_rate
 from ortflex_core.kernel.errors import ConfigError, DataError, GraphError, Unsupported, short_repr
 from ortflex_core.kernel.hooks import Callback, declares, hook
 from ortflex_core.kernel.loop import Loop, beginning
-from ortflex_core.kernel.plan import TrainingPlan
-from ortflex_core.kernel.position import Position
+from ortflex_core.kernel.plan import Position, TrainingPlan
 from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.types import Size
 from ortflex_core.training import agreement, receipt

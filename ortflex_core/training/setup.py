@@ -14,7 +14,6 @@ from ortflex_core.compiler.model import editor, master_weights, shape_probe, tar
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.quantize import quantize_model
 from ortflex_core.compiler.model.quantizer import Quantizer
-from ortflex_core.compiler.model.version import check_version
 from ortflex_core.compiler.parameters import selection
 from ortflex_core.compiler.parameters.selection import Choice
 from ortflex_core.compiler.problem import groups
@@ -32,7 +31,7 @@ from ortflex_core.compiler.problem.teachers import Teacher
 from ortflex_core.compiler.problem.updating import ConstraintTerm, Group, TransformTerm, Updating
 from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import Runtime
-from ortflex_core.kernel.errors import ConfigError
+from ortflex_core.kernel.errors import ConfigError, ModelError
 from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.protocols.edit import Edit
@@ -371,3 +370,19 @@ def _transforms(values: Mapping[str, Any], plugins: Plugins) -> tuple[TransformT
     problems.raise_all()
     every = [*made, *values.get("transforms", ())]
     return tuple(TransformTerm(index=k, transform=one) for k, one in enumerate(every))
+
+
+def check_version(model: Model, runtime: Runtime) -> None:
+    """Refuse a model whose opset or IR version the runtime cannot load, and name a runtime that can."""
+    opset, ir = model.opsets[""], model.internal.ir_version
+    if opset <= runtime.max_opset and ir <= runtime.max_ir:
+        return
+    known = [("onnxruntime-training 1.16.3", 19, 9), ("onnxruntime-training-cpu 1.19.2", 21, 10)]
+    fits = [name for name, top, newest in known if opset <= top and ir <= newest]
+    hint = f"use {' or '.join(fits)}" if fits else "use the newest onnxruntime"
+    why = f", and it cannot be converted ({model.unreadable})" if model.unreadable else ""
+    raise ModelError(
+        f"{model.label} has opset {opset} and IR version {ir}; the installed {runtime} reads opset "
+        f"{runtime.max_opset} and IR {runtime.max_ir} at most{why}: {hint}, or export the model "
+        f"again with opset <= {runtime.max_opset}"
+    )

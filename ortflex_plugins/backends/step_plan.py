@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -24,17 +23,17 @@ from ortflex_core import (
     Program,
     TensorSpec,
     Value,
+    satisfying,
 )
 
 REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
 """Errors of a problem whose step has no graph."""
 
 
-def check_steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """The validator of a backend's ``steps_per_run``."""
-    if value != "auto" and (type(value) is not int or value < 1):
-        name = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(f"{name} must be 'auto' or an integer >= 1, got {value!r}")
+check_steps = satisfying(
+    "must be 'auto' or an integer >= 1", lambda v: v == "auto" or (type(v) is int and v >= 1)
+)
+"""The validator of a backend's ``steps_per_run``."""
 
 
 def fewest_runs(problem: Problem, most: int) -> int:

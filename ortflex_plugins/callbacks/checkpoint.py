@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from ortflex_core import Progress, Saved, Trainer
 
 
-def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None:
-        number(gt=0)(instance, attribute, value)
+_every = attrs.validators.optional(number(gt=0))
 
 
 @attrs.define(kw_only=True)

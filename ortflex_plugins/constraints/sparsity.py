@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Pruning, is_number, one_of, setting, short_repr
+from ortflex_core import Array, Pruning, is_number, one_of, satisfying, setting, short_repr
 
 _PATTERN = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
 _SHARE = 0.5
@@ -24,9 +24,9 @@ def _method(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         )
 
 
-def _share(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not (is_number(value) and 0 <= value < 1):
-        raise ValueError(f"Sparsity.share must be a number >= 0 and < 1, got {short_repr(value)}")
+_share = satisfying(
+    "must be a number >= 0 and < 1", lambda v: v is None or (is_number(v) and 0 <= v < 1)
+)
 
 
 @attrs.frozen(kw_only=True)

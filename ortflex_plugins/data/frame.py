@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import Columns, DataError, DataSource, setting, suggest
+from ortflex_core import Columns, DataError, DataSource, satisfying, setting, suggest
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT, ListTableSource
 from ortflex_plugins.data._features import Features, check_kinds, is_missing, kinds_of, padded
 
-
-def _frame(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not (isinstance(value, Mapping) or hasattr(value, "columns")):
-        raise TypeError(
-            f"Frame.frame must be a frame of pandas, polars or pyarrow, or a mapping, got {value!r}"
-        )
+_frame = satisfying(
+    "must be a frame of pandas, polars or pyarrow, or a mapping",
+    lambda v: isinstance(v, Mapping) or hasattr(v, "columns"),
+    TypeError,
+)
 
 
 @attrs.frozen(kw_only=True, eq=False)

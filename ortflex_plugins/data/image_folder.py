@@ -20,6 +20,7 @@ from ortflex_core import (
     is_count,
     open_regular,
     read_if_small,
+    satisfying,
     setting,
     short_repr,
     suggest,
@@ -35,20 +36,11 @@ def _sides(value: int | Sequence[int]) -> Any:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _size(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if is_count(value):
-        return
-    if not isinstance(value, tuple) or len(value) != 2 or not all(is_count(side) for side in value):
-        raise ValueError(
-            f"ImageFolder.size must be height and width, or one number, got {short_repr(value)}"
-        )
-
-
-def _channels(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value not in (1, 3):
-        raise ValueError(
-            f"ImageFolder.channels must be 1 (gray) or 3 (colors), got {short_repr(value)}"
-        )
+_size = satisfying(
+    "must be height and width, or one number",
+    lambda v: is_count(v) or (isinstance(v, tuple) and len(v) == 2 and all(map(is_count, v))),
+)
+_channels = satisfying("must be 1 (gray) or 3 (colors)", (1, 3).__contains__)
 
 
 def _numbers(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

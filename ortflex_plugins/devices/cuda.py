@@ -10,14 +10,12 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import Array, Device, Runtime, Value, install_command, setting
+from ortflex_core import Array, Device, Runtime, Value, install_command, satisfying, setting
 
 _PROVIDER = "CUDAExecutionProvider"
 
 
-def _natural(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"Cuda.{attribute.name} must be an integer >= 0, got {value!r}")
+_natural = satisfying("must be an integer >= 0", lambda v: type(v) is int and v >= 0)
 
 
 @attrs.frozen(kw_only=True)

@@ -26,7 +26,7 @@ from ortflex_core import (
     text_table,
 )
 from ortflex_core.training.views.progress import Display
-from ortflex_core.training.views.tables import html_table
+from ortflex_core.training.views.summary import html_table
 from tests import models
 from tests.training import make, regression
 

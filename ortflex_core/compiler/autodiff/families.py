@@ -10,8 +10,7 @@ from typing import Any
 from onnx import NodeProto
 
 from ortflex_core.compiler.autodiff.rules import Rules, RuleTable
-from ortflex_core.compiler.graph.protos import plain_domain
-from ortflex_core.compiler.graph.subgraphs import all_nodes
+from ortflex_core.compiler.graph.protos import all_nodes, plain_domain
 from ortflex_core.compiler.runtime.session import use_library
 from ortflex_core.kernel.entries import DISABLE, OURS, Entry, warn_once
 from ortflex_core.kernel.errors import BrokenPlugin, PluginError, describe_error

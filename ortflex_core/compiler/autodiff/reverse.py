@@ -22,7 +22,7 @@ from ortflex_core.compiler.autodiff.rules import Rule as Rule
 from ortflex_core.compiler.autodiff.rules import Rules as Rules
 from ortflex_core.compiler.autodiff.rules import RuleTable as RuleTable
 from ortflex_core.compiler.graph.inference import schema_of
-from ortflex_core.compiler.graph.ops import Node, Ops, Tensor, Trace
+from ortflex_core.compiler.graph.ops import Inputs, Node, Ops, Tensor, Trace
 from ortflex_core.compiler.graph.schemas import changed_attributes
 from ortflex_core.compiler.opsets import function_bodies
 from ortflex_core.kernel.errors import (
@@ -311,7 +311,7 @@ def _quantized(argument: Tensor, rules: RuleTable) -> bool:
 def _pair_gradients(
     op: Ops,
     node: Node,
-    arguments: Sequence[Tensor | None],
+    arguments: Inputs,
     wanted: frozenset[int],
     answers: Sequence[Tensor | None],
     rules: RuleTable,

@@ -16,8 +16,7 @@ import attrs
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from ortflex_core.compiler.graph.protos import copied, opsets_of, plain_domain, refill
-from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.graph.protos import copied, opsets_of, plain_domain, refill, subgraphs_of
 from ortflex_core.kernel.errors import ModelError
 
 LONGEST = 2**13

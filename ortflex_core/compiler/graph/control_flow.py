@@ -16,10 +16,9 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.graph import sequences
-from ortflex_core.compiler.graph.ops import Tensor, Trace
+from ortflex_core.compiler.graph.ops import Inputs, Tensor, Trace
 from ortflex_core.compiler.graph.program import build
-from ortflex_core.compiler.graph.protos import copied, plain_domain
-from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.graph.protos import copied, plain_domain, subgraphs_of
 from ortflex_core.kernel.errors import GraphError
 from ortflex_core.kernel.types import Array, Shape
 
@@ -102,7 +101,7 @@ class _Control(NamedTuple):
 
     trace: Trace
     attributes: Mapping[str, AttributeProto]
-    arguments: Sequence[Tensor | None]
+    arguments: Inputs
     captures: Mapping[str, Tensor]
 
     @property
@@ -160,7 +159,7 @@ def constant_of(node: NodeProto) -> Array | None:
 
 
 def replay(
-    trace: Trace, graph: GraphProto, formals: Sequence[Tensor | None], outer: Mapping[str, Tensor]
+    trace: Trace, graph: GraphProto, formals: Inputs, outer: Mapping[str, Tensor]
 ) -> list[Tensor]:
     """Trace the nodes of a subgraph into any trace; returns its outputs."""
     values: dict[str, Any] = dict(outer)
@@ -179,7 +178,7 @@ def replay(
 def trace_node(
     trace: Trace,
     node: NodeProto,
-    arguments: Sequence[Tensor | None],
+    arguments: Inputs,
     captures: Mapping[str, Tensor],
     types: Types | None = None,
 ) -> tuple[Tensor, ...]:

@@ -33,6 +33,8 @@ Number: TypeAlias = "Tensor | Host | float | Array | np.generic"
 """The other operand of arithmetic with a tensor."""
 Operand: TypeAlias = "Number | str | Sequence[Operand]"
 """An input of an operator: a tensor, or a value that becomes one."""
+Inputs: TypeAlias = "Sequence[Tensor | None]"
+"""The inputs of a node; an optional one that is absent is None."""
 
 FLOATS = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}

@@ -21,8 +21,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoPro
 
 from ortflex_core.compiler.graph.ops import Node, Tensor, Trace
 from ortflex_core.compiler.graph.ports import Key, Port
-from ortflex_core.compiler.graph.protos import copied
-from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.compiler.graph.protos import all_nodes, copied, subgraphs_of
 from ortflex_core.kernel.errors import GraphError
 from ortflex_core.kernel.host_scalars import Host, HostProgram
 from ortflex_core.kernel.types import Array, TensorSpec, numpy_dtype

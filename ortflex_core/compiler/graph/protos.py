@@ -1,12 +1,12 @@
-"""Domains, opsets and labels in a model as protobuf, and its messages."""
+"""A model as protobuf: its messages, domains and opsets, and walks over its nodes and inner graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
-from onnx import ModelProto, NodeProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
 
 M = TypeVar("M", bound=Message)
 
@@ -43,3 +43,28 @@ def settings(node: NodeProto) -> dict[str, Any]:
 def node_label(node: NodeProto) -> str:
     """The operator of a node and its name, for messages."""
     return f"{node.op_type} {node.name!r}" if node.name else node.op_type
+
+
+def subgraphs_of(node: NodeProto) -> list[GraphProto]:
+    """The graphs among a node's attributes."""
+    return [
+        graph
+        for a in node.attribute
+        for graph in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)
+    ]
+
+
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph and all graphs inside it."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs_of(node):
+            yield from all_graphs(inner)
+
+
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes at every level, each before the nodes of its subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs_of(node):
+            yield from all_nodes(graph.node)

@@ -7,9 +7,14 @@ import onnx
 from onnx import GraphProto, ModelProto
 
 from ortflex_core.compiler.graph.bounded_inference import infer_shapes
-from ortflex_core.compiler.graph.protos import copied, opsets_of, plain_domain
+from ortflex_core.compiler.graph.protos import (
+    all_graphs,
+    all_nodes,
+    copied,
+    opsets_of,
+    plain_domain,
+)
 from ortflex_core.compiler.graph.schemas import schema
-from ortflex_core.compiler.graph.subgraphs import all_graphs, all_nodes
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Shape, TensorSpec
 

@@ -17,9 +17,8 @@ from ortflex_core.compiler.graph.control_flow import constant_of
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name, rename_within
-from ortflex_core.compiler.graph.protos import refill, settings
+from ortflex_core.compiler.graph.protos import refill, settings, subgraphs_of
 from ortflex_core.compiler.graph.shape_inference import inferred
-from ortflex_core.compiler.graph.subgraphs import subgraphs_of
 from ortflex_core.compiler.model import class_axes, heads, shape_probe
 from ortflex_core.compiler.model.channel_removal import find_removal
 from ortflex_core.compiler.model.channels import Channels, single_node

@@ -8,8 +8,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from ortflex_core.compiler.graph.control_flow import captured_names
 from ortflex_core.compiler.graph.nodes import constants
-from ortflex_core.compiler.graph.protos import copied, refill
-from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.graph.protos import copied, refill, subgraphs_of
 
 
 def training_nodes(model: ModelProto) -> list[str]:

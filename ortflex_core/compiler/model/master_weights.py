@@ -25,7 +25,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.control_flow import captured_names
 from ortflex_core.compiler.graph.nodes import plain_domain, readers_of, reads
-from ortflex_core.compiler.graph.ops import FLOATS, Ops, Tensor, Trace
+from ortflex_core.compiler.graph.ops import FLOATS, Inputs, Ops, Tensor, Trace
 from ortflex_core.compiler.graph.program import fresh_name
 from ortflex_core.compiler.graph.protos import copied, refill
 from ortflex_core.compiler.model.model import Model, Rewrite
@@ -336,9 +336,7 @@ class MasterModel(Model):
             )
             return trace.op.stop_gradient(data * own)
 
-        def rounding(
-            trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-        ) -> Sequence[Tensor] | None:
+        def rounding(trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
             weight = self._biases.get(node.output[0]) if node.output else None
             if weight is not None and inputs[0] is not None:
                 unit, without = scale(weight), self._without_scale(weight)

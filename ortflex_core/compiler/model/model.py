@@ -23,10 +23,9 @@ from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.control_flow import captured_names as captured_names
 from ortflex_core.compiler.graph.control_flow import trace_node
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, reads, tensor_name
-from ortflex_core.compiler.graph.ops import Tensor, Trace
+from ortflex_core.compiler.graph.ops import Inputs, Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
-from ortflex_core.compiler.graph.protos import copied, opsets_of
-from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.graph.protos import copied, opsets_of, subgraphs_of
 from ortflex_core.compiler.model import attribute_weights, inference_mode
 from ortflex_core.compiler.model import free_batch as freeing
 from ortflex_core.compiler.model.quantizer import Quantization
@@ -58,7 +57,7 @@ OLDEST_OPSET = 13
 LARGE = 1024
 
 Source = str | os.PathLike[str] | bytes | ModelProto
-Rewrite = Callable[[Trace, NodeProto, Sequence[Tensor | None]], Sequence[Tensor] | None]
+Rewrite = Callable[[Trace, NodeProto, Inputs], Sequence[Tensor] | None]
 """Replaces a node during a replay: its outputs, or None to keep it as it is.
 
 It is called with every node, except those that read a sequence.
@@ -421,7 +420,7 @@ class Model:
         self,
         trace: Trace,
         node: NodeProto,
-        arguments: Sequence[Tensor | None],
+        arguments: Inputs,
         values: dict[str, Tensor],
         infer: bool,
     ) -> tuple[Tensor, ...]:
@@ -445,7 +444,7 @@ class Model:
         self,
         trace: Trace,
         node: NodeProto,
-        arguments: Sequence[Tensor | None],
+        arguments: Inputs,
         captures: Mapping[str, Tensor],
         specs: Sequence[TensorSpec | None],
     ) -> tuple[Tensor, ...]:

@@ -23,8 +23,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from ortflex_core.compiler.graph.control_flow import constant_of
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, reads
-from ortflex_core.compiler.graph.protos import copied, refill
-from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.compiler.graph.protos import all_nodes, copied, refill, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.compiler.opsets.equivalence import Runner, check_size

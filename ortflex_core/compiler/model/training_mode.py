@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from ortflex_core.compiler.graph.counter_rng import dropout
 from ortflex_core.compiler.graph.nodes import reads
-from ortflex_core.compiler.graph.ops import Tensor, Trace
+from ortflex_core.compiler.graph.ops import Inputs, Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.kernel.errors import ModelError
@@ -82,9 +82,7 @@ class Modes:
         self.of_batch: list[Tensor] = []
         self.shares: list[Tensor] = []
 
-    def __call__(
-        self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-    ) -> Sequence[Tensor] | None:
+    def __call__(self, trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
         """Replace the node, or return None to keep it."""
         if node.domain not in ("", "ai.onnx"):
             return None
@@ -96,9 +94,7 @@ class Modes:
             return self._pair(trace, node, inputs)
         return None
 
-    def _pair(
-        self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-    ) -> Sequence[Tensor] | None:
+    def _pair(self, trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
         """A half of a pair with the scale that its batch has moved, as torch's FakeQuantize.
 
         The scale of a batch is the smallest with which the codes cover it, with the zero point that the
@@ -126,9 +122,7 @@ class Modes:
         attributes = {a.name: a for a in node.attribute}
         return trace.node(node.op_type, (x, scale, zero), attributes, name=node.name)
 
-    def _dropout(
-        self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-    ) -> Sequence[Tensor]:
+    def _dropout(self, trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor]:
         x, given, training = (*inputs, None, None)[:3]
         assert x is not None
         ratio: float | Tensor = 0.5 if given is None else given
@@ -149,9 +143,7 @@ class Modes:
             return [op.Where(training, a, b) for a, b in pairs][: len(node.output)]
         return masked[: len(node.output)]
 
-    def _batch_norm(
-        self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-    ) -> Sequence[Tensor] | None:
+    def _batch_norm(self, trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
         if any(node.output[3:]):
             return None
         # The standard requires all five inputs.
@@ -340,9 +332,7 @@ def _number(array: Array) -> float | None:
     return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else None
 
 
-def rewrite_for_inference(
-    trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-) -> Sequence[Tensor] | None:
+def rewrite_for_inference(trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
     """Rewrite for evaluation: nothing is dropped or updated, whatever the mode in the file."""
     if node.domain not in ("", "ai.onnx"):
         return None

@@ -13,7 +13,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.graph.nodes import constants
-from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.compiler.graph.protos import all_nodes, subgraphs_of
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Specs
 

@@ -14,8 +14,7 @@ import onnx.inliner
 from onnx import ModelProto, NodeProto
 
 from ortflex_core.compiler.graph.nodes import reads
-from ortflex_core.compiler.graph.protos import copied, refill
-from ortflex_core.compiler.graph.subgraphs import all_nodes
+from ortflex_core.compiler.graph.protos import all_nodes, copied, refill
 from ortflex_core.kernel.errors import ModelError
 
 _STANDARD = ("", "ai.onnx")

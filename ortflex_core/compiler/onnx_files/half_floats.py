@@ -15,8 +15,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
 from ortflex_core.compiler.graph.program import fresh_name
-from ortflex_core.compiler.graph.protos import copied, refill
-from ortflex_core.compiler.graph.subgraphs import all_graphs
+from ortflex_core.compiler.graph.protos import all_graphs, copied, refill
 from ortflex_core.kernel.errors import ModelError
 from ortflex_core.kernel.types import Array, dtype_name, numpy_dtype
 

@@ -18,8 +18,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from ortflex_core.compiler.graph.nodes import constants
-from ortflex_core.compiler.graph.protos import copied, refill
-from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.compiler.graph.protos import all_nodes, copied, refill, subgraphs_of
 from ortflex_core.compiler.onnx_files.vetting import spec_bytes
 from ortflex_core.kernel.types import Specs, TensorSpec
 

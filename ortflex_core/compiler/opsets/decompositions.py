@@ -17,9 +17,16 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from ortflex_core.compiler.graph.control_flow import constant_of, prefix_names, trace_node
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.program import build
-from ortflex_core.compiler.graph.protos import copied, node_label, opsets_of, plain_domain, refill
+from ortflex_core.compiler.graph.protos import (
+    all_nodes,
+    copied,
+    node_label,
+    opsets_of,
+    plain_domain,
+    refill,
+    subgraphs_of,
+)
 from ortflex_core.compiler.graph.schemas import schema
-from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.opsets.decomposition_table import Call, Decomposition
 from ortflex_core.kernel.entries import Entry, warn_once
 from ortflex_core.kernel.errors import (

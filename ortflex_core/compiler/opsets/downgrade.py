@@ -17,9 +17,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.graph.program import ir_for
-from ortflex_core.compiler.graph.protos import copied, opsets_of, plain_domain, refill
+from ortflex_core.compiler.graph.protos import all_nodes, copied, opsets_of, plain_domain, refill
 from ortflex_core.compiler.graph.schemas import ELEMENT_TYPES, Schema, schema
-from ortflex_core.compiler.graph.subgraphs import all_nodes
 from ortflex_core.compiler.opsets import function_bodies
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import ModelError, RuntimeUnavailable

@@ -13,8 +13,7 @@ from ortflex_core.compiler.graph.protos import copied
 from ortflex_core.compiler.onnx_files import loop_bounds
 from ortflex_core.compiler.opsets import downgrade
 from ortflex_core.compiler.runtime.session import cpu_session
-from ortflex_core.kernel.error_reasons import error_reason
-from ortflex_core.kernel.errors import GraphError
+from ortflex_core.kernel.errors import GraphError, error_reason
 from ortflex_core.kernel.types import Array, Arrays, TensorSpec, shape_text
 
 # Sizes for symbolic dimensions, tried in turn, because a graph may not accept every size.

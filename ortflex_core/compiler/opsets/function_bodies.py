@@ -17,8 +17,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from ortflex_core.compiler.graph import schemas, sequences
 from ortflex_core.compiler.graph.control_flow import replay
 from ortflex_core.compiler.graph.ops import Node, Tensor, Trace
-from ortflex_core.compiler.graph.protos import copied, refill
-from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.graph.protos import copied, refill, subgraphs_of
 from ortflex_core.kernel.errors import GraphError
 
 _RECURRENT: Mapping[str, int] = {"RNN": 1, "GRU": 1, "LSTM": 2}

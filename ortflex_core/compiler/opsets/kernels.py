@@ -11,14 +11,20 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, Va
 
 from ortflex_core.compiler.graph.bounded_inference import infer_shapes
 from ortflex_core.compiler.graph.program import ir_for
-from ortflex_core.compiler.graph.protos import copied, node_label, opsets_of, plain_domain, refill
+from ortflex_core.compiler.graph.protos import (
+    all_nodes,
+    copied,
+    node_label,
+    opsets_of,
+    plain_domain,
+    refill,
+    subgraphs_of,
+)
 from ortflex_core.compiler.graph.schemas import schema
-from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.compiler.opsets import function_bodies
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.compiler.runtime.session import cpu_session
-from ortflex_core.kernel.error_reasons import error_reason
-from ortflex_core.kernel.errors import RuntimeUnavailable
+from ortflex_core.kernel.errors import RuntimeUnavailable, error_reason
 
 _NEW = 18
 """Operators that are older than this opset have a kernel in all supported runtimes."""

@@ -13,7 +13,7 @@ import attrs
 from onnx import NodeProto, TensorProto
 
 from ortflex_core.compiler.graph.nodes import reads
-from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.graph.protos import subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.parameters import quantized
 

@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ortflex_core.compiler.graph.ops import Node, Tensor
+from ortflex_core.compiler.graph.ops import Inputs, Node, Tensor
 from ortflex_core.kernel.types import Shape, same_shape
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.programs.rebuild import Rebuild
 
-Pattern = Callable[["Rebuild", Node, Sequence[Tensor | None]], Tensor | None]
+Pattern = Callable[["Rebuild", Node, Inputs], Tensor | None]
 
 # Up to this number of elements, starting a kernel takes longer than its work.
 _SMALL = 4096
@@ -44,7 +44,7 @@ def summed_rows(node: Node) -> Tensor | None:
     return x if static and along and keep is not None and not keep.i else None
 
 
-def required(inputs: Sequence[Tensor | None]) -> list[Tensor]:
+def required(inputs: Inputs) -> list[Tensor]:
     """The inputs of a node of an operator without optional inputs."""
     return [tensor for tensor in inputs if tensor is not None]
 
@@ -115,7 +115,7 @@ def _split_constant(build: Rebuild, tensor: Tensor) -> tuple[float, Tensor]:
     return 1.0, tensor
 
 
-def _scale_gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _scale_gemm(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """A Gemm times a constant is one Gemm."""
     scale, product = _split_constant(build, node.outputs[0])
     producer = build.source(product, "Gemm")
@@ -128,7 +128,7 @@ def _scale_gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> 
     return _gemm_of(build, producer, required([a, b]), addend, node.outputs[0], scale, scale)
 
 
-def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _gemm(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """Scalars that multiply a factor move into alpha, which costs no multiplication."""
     a, b, c = (*node.inputs, None)[:3]
     factors = required([a, b])
@@ -140,9 +140,7 @@ def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor
     return _gemm_of(build, node, factors, addend, node.outputs[0], 1.0)
 
 
-def _multiply_by_reciprocal(
-    build: Rebuild, node: Node, inputs: Sequence[Tensor | None]
-) -> Tensor | None:
+def _multiply_by_reciprocal(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """Division by a host scalar is multiplication by its reciprocal, which is faster."""
     x, divisor = required(inputs)
     if divisor.host is None or x.host is not None:
@@ -158,7 +156,7 @@ def _is_row(shape: Shape | None, product: Shape | None) -> bool:
     return isinstance(shape[-1], int) and shape[-1] == product[-1] and shape[:-1] in ((), (1,))
 
 
-def _subtract(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _subtract(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """C − α·A′B′ is one Gemm, and C minus a sum of products is one Gemm for each."""
     left = inputs[0]
     if left is None or not same_shape(left.shape, node.outputs[0].shape):
@@ -178,14 +176,14 @@ def _subtract_products(build: Rebuild, taken: Tensor | None, left: Tensor) -> Te
     return None if first is None else _subtract_products(build, added.inputs[1], first)
 
 
-def _add(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _add(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """C + α·A′B′ is one Gemm, on either side; C may be a row."""
     left, right = required(inputs)
     gemm = _product(build, node.inputs[1], left)
     return gemm if gemm is not None else _product(build, node.inputs[0], right)
 
 
-def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _rows_subtracted(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """A row minus sums of rows is one Gemm for each: C − 1ᵀX."""
     left = inputs[0]
     sums = build.row_sums(node.inputs[1])
@@ -200,7 +198,7 @@ def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]
     return left if sums else None
 
 
-def _stacked_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _stacked_rows(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """Vectors held as rows [1, n] are stacked as [k, n]; a Reshape follows."""
     first, before = inputs[0], node.inputs[0]
     if first is None or before is None or first.shape is None or first.rank == before.rank:
@@ -208,7 +206,7 @@ def _stacked_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -
     return build.make("Concat", inputs, first.dtype, (len(inputs), *first.shape[1:]), axis=0)
 
 
-def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _squares(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """Σ a·b of columns [B, 1] is aᵀb, of vectors [B] their product; Σ x·x is ReduceSumSquare(x).
 
     Σ −x is −Σ x, which negates fewer elements.
@@ -252,7 +250,7 @@ def _dot(build: Rebuild, node: Node, left: Tensor, right: Tensor) -> Tensor | No
     return None
 
 
-def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _sum_of_rows(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """The sum of a matrix's rows is 1ᵀX, which a matrix product computes several times faster."""
     x = summed_rows(node)
     if x is None or x.shape is None or x.dtype not in _GEMM_TYPES:
@@ -265,7 +263,7 @@ def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) ->
     return build.make("MatMul", [ones, build.value(bare)], x.dtype, node.outputs[0].shape)
 
 
-def _sign(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _sign(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """The sign of the output of a Relu, 0 or 1: HardSigmoid with a huge slope is faster.
 
     They differ for positive values below 1/3e38, which are denormal in float32.
@@ -276,7 +274,7 @@ def _sign(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor
     return build.make("HardSigmoid", [y], y.dtype, y.shape, alpha=3e38, beta=0.0)
 
 
-def _transposed(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _transposed(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """Two transpositions are one, or none."""
     (x,) = required(inputs)
     producer, outer = x.node, settings(node).get("perm")
@@ -291,7 +289,7 @@ def _transposed(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> 
     return build.make("Transpose", [source], x.dtype, node.outputs[0].shape, perm=order)
 
 
-def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _maximum(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """Max(x, 0) is Relu(x)."""
     if len(inputs) != 2 or node.outputs[0].dtype not in _GEMM_TYPES:
         return None
@@ -302,7 +300,7 @@ def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
     return None
 
 
-def _logarithm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _logarithm(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """Log(1 + Exp(x)) is Softplus(x), for few elements only: its kernel computes both branches."""
     total = build.source(node.inputs[0], "Add")
     if total is None or node.outputs[0].dtype != TensorProto.FLOAT:
@@ -317,7 +315,7 @@ def _logarithm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> T
     return None
 
 
-def _where(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _where(build: Rebuild, node: Node, inputs: Inputs) -> Tensor | None:
     """Where(k, s·Cast(k), 0) is s·Cast(k), which is already 0 there."""
     chosen, kept, zero = required(inputs)
     producer = build.source(node.inputs[1], "Mul")
@@ -333,9 +331,7 @@ def _where(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tenso
     return None
 
 
-def ranked(
-    build: Rebuild, op_type: str, inputs: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
+def ranked(build: Rebuild, op_type: str, inputs: Inputs) -> Sequence[Tensor | None]:
     """The inputs of a binary operator, a scalar with as many axes as the other tensor if that ends in 1.
 
     With a scalar, onnxruntime computes a tensor such as [1280, 320, 1, 1] element by element, 60 times

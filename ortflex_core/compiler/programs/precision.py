@@ -19,7 +19,7 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.compiler.graph import formula_calls as calls
-from ortflex_core.compiler.graph.ops import Node, Tensor, Trace
+from ortflex_core.compiler.graph.ops import Inputs, Node, Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.updating import (
@@ -172,7 +172,7 @@ class _Lowering:
     def _is_flexible(self, tensor: Tensor) -> bool:
         return tensor.constant is not None or tensor in self._flexible
 
-    def _computes_short(self, node: Node, inputs: Sequence[Tensor | None]) -> bool:
+    def _computes_short(self, node: Node, inputs: Inputs) -> bool:
         """Whether a node computes in the short type."""
         pairs = zip(node.inputs, inputs, strict=True)
         floats = [

@@ -20,8 +20,7 @@ from onnx import NodeProto, TensorProto
 from ortflex_core.compiler.graph import shape_inference
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.program import Program
-from ortflex_core.compiler.graph.protos import copied, refill
-from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.compiler.graph.protos import all_nodes, copied, refill, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.training_mode import (
     inactive_dropout,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import onnx
 
-from ortflex_core.compiler.graph.ops import Node, Tensor, Trace
+from ortflex_core.compiler.graph.ops import Inputs, Node, Tensor, Trace
 from ortflex_core.compiler.graph.ports import Key, Port
 from ortflex_core.compiler.graph.program import ancestors
 from ortflex_core.compiler.programs import patterns
@@ -124,7 +124,7 @@ class Rebuild:
     def make(
         self,
         op_type: str,
-        inputs: Sequence[Tensor | None],
+        inputs: Inputs,
         dtype: int,
         shape: Shape | None,
         **attributes: Any,

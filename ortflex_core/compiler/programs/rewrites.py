@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from ortflex_core.compiler.graph.ops import FLOATS, Ops, Tensor, Trace
+from ortflex_core.compiler.graph.ops import FLOATS, Inputs, Ops, Tensor, Trace
 from ortflex_core.compiler.model.model import Model, Rewrite
 from ortflex_core.compiler.programs.patterns import required
 
@@ -19,18 +19,14 @@ from ortflex_core.compiler.programs.patterns import required
 def first_of(*rewrites: Rewrite) -> Rewrite:
     """The result of the first rewrite that applies to a node."""
 
-    def rewrite(
-        trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-    ) -> Sequence[Tensor] | None:
+    def rewrite(trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
         results = (one(trace, node, inputs) for one in rewrites)
         return next((outputs for outputs in results if outputs is not None), None)
 
     return rewrite
 
 
-def pool_before_relu(
-    trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-) -> Sequence[Tensor] | None:
+def pool_before_relu(trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
     """MaxPool(Relu(x)) is Relu(MaxPool(x)), with fewer elements to mask.
 
     Gradients are the same, ties included: where the maximum is positive it is the same element, and
@@ -47,9 +43,7 @@ def pool_before_relu(
     return (trace.op.Relu(largest),)
 
 
-def gelu_by_its_error(
-    trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-) -> Sequence[Tensor] | None:
+def gelu_by_its_error(trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
     """k·x·(1 + erf(s·x)) as (k/s)·(t·(erf(t) + 1)) with t = s·x, which is Gelu for k = ½ and s = √½.
 
     Products before and after it absorb both factors, and the gradient is
@@ -83,9 +77,7 @@ def products_of_nibbles(model: Model) -> Rewrite:
     """
     products = _products_of_nibbles(model) if model.opsets.get("", 0) >= _FIRST_BITWISE else set()
 
-    def rewrite(
-        trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-    ) -> Sequence[Tensor] | None:
+    def rewrite(trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
         if not products or node.output[0] not in products:
             return None
         x, factor = required(inputs)

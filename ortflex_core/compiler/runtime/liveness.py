@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 import attrs
 from onnx import NodeProto
 
-from ortflex_core.compiler.graph.subgraphs import all_nodes
+from ortflex_core.compiler.graph.protos import all_nodes
 from ortflex_core.kernel.types import TensorSpec
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})

@@ -20,8 +20,7 @@ import attrs
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
-from ortflex_core.compiler.graph.protos import refill
-from ortflex_core.compiler.graph.subgraphs import all_nodes, subgraphs_of
+from ortflex_core.compiler.graph.protos import all_nodes, refill, subgraphs_of
 from ortflex_core.compiler.runtime import liveness, recompute
 from ortflex_core.kernel.errors import GraphError
 from ortflex_core.kernel.types import Specs, TensorSpec

@@ -27,8 +27,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from ortflex_core.compiler.graph.nodes import readers_of
 from ortflex_core.compiler.graph.ops import RANDOM
 from ortflex_core.compiler.graph.program import Program, Recompute
-from ortflex_core.compiler.graph.protos import refill
-from ortflex_core.compiler.graph.subgraphs import subgraphs_of
+from ortflex_core.compiler.graph.protos import refill, subgraphs_of
 from ortflex_core.compiler.runtime import liveness
 from ortflex_core.compiler.runtime.liveness import Node, Step
 from ortflex_core.kernel.errors import GraphError, suggest

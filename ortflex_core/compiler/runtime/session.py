@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import attrs
+import numpy as np
 import onnx
 
 from ortflex_core.compiler.graph.ports import Port
@@ -28,9 +29,15 @@ from ortflex_core.compiler.runtime import liveness, memory_limits, recompute
 from ortflex_core.compiler.runtime.installation import version_tuple
 from ortflex_core.compiler.runtime.memory_plan import Schedule, plan_memory
 from ortflex_core.compiler.runtime.missing_kernels import missing_kernel
-from ortflex_core.kernel.error_reasons import error_reason
-from ortflex_core.kernel.errors import GraphError, MissingKernel, OrtflexError, PluginError
-from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.binder import Binder
+from ortflex_core.kernel.errors import (
+    GraphError,
+    MissingKernel,
+    OrtflexError,
+    PluginError,
+    error_reason,
+)
+from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array, TensorSpec
 
 _LIMIT = 128
@@ -406,3 +413,27 @@ def run_arrays(
     except Exception as error:  # onnxruntime has its own exception classes, made in C++
         raise GraphError(f"the {program.name} graph failed: {error_reason(error)}") from error
     return dict(zip(names, results, strict=True))
+
+
+class Workspace:
+    """One block for the tensors of a program, shared by bindings that never run at the same time.
+
+    It is empty for programs without recomputed tensors, for batches of unknown size, and on devices
+    other than the CPU: onnxruntime then allocates all tensors.
+    """
+
+    def __init__(self, program: Program, device: Device, threads: int = 1) -> None:
+        self._place = device.ort_device()
+        self._schedule: Schedule | None = None
+        self._block: Value | None = None
+        if program.recompute is not False:
+            self._schedule = schedule_of(program, device, threads)
+            if self._schedule.block:
+                self._block = device.empty([self._schedule.block], np.uint8)
+
+    def bind(self, binder: Binder) -> None:
+        """Bind the tensors of the session to their places in the block."""
+        if self._schedule is not None and self._block is not None:
+            start = self._block.data_ptr()
+            for spec, offset in self._schedule.places.items():
+                binder.output_at(spec, self._block, self._place, start + offset)

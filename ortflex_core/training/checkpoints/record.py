@@ -14,7 +14,7 @@ import numpy as np
 
 from ortflex_core.kernel.construct import converter, explain
 from ortflex_core.kernel.errors import LONG, CheckpointError, printable, short_repr
-from ortflex_core.kernel.position import Position
+from ortflex_core.kernel.plan import Position
 from ortflex_core.kernel.regular_files import TABLE, read_json, reason
 from ortflex_core.kernel.types import Progress, Size
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import attrs
 
+from ortflex_core.compiler.graph.program import build
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.runtime import memory_limits
 from ortflex_core.compiler.runtime.installation import Runtime
-from ortflex_core.compiler.runtime.session import plans_memory
+from ortflex_core.compiler.runtime.session import get_session, plans_memory
 from ortflex_core.kernel.entries import OURS, Entry, warn_once
 from ortflex_core.kernel.errors import (
     BrokenPlugin,
+    GraphError,
     OrtflexError,
     Unsupported,
     describe_error,
@@ -25,6 +27,7 @@ from ortflex_core.kernel.plugin_trace import traced
 from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.types import dtype_name
 
 AUTO, FASTEST = "auto", "fastest"
 WORDS = (AUTO, FASTEST)
@@ -230,3 +233,24 @@ def describe_source(plugins: Plugins, kind: str, component: Any) -> str:
         return entry.described
     cls = type(component)
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def missing_types(problem: Problem, device: Device) -> list[str]:
+    """Reasons why onnxruntime cannot compute the passes of a problem; empty if it can.
+
+    A matrix product of the type is opened, without optimization and without being run.
+    """
+    if not problem.is_lowered or problem.precision is None:
+        return []
+    trace, dtype = problem.trace(), problem.precision.dtype
+    x = trace.input("x", dtype, (2, 2))
+    program = build(trace, {"y": trace.op.MatMul(x, x)}, name="types")
+    try:
+        get_session(program, device, optimize=False)
+    except GraphError:
+        kind = dtype_name(dtype)
+        return [
+            f"onnxruntime has no {kind} kernel of MatMul on {device.name}, so precision = "
+            f"{problem.precision.name!r} cannot be computed; use another device, backend or precision"
+        ]
+    return []

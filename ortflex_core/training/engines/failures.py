@@ -15,8 +15,7 @@ from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.problem.description import fed
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.kernel.batches import Batch, Epoch, Source
-from ortflex_core.kernel.error_reasons import error_reason
-from ortflex_core.kernel.errors import DataError, GraphError, MissingKernel
+from ortflex_core.kernel.errors import DataError, GraphError, MissingKernel, error_reason
 from ortflex_core.kernel.types import Array, Shape, shape_text
 
 Predict = Callable[[Batch, Sequence[str]], Mapping[str, Array]]

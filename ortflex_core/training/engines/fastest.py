@@ -19,7 +19,7 @@ from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.training.engines import local_steps, timing
 from ortflex_core.training.engines.backend_choice import Setting
 from ortflex_core.training.engines.timing import Timing, Trial
-from ortflex_core.training.views.tables import text_table
+from ortflex_core.training.views.summary import text_table
 
 _log = logging.getLogger("ortflex")
 

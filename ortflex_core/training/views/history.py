@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, overload
 import attrs
 import numpy as np
 
-from ortflex_core.kernel.errors import ConfigError, suggest
+from ortflex_core.kernel.errors import ArgumentError, ConfigError, short_repr, suggest
 from ortflex_core.kernel.files import write_bytes
+from ortflex_core.kernel.install_command import install_command
 from ortflex_core.kernel.synonyms import no_attribute
-from ortflex_core.training.views.axes import axes_for
-from ortflex_core.training.views.tables import html_table
+from ortflex_core.training.views.summary import html_table
 
 _COUNTS = ("epoch", "rows")
 _SHOWN = 60
@@ -224,3 +224,22 @@ def risen(first_loss: float | None, history: History) -> tuple[float, float] | N
     if losses[-1] > 10 * first_loss:
         return first_loss, losses[-1]
     return (losses[0], losses[-1]) if losses[-1] > 1.5 * losses[0] else None
+
+
+def axes_for(what: str, ax: Any, otherwise: str = "") -> Any:
+    """The axes of a call, by default those of a new figure of pyplot."""
+    if ax is None:
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            needed = f"{what} needs matplotlib: {install_command('plot')}{otherwise}"
+            raise ConfigError(needed) from error
+        ax = pyplot.subplots(layout="constrained")[1]
+        # The figure is displayed by matplotlib, so IPython need not print "<Axes: …>", too.
+        ax._ipython_display_ = lambda: None
+    if not hasattr(ax, "plot"):
+        raise ArgumentError(
+            f"{what}: ax: expected axes of matplotlib, got {short_repr(ax)}; plot().figure.savefig(path) "
+            "writes a picture"
+        )
+    return ax

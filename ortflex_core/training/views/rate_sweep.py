@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.kernel.files import write_bytes
-from ortflex_core.training.views.axes import axes_for
+from ortflex_core.training.views.history import axes_for
 
 _FIRST = 10
 """The number of steps at the start whose smoothed losses are means of too few to compare with."""

@@ -1,14 +1,13 @@
-"""The summary of a Trainer: a table of its settings and tensors."""
+"""The summary of a Trainer, and tables as plain text and as HTML for notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import attrs
 
 from ortflex_core.kernel.errors import printable
-from ortflex_core.training.views.tables import html_table, text_table
 
 _COLUMNS = ("tensor", "type", "numbers", "trained")
 
@@ -56,3 +55,35 @@ class Summary:
             f"<b>{escape(printable(self.model))}</b>{html_table((), list(self.facts.items()))}"
             f"<details><summary>{len(rows)} tensors</summary>{html_table(_COLUMNS, rows)}</details>"
         )
+
+
+_STYLE = "text-align:left;white-space:pre-wrap"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns, two spaces apart.
+
+    >>> text_table([["name", "numbers"], ["w", "12"]])
+    ['name  numbers', 'w     12']
+    """
+    rows = [[printable(cell, lines=False) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """An HTML table; every cell is escaped.
+
+    >>> html_table([], [["<b>"]]).endswith("&lt;b&gt;</td></tr></table>")
+    True
+    """
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        elements = (f'<{tag} style="{_STYLE}">{escape(printable(cell))}</{tag}>' for cell in cells)
+        return f"<tr>{''.join(elements)}</tr>"
+
+    head = row(columns, "th") if columns else ""
+    return f"<table>{head}{''.join(row(cells, 'td') for cells in rows)}</table>"

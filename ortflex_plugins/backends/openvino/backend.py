@@ -16,19 +16,13 @@ from ortflex_core import (
     Runtime,
     Unsupported,
     install_command,
+    satisfying,
     setting,
 )
 from ortflex_plugins.backends.step_plan import REFUSALS, check_steps
 
 _PRECISIONS = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """Values of the option, and the capability that a processor needs, in OpenVINO's terms."""
-
-
-def _precision(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value not in _PRECISIONS:
-        raise ValueError(
-            f"OpenVinoBackend.inference_precision must be one of {', '.join(_PRECISIONS)}, got {value!r}"
-        )
 
 
 def _path(value: Any) -> Any:
@@ -76,7 +70,7 @@ class OpenVinoBackend(Backend):
     )
     inference_precision: str = setting(
         default="f32",
-        validator=_precision,
+        validator=satisfying(f"must be one of {', '.join(_PRECISIONS)}", _PRECISIONS.__contains__),
         help="the precision hint for OpenVINO: `f32`, `bf16` or `f16`; with the last two, OpenVINO may "
         "compute some operators in bfloat16 or float16",
     )
