@@ -63,9 +63,7 @@ class Lora(Adapter):
         default=16.0, validator=number(gt=0), help="the numerator of the scale alpha/rank"
     )
     dropout: float = setting(
-        default=0.0,
-        validator=number(ge=0, lt=1),
-        help="the probability of dropout before A",
+        default=0.0, validator=number(ge=0, lt=1), help="the probability of dropout before A"
     )
     rslora: bool = setting(default=False, help="whether alpha is divided by √rank instead of rank")
 
@@ -178,10 +176,7 @@ class Lora(Adapter):
 
     def empty(self, product: Product) -> Mapping[str, Array]:
         """A [inputs, 0] and B [0, outputs]."""
-        return {
-            "lora_A": np.zeros((product.inputs, 0)),
-            "lora_B": np.zeros((0, product.outputs)),
-        }
+        return {"lora_A": np.zeros((product.inputs, 0)), "lora_B": np.zeros((0, product.outputs))}
 
     def write(
         self, path: Path, format: str, tensors: Mapping[Product, Mapping[str, Array]]

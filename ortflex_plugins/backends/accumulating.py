@@ -261,9 +261,7 @@ class Accumulator:
         name = "gradient" if usual else "gradient-any-rows"
         if name not in self.programs:
             self.programs[name] = gradient_program(
-                self._problem,
-                rows=size if usual else None,
-                rounds=rounds_short_types(self._device),
+                self._problem, rows=size if usual else None, rounds=rounds_short_types(self._device)
             )
         return self.programs[name]
 

@@ -116,8 +116,7 @@ _gemm = _if(
     "the gradient of a scalar C has the wrong shape",
 )
 _transpose = _if(
-    lambda view: not view.attribute("perm"),
-    "the builder of 1.19 fails without the attribute perm",
+    lambda view: not view.attribute("perm"), "the builder of 1.19 fails without the attribute perm"
 )
 _mean = _if(
     lambda view: view.opset >= 18 and not view.attribute("keepdims", 1) and view.has(1),

@@ -183,12 +183,7 @@ class Tracing:
     # Nodes -------------------------------------------------------------------------------------
 
     def node(
-        self,
-        op: str,
-        inputs: Sequence[Tensor],
-        data: Hashable,
-        shape: Sequence[int],
-        dtype: Any,
+        self, op: str, inputs: Sequence[Tensor], data: Hashable, shape: Sequence[int], dtype: Any
     ) -> Tensor:
         """A node; the same one for the same arguments."""
         dtype, shape = np.dtype(dtype), tuple(int(n) for n in shape)

@@ -517,10 +517,7 @@ class _File:
         return f"{name}({', '.join(given)});"
 
     def _step(
-        self,
-        calls: Sequence[str],
-        offsets: Mapping[int, tuple[str, int]],
-        tables: dict[int, str],
+        self, calls: Sequence[str], offsets: Mapping[int, tuple[str, int]], tables: dict[int, str]
     ) -> list[str]:
         head = []
         for k, tensor in enumerate(self._frozen.values()):

@@ -72,10 +72,7 @@ class Body:
     """
 
     def __init__(
-        self,
-        kernel: Kernel,
-        inlined: set[int],
-        given: Mapping[int, str] | None = None,
+        self, kernel: Kernel, inlined: set[int], given: Mapping[int, str] | None = None
     ) -> None:
         self.kernel, self._inlined = kernel, inlined
         self._given = dict(given or {})

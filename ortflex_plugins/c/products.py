@@ -185,10 +185,7 @@ def product_kernel(
         ]
         lines = nest(list(zip(batch, front, strict=True)), [*shift, *lines])
     names = ("a0", "b0") if front else ("a", "b")
-    of_factors = [
-        Leaf(base_a, offset_a, (), names[0]),
-        Leaf(base_b, offset_b, (), names[1]),
-    ]
+    of_factors = [Leaf(base_a, offset_a, (), names[0]), Leaf(base_b, offset_b, (), names[1])]
     note_identity(kernel, body, natural)
     kernel.identity -= {base_a.number, base_b.number}
     body.leaves = [*of_factors, *body.leaves]

@@ -126,10 +126,7 @@ def quantized_embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor 
 
 
 def _embedded(
-    op: Ops,
-    node: Call,
-    tables: tuple[Tensor, Tensor, Tensor | None],
-    positions: Tensor | None,
+    op: Ops, node: Call, tables: tuple[Tensor, Tensor, Tensor | None], positions: Tensor | None
 ) -> Tensor:
     """The sum of the embeddings of words, positions and segments."""
     words, segments = node.required(0), node.input(1)

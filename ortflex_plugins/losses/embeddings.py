@@ -122,9 +122,7 @@ class Triplet(_OfRoles):
         help="how much farther away the negatives must be than the positives",
     )
     p: float = setting(
-        default=2.0,
-        validator=number(ge=1),
-        help="the degree of the norm that defines the distance",
+        default=2.0, validator=number(ge=1), help="the degree of the norm that defines the distance"
     )
     swap: bool = setting(
         default=False, help="whether d(a, n) is replaced by d(p, n) if the latter is smaller"

@@ -123,9 +123,7 @@ class Entropy(Quantizer):
     aliases: ClassVar[tuple[str, ...]] = ("kl", "kl_divergence")
 
     bins: int = setting(
-        default=2048,
-        validator=number(ge=16, le=2**16),
-        help="the number of bins of the histogram",
+        default=2048, validator=number(ge=16, le=2**16), help="the number of bins of the histogram"
     )
 
     def limits(

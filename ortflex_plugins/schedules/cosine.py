@@ -33,9 +33,7 @@ class Cosine(Schedule):
     aliases: ClassVar[tuple[str, ...]] = ("cosine_annealing", "cosine_annealing_lr", "cosine_decay")
 
     minimum: float = setting(
-        default=0.0,
-        validator=number(ge=0),
-        help="the learning rate at the end of the period",
+        default=0.0, validator=number(ge=0), help="the learning rate at the end of the period"
     )
     period: float | None = length_field(
         "the time in which the learning rate falls from its base value to the minimum"

@@ -72,9 +72,7 @@ class Plateau(Schedule):
         help="the number of epochs without an improvement that are tolerated before a reduction",
     )
     threshold: float = setting(
-        default=1e-4,
-        validator=number(ge=0),
-        help="the change that an improvement has to exceed",
+        default=1e-4, validator=number(ge=0), help="the change that an improvement has to exceed"
     )
     threshold_mode: Literal["relative", "absolute"] = setting(
         default="relative",

@@ -122,12 +122,7 @@ class Rebuild:
         return self.values[tensor]
 
     def make(
-        self,
-        op_type: str,
-        inputs: Inputs,
-        dtype: int,
-        shape: Shape | None,
-        **attributes: Any,
+        self, op_type: str, inputs: Inputs, dtype: int, shape: Shape | None, **attributes: Any
     ) -> Tensor:
         """Create a node of new tensors with known types, without inference."""
         protos = {k: onnx.helper.make_attribute(k, v) for k, v in attributes.items()}
