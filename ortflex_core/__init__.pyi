@@ -352,6 +352,7 @@ from ortflex_core.training.config.components import (
     read_head as read_head,
     to_plain as to_plain,
 )
+from ortflex_core.training.config.functions import AllRows as AllRows
 from ortflex_core.training.config.recipe import key_choices as key_choices, Recipe as Recipe
 from ortflex_core.training.config.toml import to_toml as to_toml
 from ortflex_core.training.data.columns import Columns as Columns, fit_to as fit_to, split as split
@@ -443,14 +444,13 @@ from ortflex_core.testing.decomposition import (
 )
 from ortflex_core.testing.device import DeviceKit as DeviceKit
 from ortflex_core.testing.edit import EditKit as EditKit
-from ortflex_core.testing.emulated import Emulated as Emulated
 from ortflex_core.testing.gradient import GradientCase as GradientCase, GradientKit as GradientKit
 from ortflex_core.testing.loss import LossKit as LossKit
 from ortflex_core.testing.quantizer import QuantizerKit as QuantizerKit
 from ortflex_core.testing.metric import MetricKit as MetricKit
 from ortflex_core.testing.optimizer import OptimizerKit as OptimizerKit
 from ortflex_core.testing.penalty import PenaltyKit as PenaltyKit
-from ortflex_core.testing.precision import PrecisionKit as PrecisionKit
+from ortflex_core.testing.precision import Emulated as Emulated, PrecisionKit as PrecisionKit
 from ortflex_core.testing.process_group import ProcessGroupKit as ProcessGroupKit
 from ortflex_core.testing.schedule import ScheduleKit as ScheduleKit
 from ortflex_core.testing.source import DataSourceKit as DataSourceKit

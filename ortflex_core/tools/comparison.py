@@ -27,9 +27,9 @@ from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.tracebacks import short_traceback
 from ortflex_core.kernel.types import Array
 from ortflex_core.tools import divergence, export_check
-from ortflex_core.tools.candidates import named_backends, some_columns
 from ortflex_core.tools.divergence import Difference, Found, Step
 from ortflex_core.tools.double_step import Double
+from ortflex_core.tools.times import named_backends, some_columns
 from ortflex_core.training.config.arguments import PLAIN_DESCENT
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.engines.backend_choice import Setting

@@ -6,10 +6,10 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
 
@@ -25,6 +25,7 @@ from ortflex_core.kernel.errors import (
     short_repr,
 )
 from ortflex_core.kernel.files import OutputError
+from ortflex_core.kernel.hooks import Callback, hook
 from ortflex_core.kernel.plan import Position
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Progress
@@ -38,6 +39,9 @@ from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import Internals, Settings, call_hook, internals_of
 from ortflex_core.training.process_groups import joining
 from ortflex_core.training.standing import Standing as Standing
+
+if TYPE_CHECKING:
+    from ortflex_core.training.trainer import Trainer
 
 T = TypeVar("T", bound=Settings)
 _log = logging.getLogger("ortflex")
@@ -374,3 +378,50 @@ def resume_source(start: Position, now: Progress, source: Source, strict: bool =
                 "Trainer.resume(folder, strict=False)"
             )
         _log.warning("%s", text)
+
+
+@attrs.define(eq=False)
+class ServeShards(Callback):
+    """Sends the optimizer state of this process to that of rank 0, whose callbacks save it.
+
+    Callbacks save in the hook ``settled``, or in a wrapper of ``train_end``. ``saves`` says whether there
+    are any in this process.
+    """
+
+    every_rank: ClassVar[bool] = True
+    saves: bool
+    _asked: bool = attrs.field(default=False, init=False)
+    _failed: bool = attrs.field(default=False, init=False)
+
+    @hook
+    def train_start(self, trainer: Trainer) -> None:
+        """Ask whether a callback of rank 0 may save."""
+        peers = internals_of(trainer).setup.problem.peers
+        self._failed = False
+        self._asked = peers is not None and bool(peers.values("saves", self.saves)[0])
+
+    @hook(trylast=True)
+    def settled(self, trainer: Trainer) -> None:
+        """Send it while the hook of the same name runs in the process of rank 0."""
+        self._serve(trainer)
+
+    @hook
+    def exception(self, error: BaseException) -> None:
+        """Note a failure, after which nothing is saved; after Ctrl-C, the last state is."""
+        self._failed = not isinstance(error, KeyboardInterrupt)
+
+    @hook(wrapper=True, trylast=True)
+    def train_end(self, trainer: Trainer, progress: Progress) -> Generator[None, Any, Any]:
+        """Send it while the last checkpoint is written."""
+        if not self._failed:
+            self._serve(trainer)
+        return (yield)
+
+    def _serve(self, trainer: Trainer) -> None:
+        inner = internals_of(trainer)
+        engine: Any = inner.engine
+        if self._asked and engine.shards is not None:
+            if inner.rank:
+                engine.serve_slots()
+            else:
+                engine.shards.release()

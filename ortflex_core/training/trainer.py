@@ -14,6 +14,7 @@ import attrs
 import onnx
 
 from ortflex_core.compiler.adapters.portable import write_adapter, write_base
+from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.model.inference_mode import training_nodes
 from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.parameters.initialize import reinitialize as draw
@@ -21,6 +22,7 @@ from ortflex_core.compiler.parameters.selection import SCALES
 from ortflex_core.compiler.problem.description import describe
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import ConfigError, OrtflexError
+from ortflex_core.kernel.files import make_folder, write_bytes
 from ortflex_core.kernel.hooks import HookManager, declares, weak_hook
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.synonyms import no_attribute
@@ -28,15 +30,14 @@ from ortflex_core.kernel.tracebacks import short_tracebacks
 from ortflex_core.kernel.types import Array
 from ortflex_core.training import calibration, checkpointing, fit, pickling, receipt
 from ortflex_core.training.announcement import short, summary
+from ortflex_core.training.checkpointing import ServeShards
 from ortflex_core.training.config.arguments import Arguments, check_attribute, wrong
 from ortflex_core.training.config.checks import names
 from ortflex_core.training.config.recipe import Recipe
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.data.rows import reading
-from ortflex_core.training.engines.graph_files import load_graphs, write_programs
 from ortflex_core.training.internals import Internals
 from ortflex_core.training.setup import Setup, resolve
-from ortflex_core.training.shard_serving import ServeShards
 from ortflex_core.training.sharing import SharesModels
 from ortflex_core.training.state import Live
 from ortflex_core.training.views.history import History
@@ -921,5 +922,11 @@ class Trainer(SharesModels):
         Raises:
             OutputError: the folder cannot be written to.
         """
-        programs = self.engine.programs()
-        return load_graphs(programs) if folder is None else write_programs(programs, Path(folder))
+        programs = self.engine.programs().items()
+        models = {name: p.model if isinstance(p, Program) else p for name, p in programs}
+        if folder is None:
+            return {name: onnx.load_model_from_string(model) for name, model in models.items()}
+        paths = {name: make_folder(Path(folder)) / f"{name}.onnx" for name in models}
+        for name, path in paths.items():
+            write_bytes(path, models[name])
+        return {name: str(path) for name, path in paths.items()}

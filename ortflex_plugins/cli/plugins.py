@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import inspect
 import json
-from collections.abc import Collection
-from typing import TYPE_CHECKING, TypedDict
+import re
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, TypedDict
 
+import attrs
 import click
 
-from ortflex_core import HOOKS, Entry, PluginError, Plugins, Registry
-from ortflex_plugins.cli.completion import names_of
-from ortflex_plugins.cli.home_page import home_page
-from ortflex_plugins.cli.terminal import new_table, open_console, plain, show_table
+from ortflex_core import (
+    HOOKS,
+    TABLES,
+    Entry,
+    Kinds,
+    PluginError,
+    Plugins,
+    Registry,
+    component_schema,
+    printable,
+    singular,
+    suggest,
+)
+from ortflex_plugins.cli.completion import names_of, word
+from ortflex_plugins.cli.terminal import (
+    folded,
+    folded_table,
+    new_table,
+    open_console,
+    plain,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,8 +102,6 @@ def _loaded(registry: Registry, entry: Entry, check: bool) -> Loaded:
 
             HookManager.check(entry)
         elif check:
-            from ortflex_plugins.cli.plugin_details import paragraphs
-
             loaded = registry.loaded(entry)
             found["description"] = paragraphs(registry, loaded)[0]
             found["stability"] = getattr(loaded, "stability", "stable")
@@ -106,8 +126,6 @@ def plugins(what: str | None, as_json: bool, check: bool) -> None:
     """
     discovered = Plugins.discover()
     if what is not None:
-        from ortflex_plugins.cli.plugin_details import details
-
         entries, text = details(discovered, what)
         table = rows(discovered, True, entries)
         if not as_json:
@@ -182,3 +200,125 @@ def _show_table(console: Console, found: list[Row], check: bool) -> None:
         cells = [shown, *map(plain, (row["ask_for"], _owner(row), row["target"])), status]
         lines.append(cells[: len(columns)])
     show_table(console, columns, lines, long=len(columns) - 3)
+
+
+def details(plugins: Plugins, what: str) -> tuple[list[Entry], str]:
+    """The entries of a kind or of a name, and their description."""
+    kind = kind_of(what, plugins.kinds)
+    if kind is not None:
+        registry = plugins[kind]
+        return list(registry), _kind(registry)
+    low = what.lower()
+    entries = ((r, e) for r in plugins if r.kind != HOOKS for e in r)
+    named = [(r, e) for r, e in entries if low in (e.name.lower(), e.qualified.lower())]
+    aliased = [
+        (singular(registry.kind), called)
+        for registry in plugins
+        if registry.kind != HOOKS
+        for called, plugin in registry.classes()
+        if low in getattr(plugin, "aliases", ())
+    ]
+    if not named:
+        known = [*plugins.kinds, *(entry.name for registry in plugins for entry in registry)]
+        for _, called in aliased:
+            raise PluginError(f"no plugin is called {what!r}; its name in ortflex is {called!r}")
+        hint = suggest(what, known, listing="`ortflex plugins` lists all")
+        raise PluginError(f"neither a kind of plugins nor a plugin is called {what!r}; {hint}")
+    texts = ["\n".join(_plugin(registry, entry)) for registry, entry in named]
+    texts += [
+        f"{what} is also another name of the {kind} {called}: `ortflex plugins {called}`"
+        for kind, called in aliased
+    ]
+    return [entry for _, entry in named], "\n\n".join(texts)
+
+
+def kind_of(what: str, kinds: Kinds) -> str | None:
+    """The kind of a name in the singular or the plural, None if there is no such kind.
+
+    >>> from ortflex_core import KINDS
+    >>> [kind_of(word, KINDS) for word in ("losses", "Loss", "penalty", "adam")]
+    ['losses', 'losses', 'penalties', None]
+    """
+    low = what.lower()
+    return next((kind for kind in kinds if low in (kind, singular(kind), word(kind))), None)
+
+
+def _kind(registry: Registry) -> str:
+    table = []
+    for entry in registry:
+        try:
+            loaded = registry.loaded(entry)
+            line = paragraphs(registry, loaded)[0]
+            if getattr(loaded, "stability", "stable") != "stable":
+                line += f" ({loaded.stability})"
+        except PluginError as error:
+            line = f"broken: {error}"
+        foreign = entry.distribution != "ortflex"
+        line += f" ({entry.distribution} {entry.version})" if foreign else ""
+        table.append([registry.ask_for(entry), line])
+    first = next(iter(registry), None)
+    hint = (
+        f"\n\n`ortflex plugins {first.name}` shows the parameters of {first.name}" if first else ""
+    )
+    return folded_table(["name", "what it is"], table) + hint
+
+
+def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
+    name = registry.ask_for(entry)
+    yield printable(
+        f"{name} ({singular(registry.kind)}, from {entry.distribution} {entry.version})"
+    )
+    loaded = registry.loaded(entry)
+    if getattr(loaded, "stability", "stable") != "stable":
+        yield f"{loaded.stability}: its parameters and results may change in any version"
+    if home := home_page(entry.distribution):
+        yield f"home page: {printable(home)}"
+    for paragraph in paragraphs(registry, loaded):
+        yield ""
+        yield folded(printable(paragraph))
+    if not (isinstance(loaded, type) and attrs.has(loaded)):
+        return
+    schema = component_schema(loaded)
+    yield ""
+    table = []
+    for field in schema:
+        given = field["default"]
+        default = repr(given) if isinstance(given, str) else f"{given}"
+        default = "required" if field["required"] else default
+        kind = " ".join(filter(None, [field["type"], field["range"]]))
+        table.append([field["name"], default, kind, field["help"]])
+    columns = ["parameter", "default", "type", "meaning"]
+    yield folded_table(columns, table) if schema else "no parameters"
+    if registry.kind == "optimizers":
+        yield ""
+        yield folded(
+            "The learning rate is an argument of Trainer and a key of a recipe: learning_rate=0.01"
+        )
+
+
+def paragraphs(registry: Registry, loaded: Any) -> list[str]:
+    """The paragraphs of the description as one line each, without sections, examples and markup."""
+    if registry.kind in TABLES:
+        names = sorted(operator for _, operator in loaded.table)
+        return [f"{registry.kind} of {', '.join(names)}"]
+    out = []
+    for paragraph in inspect.cleandoc(loaded.__doc__ or "").split("\n\n"):
+        if re.match(r"(Args|Raises|Returns|Example|Source|Attributes)s?:|>>>", paragraph):
+            continue
+        out.append(
+            " ".join(re.sub(r":\w+:`~?([^`]+)`", r"\1", paragraph).replace("``", "").split())
+        )
+    return out or ["no description"]
+
+
+def home_page(distribution: str) -> str:
+    """The home page in the metadata of a distribution, or an empty string."""
+    try:
+        metadata = importlib.metadata.metadata(distribution)
+        lines = [line.partition(",") for line in metadata.get_all("Project-URL") or ()]
+        home = next(iter(metadata.get_all("Home-page") or ()), "")
+    except Exception:  # the file is missing, or not UTF-8
+        return ""
+    pages = {label.strip().lower(): page.strip() for label, _, page in lines}
+    known = (pages.get(n) for n in ("homepage", "home", "documentation", "repository", "source"))
+    return next(filter(None, known), "") or home or next(iter(pages.values()), "")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
-from ortflex_core import Array, ConfigError, DataError, Metric, install_command, setting, suggest
+from ortflex_core import (
+    AllRows,
+    Array,
+    ConfigError,
+    DataError,
+    Metric,
+    install_command,
+    setting,
+    suggest,
+)
 from ortflex_plugins.metrics._shared import (
     Finite,
     classes,
@@ -98,33 +106,16 @@ class SklearnMetric(Metric):
 
     def start(self) -> Finite:
         module = _function(self.score).__module__
-        return Finite(SklearnState(self), scores="regression" not in module)
+        return Finite(AllRows(self._value), scores="regression" not in module)
 
-
-class SklearnState:
-    """All labels, predictions and weights so far."""
-
-    def __init__(self, metric: SklearnMetric) -> None:
-        self._metric = metric
-        self._rows: list[tuple[Array, Array, Array | None]] = []
-
-    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Keep a copy of one batch, because the arrays may be overwritten."""
-        kept = (np.array(expected), np.array(predicted))
-        self._rows.append((*kept, None if weight is None else np.array(weight)))
-
-    def result(self) -> float:
-        """The value of the function; NaN without rows."""
-        if not self._rows:
-            return math.nan
-        name, function = self._metric.column, _function(self._metric.score)
-        labels, predictions = (np.concatenate([r[k] for r in self._rows]) for k in (0, 1))
-        arguments = dict(self._metric.arguments or {})
+    def _value(self, labels: Array, predictions: Array, weight: Array | None) -> float:
+        """The value of the function for all rows."""
+        name, function = self.column, _function(self.score)
+        arguments = dict(self.arguments or {})
         takes = inspect.signature(function).parameters
-        weights = [r[2] for r in self._rows if r[2] is not None]
         truth, guess, positions = self._arguments(function, labels, predictions)
-        if weights and "sample_weight" in takes:
-            table = columns(name, np.zeros(positions), np.concatenate(weights))[1]
+        if weight is not None and "sample_weight" in takes:
+            table = columns(name, np.zeros(positions), weight)[1]
             arguments["sample_weight"] = table.ravel() if len(truth) == table.size else table[:, 0]
         if "labels" in takes and truth.ndim == 1 and guess.ndim == 2:
             arguments.setdefault("labels", np.arange(guess.shape[1]))
@@ -142,21 +133,21 @@ class SklearnState:
         self, function: Callable[..., Any], labels: Array, predictions: Array
     ) -> tuple[Array, Array, tuple[int, ...]]:
         """Labels and predictions in the form that the function takes, and the shape of the weights."""
-        metric, module = self._metric, function.__module__
+        module = function.__module__
         if "regression" in module:
             return labels, predictions, labels.shape
         several = has_columns(predictions)
         multilabel = several and labels.shape == predictions.shape and _several(labels)
         if multilabel and predictions.ndim == 2:
             # Rankings read the scores, other functions which classes are above the threshold.
-            guess = predictions if _of_scores(function) else predictions > metric.threshold
+            guess = predictions if _of_scores(function) else predictions > self.threshold
             return labels.astype(int), guess, labels.shape[:1]
         if not _of_scores(function):
-            truth, guess = classes(metric.column, labels, predictions, metric.threshold)
+            truth, guess = classes(self.column, labels, predictions, self.threshold)
             return truth.ravel(), guess.ravel(), truth.shape
         if not several:
             return labels.ravel(), predictions.ravel(), labels.shape
-        truth = numbers(metric.column, labels, predictions)
+        truth = numbers(self.column, labels, predictions)
         scores = rows_of_columns(predictions)
         return truth.ravel(), _two_columns(scores) if scores.shape[1] == 2 else scores, truth.shape
 

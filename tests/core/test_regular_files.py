@@ -95,7 +95,7 @@ ALLOWED = {
     "ortflex_core.compiler.runtime.session.make_schedule": ("load", OWN),
     "ortflex_core.testing.adapter.AdapterKit.test_run_time": ("InferenceSession", GIVEN),
     "ortflex_core.testing.process_group.ProcessGroupKit.members.run": ("read_text", OWN),
-    "ortflex_core.tools.candidates.some_columns": ("open", METHOD),
+    "ortflex_core.tools.times.some_columns": ("open", METHOD),
     "ortflex_core.training.fit._step": ("open", METHOD),
     "ortflex_core.training.trainer.Trainer._feed": ("open", METHOD),
     "ortflex_core.training.trainer.Trainer.per_sample_losses": ("open", METHOD),

@@ -24,7 +24,7 @@ from ortflex_core import (
 )
 from ortflex_core.kernel.errors import ArgumentError
 from ortflex_plugins.cli.main import COMMANDS, ELSEWHERE
-from ortflex_plugins.cli.plugin_details import kind_of
+from ortflex_plugins.cli.plugins import kind_of
 from ortflex_plugins.data.csv import Csv
 from tests import models
 from tests.plugins.commands import followed, ortflex, project, refused, works

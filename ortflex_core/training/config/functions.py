@@ -128,7 +128,7 @@ class FunctionMetric(OfFunction, Metric):
 
     def start(self) -> AllRows:
         """An empty accumulator."""
-        return AllRows(self)
+        return AllRows(self.value)
 
     def value(self, expected: Array, predicted: Array, weight: Array | None) -> float:
         """The result of the function."""
@@ -144,8 +144,8 @@ class FunctionMetric(OfFunction, Metric):
 class AllRows:
     """All labels, predictions and weights so far, for a function of all of them."""
 
-    def __init__(self, metric: FunctionMetric) -> None:
-        self._metric = metric
+    def __init__(self, value: Callable[[Array, Array, Array | None], float]) -> None:
+        self._value = value
         self._rows: list[tuple[Array, Array, Array | None]] = []
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
@@ -159,7 +159,7 @@ class AllRows:
             return math.nan
         expected, predicted = (np.concatenate([row[k] for row in self._rows]) for k in (0, 1))
         weights = [row[2] for row in self._rows if row[2] is not None]
-        return self._metric.value(expected, predicted, np.concatenate(weights) if weights else None)
+        return self._value(expected, predicted, np.concatenate(weights) if weights else None)
 
 
 @attrs.frozen(kw_only=True, eq=False)
