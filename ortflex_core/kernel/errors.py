@@ -1,4 +1,4 @@
-"""Every error that ortflex raises on purpose, the reasons in those of onnxruntime, and suggestions of names.
+"""Every error that ortflex raises on purpose, the reasons in those of onnxruntime, and suggested names.
 
 All of them derive from :class:`OrtflexError`, so that a caller can catch the project's
 errors as one family; each also derives from the built-in exception a Python user expects.
