@@ -1,4 +1,4 @@
-"""``ortflex plugins``: the installed plugins and their distributions."""
+"""``ortflex plugins``: the installed plugins, their distributions, and the parameters of one plugin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ortflex_core import (
     PluginError,
     Plugins,
     Registry,
-    component_schema,
     printable,
     singular,
     suggest,
@@ -278,6 +277,8 @@ def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
         yield folded(printable(paragraph))
     if not (isinstance(loaded, type) and attrs.has(loaded)):
         return
+    from ortflex_core import component_schema
+
     schema = component_schema(loaded)
     yield ""
     table = []
