@@ -24,11 +24,6 @@ def _method(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         )
 
 
-_share = satisfying(
-    "must be a number >= 0 and < 1", lambda v: v is None or (is_number(v) and 0 <= v < 1)
-)
-
-
 @attrs.frozen(kw_only=True)
 class Sparsity(Pruning):
     """Prunes a share of the weights: those with the smallest absolute values become zero.
@@ -72,7 +67,9 @@ class Sparsity(Pruning):
     )
     share: float | None = setting(
         default=None,
-        validator=_share,
+        validator=satisfying(
+            "must be a number >= 0 and < 1", lambda v: v is None or (is_number(v) and 0 <= v < 1)
+        ),
         help="the share of zeros at the end; by default 0.5, and 1 − N/M for a method ``N:M``",
     )
     scope: str = setting(

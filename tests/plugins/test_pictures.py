@@ -17,8 +17,8 @@ from onnx import ModelProto, parser
 
 from ortflex_core import ConfigError, gradient_model, internals_of
 from ortflex_plugins.pictures import draw, draw_step
+from ortflex_plugins.pictures.building import Repeat, repeats
 from ortflex_plugins.pictures.layout import GAP_X, Box, Drawing, layout, spread, width
-from ortflex_plugins.pictures.repeats import Repeat, repeats
 from ortflex_plugins.pictures.scene import COLORS, Item, Level
 from ortflex_plugins.pictures.svg import svg
 from tests import models

@@ -13,7 +13,7 @@ _NETWORK = (
 _LINEAR = frozenset({"LinearClassifier", "LinearRegressor"})
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 _VECTORS = frozenset({"SVMClassifier", "SVMRegressor"})
-_NeighborS = frozenset({"Scan", "TopK", "CDist"})
+_NEIGHBORS = frozenset({"Scan", "TopK", "CDist"})
 
 
 def ways_out(nodes: Sequence[NodeProto]) -> str:
@@ -35,7 +35,7 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
             f"the support vectors of {', '.join(vectors)} are attributes, which cannot be trained: "
             f"{_NETWORK}"
         )
-    if "TopK" in operators and (neighbors := sorted(_NeighborS & set(operators))):
+    if "TopK" in operators and (neighbors := sorted(_NEIGHBORS & set(operators))):
         return (
             f"the graph looks up the nearest rows ({', '.join(neighbors)}), which cannot be trained: "
             f"{_NETWORK}"
