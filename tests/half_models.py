@@ -85,7 +85,7 @@ def network(name: str, half: Any = None) -> ModelProto:
     """One of the networks, or ``mlp``; ``half`` is a type of torch to which its module is converted."""
     if name == "mlp":
         return models.mlp((6, 8, 4))
-    import torch
+    torch = pytest.importorskip("torch")
 
     torch.manual_seed(3)
     module = NETWORKS[name]()

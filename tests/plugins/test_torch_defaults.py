@@ -11,6 +11,8 @@ from ortflex_core import ConfigError, Trainer
 from tests import models
 from tests.training import plugins
 
+torch = pytest.importorskip("torch")
+
 # How torch runs it, not what it computes.
 MEANS = {"foreach", "fused", "capturable", "differentiable", "last_epoch", "size_average", "reduce"}
 
@@ -113,8 +115,6 @@ def test_what_has_no_signature_of_its_own_is_torch_s_too() -> None:
         rate = inspect.signature(torch.optim.SGD).parameters["lr"].default
         assert plugins()["optimizers"].load(name).default_rate == rate
 
-
-torch = pytest.importorskip("torch")
 
 ADAM = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 STEP = torch.optim.lr_scheduler.StepLR(ADAM, 3)
