@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests import models
