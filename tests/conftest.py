@@ -198,13 +198,13 @@ def _of_a_table(item: pytest.Item) -> bool:
 
 
 def _group(item: pytest.Item) -> str:
-    """A function, or one with an operator of the table of gradient rules."""
+    """A function, or one with an operator that has a gradient rule."""
     function, _, case = item.nodeid.partition("[")
     return f"{function}[{case.partition('-')[0]}" if _is_rule(item) else function
 
 
 def _is_rule(item: pytest.Item) -> bool:
-    return item.path.name == "test_gradient_rules.py"
+    return item.path.name in ("test_gradient_rules.py", "test_gradient_rules_drawn.py")
 
 
 def _against_cuda() -> list[str]:

@@ -8,12 +8,33 @@ from typing import Any
 import attrs
 import hypothesis.strategies as st
 import numpy as np
+import onnx.parser
 
-from tests.plugins.gradient_cases import Case
-from tests.plugins.gradient_cases_control import text
+from ortflex_core.compiler.graph import control_flow
+from tests.plugins.gradient_cases import Case, case
 from tests.plugins.gradient_draws import Draw, Draws, numbers, torch
 
 DRAWS = Draws()
+
+
+def text(name: str, source: str, **options: Any) -> Case:
+    """A case whose formula is the body of a graph that computes y."""
+
+    def formula(op: Any, **inputs: Any) -> Any:
+        dtype = next(t.dtype for t in inputs.values() if t.is_float)
+        kind = {1: "float", 11: "double"}[dtype]
+        formals = ", ".join(
+            f"{kind if t.is_float else {7: 'int64', 9: 'bool'}[t.dtype]} {n}"
+            for n, t in inputs.items()
+        )
+        graph = onnx.parser.parse_graph(
+            f"g ({formals}) => ({kind} y) {{ {source.replace('FLOAT', kind + '[]')} }}"
+        )
+        (y,) = control_flow.replay(op._trace, graph, list(inputs.values()), {})
+        return y
+
+    return case(name, formula, needs_rank=True, **options)
+
 
 # One operator of a body on h, next to an outer w; the same in torch.
 STEPS = {

@@ -10,9 +10,8 @@ import numpy as np
 from ortflex_core import Array
 from tests.gradcheck import forward
 from tests.plugins.gradient_cases import Case
-from tests.plugins.gradient_cases_image import sampled
-from tests.plugins.gradient_cases_regions import deform_convolved, max_roi_pooled, roi_aligned
 from tests.plugins.gradient_draws import F32, Draw, Draws, drawn, numbers, shapes, tenths, torch
+from tests.plugins.image_oracles import deform_convolved, max_roi_pooled, roi_aligned, sampled
 from tests.tracing import NEWEST
 
 DRAWS = Draws()

@@ -9,10 +9,24 @@ import numpy as np
 
 from ortflex_core import Array
 from tests.plugins.gradient_cases import Case
-from tests.plugins.gradient_cases_rest import _log_softmax, _picked
 from tests.plugins.gradient_draws import F32, Draw, Draws, drawn, numbers, random, shapes, torch
 
 DRAWS = Draws()
+
+
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def _picked(scores: Array, labels: Array, weight: Any, ignored: int | None, how: str) -> Array:
+    keep = np.ones(labels.shape, bool) if ignored is None else labels != ignored
+    labels = np.where(keep, labels, 0)
+    w = (np.ones(scores.shape[1]) if weight is None else weight)[labels] * keep
+    rows = -w * np.take_along_axis(scores, labels[:, None], axis=1)[:, 0]
+    if how == "none":
+        return rows
+    return np.asarray(rows.sum() / (w.sum() if how == "mean" else 1))
 
 
 @DRAWS.of("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
@@ -33,20 +47,29 @@ def likelihood(draw: Draw, operator: str) -> Case:
     if draw(st.booleans()):
         labels = labels.astype(np.int32)
     arrays = {"x": numbers(draw, (rows, classes, *behind)), "t": labels}
-    if draw(st.booleans()):
+    # The loss, the logarithms that the second operator gives too, or both.
+    used = "loss"
+    if operator == "SoftmaxCrossEntropyLoss":
+        used = draw(st.sampled_from(["loss", "both", "logs"]))
+    if used != "logs" and not draw(st.booleans()):
         arrays["w"] = numbers(draw, (classes,), 0.5, 2.0, salt=1)
-    both = operator == "SoftmaxCrossEntropyLoss" and draw(st.booleans())
 
     def formula(op: Any, x: Any, t: Any, w: Any = None) -> Any:
-        if not both:
+        if used == "loss":
             return op(operator, x, t, w, **options)
         loss, logs = op(operator, x, t, w, outputs=2, **options)
-        return op.ReduceSum(loss, keepdims=0) + op.ReduceSum(logs * logs, keepdims=0)
+        squares = op.ReduceSum(logs * logs, keepdims=0)
+        return squares if used == "logs" else op.ReduceSum(loss, keepdims=0) + squares
+
+    def value(loss: Any, scores: Any) -> Any:
+        if used == "loss":
+            return loss
+        squares = (scores**2).sum()
+        return squares if used == "logs" else loss.sum() + squares
 
     def oracle(x: Array, t: Array, w: Array | None = None) -> Array:
         scores = x if operator.startswith("Neg") else _log_softmax(x)
-        loss = _picked(scores, t, w, ignored, how)
-        return np.asarray(loss.sum() + (scores**2).sum()) if both else loss
+        return np.asarray(value(_picked(scores, t, w, ignored, how), scores))
 
     def in_torch(x: Any, t: Any, w: Any = None) -> Any:
         scores = x if operator.startswith("Neg") else torch.log_softmax(x, 1)
@@ -57,10 +80,10 @@ def likelihood(draw: Draw, operator: str) -> Case:
         loss = -weight * scores.gather(1, place[:, None])[:, 0]
         if how != "none":
             loss = loss.sum() / (weight.sum() if how == "mean" else 1)
-        return loss.sum() + (scores**2).sum() if both else loss
+        return value(loss, scores)
 
     return drawn(
-        f"{operator} {options} both={both} {labels.tolist()}",
+        f"{operator} {options} uses {used} {labels.tolist()}",
         formula,
         arrays,
         oracle=oracle,

@@ -104,6 +104,8 @@ def einsum(draw: Draw, operator: str) -> Case:
         every = "".join(terms)
         right = "".join(c for c in string.ascii_lowercase if every.count(c) == 1)
         whole = f"{left}->{'...' if any(dots) else ''}{right}"
+    if draw(st.booleans()):  # spaces mean nothing
+        equation = equation.replace(",", ", ").replace("->", " -> ")
     return drawn(
         f"Einsum {equation}",
         lambda op, **xs: op.Einsum(*xs.values(), equation=equation),

@@ -10,7 +10,6 @@ import numpy as np
 
 from ortflex_core import Array
 from tests.plugins.gradient_cases import Case
-from tests.plugins.gradient_cases_normalization import channels, lrn, standardized
 from tests.plugins.gradient_draws import (
     F32,
     Draw,
@@ -26,6 +25,24 @@ from tests.plugins.gradient_draws import (
 
 DRAWS = Draws()
 EPSILON = st.sampled_from([1e-5, 1e-3, 0.1])
+
+
+def standardized(x: Array, axes: Sequence[int], epsilon: float = 1e-5) -> Array:
+    axis = tuple(axes)
+    centered = x - x.mean(axis, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(axis, keepdims=True) + epsilon)
+
+
+def channels(values: Array, x: Array) -> Array:
+    return values.reshape(-1, *[1] * (x.ndim - 2))
+
+
+def lrn(x: Array, size: int, alpha: float, beta: float, bias: float) -> Array:
+    s = np.full_like(x, bias)
+    for c in range(x.shape[1]):
+        low, high = max(0, c - (size - 1) // 2), c + size - 1 - (size - 1) // 2
+        s[:, c] += alpha / size * (x[:, low : high + 1] ** 2).sum(axis=1)
+    return x / s**beta
 
 
 def _f() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,7 +10,6 @@ import numpy as np
 
 from ortflex_core import Array
 from tests.plugins.gradient_cases import Case
-from tests.plugins.gradient_cases_recurrent import GATES, _as, layer, sigmoid
 from tests.plugins.gradient_draws import (
     F32,
     Draw,
@@ -24,6 +24,14 @@ from tests.plugins.gradient_draws import (
 from tests.tracing import NEWEST
 
 DRAWS = Draws()
+
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+Cell = Callable[..., tuple[Array, Array]]
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
 
 # Name, activation_alpha, activation_beta.
 ACTIVATIONS = {
@@ -71,6 +79,33 @@ def cell(operator: str, chosen: list[str], options: dict[str, Any], peep: Any) -
         return functions[0](held(o + p_o * new)) * functions[2](new), new
 
     return {"RNN": rnn, "GRU": gru, "LSTM": lstm}[operator]
+
+
+def layer(cell: Cell, direction: str, arrays: dict[str, Array]) -> tuple[Array, Array, Array]:
+    """Y, Y_h and Y_c of any of the three."""
+    x, w, r = arrays["x"], arrays["w"], arrays["r"]
+    count, hidden = len(w), r.shape[2]
+    steps, batch = x.shape[:2]
+    lengths = arrays.get("lengths", np.full(batch, steps))
+    bias = arrays.get("b", np.zeros((count, 2 * w.shape[1])))
+    zeros = np.zeros((count, batch, hidden))
+    h, c = arrays.get("h", zeros).copy(), arrays.get("c", zeros).copy()
+    y = np.zeros((steps, count, batch, hidden))
+    for d in range(count):
+        backwards = d == 1 or direction == "reverse"
+        for t in reversed(range(steps)) if backwards else range(steps):
+            peepholes = [arrays["p"][d]] if "p" in arrays else []
+            new = cell(x[t], h[d], c[d], w[d], r[d], *np.split(bias[d], 2), *peepholes)
+            inside = (t < lengths)[:, None]
+            h[d], c[d] = (np.where(inside, n, o) for n, o in zip(new, (h[d], c[d]), strict=True))
+            y[t, d] = np.where(inside, new[0], 0)
+    # The final state of a sequence without any step is 0 in onnxruntime, not that of its start.
+    some = (lengths > 0)[:, None]
+    return y, h * some, c * some
+
+
+def _as(op: Any, array: Array, like: Any) -> Any:
+    return op.constant(array.astype("f4"), like.dtype)
 
 
 @DRAWS.of(*GATES)

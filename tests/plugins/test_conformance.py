@@ -252,7 +252,7 @@ class TestBackends(BackendKit):
     component = each("backends")
 
 
-# Gradient rules: the tables of tests/plugins/test_gradient_rules.py ask far more ------------------
+# Gradient rules: tests/plugins/test_gradient_rules_drawn.py asks far more ------------------
 
 
 class TestQuickGelu(GradientKit):
@@ -279,7 +279,7 @@ def smooth(*shape: int) -> Any:
     return np.random.default_rng(3).uniform(0.5, 1.5, shape)
 
 
-# One operator of a family; tests/plugins/test_gradient_rules.py has all of them.
+# One operator of a family; tests/plugins/test_gradient_rules_drawn.py has all of them.
 CALLS: dict[str, Any] = {
     "elementwise": ("Tanh", [smooth(3, 2)], {}, np.tanh),
     "reduction": ("ReduceMean", [smooth(3, 2)], {"axes": [1], "keepdims": 0}, lambda x: x.mean(1)),

@@ -1,13 +1,14 @@
-"""Every gradient rule against central differences in float64."""
+"""Gradient rules against central differences in float64: the written cases, and the check itself.
+
+test_gradient_rules_drawn.py asks every rule.
+"""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import hypothesis.extra.numpy as npst
@@ -19,15 +20,10 @@ from hypothesis import given, settings
 from ortflex_core import NoGradientRule, NotDifferentiable, build, full, gradients
 from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
 from tests.gradcheck import FAMILIES, RULES, check, computed, data, forward, jacobian, run, traced
-from tests.plugins.gradient_cases import Case
+from tests.plugins.gradient_cases import Case, call, case
+from tests.plugins.gradient_samples import CASES
 from tests.tracing import NEWEST
 
-# gradient_cases.py, and a module for each further family.
-CASES: list[Case] = [
-    case
-    for path in sorted(Path(__file__).parent.glob("gradient_cases*.py"))
-    for case in importlib.import_module(f"tests.plugins.{path.stem}").CASES
-]
 BY_NAME = {c.name: c for c in CASES}
 OLDEST = 13
 EXAMPLES = 40 if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1" else 8
@@ -46,9 +42,9 @@ def slopes(name: str, opset: int) -> Any:
 
 def forms() -> Iterator[Any]:
     """Each case with all sizes known, and with one of the lesser forms that it has; slow: with all."""
-    for name, case in BY_NAME.items():
-        lesser = ["names", "ranks", *([] if case.needs_rank else ["nothing"])]
-        lesser = [] if case.needs_sizes else lesser
+    for name, one in BY_NAME.items():
+        lesser = ["names", "ranks", *([] if one.needs_rank else ["nothing"])]
+        lesser = [] if one.needs_sizes else lesser
         quick = {"sizes", *(random.Random(name).sample(lesser, k=1) if lesser else ())}
         for known in ("sizes", *lesser):
             marks = () if known in quick else pytest.mark.slow
@@ -67,18 +63,6 @@ def test_rule_equals_central_differences(name: str, known: Any) -> None:
             case.formula, case.arrays, opset=opset, known=known, sized=case.sized,
             expected=slopes(name, opset), dtypes=case.dtypes, reference=case.reference,
         )  # fmt: skip
-
-
-def test_every_rule_has_a_case() -> None:
-    tried: set[str] = set()
-    for case in CASES:
-        arrays = {k: a.astype("f4") if a.dtype.kind == "f" else a for k, a in case.arrays.items()}
-        trace, _, _ = traced(case.formula, arrays, max(20, case.since), "sizes")
-        tried.update(node.op_type for node in trace.nodes)
-    rules = {name for (domain, name), _ in rules_with_a_gradient() if not domain}
-    # Gone while traced: copies, and casts to a type that is known by then. Whole numbers have no
-    # differences: test_quantized_files.py compares those straight-through gradients with torch.
-    assert rules - tried == {"Identity", "CastLike", "MatMulInteger", "ConvInteger"}
 
 
 def rules_with_a_gradient() -> list[tuple[tuple[str, str], Any]]:
@@ -168,12 +152,21 @@ def test_a_form_without_a_rule_is_refused() -> None:
         computed(resize, {"x": data(3, 3)}, None, opset=17, known="nothing")
 
 
+_x = data(2, 3)
+
+
 @pytest.mark.parametrize(
-    ("name", "most"),
-    [("Gemm-00-1", 4), ("MatMul-2x3-3x4", 2), ("Reshape", 1), ("Relu", 3), ("Softmax--1", 5)],
+    ("case", "most"),
+    [
+        (call("Gemm", a=_x, b=data(3, 4), c=data(4), alpha=0.7, beta=1.3), 4),
+        (call("MatMul", x=_x, y=data(3, 4)), 2),
+        (case("Reshape", lambda op, x: op.Reshape(x, [4, -1]), x=data(2, 3, 4)), 1),
+        (call("Relu", x=_x), 3),
+        (call("Softmax", x=_x), 5),
+    ],
+    ids=lambda given: given.name if isinstance(given, Case) else "",
 )
-def test_known_sizes_cost_no_node(name: str, most: int) -> None:
-    case = BY_NAME[name]
+def test_known_sizes_cost_no_node(case: Case, most: int) -> None:
     trace, inputs, y = traced(case.formula, case.arrays, 17, "sizes")
     seed = trace.input("seed", y.dtype, y.shape)
     found = gradients([(y, seed)], list(inputs.values()), RULES)

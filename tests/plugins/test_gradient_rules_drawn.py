@@ -6,9 +6,7 @@ torch's.
 
 from __future__ import annotations
 
-import importlib
 import os
-from pathlib import Path
 from typing import Any, get_args
 
 import hypothesis.strategies as st
@@ -21,21 +19,16 @@ from ortflex_core import Array
 from ortflex_plugins.gradients import convolution
 from tests.gradcheck import Known, Seed, check, cotangent, forward, jacobian, traced
 from tests.plugins.gradient_cases import Case
-from tests.plugins.gradient_draws import Draws, torch
-from tests.plugins.test_gradient_rules import OLDEST, rules_with_a_gradient
+from tests.plugins.gradient_draws import torch
+from tests.plugins.gradient_samples import DRAWS
+from tests.plugins.test_gradient_rules import EXAMPLES, OLDEST, rules_with_a_gradient
 from tests.plugins.test_gradient_rules_windows import FORMS
 from tests.tracing import NEWEST
-
-DRAWS = Draws()
-for path in sorted(Path(__file__).parent.glob("gradient_draws_*.py")):
-    module = importlib.import_module(f"tests.plugins.{path.stem}")
-    assert not set(DRAWS) & set(module.DRAWS)
-    DRAWS.update(module.DRAWS)
 
 # Of the standard: those of ai.onnx.ml have tests of their own, test_gradient_classical.py.
 RULED = {name: entries[0][0] for (domain, name), entries in rules_with_a_gradient() if not domain}
 """The opset of each operator's first rule."""
-FEW = int(os.environ.get("ORTFLEX_TEST_DRAWS", "5"))
+FEW = int(os.environ.get("ORTFLEX_TEST_DRAWS", "11" if EXAMPLES == 40 else "3"))
 MANY = int(os.environ.get("ORTFLEX_TEST_DRAWS", "60"))
 # Copies, and casts to a type that is known by then, are gone before anything is differentiated.
 GONE = {"Identity", "CastLike"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -13,12 +14,12 @@ import pytest
 from onnx import helper
 
 from ortflex import Trainer
-from ortflex_core import NoGradientRule, Trace, build, gradient_model, gradients
+from ortflex_core import Array, NoGradientRule, Trace, build, gradient_model, gradients
 from ortflex_plugins.gradients import convolution
 from tests import models
 from tests.gradcheck import RULES, computed, data, jacobian, run
-from tests.plugins import gradient_cases_windows as cases
-from tests.plugins.gradient_cases import Case
+from tests.plugins.gradient_cases import CONV, Case, call
+from tests.plugins.gradient_samples import sample
 from tests.training import make
 
 FORMS = {
@@ -26,7 +27,13 @@ FORMS = {
     "side by side": {"_TINY": 0, "_LARGE": 1 << 60},
     "place by place": {"_TINY": 0, "_LARGE": 0, "_MANY_CHANNELS": 1},
 }
-CONVOLUTIONS = {c.name: c for c in (*cases.CONV, *cases.TRANSPOSED)}
+
+
+@functools.cache
+def convolutions(operator: str) -> list[tuple[Case, Array, dict[str, Array]]]:
+    """Written and drawn cases, their values and their central differences."""
+    found = [*(CONV if operator == "Conv" else []), *sample(operator, 14)]
+    return [(c, *jacobian(lambda feeds, c=c: c.oracle(**feeds), c.arrays)) for c in found]
 
 
 def backward(case: Case, batch: int | str, *, seed: Any, opset: int = 17) -> dict[str, Any]:
@@ -48,41 +55,42 @@ def backward(case: Case, batch: int | str, *, seed: Any, opset: int = 17) -> dic
 
 @pytest.mark.parametrize("batch", ["static", "N"])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
 def test_every_form_of_a_kernels_gradient(
-    name: str, form: str, batch: str, monkeypatch: pytest.MonkeyPatch
+    operator: str, form: str, batch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = CONVOLUTIONS[name]
     for constant, value in FORMS[form].items():
         monkeypatch.setattr(convolution, constant, value)
-    value, slopes = jacobian(lambda feeds: case.oracle(**feeds), case.arrays)
-    seed = data(*value.shape, seed=9).astype(np.float32)
-    got = backward(case, len(case.arrays["x"]) if batch == "static" else batch, seed=seed)
-    for input_, slope in slopes.items():
-        exact = np.tensordot(slope, seed, seed.ndim).reshape(case.arrays[input_].shape)
-        np.testing.assert_allclose(
-            got[input_], exact, rtol=1e-4, atol=1e-5 * abs(exact).max(), err_msg=input_
-        )
+    for case, y, slopes in convolutions(operator):
+        seed = data(*y.shape, seed=9).astype(np.float32)
+        got = backward(case, len(case.arrays["x"]) if batch == "static" else batch, seed=seed)
+        for input_, slope in slopes.items():
+            exact = np.tensordot(slope, seed, seed.ndim).reshape(case.arrays[input_].shape)
+            np.testing.assert_allclose(
+                got[input_], exact, rtol=1e-4, atol=1e-5 * max(1.0, abs(exact).max()),
+                err_msg=f"d{input_} of {case.name}",
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "most"),
+    ("case", "y", "batch", "most"),
     [
-        ("Conv-1d", 2, 6),
-        ("Conv-1d", "N", 16),
-        ("Conv-1x1", 2, 9),
-        ("Conv-1x1", "N", 9),
-        ("ConvTranspose-2d-up", "N", 17),
+        (call("Conv", x=data(2, 2, 7), w=data(3, 2, 3)), (3, 5), 2, 6),
+        (call("Conv", x=data(2, 2, 7), w=data(3, 2, 3)), (3, 5), "N", 16),
+        (call("Conv", x=data(2, 3, 3, 4), w=data(2, 3, 1, 1)), (2, 3, 4), 2, 9),
+        (call("Conv", x=data(2, 3, 3, 4), w=data(2, 3, 1, 1)), (2, 3, 4), "N", 9),
+        (
+            call("ConvTranspose", x=data(2, 2, 3, 2), w=data(2, 2, 2, 2), strides=[2, 2]),
+            (2, 6, 4),
+            "N",
+            17,
+        ),
     ],
+    ids=["1d", "1d of a batch", "1x1", "1x1 of a batch", "transposed"],
 )
-def test_known_sizes_ask_for_no_shape(name: str, batch: int | str, most: int) -> None:
-    case = CONVOLUTIONS[name]
-    value = case.oracle(**case.arrays)
-    arrays = dict(case.arrays)
-    arrays["x"] = np.concatenate([arrays["x"]] * 2)[:2]
-    wide = Case(case.name, case.formula, arrays)
-    seed = np.ones((2, *value.shape[1:]), np.float32)
-    kinds = [n.op_type for n in backward(wide, batch, seed=seed)["program"].proto().graph.node]
+def test_known_sizes_ask_for_no_shape(case: Case, y: Any, batch: int | str, most: int) -> None:
+    program = backward(case, batch, seed=np.ones((2, *y), np.float32))["program"]
+    kinds = [n.op_type for n in program.proto().graph.node]
     assert "Shape" not in kinds
     assert len(kinds) <= most, kinds
 

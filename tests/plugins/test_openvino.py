@@ -36,7 +36,7 @@ from tests.plugins.compiled_training import CompiledTraining, agree
 from tests.plugins.damaged_files import WAYS, damage
 from tests.plugins.fitted_workloads import fitted
 from tests.plugins.gradient_cases import Case
-from tests.plugins.test_gradient_rules import CASES
+from tests.plugins.gradient_samples import every_case
 from tests.training import make, regression
 
 openvino = pytest.importorskip("openvino")
@@ -260,6 +260,7 @@ def test_predictions_and_metrics_of_an_engine_are_those_of_its_weights(accumulat
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
+CASES = every_case(3)
 # An eighth of the cases runs always, all of them where slow tests run.
 SAMPLE = int(os.environ.get("ORTFLEX_TEST_SAMPLE", "1")) * 8
 OPSET = 17
@@ -324,4 +325,4 @@ def test_openvino_computes_every_gradient_as_onnxruntime_or_refuses() -> None:
             except AssertionError as error:
                 wrong.append(str(error).strip()[:300])
     assert not wrong, "\n".join(wrong)
-    assert right >= 390
+    assert right >= 330

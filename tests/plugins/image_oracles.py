@@ -1,4 +1,4 @@
-"""Regions of images, and a convolution that reads at places of its own; each written in numpy."""
+"""Regions of images, images read between their points, convolutions with places of their own; numpy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 
 from ortflex_core import Array
-from tests.gradcheck import data
-from tests.plugins.gradient_cases import Case, case
-
-F32 = (np.float32,)
 
 
 def neighbors(place: float, size: int) -> list[tuple[int, float]]:
@@ -108,67 +104,44 @@ def deform_convolved(
     return y if b is None else y + b.reshape(-1, 1, 1)
 
 
-_REGIONS = np.array([[0.5, 1, 6, 9], [3, 2, 11, 4.5]])
-_BATCH = np.array([1, 0])
-_SIZES = {"output_height": 2, "output_width": 2, "spatial_scale": 0.5}
-_POOLED = np.array([[1, 0, 1, 4, 3.5], [0, -2, 2, 3, 9], [0, 9, 9, 12, 12]])
+def _line(axis: str, p: float, size: int, corners: int) -> list[tuple[int, float]]:
+    """What is read along one axis at −1 ≤ p ≤ 1: places and weights, torch's definitions."""
+    mode, padding = axis.split("-")
+    p = (p + 1) / 2 * (size - 1) if corners else ((p + 1) * size - 1) / 2
+    low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
+
+    def brought_in(v: float) -> float:
+        if padding == "reflection":
+            v = abs(v - low) % (2 * (high - low))
+            v = low + min(v, 2 * (high - low) - v)
+        return v if padding == "zeros" else min(max(v, 0.0), size - 1.0)
+
+    if mode == "cubic":
+        first = math.floor(p)
+        taps = [(round(brought_in(first + k)), _keys(p - first - k)) for k in (-1, 0, 1, 2)]
+    elif mode == "linear":
+        p = brought_in(p)
+        first = math.floor(p)
+        taps = [(first, 1 - p + first), (first + 1, p - first)]
+    else:
+        taps = [(round(brought_in(p)), 1.0)]
+    return [(k, w) for k, w in taps if 0 <= k < size]
 
 
-def _align(label: str, since: int = 16, **options: Any) -> Case:
-    # Before opset 16 there was one way, and no name for it.
-    way = {"coordinate_transformation_mode": "output_half_pixel"} if since < 16 else {}
-    regions = _REGIONS.astype(np.float32)
-    return case(
-        f"RoiAlign-{label}",
-        lambda op, x: op.RoiAlign(x, op.constant(regions, x.dtype), op.constant(_BATCH), **options),
-        x=data(2, 2, 4, 5),
-        oracle=lambda x: roi_aligned(x, _REGIONS, _BATCH, **options, **way),
-        **{"since": since, "dtypes": F32, "until": 15 if since < 16 else 99},
-    )
+def _keys(d: float, a: float = -0.75) -> float:
+    d = abs(d)
+    if d <= 1:
+        return (a + 2) * d**3 - (a + 3) * d**2 + 1
+    return a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
 
 
-def _deformed(label: str, bias: bool, mask: bool, **options: Any) -> Case:
-    own = options.get("offset_group", 1)
-    arrays = {
-        "x": data(1, 4, 4, 3),
-        "w": data(2, 4 // options.get("group", 1), 2, 2, seed=1),
-        "offset": data(1, own * 8, 3, 2, seed=2),
-    }
-    arrays |= {"b": data(2, seed=3)} if bias else {}
-    arrays |= {"m": data(1, own * 4, 3, 2, seed=4)} if mask else {}
-
-    def formula(op: Any, x: Any, w: Any, offset: Any, b: Any = None, m: Any = None) -> Any:
-        return op.DeformConv(x, w, offset, b, m, **options)
-
-    return case(
-        f"DeformConv-{label}",
-        formula,
-        **arrays,
-        oracle=lambda x, w, offset, b=None, m=None: deform_convolved(x, w, offset, b, m, **options),
-        **{"since": 19, "dtypes": F32, "sized": ("w",), "needs_rank": True},
-    )
-
-
-CASES = [
-    *(
-        _align(way, coordinate_transformation_mode=way, sampling_ratio=2, **_SIZES)
-        for way in ("half_pixel", "output_half_pixel")
-    ),
-    _align("adaptive", **_SIZES),
-    _align("max", mode="max", sampling_ratio=2, **_SIZES),
-    _align("adaptive-max", mode="max", **_SIZES),
-    _align("before-16", since=13, sampling_ratio=2, **_SIZES),
-    case(
-        "MaxRoiPool",
-        lambda op, x: op.MaxRoiPool(
-            *(x, op.constant(_POOLED.astype(np.float32), x.dtype)),
-            **{"pooled_shape": [2, 3], "spatial_scale": 1.0},
-        ),
-        x=data(2, 2, 4, 5),
-        oracle=lambda x: max_roi_pooled(x, _POOLED, [2, 3]),
-        **{"dtypes": F32, "until": 21},
-    ),
-    _deformed("plain", False, False),
-    _deformed("grouped", True, False, group=2, strides=[1, 1]),
-    _deformed("masked", True, True, offset_group=2, group=2),
-]
+def sampled(x: Any, grid: Any, how: str, corners: int) -> Any:
+    n = x.ndim - 2
+    out = np.zeros((*grid.shape[:-1], x.shape[1]))
+    for place in np.ndindex(grid.shape[:-1]):
+        point = grid[place][::-1]
+        lines = [_line(how, point[k], x.shape[2 + k], corners) for k in range(n)]
+        for taps in itertools.product(*lines):
+            weight = math.prod(w for _, w in taps)
+            out[place] += weight * x[(place[0], slice(None), *(k for k, _ in taps))]
+    return np.moveaxis(out, -1, 1)
