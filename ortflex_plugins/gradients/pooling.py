@@ -140,7 +140,7 @@ def _weight(op: Ops, node: NodeView, at: Windows) -> Tensor | float:
     return op.AveragePool(op.Expand(one, shape), **settings) / inside
 
 
-@RULES.rule("LpPool", since=2, attributes=("ceil_mode",))
+@RULES.rule("LpPool", since=2, attributes=("ceil_mode", "pads"))
 def _lp_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """For Y = (Σ|x|ᵖ)^(1/p), dX is x|x|^(p−2) times the sum of dY y^(1−p) over the windows."""
     x, at = node.inputs[0], _windows(node)

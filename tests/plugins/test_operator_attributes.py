@@ -91,8 +91,7 @@ def reads() -> dict[str, dict[str, set[bool]]]:
         node = view._node
         opset, asked = view.trace.opsets.get(node.domain, 1), set(view._asked)
         for name in attributes_of(node.op_type, opset) if not node.domain else ():
-            if name != "pads" or view.auto_pad in (None, "NOTSET"):  # else it has no meaning
-                found[node.op_type][name].add(name in asked)
+            found[node.op_type][name].add(name in asked)
 
     known: dict[tuple[str, int], list[str]] = {}
 
