@@ -137,6 +137,7 @@ def test_fifty_steps_are_those_of_torch_with_peft(optimizer: str, tmp_path: Path
     path = export(network(), tmp_path / "base.onnx", False)
     net = adapted(network())
     rate = 0.01 if optimizer == "adam" else 0.05
+    net.save_pretrained(tmp_path / "start")
     start = Lora.from_peft(tmp_path / "start")
     ours = trainer(path, adapters=start, optimizer=optimizer, learning_rate=rate)
     weights = [w for w in net.parameters() if w.requires_grad]
