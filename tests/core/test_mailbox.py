@@ -51,6 +51,14 @@ def test_common_memory_gives_what_messages_give() -> None:
     assert talk(True) == talk(False) == [expected] * 3
 
 
+def test_packets_of_no_bytes_need_no_memory() -> None:
+    def job(group: ThreadGroup) -> Any:
+        box = Mailbox(Peers(group.join()), 0, shared=True)
+        return box.shared, [len(p) for p in box.exchange("test")]
+
+    assert results(run_ranks(2, job)) == [(False, [0, 0])] * 2
+
+
 @pytest.fixture
 def left() -> Iterator[None]:
     """No file stays."""

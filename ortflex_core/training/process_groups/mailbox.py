@@ -39,7 +39,7 @@ class Mailbox:
         self.packets: list[Array] = [np.zeros(size, np.uint8)] * 2
         self._all: list[list[Array]] = []
         wanted = size > 1000 if shared is None else shared
-        if wanted and peers.neighbors == peers.size:
+        if wanted and size and peers.neighbors == peers.size:
             room = -(-size // _ALIGNED) * _ALIGNED
             memory = _common(peers, 2 * peers.size * room)
             if memory is not None:
