@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, numpy_helper
 
 from ortflex_core import Array
 from ortflex_core.compiler.programs import rewrites
@@ -87,6 +87,20 @@ def test_products_and_gradients_are_those_of_the_numbers(
     monkeypatch.setattr(rewrites, "_PIECE", piece)
     by_codes, by_floats = network(zeros, bias, rank, opset)
     (found, _), (wanted, _) = (trained(m, rank, backend) for m in (by_codes, by_floats))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(OUTPUTS, INNER // 2), (OUTPUTS * INNER // 2,)])
+def test_bytes_may_be_a_view_of_a_tensor_of_another_shape(shape: tuple[int, ...]) -> None:
+    """As where an embedding and the last layer of a decoder share them."""
+    by_codes, by_floats = network("packed", False, 2, opset=18)
+    (stored,) = (t for t in by_codes.graph.initializer if t.name == "codes")
+    sizes = numpy_helper.from_array(np.array(stored.dims), "sizes")
+    stored.CopyFrom(numpy_helper.from_array(packed(CODES).reshape(shape), "bytes"))
+    by_codes.graph.initializer.append(sizes)
+    by_codes.graph.node.insert(0, helper.make_node("Reshape", ["bytes", "sizes"], ["codes"]))
+    (found, _), (wanted, _) = (trained(m, 2, "fused") for m in (by_codes, by_floats))
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 

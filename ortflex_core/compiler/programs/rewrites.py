@@ -6,11 +6,12 @@ They are applied while the user's graph is replayed into a step; the values are 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from ortflex_core.compiler.graph.nodes import readers_of
 from ortflex_core.compiler.graph.ops import FLOATS, Inputs, Ops, Tensor, Trace
 from ortflex_core.compiler.model.model import Model, Rewrite
 from ortflex_core.compiler.programs.patterns import required
@@ -75,72 +76,80 @@ def products_of_nibbles(model: Model) -> Rewrite:
     To unpack W itself takes three shifts and a Concat of single bytes, as long as half of the product of
     64 rows. Rows of W are multiplied in pieces, so that not all of them are in memory as floats.
     """
-    products = _products_of_nibbles(model) if model.opsets.get("", 0) >= _FIRST_BITWISE else set()
+    codes = [name for name, (_, bits) in model.decomposed.packed.items() if bits == 4]
+    known = codes and model.opsets.get("", 0) >= _FIRST_BITWISE
+    products = _products(model, codes) if known else set()
 
     def rewrite(trace: Trace, node: NodeProto, inputs: Inputs) -> Sequence[Tensor] | None:
         if not products or node.output[0] not in products:
             return None
         x, factor = required(inputs)
-        made = [factor]
-        while (maker := made[-1].node) is not None and maker.inputs[0] is not None:
-            made.append(maker.inputs[0])
-        dequantized = made[_CHAIN.index("DequantizeLinear")].node if len(made) > 5 else None
-        if dequantized is None or x.dtype != TensorProto.FLOAT or not x.shape:
+        found = _bytes_of(factor)
+        if found is None or x.dtype != TensorProto.FLOAT or x.rank is None:
             return None
-        _, scale, zero = required(dequantized.inputs)
-        return (_product_of_nibbles(trace.op, x, made[-1], scale, zero),)
+        return (_product_of_nibbles(trace.op, x, factor, *found),)
 
     return rewrite
 
 
 _FIRST_BITWISE = 18
 """The first opset that has BitwiseOr."""
-_CHAIN = ("Transpose", "Reshape", "DequantizeLinear", "Reshape", "Concat")
-"""The nodes from the factor of a product down to the codes of its weight, which a Concat makes."""
+_UNPACKING = ("Concat", "Unsqueeze", "BitShift", "BitShift")
+"""The nodes from codes of 4 bits down to the bytes, through the low ones."""
+_WEIGHT = ("Transpose", "Reshape", "DequantizeLinear")
+"""The nodes from the factor of a product down to the codes of its weight."""
 _PIECE = 2**24
 """The largest number of elements of a weight that are in memory as floats at a time."""
 
 
-def _products_of_nibbles(model: Model) -> set[str]:
-    """The outputs of the products by weights that are unpacked from 4 bits and read by nothing else."""
-    readers: dict[str, list[NodeProto]] = {}
-    for node in model.internal.graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+def _products(model: Model, codes: Iterable[str]) -> set[str]:
+    """The outputs of the products by weights with these codes, which nothing else reads."""
+    readers = readers_of(model.internal.graph.node)
     found = set()
-    for name in (codes for codes, (_, bits) in model.decomposed.packed.items() if bits == 4):
-        for kind in (*_CHAIN[2::-1], "MatMul"):
+    for name in codes:
+        for kind in (*_WEIGHT[::-1], "MatMul"):
             read = readers.get(name, [])
             name = read[0].output[0] if len(read) == 1 and read[0].op_type == kind else ""
         found.add(name)
     return found - {""}
 
 
-def _product_of_nibbles(op: Ops, x: Tensor, stored: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    rows, blocks, width = (n for n in stored.shape or () if isinstance(n, int))
-    columns = blocks * width
-    halves = op.Reshape(x, [*[0] * (len(x.shape or ()) - 1), columns, 2])
-    even, odd = (op.Squeeze(h, axes=[-1]) for h in op.Split(halves, [1, 1], axis=-1, outputs=2))
+def _bytes_of(factor: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The bytes, the scales and the zero points of a factor; None where a part of it is folded."""
+    tensor, read = factor, [factor]
+    for kind in (*_WEIGHT, "Reshape", *_UNPACKING):
+        maker = tensor.node
+        if maker is None or maker.op_type != kind:
+            return None
+        read = required(maker.inputs) if kind == "DequantizeLinear" else read
+        tensor = required(maker.inputs)[0]
+    return tensor, read[1], read[2]
+
+
+def _product_of_nibbles(
+    op: Ops, x: Tensor, factor: Tensor, stored: Tensor, scale: Tensor, zero: Tensor
+) -> Tensor:
+    columns, rows = (n for n in factor.shape or () if isinstance(n, int))
+    (count,) = (n for n in scale.shape or () if isinstance(n, int))
+    half, blocks = columns // 2, count // rows
+    pairs = op.Reshape(x, [*[0] * ((x.rank or 1) - 1), half, 2])
+    even, odd = (op.Squeeze(h, axes=[-1]) for h in op.Split(pairs, [1, 1], axis=-1, outputs=2))
     factors = even / 16.0 - odd / 256.0, odd / 16.0
-    count = math.ceil(2 * rows * columns / _PIECE)
-    step = math.ceil(rows / count)
-
-    def piece(tensor: Tensor, first: int, lines: int) -> Tensor:
-        end = min(first + step, rows)
-        return tensor if count == 1 else op.Slice(tensor, [first * lines], [end * lines], [0])
-
+    step = math.ceil(rows / math.ceil(rows * columns / _PIECE))
+    left = op.constant(np.uint8(4))
+    stored = op.Reshape(stored, [count, half // blocks])
     products = []
     for first in range(0, rows, step):
-        bytes_ = op.Reshape(piece(stored, first, 1), [-1, width])
-        scales, zeros = piece(scale, first, blocks), piece(zero, first, blocks)
-        left = op.constant(np.uint8(4))
-        shifted, zeros_16 = (op.BitShift(t, left, direction="LEFT") for t in (bytes_, zeros))
+        ends = [first * blocks], [min(first + step, rows) * blocks], [0]
+        parts = stored, scale, zero
+        codes, scales, zeros = parts if step == rows else (op.Slice(t, *ends) for t in parts)
+        shifted, zeros_16 = (op.BitShift(t, left, direction="LEFT") for t in (codes, zeros))
         low = op.DequantizeLinear(shifted, scales, zeros_16, axis=0)
-        both = op.DequantizeLinear(bytes_, scales, op.BitwiseOr(zeros_16, zeros), axis=0)
-        weights = (op.Transpose(op.Reshape(w, [-1, columns]), perm=[1, 0]) for w in (low, both))
+        both = op.DequantizeLinear(codes, scales, op.BitwiseOr(zeros_16, zeros), axis=0)
+        weights = (op.Transpose(op.Reshape(w, [-1, half]), perm=[1, 0]) for w in (low, both))
         one, other = map(op.MatMul, factors, weights)
         products.append(one + other)
-    return products[0] if count == 1 else op.Concat(*products, axis=-1)
+    return products[0] if step == rows else op.Concat(*products, axis=-1)
 
 
 def _gated(trace: Trace, x: Tensor, inner: float, outer: float) -> Tensor:
