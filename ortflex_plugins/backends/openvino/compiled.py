@@ -15,9 +15,8 @@ from ortflex_core import Array, Key, Program, Unsupported, get_program
 from ortflex_plugins.backends.openvino.differences import (
     differences,
     node_name,
-    replace_abs,
     replace_copies,
-    replace_shifts,
+    replace_nodes,
     take_matrices,
 )
 
@@ -94,8 +93,7 @@ def _compile(
     # A value that a program passes on unchanged would be removed from the state.
     same = {(n.input[0], n.output[0]) for n in proto.graph.node if n.op_type == "Identity"}
     pairs = {key: pair for key, pair in pairs.items() if pair not in same}
-    replace_abs(proto.graph)
-    replace_shifts(proto.graph)
+    replace_nodes(proto.graph)
     replace_copies(proto.graph)
     matrices = take_matrices(proto.graph)
     for info in proto.graph.input:

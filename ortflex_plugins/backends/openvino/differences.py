@@ -84,8 +84,7 @@ def differences(graph: GraphProto, known: Collection[str] = ()) -> Iterator[str]
         place, why = _CONSTANT.get(node.op_type, (99, ""))
         if not what and _input(node, place) and _input(node, place) not in fixed:
             what = why
-        left = node.op_type == "BitShift" and given["direction"] == b"LEFT"
-        if left and _input(node, 1) not in shifts:
+        if _is_left(node) and _input(node, 1) not in shifts:
             what = "a number of bits that is not a constant of the graph"
         place, why = _ABSENT.get(node.op_type, (99, ""))
         if not what and _input(node, place):
@@ -121,41 +120,26 @@ def node_name(node: NodeProto) -> str:
     return f"{node.op_type} (node {node.name or node.output[0]!r})"
 
 
-def replace_abs(graph: GraphProto) -> None:
-    """Write |x| as max(x, -x).
+def replace_nodes(graph: GraphProto) -> None:
+    """Write what OpenVINO computes differently in another way, in bodies, too.
 
-    OpenVINO moves an Abs before a Concat, and other readers of the Concat then read absolute values, too:
-    Adamax on joined parameters went in one direction only.
+    |x| is max(x, -x): OpenVINO moves an Abs before a Concat, and other readers of the Concat then read
+    absolute values, too: Adamax on joined parameters went in one direction only.
+
+    A shift to the left loses the bits that it would push out before it: OpenVINO returns the largest number
+    for them. The k high bits of x are (x >> m) << m with m = n − k for numbers of n bits.
     """
-    nodes = []
+    amounts = {t.name: t for t in graph.initializer}
+    nodes: list[NodeProto] = []
     for node in graph.node:
         if node.op_type == "Abs" and not node.domain:
             x, (y,) = node.input[0], node.output
             minus = f"{y}/negative"
             nodes.append(NodeProto(op_type="Neg", name=minus, input=[x], output=[minus]))
             node = NodeProto(op_type="Max", name=node.name, input=[x, minus], output=[y])
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                replace_abs(attribute.g)
-        nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def replace_shifts(graph: GraphProto) -> None:
-    """Take the bits away that a shift to the left would push out: OpenVINO returns the largest number.
-
-    The k high bits of x are (x >> m) << m with m = n − k for numbers of n bits.
-    """
-    amounts = {t.name: t for t in graph.initializer}
-    nodes = []
-    for node in graph.node:
-        if (
-            node.op_type == "BitShift"
-            and not node.domain
-            and _attributes(node)["direction"] == b"LEFT"
-        ):
-            x, y, k = node.input[0], node.output[0], numpy_helper.to_array(amounts[node.input[1]])
+        elif _is_left(node):
+            (x, amount), (y,) = node.input, node.output
+            k = numpy_helper.to_array(amounts[amount])
             rest = numpy_helper.from_array((k.dtype.itemsize * 8 - k).astype(k.dtype), f"{y}/rest")
             graph.initializer.append(rest)
             right, high, low = f"{y}/right", f"{y}/high", f"{y}/low"
@@ -164,15 +148,20 @@ def replace_shifts(graph: GraphProto) -> None:
                 helper.make_node("BitShift", [right, rest.name], [high], high, direction="LEFT"),
                 helper.make_node("Sub", [x, high], [low], low),
             ]
-            node = helper.make_node(
-                "BitShift", [low, node.input[1]], [y], node.name, direction="LEFT"
-            )
+            node = helper.make_node("BitShift", [low, amount], [y], node.name, direction="LEFT")
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                replace_shifts(attribute.g)
+                replace_nodes(attribute.g)
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _is_left(node: NodeProto) -> bool:
+    """Whether a node shifts bits to the left."""
+    return (
+        node.op_type == "BitShift" and not node.domain and _attributes(node)["direction"] == b"LEFT"
+    )
 
 
 def take_matrices(graph: GraphProto) -> dict[str, Array]:
