@@ -52,7 +52,9 @@ def directive(module: str, name: str) -> Iterator[str]:
         if theirs:
             yield f"   :exclude-members: {', '.join(theirs)}"
         inherited = [
-            c for c in value.__mro__[1:] if c.__module__.startswith("ortflex_core.training.hub")
+            c
+            for c in value.__mro__[1:]
+            if c.__module__.startswith("ortflex_core.training.artifacts")
         ]
         if inherited:
             yield "   :inherited-members: object"

@@ -15,10 +15,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ortflex_core.kernel.version import __version__
+
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
-
-__version__ = "0.2.0"
 
 PUBLIC = {
     "kernel.batches": "Batch Block Lasting",
@@ -67,14 +67,14 @@ PUBLIC = {
     "kernel.types": (
         "Array dtype_name numpy_dtype onnx_dtype Progress same_shape Shape shape_text TensorSpec"
     ),
-    "compiler.adapters.adapted_model": "adapt AdaptedModel frozen_values with_values",
-    "compiler.adapters.portable": "write_adapter write_base",
-    "compiler.autodiff.cotangents": (
+    "compiler.model.adapted_model": "adapt AdaptedModel frozen_values with_values",
+    "compiler.model.adapter_files": "write_adapter write_base",
+    "compiler.operators.cotangents": (
         "add_at full passed positions put_back ranked reshape_like unbroadcast zeros_like"
     ),
-    "compiler.autodiff.families": "load_rules",
-    "compiler.autodiff.reverse": "gradients NodeView",
-    "compiler.autodiff.rules": "Gradient Rules RuleTable",
+    "compiler.operators.gradient_families": "load_rules",
+    "compiler.operators.reverse_mode": "gradients NodeView",
+    "compiler.operators.gradient_rules": "Gradient Rules RuleTable",
     "compiler.graph.control_flow": "captured_names prefix_names replay Sub",
     "compiler.graph.counter_rng": "dropout normal",
     "compiler.graph.ops": "FLOATS Ops RANDOM Tensor Trace",
@@ -98,9 +98,9 @@ PUBLIC = {
     ),
     "compiler.onnx_files.model_file": "read_model",
     "compiler.graph.nodes": "ancestor_nodes find_nodes reads split_nodes",
-    "compiler.opsets.decomposition_table": "Call Decomposition Decompositions",
-    "compiler.opsets.function_bodies": "body_of has_body",
-    "compiler.parameters.selection": "choose_parameters trainable_model",
+    "compiler.operators.decomposition_table": "Call Decomposition Decompositions",
+    "compiler.operators.function_bodies": "body_of has_body",
+    "compiler.problem.parameters": "choose_parameters trainable_model",
     "compiler.problem.labels": (
         "float_labels float_scores integer_labels require_range shape_mismatch shapes_compatible"
     ),
@@ -122,8 +122,8 @@ PUBLIC = {
         "get_program get_session keep_alive new_session open_session plans_memory "
         "rounds_short_types run_arrays run_once session_options use_library Workspace"
     ),
-    "training.checkpoints.array_file": "ArrayFile dump_arrays",
-    "training.checkpoints.checkpoint": "list_checkpoints Saved",
+    "training.artifacts.array_file": "ArrayFile dump_arrays",
+    "training.artifacts.checkpoint": "list_checkpoints Saved",
     "training.config.arguments": "Arguments device_spec kinds_of_plugins plain_help takes_several",
     "training.config.components": "Parts read_head to_plain",
     "training.config.functions": "AllRows",
@@ -142,11 +142,11 @@ PUBLIC = {
     "training.engines.host_updates": "host_formulas HostUpdates",
     "training.engines.state_shards": "StateShards",
     "training.internals": "Internals internals_of",
-    "training.portable.export": "export_step",
-    "training.portable.folder": "open_step PortableStep",
-    "training.portable.trained": "apply_state",
-    "training.process_groups.gradient_sum": "GradientExchange",
-    "training.process_groups.peers": "Peers RankFailed RanksDiffer",
+    "training.artifacts.step_export": "export_step",
+    "training.artifacts.step_folder": "open_step PortableStep",
+    "training.artifacts.step_application": "apply_state",
+    "training.engines.gradient_sum": "GradientExchange",
+    "training.engines.peers": "Peers RankFailed RanksDiffer",
     "training.receipt": "Receipt",
     "training.trainer": "Trainer",
     "training.views.history": "History",

@@ -150,17 +150,17 @@ from ortflex_core.kernel.types import (
     shape_text as shape_text,
     TensorSpec as TensorSpec,
 )
-from ortflex_core.compiler.adapters.adapted_model import (
+from ortflex_core.compiler.model.adapted_model import (
     adapt as adapt,
     AdaptedModel as AdaptedModel,
     frozen_values as frozen_values,
     with_values as with_values,
 )
-from ortflex_core.compiler.adapters.portable import (
+from ortflex_core.compiler.model.adapter_files import (
     write_adapter as write_adapter,
     write_base as write_base,
 )
-from ortflex_core.compiler.autodiff.cotangents import (
+from ortflex_core.compiler.operators.cotangents import (
     add_at as add_at,
     full as full,
     passed as passed,
@@ -171,9 +171,9 @@ from ortflex_core.compiler.autodiff.cotangents import (
     unbroadcast as unbroadcast,
     zeros_like as zeros_like,
 )
-from ortflex_core.compiler.autodiff.families import load_rules as load_rules
-from ortflex_core.compiler.autodiff.reverse import gradients as gradients, NodeView as NodeView
-from ortflex_core.compiler.autodiff.rules import (
+from ortflex_core.compiler.operators.gradient_families import load_rules as load_rules
+from ortflex_core.compiler.operators.reverse_mode import gradients as gradients, NodeView as NodeView
+from ortflex_core.compiler.operators.gradient_rules import (
     Gradient as Gradient,
     Rules as Rules,
     RuleTable as RuleTable,
@@ -256,13 +256,13 @@ from ortflex_core.compiler.graph.nodes import (
     reads as reads,
     split_nodes as split_nodes,
 )
-from ortflex_core.compiler.opsets.decomposition_table import (
+from ortflex_core.compiler.operators.decomposition_table import (
     Call as Call,
     Decomposition as Decomposition,
     Decompositions as Decompositions,
 )
-from ortflex_core.compiler.opsets.function_bodies import body_of as body_of, has_body as has_body
-from ortflex_core.compiler.parameters.selection import (
+from ortflex_core.compiler.operators.function_bodies import body_of as body_of, has_body as has_body
+from ortflex_core.compiler.problem.parameters import (
     choose_parameters as choose_parameters,
     trainable_model as trainable_model,
 )
@@ -332,11 +332,11 @@ from ortflex_core.compiler.runtime.session import (
     use_library as use_library,
     Workspace as Workspace,
 )
-from ortflex_core.training.checkpoints.array_file import (
+from ortflex_core.training.artifacts.array_file import (
     ArrayFile as ArrayFile,
     dump_arrays as dump_arrays,
 )
-from ortflex_core.training.checkpoints.checkpoint import (
+from ortflex_core.training.artifacts.checkpoint import (
     list_checkpoints as list_checkpoints,
     Saved as Saved,
 )
@@ -391,14 +391,14 @@ from ortflex_core.training.engines.host_updates import (
 )
 from ortflex_core.training.engines.state_shards import StateShards as StateShards
 from ortflex_core.training.internals import Internals as Internals, internals_of as internals_of
-from ortflex_core.training.portable.export import export_step as export_step
-from ortflex_core.training.portable.folder import (
+from ortflex_core.training.artifacts.step_export import export_step as export_step
+from ortflex_core.training.artifacts.step_folder import (
     open_step as open_step,
     PortableStep as PortableStep,
 )
-from ortflex_core.training.portable.trained import apply_state as apply_state
-from ortflex_core.training.process_groups.gradient_sum import GradientExchange as GradientExchange
-from ortflex_core.training.process_groups.peers import (
+from ortflex_core.training.artifacts.step_application import apply_state as apply_state
+from ortflex_core.training.engines.gradient_sum import GradientExchange as GradientExchange
+from ortflex_core.training.engines.peers import (
     Peers as Peers,
     RankFailed as RankFailed,
     RanksDiffer as RanksDiffer,

@@ -47,6 +47,18 @@ MODULES = frozenset(
 """The public modules of 0.2 that are elsewhere now, without ``ortflex_core.``."""
 
 
+JOINED = {
+    "adapters": "compiler.model",
+    "autodiff": "compiler.operators",
+    "checkpoints": "training.artifacts",
+    "opsets": "compiler.operators",
+    "parameters": "compiler.problem",
+    "portable": "training.artifacts",
+    "process_groups": "training.engines",
+}
+"""The packages of 0.2 that are part of another package now."""
+
+
 class _Loader:
     """Loads a public module of 0.2, whose attributes are the public names."""
 
@@ -79,9 +91,11 @@ class _Loader:
 
 def _new_place(old: str) -> ModuleType:
     """The module of an old path in its storey: pickles of 0.2 name classes that are not public."""
-    for storey in ("kernel", "compiler", "training", "tools"):
+    package, _, inner = old.removeprefix(_CORE).partition(".")
+    places = [f"{storey}.{package}" for storey in ("kernel", "compiler", "training", "tools")]
+    for place in [JOINED[package]] if package in JOINED else places:
         with suppress(ModuleNotFoundError):
-            return importlib.import_module(f"{_CORE}{storey}.{old.removeprefix(_CORE)}")
+            return importlib.import_module(f"{_CORE}{place}.{inner}".rstrip("."))
     return ModuleType(old)
 
 

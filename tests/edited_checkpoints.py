@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflex_core.kernel.regular_files import sha256_of
-from ortflex_core.training.checkpoints import record
+from ortflex_core.training.artifacts import checkpoint_record as record
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

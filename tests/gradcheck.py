@@ -14,7 +14,7 @@ import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
 from ortflex_core import Array, Program, Shape, Tensor, Trace, build, gradients, session_options
-from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
+from ortflex_core.compiler.operators.reverse_mode import Rules, RuleTable
 from ortflex_plugins import gradients as families
 
 Formula = Callable[..., Tensor]

@@ -20,7 +20,7 @@ from ortflex_core import (
     OrtflexError,
     gradient_model,
 )
-from ortflex_core.compiler.opsets import downgrade
+from ortflex_core.compiler.operators import downgrade
 from tests.node_cases import ELEMENTS, LARGE, Result
 from tests.node_oracle import STEP, Oracle, double, double_model, evaluator, is_real
 

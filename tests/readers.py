@@ -32,9 +32,9 @@ from ortflex_core import FolderLock, Model, OrtflexError, Plugins, Recipe, Train
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel import locks, regular_files
 from ortflex_core.training import receipt
+from ortflex_core.training.artifacts import hub as repository
 from ortflex_core.training.data import column_files
-from ortflex_core.training.hub import repository
-from ortflex_core.training.process_groups import mailbox
+from ortflex_core.training.engines import mailbox
 from ortflex_plugins.c import compiler
 from tests import children, models
 from tests.fuzz import seeds

@@ -225,7 +225,7 @@ def printable(text: str, *, lines: bool = True) -> str:
 
 
 _BOUND_REACHED = re.compile(r"more than \d+ iterations of the Loop '[^']*'")
-"""The node that fails when a loop reaches the bound of ``ortflex_core.compiler.onnx_files.loop_bounds``."""
+"""The node that fails when a loop reaches the bound of ``ortflex_core.compiler.operators.loop_bounds``."""
 _GROWN = re.compile(r"a state of more than \d+ elements of the Loop '[^']*'")
 """The node that fails when a state grows beyond the bound of runs that measure a model."""
 _RUNNING = re.compile(r"while running (\w+) node\. Name:'([^']*)'")

@@ -39,7 +39,7 @@ from ortflex_core.kernel.types import Array, Progress
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.graph.program import Program
-    from ortflex_core.training.checkpoints.checkpoint import Saved
+    from ortflex_core.training.artifacts.checkpoint import Saved
     from ortflex_core.training.config.recipe import Recipe
     from ortflex_core.training.trainer import Trainer
 

@@ -31,8 +31,8 @@ _BASES = {
     "data": "ortflex_core.kernel.protocols.data_source:DataSource",
     "metrics": "ortflex_core.kernel.protocols.metric:Metric",
     "callbacks": "ortflex_core.kernel.hooks:Callback",
-    "gradients": "ortflex_core.compiler.autodiff.rules:Rules",
-    "decompositions": "ortflex_core.compiler.opsets.decomposition_table:Decompositions",
+    "gradients": "ortflex_core.compiler.operators.gradient_rules:Rules",
+    "decompositions": "ortflex_core.compiler.operators.decomposition_table:Decompositions",
 }
 _KIND_OF = {target: kind for kind, target in _BASES.items()}
 TABLES = frozenset({"gradients", "decompositions"})

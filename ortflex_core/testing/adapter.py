@@ -9,17 +9,22 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from ortflex_core import (
+    Adapter,
+    Array,
+    Ops,
+    Product,
+    Program,
+    Tensor,
+    Trainer,
+    Unsupported,
+    require_runtime,
+)
 from ortflex_core.compiler.graph import formula_calls as calls
-from ortflex_core.compiler.graph.ops import Ops, Tensor
-from ortflex_core.compiler.graph.program import Program
-from ortflex_core.compiler.runtime.installation import require_runtime
-from ortflex_core.kernel.errors import Unsupported
-from ortflex_core.kernel.protocols.adapter import Adapter, Product
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism
 from ortflex_core.testing.running import close, require
-from ortflex_core.training.trainer import Trainer
 
 Reference = Callable[[Array, Array, Arrays], Array]
 RATE = 0.05

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ortflex_core.compiler.graph.program import Program
+from ortflex_core import Array, Average, Host, HostProgram, Program
 from ortflex_core.compiler.problem.hyperparameters import symbolic
-from ortflex_core.kernel.host_scalars import OPERATORS, Host, HostProgram
-from ortflex_core.kernel.protocols.average import Average
-from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.host_scalars import OPERATORS
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require

@@ -9,15 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
+from ortflex_core import Array, Backend, DataError, Unsupported, compare
 from ortflex_core.compiler.runtime.session import cpu_session
-from ortflex_core.kernel.errors import DataError, Unsupported
-from ortflex_core.kernel.protocols.backend import Backend
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing import compositions, frozen, running, step_programs
 from ortflex_core.testing.component import RuntimeKit
 from ortflex_core.testing.reference import Reference
 from ortflex_core.testing.running import close, require
-from ortflex_core.tools.comparison import compare
 
 RATE = 0.1
 

@@ -10,14 +10,11 @@ from typing import Any, ClassVar, Literal
 import attrs
 import pytest
 
+from ortflex_core import NAMES, ConfigError, History, Trainer, hook
 from ortflex_core.kernel.construct import structure
-from ortflex_core.kernel.errors import ConfigError
-from ortflex_core.kernel.hooks import NAMES, hook
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import close, require
-from ortflex_core.training.trainer import Trainer
-from ortflex_core.training.views.history import History
 
 EPOCHS = 4
 Effect = Callable[[Any, Trainer, History], None]

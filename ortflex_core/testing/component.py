@@ -12,17 +12,19 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.compiler.graph.program import Program
-from ortflex_core.compiler.runtime.installation import require_runtime
+from ortflex_core import (
+    Component,
+    ConfigError,
+    Program,
+    require_runtime,
+    singular,
+    to_plain,
+    to_toml,
+)
 from ortflex_core.kernel.class_paths import is_class_path
-from ortflex_core.kernel.component import Component
 from ortflex_core.kernel.construct import structure
-from ortflex_core.kernel.entries import singular
-from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing.running import check_reasons, plugins, require, same_bits
-from ortflex_core.training.config.components import to_plain
-from ortflex_core.training.config.toml import to_toml
 
 
 class ComponentKit:

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import onnx
 
-from ortflex_core.kernel.types import Array
+from ortflex_core import Array
 from ortflex_core.testing import running
 
 ROWS, BATCH = 26, 4

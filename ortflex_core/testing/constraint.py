@@ -8,15 +8,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.compiler.graph.program import Program
+from ortflex_core import Array, Constraint, Program, Pruning, internals_of
 from ortflex_core.compiler.problem.hyperparameters import symbolic
-from ortflex_core.compiler.problem.pruning import Pruning
-from ortflex_core.kernel.protocols.constraint import Constraint
-from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
-from ortflex_core.training.internals import internals_of
 
 Reference = Callable[[Array], Array]
 RATE = 0.1

@@ -12,13 +12,19 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.opsets import decompositions
-from ortflex_core.compiler.opsets.decomposition_table import MICROSOFT, Decompositions
-from ortflex_core.compiler.programs.gradient_model import gradient_model
-from ortflex_core.compiler.runtime.session import cpu_session, session_options
-from ortflex_core.kernel.entries import Entry
-from ortflex_core.kernel.types import Array, TensorSpec, onnx_dtype
+from ortflex_core import (
+    Array,
+    Decompositions,
+    Entry,
+    Model,
+    TensorSpec,
+    gradient_model,
+    onnx_dtype,
+    session_options,
+)
+from ortflex_core.compiler.operators import decompositions
+from ortflex_core.compiler.operators.decomposition_table import MICROSOFT
+from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FamilyKit
 from ortflex_core.testing.running import close, require

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.kernel.protocols.device import Device
-from ortflex_core.kernel.types import Array, numpy_dtype
+from ortflex_core import Array, Device, numpy_dtype
 from ortflex_core.testing import running
 from ortflex_core.testing.component import RuntimeKit
 from ortflex_core.testing.running import close, require

@@ -11,16 +11,12 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.compiler.model.editor import apply_edits
-from ortflex_core.compiler.model.model import Model
+from ortflex_core import Array, BrokenPlugin, Edit, Model, OrtflexError, Trainer, apply_edits
 from ortflex_core.compiler.runtime.session import cpu_session
-from ortflex_core.kernel.errors import BrokenPlugin, OrtflexError
-from ortflex_core.kernel.protocols.edit import Edit
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import close, require
-from ortflex_core.training.trainer import Trainer
 
 Reference = Callable[[Arrays, Arrays, Array], Array]
 

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ortflex_core.kernel.protocols.backend import Backend
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core import Array, Backend
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.reference import Reference
 
@@ -26,7 +26,7 @@ CASES = (
     *(("kernel", size) for size in (2, 8)),
 )
 """How a frozen tensor is used, and the size of its axes."""
-FORMS = tuple(dict.fromkeys(form for form, _ in CASES))
+FORMS: tuple[str, ...] = tuple(dict.fromkeys(form for form, _ in CASES))
 
 
 def _nodes(form: str) -> tuple[list[onnx.NodeProto], tuple[int, ...]]:

@@ -11,13 +11,20 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflex_core.compiler.autodiff.families import load_rules
-from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable, gradients
-from ortflex_core.compiler.graph.ops import Tensor, Trace
-from ortflex_core.compiler.graph.program import build
+from ortflex_core import (
+    Array,
+    Rules,
+    RuleTable,
+    Shape,
+    Tensor,
+    Trace,
+    build,
+    gradients,
+    load_rules,
+    onnx_dtype,
+)
 from ortflex_core.compiler.graph.schemas import schema
 from ortflex_core.compiler.runtime.session import cpu_session
-from ortflex_core.kernel.types import Array, Shape, onnx_dtype
 from ortflex_core.testing import running
 from ortflex_core.testing.component import FamilyKit
 from ortflex_core.testing.running import close, require

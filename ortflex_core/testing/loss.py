@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pytest
 
-from ortflex_core.compiler.autodiff.cotangents import full
-from ortflex_core.compiler.autodiff.families import load_rules
-from ortflex_core.compiler.autodiff.reverse import gradients_of_some
+from ortflex_core import (
+    Array,
+    DataError,
+    Loss,
+    Ops,
+    OrtflexError,
+    Tensor,
+    TensorSpec,
+    Trainer,
+    full,
+    load_rules,
+    onnx_dtype,
+    shape_text,
+)
 from ortflex_core.compiler.graph import formula_calls as calls
-from ortflex_core.compiler.graph.ops import Ops, Tensor
+from ortflex_core.compiler.operators.reverse_mode import gradients_of_some
 from ortflex_core.compiler.problem.hyperparameters import symbolic
-from ortflex_core.kernel.errors import DataError, OrtflexError
-from ortflex_core.kernel.protocols.loss import Loss
-from ortflex_core.kernel.types import Array, Arrays, TensorSpec, onnx_dtype, shape_text
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.data.columns import spec_of
-from ortflex_core.training.trainer import Trainer
 
-Predicted = Array | Arrays
+Predicted: TypeAlias = Array | Arrays
 """What a loss reads: an array, or several by its names for them."""
-Labels = Array | None
+Labels: TypeAlias = Array | None
 Reference = Callable[[Any, Labels], Array]
 RATE = 0.1
 _ALONE = "predicted"

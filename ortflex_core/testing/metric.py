@@ -11,8 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.kernel.protocols.metric import Metric
-from ortflex_core.kernel.types import Array
+from ortflex_core import Array, Metric
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import close, require

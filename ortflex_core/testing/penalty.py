@@ -9,14 +9,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.compiler.autodiff.cotangents import full
-from ortflex_core.compiler.autodiff.families import load_rules
-from ortflex_core.compiler.autodiff.reverse import gradients
-from ortflex_core.compiler.graph.ops import Ops, Tensor
-from ortflex_core.compiler.graph.program import Program
+from ortflex_core import Array, Ops, Penalty, Program, Tensor, full, gradients, load_rules
 from ortflex_core.compiler.problem.hyperparameters import symbolic
-from ortflex_core.kernel.protocols.penalty import Penalty
-from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require

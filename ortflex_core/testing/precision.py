@@ -16,19 +16,25 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflex_core.compiler.graph.ops import FLOATS
-from ortflex_core.compiler.graph.program import Program
-from ortflex_core.compiler.problem.problem import Problem
-from ortflex_core.compiler.runtime.installation import Runtime
-from ortflex_core.kernel.errors import Unsupported
-from ortflex_core.kernel.protocols.backend import Backend
-from ortflex_core.kernel.protocols.device import Device
-from ortflex_core.kernel.protocols.precision import Growth, Place, Precision
-from ortflex_core.kernel.types import Array, Arrays, numpy_dtype
+from ortflex_core import (
+    FLOATS,
+    Array,
+    Backend,
+    Device,
+    Growth,
+    HostEngine,
+    Place,
+    Precision,
+    Problem,
+    Program,
+    Runtime,
+    Unsupported,
+    numpy_dtype,
+)
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import require
-from ortflex_core.training.engines.array_engine import HostEngine
 
 WIDE = (
     *("Softmax", "LogSoftmax", "LayerNormalization", "BatchNormalization", "InstanceNormalization"),

@@ -14,12 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.kernel.protocols.process_group import Communicator, ProcessGroup
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core import Array, Communicator, GradientExchange, Peers, ProcessGroup, RankFailed
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import check_reasons, plugins, require
-from ortflex_core.training.process_groups.gradient_sum import GradientExchange
-from ortflex_core.training.process_groups.peers import Peers, RankFailed
 
 SECONDS = 120.0
 SIZES = (1, 7, 1000, 100_003, 10_000_000)

@@ -11,14 +11,12 @@ import attrs
 import numpy as np
 import onnx
 
+from ortflex_core import Array, Quantizer, Trainer
 from ortflex_core.compiler.model.quantize import limits
-from ortflex_core.compiler.model.quantizer import Quantizer
-from ortflex_core.kernel.types import Array
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.edit import rows_of, run
 from ortflex_core.testing.running import close, require, same_bits
-from ortflex_core.training.trainer import Trainer
 
 Reference = Callable[[Array, tuple[int, int], bool], tuple[Array, Array]]
 _CODES = ((-8, 7), (0, 255), (-2, 1))

@@ -8,17 +8,20 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.compiler.graph.program import Program
-from ortflex_core.compiler.model.training_mode import buffer_value
-from ortflex_core.compiler.problem.problem import Problem
-from ortflex_core.compiler.runtime.installation import Runtime
-from ortflex_core.kernel.batches import Batch
-from ortflex_core.kernel.protocols.backend import Backend
-from ortflex_core.kernel.protocols.device import Device
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core import (
+    Array,
+    Backend,
+    Batch,
+    Device,
+    Problem,
+    Program,
+    ReadLosses,
+    Runtime,
+    buffer_value,
+)
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.tools.divergence import Step
 from ortflex_core.tools.double_step import Double
-from ortflex_core.training.engines.buffers import ReadLosses
 
 
 class ReferenceEngine:

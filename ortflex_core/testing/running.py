@@ -10,16 +10,22 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortflex_core.compiler.graph.ops import Tensor, Trace
-from ortflex_core.compiler.graph.program import Program, build
-from ortflex_core.compiler.runtime.installation import require_runtime
-from ortflex_core.compiler.runtime.session import run_once
-from ortflex_core.kernel.errors import MissingKernel, Unsupported
-from ortflex_core.kernel.protocols.device import Device
-from ortflex_core.kernel.registry import Plugins
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core import (
+    Array,
+    Device,
+    MissingKernel,
+    Plugins,
+    Program,
+    Tensor,
+    Trace,
+    Trainer,
+    Unsupported,
+    build,
+    require_runtime,
+    run_once,
+)
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.training.config.arguments import PLAIN_DESCENT
-from ortflex_core.training.trainer import Trainer
 
 OPSET = 17
 """The opset of the graphs of the kits; every runtime reads it."""

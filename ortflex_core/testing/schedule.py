@@ -9,10 +9,7 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 
-from ortflex_core.kernel.errors import ConfigError
-from ortflex_core.kernel.hooks import hook
-from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext, Unit
-from ortflex_core.kernel.types import Progress
+from ortflex_core import ConfigError, Progress, Schedule, ScheduleContext, Unit, hook
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import close, require

@@ -8,13 +8,11 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.kernel.errors import DataError
-from ortflex_core.kernel.protocols.data_source import DataSource
+from ortflex_core import Columns, DataError, DataSource, Pieces
 from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing.component import ReferenceKit
 from ortflex_core.testing.running import require
-from ortflex_core.training.data.columns import Columns
-from ortflex_core.training.data.pieces import Pieces, concat_columns, head, rows_of
+from ortflex_core.training.data.pieces import concat_columns, head, rows_of
 
 STARTS = 40
 """The number of rows of a piece from which the kit starts to read."""

@@ -17,7 +17,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core import Array
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing.compositions import FEATURES, ROWS, Composition
 from ortflex_core.testing.running import model_of
 

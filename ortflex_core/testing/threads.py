@@ -9,8 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 import numpy as np
 
-from ortflex_core.kernel.protocols.process_group import ProcessGroup
-from ortflex_core.kernel.types import Array
+from ortflex_core import Array, ProcessGroup
 
 T = TypeVar("T")
 

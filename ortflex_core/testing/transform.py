@@ -10,13 +10,10 @@ import attrs
 import numpy as np
 import pytest
 
+from ortflex_core import Array, Host, Ops, Program, Tensor, Transform, TransformContext
 from ortflex_core.compiler.graph import formula_calls as calls
-from ortflex_core.compiler.graph.ops import Ops, Tensor
-from ortflex_core.compiler.graph.program import Program
 from ortflex_core.compiler.problem.hyperparameters import symbolic
-from ortflex_core.kernel.host_scalars import Host
-from ortflex_core.kernel.protocols.transform import Transform, TransformContext
-from ortflex_core.kernel.types import Array, Arrays
+from ortflex_core.kernel.types import Arrays
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ReferenceKit, check_determinism, check_hyperparameters
 from ortflex_core.testing.running import close, require

@@ -11,8 +11,6 @@ from typing import Any
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core.compiler.autodiff.families import load_rules
-from ortflex_core.compiler.autodiff.reverse import RuleTable, gradients
 from ortflex_core.compiler.graph import sequences
 from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Trace
@@ -20,11 +18,13 @@ from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.model.changes import find_changes
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import find_products
-from ortflex_core.compiler.opsets import decompositions, function_bodies, kernels
-from ortflex_core.compiler.parameters import quantized
-from ortflex_core.compiler.parameters import selection as parameters
-from ortflex_core.compiler.parameters.selection import Choice
+from ortflex_core.compiler.operators import decompositions, function_bodies, kernels
+from ortflex_core.compiler.operators.gradient_families import load_rules
+from ortflex_core.compiler.operators.reverse_mode import RuleTable, gradients
 from ortflex_core.compiler.problem import losses
+from ortflex_core.compiler.problem import parameters as parameters
+from ortflex_core.compiler.problem import quantized_parameters as quantized
+from ortflex_core.compiler.problem.parameters import Choice
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs import cost, stages
 from ortflex_core.compiler.programs.prefix import Prefix, check_strings, find_prefix

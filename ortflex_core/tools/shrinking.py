@@ -16,7 +16,7 @@ from ortflex_core.compiler.model.channels import Channels
 from ortflex_core.compiler.model.editor import Editor
 from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.model.products import module_of
-from ortflex_core.compiler.opsets import equivalence
+from ortflex_core.compiler.operators import equivalence
 from ortflex_core.kernel.errors import GraphError, ModelError
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-import ortflex_core
 from ortflex_core.kernel import digests
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.errors import short_repr
+from ortflex_core.kernel.version import __version__
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import Internals
@@ -30,7 +30,7 @@ def facts(inner: Internals, source: Source | None = None) -> dict[str, str]:
     for part in (inner.live.state(buffers=True), slots):
         for name, array in part.items():
             weights.update(name.encode() + array.tobytes())
-    out = {"the model": identity.structure[:12], "ortflex": ortflex_core.__version__}
+    out = {"the model": identity.structure[:12], "ortflex": __version__}
     out["the argument shard_state"] = str(divided)
     out |= {"the runtime": str(inner.runtime), "the backend": str(inner.live.backend)}
     out |= {f"the version of {name}": version for name, version in identity.versions.items()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
 
-from ortflex_core.compiler.adapters.adapted_model import frozen_values, with_values
+from ortflex_core.compiler.model.adapted_model import frozen_values, with_values
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.errors import (
     ArgumentError,
@@ -30,14 +30,14 @@ from ortflex_core.kernel.plan import Position
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Progress
 from ortflex_core.training import differences, fingerprint
-from ortflex_core.training.checkpoints import checkpoint
-from ortflex_core.training.checkpoints.checkpoint import Checkpoint, Record, Saved
+from ortflex_core.training.artifacts import checkpoint
+from ortflex_core.training.artifacts.checkpoint import Checkpoint, Record, Saved
 from ortflex_core.training.config.arguments import Arguments
 from ortflex_core.training.counted_losses import take_counts
+from ortflex_core.training.engines import joining
 from ortflex_core.training.engines.buffers import check_state
 from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import Internals, Settings, call_hook, internals_of
-from ortflex_core.training.process_groups import joining
 from ortflex_core.training.standing import Standing as Standing
 
 if TYPE_CHECKING:

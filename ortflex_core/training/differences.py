@@ -17,7 +17,7 @@ from ortflex_core.kernel.entries import OURS
 from ortflex_core.kernel.errors import OrtflexError, printable
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.training import fingerprint
-from ortflex_core.training.checkpoints.record import Record
+from ortflex_core.training.artifacts.checkpoint_record import Record
 from ortflex_core.training.config.arguments import Arguments
 from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import Internals

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ortflex_core.compiler.graph import protos
 from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel import digests
 from ortflex_core.kernel.component import Component
@@ -15,7 +16,7 @@ from ortflex_core.kernel.entries import Entry
 from ortflex_core.kernel.errors import CheckpointError, OrtflexError
 from ortflex_core.kernel.path_entries import path_entry
 from ortflex_core.kernel.registry import Plugins
-from ortflex_core.training.checkpoints.record import to_json
+from ortflex_core.training.artifacts.checkpoint_record import to_json
 from ortflex_core.training.config.components import Parts, to_plain
 from ortflex_core.training.config.functions import OfFunction
 from ortflex_core.training.setup import Setup
@@ -47,7 +48,7 @@ class Identity:
         """Model, arguments and plugins of a Trainer, from its resolved and its given arguments."""
         arguments, unnamed = written(setup, given)
         return cls(
-            structure=model_file.structure(setup.model.proto),
+            structure=protos.structure(setup.model.proto),
             arguments=arguments,
             unnamed=tuple(unnamed),
             versions=versions(setup),

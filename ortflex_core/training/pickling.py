@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import attrs
 
-from ortflex_core.compiler.adapters.adapted_model import frozen_values, with_values
+from ortflex_core.compiler.model.adapted_model import frozen_values, with_values
 from ortflex_core.kernel import class_paths
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array
-from ortflex_core.training.checkpoints.checkpoint import Saved
+from ortflex_core.training.artifacts.checkpoint import Saved
 from ortflex_core.training.fingerprint import components
 from ortflex_core.training.internals import Internals, Settings, call_hook, internals_of
 from ortflex_core.training.standing import Standing

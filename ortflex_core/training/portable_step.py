@@ -1,4 +1,4 @@
-"""Conversion of a Trainer to the content of a portable step (see :mod:`ortflex_core.training.portable`)."""
+"""Conversion of a Trainer to the content of a portable step (:mod:`~ortflex_core.training.artifacts`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ortflex_core.kernel.calling import checked_rate
 from ortflex_core.kernel.component import expected_count, is_count
 from ortflex_core.kernel.errors import ConfigError
 from ortflex_core.kernel.types import Array, Progress
+from ortflex_core.training.artifacts.rate_table import NO_LENGTH, Span, rate_table
+from ortflex_core.training.artifacts.step_export import Content, export_step
+from ortflex_core.training.artifacts.step_manifest import Missing
 from ortflex_core.training.engines.pruning_steps import share_to_come
 from ortflex_core.training.internals import Internals, Settings
-from ortflex_core.training.portable.export import Content, export_step
-from ortflex_core.training.portable.manifest import Missing
-from ortflex_core.training.portable.rate_table import NO_LENGTH, Span, rate_table
 
 if TYPE_CHECKING:
     from ortflex_core.training.data.feed import Feed

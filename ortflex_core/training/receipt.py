@@ -25,7 +25,6 @@ from typing import Any
 import attrs
 from onnx import ModelProto
 
-import ortflex_core
 from ortflex_core.compiler.onnx_files.content import LENGTH, RECEIPT, content_of
 from ortflex_core.kernel import digests
 from ortflex_core.kernel.class_paths import is_class_path
@@ -37,8 +36,9 @@ from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.regular_files import open_regular
 from ortflex_core.kernel.types import Array
+from ortflex_core.kernel.version import __version__
 from ortflex_core.training import fingerprint
-from ortflex_core.training.checkpoints.record import seal, to_json
+from ortflex_core.training.artifacts.checkpoint_record import seal, to_json
 from ortflex_core.training.config.arguments import kinds_of_plugins
 from ortflex_core.training.config.components import to_plain
 from ortflex_core.training.data.columns import Columns
@@ -481,7 +481,7 @@ def versions(inner: Internals) -> dict[str, str]:
     used |= dict.fromkeys(inner.hooks.installed, "")
     names = [inner.runtime.distribution, "numpy", "onnx", *sorted(used)]
     found = {name: version for name in names if (version := _installed(name))}
-    out = {OURS: ortflex_core.__version__} | found
+    out = {OURS: __version__} | found
     # The name of a file's distribution is its path.
     code = sorted(version for name, version in used.items() if name not in out)
     return {**out, "code": digest(code)} if code else out

@@ -8,21 +8,21 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from ortflex_core.compiler.adapters.adapted_model import AdaptedModel, adapt
-from ortflex_core.compiler.autodiff.families import load_rules
 from ortflex_core.compiler.model import editor, master_weights, shape_probe, targets
+from ortflex_core.compiler.model.adapted_model import AdaptedModel, adapt
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.quantize import quantize_model
 from ortflex_core.compiler.model.quantizer import Quantizer
-from ortflex_core.compiler.parameters import selection
-from ortflex_core.compiler.parameters.selection import Choice
+from ortflex_core.compiler.operators.gradient_families import load_rules
 from ortflex_core.compiler.problem import groups
+from ortflex_core.compiler.problem import parameters as selection
 from ortflex_core.compiler.problem.losses import (
     LossRequest,
     check_precision,
     loss_requests,
     tensors_of,
 )
+from ortflex_core.compiler.problem.parameters import Choice
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.compiler.problem.pruned_weights import place_prunings
@@ -50,10 +50,9 @@ from ortflex_core.training.config.components import Parts, Reading
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.label_encoding import encode_labels, with_last_axis
 from ortflex_core.training.data.opening import open_source
-from ortflex_core.training.engines import backend_choice, local_steps
+from ortflex_core.training.engines import backend_choice, joining, local_steps
 from ortflex_core.training.engines.output_metrics import OutputMetric, place_metrics
 from ortflex_core.training.engines.state_shards import check_shards
-from ortflex_core.training.process_groups import joining
 
 _SMALLER = 5
 """The power of two by which a trained scale may become smaller than in the calibration."""

@@ -12,11 +12,11 @@ import attrs
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel.errors import ConfigError, OrtflexError, short_repr
 from ortflex_core.kernel.tracebacks import short_tracebacks
+from ortflex_core.training.artifacts import hub as repository
+from ortflex_core.training.artifacts.model_card import Card
 from ortflex_core.training.config.arguments import Arguments
 from ortflex_core.training.config.components import Parts, to_plain
 from ortflex_core.training.config.toml import to_toml
-from ortflex_core.training.hub import repository
-from ortflex_core.training.hub.card import Card
 
 # Arguments about this process only, which do not describe the model.
 _LOCAL = frozenset(

@@ -9,7 +9,7 @@ import attrs
 
 from ortflex_core.kernel.plan import Position
 from ortflex_core.kernel.types import Array, Progress, Size
-from ortflex_core.training.checkpoints.checkpoint import Written
+from ortflex_core.training.artifacts.checkpoint import Written
 from ortflex_core.training.fingerprint import Identity
 
 

@@ -40,10 +40,10 @@ from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.engines import backend_choice, failures
 from ortflex_core.training.engines import scores as scoring
 from ortflex_core.training.engines.evaluator import Evaluator
+from ortflex_core.training.engines.peers import Peers
 from ortflex_core.training.engines.pruning_steps import PruningSteps
 from ortflex_core.training.engines.scores import Scores
 from ortflex_core.training.engines.timing import Trial
-from ortflex_core.training.process_groups.peers import Peers
 from ortflex_core.training.setup import Setup
 from ortflex_core.training.standing import Standing
 from ortflex_core.training.views.progress import RowCount
@@ -398,7 +398,7 @@ class Live:
         setup = self.setup
         if not setup.fastest:
             return setup.build_engine(problem)
-        from ortflex_core.training.engines import fastest
+        from ortflex_core.training import fastest
 
         backends = backend_choice.by_name(setup.plugins, setup.backends)
         name, engine = fastest.choose(

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import onnx
 
-from ortflex_core.compiler.adapters.portable import write_adapter, write_base
 from ortflex_core.compiler.graph.program import Program
+from ortflex_core.compiler.model.adapter_files import write_adapter, write_base
 from ortflex_core.compiler.model.inference_mode import training_nodes
 from ortflex_core.compiler.model.model import Model, as_model
-from ortflex_core.compiler.parameters.initialize import reinitialize as draw
-from ortflex_core.compiler.parameters.selection import SCALES
 from ortflex_core.compiler.problem.description import describe
+from ortflex_core.compiler.problem.initial_values import reinitialize as draw
+from ortflex_core.compiler.problem.parameters import SCALES
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import ConfigError, OrtflexError
 from ortflex_core.kernel.files import make_folder, write_bytes

@@ -44,7 +44,7 @@ class Checkpoint(Callback):
     >>> Checkpoint(minutes=10, keep=2).folder
     'checkpoints'
 
-    Source: the format is described in ``ortflex_core.training.checkpoints.checkpoint``.
+    Source: the format is described in ``ortflex_core.training.artifacts.checkpoint``.
     """
 
     folder: str = setting(

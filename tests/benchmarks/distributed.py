@@ -181,7 +181,7 @@ def prepared(name: str, peer: str) -> tuple[Any, Any]:
     if peer.startswith("torch"):
         return torch_of(WORKLOADS[name], peer)
     from ortflex_core import Peers
-    from ortflex_core.training.process_groups.joining import join
+    from ortflex_core.training.engines.joining import join
     from tests.training import plugins
 
     group = None if peer == "one process" else "mpi" if "mpi" in peer else "torch"
@@ -299,7 +299,7 @@ def torch_of(workload: Workload, peer: str) -> tuple[Any, Any]:
 
 def timed(peers: Any) -> dict[str, float]:
     """Seconds of a message of every size, by itself and in memory that both see."""
-    from ortflex_core.training.process_groups.mailbox import Mailbox
+    from ortflex_core.training.engines.mailbox import Mailbox
 
     out: dict[str, float] = {}
     for size in SIZES:

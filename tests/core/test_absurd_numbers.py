@@ -26,7 +26,7 @@ from ortflex_core import (
     short_repr,
     to_toml,
 )
-from ortflex_core.training.checkpoints.callback_values import Saved
+from ortflex_core.training.artifacts.callback_values import Saved
 from tests import models
 from tests.fuzz import numbers
 from tests.training import make, plugins, regression, same

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load
 
 from ortflex_core import dump_arrays
-from ortflex_core.training.checkpoints.array_file import read_arrays, write_arrays
+from ortflex_core.training.artifacts.array_file import read_arrays, write_arrays
 
 pytestmark = pytest.mark.once
 

@@ -18,7 +18,7 @@ from ortflex_core import (
     build,
     gradients,
 )
-from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable, gradients_of_some
+from ortflex_core.compiler.operators.reverse_mode import Rules, RuleTable, gradients_of_some
 from ortflex_core.compiler.programs.rebuild import optimize
 from tests.core.test_program import conditional
 from tests.gradcheck import FAMILIES, RULES, check, computed, data, run

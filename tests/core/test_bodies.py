@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 from ortflex_core import Model, ModelError, Trace, build, check_model, gradients
-from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
-from ortflex_core.compiler.opsets import function_bodies, kernels
+from ortflex_core.compiler.operators import function_bodies, kernels
+from ortflex_core.compiler.operators.reverse_mode import Rules, RuleTable
 from ortflex_core.compiler.runtime.installation import version_tuple
 from tests import models
 from tests.gradcheck import FAMILIES, data

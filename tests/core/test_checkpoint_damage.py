@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import Array, CheckpointError, OrtflexError, Saved, Trainer, hook, internals_of
-from ortflex_core.training.checkpoints import checkpoint
+from ortflex_core.training.artifacts import checkpoint
 from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ortflex_core import OrtflexError, OutputError, Trainer
-from ortflex_core.training.checkpoints import folders
+from ortflex_core.training.artifacts import artifact_folders as folders
 from tests import models
 from tests.training import make, plugins, regression, same
 

@@ -14,7 +14,8 @@ import onnx
 import pytest
 
 from ortflex_core import CheckpointError, Loss, OutputError, Plugins, Trainer, internals_of
-from ortflex_core.training.checkpoints import checkpoint, folders
+from ortflex_core.training.artifacts import artifact_folders as folders
+from ortflex_core.training.artifacts import checkpoint
 from tests import edited_checkpoints, models
 from tests.core.test_checkpoint_restore import BASE, begun, data
 from tests.training import make, plugins, regression

@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from ortflex_core import Array, CheckpointError, DataError, ThreadGroup, Trainer, hook, internals_of
-from ortflex_core.compiler.parameters import selection
+from ortflex_core.compiler.problem import parameters as selection
 from ortflex_core.kernel import digests
 from ortflex_core.training import differences
 from tests import models

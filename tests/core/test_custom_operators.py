@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from ortflex_core import Entry, PluginError, Plugins, Unsupported, load_rules
-from ortflex_core.compiler.autodiff.reverse import Rules
+from ortflex_core.compiler.operators.reverse_mode import Rules
 from ortflex_core.compiler.runtime import session
 from tests.training import make, plugins, usable
 

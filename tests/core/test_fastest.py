@@ -31,7 +31,7 @@ from ortflex_core import (
     time_backends,
 )
 from ortflex_core.compiler.runtime import session
-from ortflex_core.training.checkpoints import checkpoint
+from ortflex_core.training.artifacts import checkpoint
 from ortflex_core.training.engines import timing
 from ortflex_plugins.cli.main import main
 from tests import models

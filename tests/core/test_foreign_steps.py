@@ -14,7 +14,8 @@ import pytest
 
 from ortflex_core import CheckpointError, OutputError
 from ortflex_core.kernel import files
-from ortflex_core.training.portable import assembly, manifest
+from ortflex_core.training.artifacts import step_assembly as assembly
+from ortflex_core.training.artifacts import step_manifest as manifest
 from tests import models
 from tests.training import make, regression
 

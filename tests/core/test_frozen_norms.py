@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ortflex_core import Array, CheckpointError, Trainer, hook
-from ortflex_core.training.checkpoints import record
+from ortflex_core.training.artifacts import checkpoint_record as record
 from tests import edited_checkpoints, models
 from tests.training import every_backend, make, plugins
 

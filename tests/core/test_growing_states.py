@@ -14,8 +14,8 @@ import onnxruntime
 import pytest
 
 from ortflex_core import Trainer, gradient_model
-from ortflex_core.compiler.onnx_files import loop_bounds
-from ortflex_core.compiler.opsets.equivalence import Runner
+from ortflex_core.compiler.operators import loop_bounds
+from ortflex_core.compiler.operators.equivalence import Runner
 from ortflex_core.kernel.errors import GraphError
 from tests import children
 

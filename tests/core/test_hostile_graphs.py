@@ -234,7 +234,7 @@ def test_constants_that_are_malformed_are_not_folded() -> None:
 
 def test_a_rule_that_fails_says_which_and_where() -> None:
     from ortflex_core import Trace, gradients
-    from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
+    from ortflex_core.compiler.operators.reverse_mode import Rules, RuleTable
 
     rules = Rules()
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import ModelProto
 
 from ortflex_core import DataError, GraphError, Model
-from ortflex_core.compiler.onnx_files import loop_bounds
+from ortflex_core.compiler.operators import loop_bounds
 from tests import models
 from tests.training import make
 

@@ -23,7 +23,7 @@ from ortflex_core import (
     gradient_model,
     require_runtime,
 )
-from ortflex_core.compiler.opsets import downgrade
+from ortflex_core.compiler.operators import downgrade
 from tests import models
 from tests.training import every_backend, make, same
 

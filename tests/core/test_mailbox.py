@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from ortflex_core import Peers, ThreadGroup, run_ranks
-from ortflex_core.training.process_groups import mailbox as module
-from ortflex_core.training.process_groups.mailbox import Mailbox
+from ortflex_core.training.engines import mailbox as module
+from ortflex_core.training.engines.mailbox import Mailbox
 from tests.core.test_process_groups import results
 
 pytestmark = pytest.mark.once
@@ -107,7 +107,7 @@ def test_no_file_stays_when_a_process_is_killed(left: None) -> None:
 import os, signal
 import numpy as np
 from ortflex_core import Peers
-from ortflex_core.training.process_groups.mailbox import Mailbox
+from ortflex_core.training.engines.mailbox import Mailbox
 from ortflex_core import run_ranks
 
 def job(group):

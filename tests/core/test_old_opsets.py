@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, helper
 
 from ortflex_core import Model, ModelError
-from ortflex_core.compiler.opsets import upgrade
+from ortflex_core.compiler.operators import upgrade
 from tests import models
 from tests.training import make, regression, same
 

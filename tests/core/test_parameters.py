@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import Model, Trainer, choose_parameters, internals_of
-from ortflex_core.compiler.parameters import evidence
+from ortflex_core.compiler.problem import parameter_evidence as evidence
 from ortflex_core.compiler.problem.description import headline
 from tests import models
 from tests.training import make, regression

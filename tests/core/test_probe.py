@@ -22,7 +22,7 @@ from ortflex_core import (
 )
 from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.onnx_files import model_file
-from ortflex_core.compiler.opsets.equivalence import Runner
+from ortflex_core.compiler.operators.equivalence import Runner
 from tests import models
 from tests.training import every_backend, make
 

@@ -156,7 +156,7 @@ def test_a_broken_family_is_an_error_only_for_models_with_its_operators(install:
 
 def test_our_rule_is_used_unless_another_family_is_named(install: Install) -> None:
     code = (
-        "from ortflex_core.compiler.autodiff.reverse import Rules\n"
+        "from ortflex_core.compiler.operators.reverse_mode import Rules\n"
         "RULES = Rules()\n"
         "@RULES.rule('MatMul')\n"
         "def matmul(op, node, g): raise ZeroDivisionError('ours')\n"

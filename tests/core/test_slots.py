@@ -21,7 +21,7 @@ from ortflex_core import (
     internals_of,
 )
 from ortflex_core.compiler.programs import flat_parameters
-from ortflex_core.training.checkpoints import checkpoint
+from ortflex_core.training.artifacts import checkpoint
 from tests import models
 from tests.core.planted import but
 from tests.training import every_backend, make, regression

@@ -15,7 +15,7 @@ from ortflex_core import (
     file_classes,
     raw_scores,
 )
-from ortflex_core.compiler.parameters.selection import matching
+from ortflex_core.compiler.problem.parameters import matching
 from tests import models
 
 

@@ -20,7 +20,7 @@ from ortflex_core import (
     Quantizer,
     QuantizerKit,
 )
-from ortflex_core.compiler.autodiff.reverse import Rules
+from ortflex_core.compiler.operators.reverse_mode import Rules
 from ortflex_core.testing.running import plugins
 from tests.core.planted import SHARED, Planted, PlantedMistakes, Subject, but, normal
 

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortflex_core import GraphError, Model, ModelError, Plugins, TensorSpec, require_runtime
-from ortflex_core.compiler.opsets import kernels
-from ortflex_core.compiler.opsets.equivalence import check_size
+from ortflex_core.compiler.operators import kernels
+from ortflex_core.compiler.operators.equivalence import check_size
 from ortflex_core.compiler.runtime import session
 from tests import models
 

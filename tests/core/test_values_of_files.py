@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ortflex_core import CheckpointError, ModelError, Trainer, apply_state, suggest
-from ortflex_core.training.hub import repository
+from ortflex_core.training.artifacts import hub as repository
 from ortflex_plugins.cli import predict
 from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression

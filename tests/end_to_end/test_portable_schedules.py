@@ -22,7 +22,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ortflex_core import ConfigError, Plugins, Progress, Schedule, hook, open_step
-from ortflex_core.training.portable import rate_table
+from ortflex_core.training.artifacts import rate_table
 from tests import models
 from tests.end_to_end.portable_cases import RUNNER, fused, runner
 from tests.training import regression

@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 
 from ortflex_core import CheckpointError, Trainer, hook
-from ortflex_core.training.checkpoints import checkpoint
-from ortflex_core.training.checkpoints.checkpoint import Checkpoint
+from ortflex_core.training.artifacts import checkpoint
+from ortflex_core.training.artifacts.checkpoint import Checkpoint
 from tests import models
 from tests.training import make, regression
 

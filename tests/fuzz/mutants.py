@@ -18,7 +18,7 @@ import numpy as np
 from onnx import ModelProto
 
 from ortflex_core import short_repr, to_toml
-from ortflex_core.training.checkpoints import record
+from ortflex_core.training.artifacts import checkpoint_record as record
 from tests.fuzz import protobufs, seeds
 from tests.fuzz.values import TEXTS, scrambled, tree, written
 

@@ -22,7 +22,7 @@ from ortflex_core import (
     check_model,
     require_runtime,
 )
-from ortflex_core.compiler.opsets.equivalence import random_inputs
+from ortflex_core.compiler.operators.equivalence import random_inputs
 from ortflex_plugins.adapters.lora import Lora
 from ortflex_plugins.data.arrow import Arrow
 from ortflex_plugins.data.csv import Csv

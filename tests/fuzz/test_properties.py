@@ -16,7 +16,8 @@ from onnx import GraphProto, ModelProto, OperatorSetIdProto, TensorProto
 from ortflex_core import Model, OrtflexError, printable, suggest, to_toml
 from ortflex_core.compiler.onnx_files.model_file import array_of
 from ortflex_core.compiler.onnx_files.vetting import check_tensor
-from ortflex_core.training.checkpoints import checkpoint, record
+from ortflex_core.training.artifacts import checkpoint
+from ortflex_core.training.artifacts import checkpoint_record as record
 from ortflex_core.training.config.toml import parse_override, read_toml
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npz import Npz

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from ortflex_core import Trainer
-from ortflex_core.training.checkpoints import record
+from ortflex_core.training.artifacts import checkpoint_record as record
 from ortflex_core.training.internals import internals_of
 
 DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "F16": "<f2", "U8": "u1"}

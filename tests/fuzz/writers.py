@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from ortflex_core import OrtflexError, Progress, Saved
-from ortflex_core.training.checkpoints import checkpoint, folders
-from ortflex_core.training.checkpoints.checkpoint import Written
-from ortflex_core.training.checkpoints.record import FORMAT, Record
+from ortflex_core.training.artifacts import artifact_folders as folders
+from ortflex_core.training.artifacts import checkpoint
+from ortflex_core.training.artifacts.checkpoint import Written
+from ortflex_core.training.artifacts.checkpoint_record import FORMAT, Record
 from tests import children
 
 ELEMENTS = 2000

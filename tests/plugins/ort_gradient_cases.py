@@ -14,8 +14,8 @@ import onnx.parser
 from onnx import ModelProto, NodeProto, helper
 
 from ortflex_core import Array, LossTerm, Model, Plugins, Problem
-from ortflex_core.compiler.autodiff.reverse import RuleTable
-from ortflex_core.compiler.parameters.selection import Choice
+from ortflex_core.compiler.operators.reverse_mode import RuleTable
+from ortflex_core.compiler.problem.parameters import Choice
 from ortflex_plugins.losses.regression import SquaredError
 from ortflex_plugins.optimizers.sgd import Sgd
 

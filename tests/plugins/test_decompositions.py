@@ -178,7 +178,7 @@ def test_nodes_in_the_branches_of_an_if_are_decomposed() -> None:
 
 def test_a_formula_that_fails_is_named_with_its_distribution() -> None:
     from ortflex_core import Entry
-    from ortflex_core.compiler.opsets import decompositions
+    from ortflex_core.compiler.operators import decompositions
 
     family = Decompositions()
 

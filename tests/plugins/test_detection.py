@@ -20,7 +20,7 @@ from onnx import helper
 
 from ortflex import pad_boxes
 from ortflex_core import Array, ConfigError, DataError, MetricKit, Trainer, gradients
-from ortflex_core.compiler.autodiff.families import load_rules
+from ortflex_core.compiler.operators.gradient_families import load_rules
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.testing import running
 from ortflex_plugins.losses.detection import RetinaNet, Ssd, TaskAligned

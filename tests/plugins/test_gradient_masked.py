@@ -15,7 +15,7 @@ import pytest
 from onnx.defs import onnx_opset_version
 
 from ortflex_core import gradient_model
-from ortflex_core.compiler.opsets.equivalence import Runner
+from ortflex_core.compiler.operators.equivalence import Runner
 
 MASK = np.array([[0, -np.inf, 0, 0], [-np.inf] * 4, [0.5, 0, -np.inf, 1]])
 

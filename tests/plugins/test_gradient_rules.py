@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 
 from ortflex_core import NoGradientRule, NotDifferentiable, build, full, gradients
-from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
+from ortflex_core.compiler.operators.reverse_mode import Rules, RuleTable
 from tests.gradcheck import FAMILIES, RULES, check, computed, data, forward, jacobian, run, traced
 from tests.plugins.gradient_cases import Case, call, case
 from tests.plugins.gradient_samples import CASES

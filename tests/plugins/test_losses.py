@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ortflex_core import Loss, gradients
-from ortflex_core.compiler.autodiff.reverse import RuleTable
+from ortflex_core.compiler.operators.reverse_mode import RuleTable
 from ortflex_plugins.losses.binary import Focal, Hinge, SquaredHinge
 from ortflex_plugins.losses.cross_entropy import KullbackLeibler, SoftmaxCrossEntropy
 from ortflex_plugins.losses.dice import Dice

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from ortflex_core import NodeView, NoGradientRule, Trace, build, gradients, load_rules
-from ortflex_core.compiler.autodiff.reverse import Rules, RuleTable
+from ortflex_core.compiler.operators.reverse_mode import Rules, RuleTable
 from ortflex_plugins import gradients as package
 from ortflex_plugins.cli import operators as page
 from ortflex_plugins.operators.calls import NotTranslatable

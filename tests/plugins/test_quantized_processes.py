@@ -16,7 +16,7 @@ import pytest
 
 from ortflex import Trainer
 from ortflex_core import DataError, ThreadGroup, internals_of, run_ranks
-from ortflex_core.training.process_groups.peers import RankFailed
+from ortflex_core.training.engines.peers import RankFailed
 from tests import children
 from tests.core.test_process_groups import WEIGHT, X, Y, equal, results, training
 from tests.plugins.test_process_group_torch import LAUNCH, recipe

@@ -84,8 +84,8 @@ def test_a_step_is_the_step_of_torch(teacher: str, backend: str, t: float, alpha
 
 
 def test_the_formula_in_float64_is_that_of_torch(torch: Any) -> None:
-    from ortflex_core.compiler.autodiff.families import load_rules
-    from ortflex_core.compiler.autodiff.reverse import gradients
+    from ortflex_core.compiler.operators.gradient_families import load_rules
+    from ortflex_core.compiler.operators.reverse_mode import gradients
     from ortflex_core.testing import running
 
     s, q = RNG.standard_normal((2, 6, 5)) * 4

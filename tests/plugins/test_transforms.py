@@ -25,7 +25,7 @@ from ortflex_core import (
     hyper,
     internals_of,
 )
-from ortflex_core.compiler.parameters.output_axes import output_axes
+from ortflex_core.compiler.problem.output_axes import output_axes
 from ortflex_plugins.pictures.step_parts import step_of
 from tests import models
 from tests.plugins.conformance_references import normal

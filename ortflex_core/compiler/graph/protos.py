@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -68,3 +69,20 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
         yield node
         for graph in subgraphs_of(node):
             yield from all_nodes(graph.node)
+
+
+def structure(model: ModelProto) -> str:
+    """A hash of what a model computes, without the values of its larger tensors.
+
+    Two files that differ only in trained weights, producer or documentation have the same hash.
+    """
+    graph = model.graph
+    parts: list[Any] = [*model.functions, *graph.input, *graph.output, *graph.node]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.SerializeToString(deterministic=True))
+    for tensor in graph.initializer:
+        digest.update(f"{tensor.name}\0{tensor.data_type}\0{list(tensor.dims)}\0".encode())
+    opsets = sorted((o.domain, o.version) for o in model.opset_import)
+    digest.update(repr(opsets).encode())
+    return digest.hexdigest()

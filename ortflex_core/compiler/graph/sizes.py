@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.graph.ops import Ops, Tensor
+    from ortflex_core.kernel.types import TensorSpec
+
+
+UNKNOWN = 64
+"""The assumed number of rows, and of any other unknown size of an input, in estimates of memory."""
 
 
 def known_sizes(x: Tensor, first: int = 0, last: int | None = None) -> tuple[int, ...] | None:
@@ -54,3 +60,18 @@ def dims(op: Ops, like: Tensor) -> Tensor:
 def count_to(op: Ops, size: Tensor) -> Tensor:
     """The numbers 0, 1, …, size − 1 for an int64 scalar."""
     return op.Range(0, size, 1)
+
+
+def spec_bytes(spec: TensorSpec) -> int:
+    """Bytes of a tensor of this type and shape; an unknown size counts as UNKNOWN.
+
+    Sizes whose names inference generated may be anything, and count as one.
+    """
+    sizes = [
+        d if isinstance(d, int) else 1 if d is None or d.startswith("unk__") else UNKNOWN
+        for d in spec.shape or ()
+    ]
+    try:
+        return math.prod(sizes) * (8 if spec.dtype == TensorProto.STRING else spec.numpy.itemsize)
+    except (KeyError, TypeError, ValueError):
+        return 0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from ortflex_core.compiler.graph import sizes
 from ortflex_core.compiler.graph.control_flow import constant_of
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, reads
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
@@ -169,7 +170,7 @@ class Editor:
             ModelError: it is too large.
         """
         need = 3 * 8 * math.prod(shape)
-        weights = sum(vetting.spec_bytes(spec) for spec in self.model.initializers.values())
+        weights = sum(sizes.spec_bytes(spec) for spec in self.model.initializers.values())
         most = vetting.most_bytes(weights)
         if (left := memory_limits.available()) is not None:
             most = min(most, left)

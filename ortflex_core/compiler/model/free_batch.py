@@ -18,7 +18,7 @@ from ortflex_core.compiler.graph.bounded_inference import infer_shapes
 from ortflex_core.compiler.graph.control_flow import captured_names
 from ortflex_core.compiler.graph.protos import copied
 from ortflex_core.compiler.onnx_files import model_file
-from ortflex_core.compiler.opsets.equivalence import (
+from ortflex_core.compiler.operators.equivalence import (
     Runner,
     difference,
     fitting_inputs,

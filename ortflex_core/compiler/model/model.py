@@ -7,6 +7,7 @@ inlined; the export is the user's own model with only the trained tensors change
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +19,7 @@ from weakref import WeakValueDictionary
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core.compiler.autodiff.families import has_rule
-from ortflex_core.compiler.graph import shape_inference
+from ortflex_core.compiler.graph import protos, shape_inference, sizes
 from ortflex_core.compiler.graph.control_flow import captured_names as captured_names
 from ortflex_core.compiler.graph.control_flow import trace_node
 from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, reads, tensor_name
@@ -34,19 +34,21 @@ from ortflex_core.compiler.onnx_files import (
     export,
     functions,
     half_floats,
-    loop_bounds,
     model_file,
     vetting,
 )
 from ortflex_core.compiler.onnx_files.content import RECEIPT, Content, content_of
 from ortflex_core.compiler.onnx_files.external_data import DataFiles
-from ortflex_core.compiler.opsets import (
+from ortflex_core.compiler.operators import (
     decompositions,
     downgrade,
     integer_weights,
     kernels,
+    loop_bounds,
     upgrade,
 )
+from ortflex_core.compiler.operators.gradient_families import has_rule
+from ortflex_core.kernel import digests
 from ortflex_core.kernel.errors import MALFORMED, GraphError, ModelError, OrtflexError, suggest
 from ortflex_core.kernel.notebook import displayed_briefly
 from ortflex_core.kernel.registry import Plugins
@@ -204,7 +206,7 @@ class Model:
         if any(shape_inference.has_unknown_dims(spec.shape) for spec in values.values()) or any(
             subgraphs_of(node) for node in proto.graph.node
         ):
-            sized = shape_inference.sized(proto, vetting.UNKNOWN)
+            sized = shape_inference.sized(proto, sizes.UNKNOWN)
             vetting.vet_values(sized, most, weights, self.label)
         return values
 
@@ -220,7 +222,7 @@ class Model:
         """The largest number of bytes of a tensor, and the bytes of all weights and inputs."""
         weights = sum(map(vetting.bytes_of, self._initializers.values()))
         inputs = [values[i.name] for i in proto.graph.input if i.name in values]
-        weights += sum(vetting.spec_bytes(i) for i in inputs if i.name not in self._initializers)
+        weights += sum(sizes.spec_bytes(i) for i in inputs if i.name not in self._initializers)
         return vetting.most_bytes(weights), weights
 
     def initializer(self, name: str) -> Array:
@@ -245,6 +247,14 @@ class Model:
 
     def _raised(self, proto: ModelProto) -> ModelProto:
         return half_floats.raise_to_float32(proto, self.half)
+
+    def digest(self) -> str:
+        """A digest of the graph and the weights of the file."""
+        digest = hashlib.sha256(protos.structure(self.proto).encode())
+        for tensor in self.proto.graph.initializer:
+            digest.update(tensor.name.encode())
+            digest.update(digests.of_array(model_file.array_of(tensor, self.files)).encode())
+        return digest.hexdigest()[:32]
 
     @property
     def stamp(self) -> str:

@@ -23,7 +23,7 @@ from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import module_of
 from ortflex_core.compiler.model.quantizer import Quantization, Quantizer
 from ortflex_core.compiler.onnx_files import half_floats, model_file
-from ortflex_core.compiler.opsets import upgrade
+from ortflex_core.compiler.operators import upgrade
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.calling import calling, whose

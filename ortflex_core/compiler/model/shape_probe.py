@@ -26,7 +26,7 @@ from ortflex_core.compiler.graph.nodes import ancestor_nodes, plain_domain, read
 from ortflex_core.compiler.graph.protos import all_nodes, copied, refill, subgraphs_of
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.onnx_files import model_file
-from ortflex_core.compiler.opsets.equivalence import Runner, check_size
+from ortflex_core.compiler.operators.equivalence import Runner, check_size
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.kernel.errors import (
     MALFORMED,

@@ -8,7 +8,6 @@ of the graph works on a skeleton, in which large tensors are inputs.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import mmap
 import os
@@ -206,23 +205,6 @@ def array_of(tensor: TensorProto, files: DataFiles | None = None) -> Array:
         array.setflags(write=False)
         return array
     return (files or DataFiles()).array(tensor)
-
-
-def structure(model: ModelProto) -> str:
-    """A hash of what a model computes, without the values of its larger tensors.
-
-    Two files that differ only in trained weights, producer or documentation have the same hash.
-    """
-    graph = model.graph
-    parts: list[Any] = [*model.functions, *graph.input, *graph.output, *graph.node]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.SerializeToString(deterministic=True))
-    for tensor in graph.initializer:
-        digest.update(f"{tensor.name}\0{tensor.data_type}\0{list(tensor.dims)}\0".encode())
-    opsets = sorted((o.domain, o.version) for o in model.opset_import)
-    digest.update(repr(opsets).encode())
-    return digest.hexdigest()
 
 
 def skeleton(model: ModelProto) -> ModelProto:

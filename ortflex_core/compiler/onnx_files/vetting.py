@@ -13,6 +13,7 @@ from typing import Any
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
+from ortflex_core.compiler.graph import sizes
 from ortflex_core.compiler.graph.control_flow import MOST_ADDED
 from ortflex_core.compiler.onnx_files import attributes
 from ortflex_core.kernel.errors import ModelError
@@ -22,8 +23,6 @@ MOST_NODES = 100_000
 """The largest number of nodes in a file, with subgraphs and functions."""
 MOST_LEVELS = 8
 """The largest depth of nested subgraphs: the work of differentiation doubles with each level."""
-UNKNOWN = 64
-"""The assumed number of rows, and of any other unknown size of an input, in estimates of memory."""
 MADE = 2**28
 """The bytes that any tensor may have; beyond that, TIMES the bytes of all weights and inputs."""
 TIMES = 1000
@@ -274,7 +273,7 @@ def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str
     for spec in values:
         if any(isinstance(d, int) and d < 0 for d in spec.shape or ()):
             raise ModelError(f"{label}: the tensor {spec.name!r} has a negative size: {spec}")
-        if (size := spec_bytes(spec)) > most:
+        if (size := sizes.spec_bytes(spec)) > most:
             raise ModelError(
                 f"{label}: the tensor {spec.name!r} would take {_format_amount(size)} bytes; with "
                 f"{weights} bytes of weights and inputs, a tensor may have at most {most}"
@@ -290,21 +289,6 @@ def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str
 def most_bytes(weights: int) -> int:
     """The largest number of bytes of a tensor in a graph with the given bytes of weights and inputs."""
     return max(MADE, TIMES * weights)
-
-
-def spec_bytes(spec: TensorSpec) -> int:
-    """Bytes of a tensor of this type and shape; an unknown size counts as UNKNOWN.
-
-    Sizes whose names inference generated may be anything, and count as one.
-    """
-    sizes = [
-        d if isinstance(d, int) else 1 if d is None or d.startswith("unk__") else UNKNOWN
-        for d in spec.shape or ()
-    ]
-    try:
-        return math.prod(sizes) * (8 if spec.dtype == TensorProto.STRING else spec.numpy.itemsize)
-    except (KeyError, TypeError, ValueError):
-        return 0
 
 
 def _format_amount(count: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from ortflex_core.compiler.model.training_mode import normalized_by_batch
-from ortflex_core.compiler.parameters import selection
+from ortflex_core.compiler.problem import parameters as selection
 from ortflex_core.compiler.problem.losses import LossRequest, tensors_of
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.kernel.types import Shape, TensorSpec, shape_text

@@ -7,15 +7,15 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.compiler.parameters import selection
-from ortflex_core.compiler.parameters.module_paths import Paths
-from ortflex_core.compiler.parameters.selection import Choice
+from ortflex_core.compiler.problem import parameters as selection
 from ortflex_core.compiler.problem.losses import (
     by_glob,
     penalty_terms,
     read_by_glob,
     read_penalties,
 )
+from ortflex_core.compiler.problem.module_paths import Paths
+from ortflex_core.compiler.problem.parameters import Choice
 from ortflex_core.compiler.problem.problem import PenaltyTerm
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.compiler.problem.updating import ConstraintTerm, Group

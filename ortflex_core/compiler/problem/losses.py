@@ -17,7 +17,7 @@ from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.model import targets
 from ortflex_core.compiler.model.extension import Extension
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.parameters import selection
+from ortflex_core.compiler.problem import parameters as selection
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.problem import LossTerm, PenaltyTerm
 from ortflex_core.compiler.problem.problems import Problems

@@ -13,16 +13,16 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.compiler.autodiff.rules import RuleTable
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.ops import Trace
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.program import Recompute
 from ortflex_core.compiler.model import training_mode
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.parameters.output_axes import output_axes
-from ortflex_core.compiler.parameters.selection import Choice
+from ortflex_core.compiler.operators.gradient_rules import RuleTable
 from ortflex_core.compiler.problem.hyperparameters import hypers
+from ortflex_core.compiler.problem.output_axes import output_axes
+from ortflex_core.compiler.problem.parameters import Choice
 from ortflex_core.compiler.problem.updating import (
     AVERAGE,
     FINITE_STEPS,
@@ -45,7 +45,7 @@ from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array, Arrays, Shape, TensorSpec
 
 if TYPE_CHECKING:
-    from ortflex_core.training.process_groups.peers import Peers
+    from ortflex_core.training.engines.peers import Peers
 
 Reduction = Literal["mean", "sum"]
 T = TypeVar("T", bound="PenaltyTerm | Group | ConstraintTerm")

@@ -9,9 +9,9 @@ from onnx import NodeProto
 from ortflex_core.compiler.graph.nodes import readers_of
 from ortflex_core.compiler.model.editor import Editor
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.parameters.module_paths import Paths
-from ortflex_core.compiler.parameters.output_axes import output_axes
-from ortflex_core.compiler.parameters.selection import matching
+from ortflex_core.compiler.problem.module_paths import Paths
+from ortflex_core.compiler.problem.output_axes import output_axes
+from ortflex_core.compiler.problem.parameters import matching
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.compiler.problem.pruning import Pruning
 from ortflex_core.compiler.problem.updating import ConstraintTerm, Follower, PruningTerm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,8 +11,6 @@ import attrs
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.model import shape_probe, targets
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.onnx_files import model_file
-from ortflex_core.kernel import digests
 from ortflex_core.kernel.errors import ConfigError, ModelError, suggest
 from ortflex_core.kernel.files import no_file
 from ortflex_core.kernel.registry import Plugins
@@ -98,7 +95,7 @@ class TeacherFiles:
             if model.fixed_batch is not None and not fixed:
                 model = Model(path, free_batch=True, plugins=self._plugins)
             shape_probe.complete_shapes(model)
-            self._models[key] = model, _digest(model)
+            self._models[key] = model, model.digest()
         return self._models[key]
 
     def _tensor(self, wanted: TeacherTensor, teacher: Model, where: str, *, raw: bool) -> str:
@@ -160,12 +157,3 @@ def _inputs(wanted: TeacherTensor, teacher: Model, model: Model, where: str) -> 
             )
         out[name] = given
     return out
-
-
-def _digest(model: Model) -> str:
-    """A digest of the graph and the weights of a model."""
-    digest = hashlib.sha256(model_file.structure(model.proto).encode())
-    for tensor in model.proto.graph.initializer:
-        digest.update(tensor.name.encode())
-        digest.update(digests.of_array(model_file.array_of(tensor, model.files)).encode())
-    return digest.hexdigest()[:32]

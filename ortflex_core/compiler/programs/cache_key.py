@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from ortflex_core.compiler.graph import protos
 from ortflex_core.compiler.model.model import LARGE
-from ortflex_core.compiler.onnx_files import model_file
 from ortflex_core.kernel.component import Component
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _value(value: Any) -> Hashable:
 def _model_key(problem: Problem) -> str:
     """The graph, and the values that are constants of it."""
     model = problem.model
-    digest = hashlib.sha256(model_file.structure(model.internal).encode())
+    digest = hashlib.sha256(protos.structure(model.internal).encode())
     trained = set(problem.parameters)
     for name, spec in model.initializers.items():
         size = int(np.prod(spec.shape or (), dtype=np.int64))  # type: ignore[arg-type]

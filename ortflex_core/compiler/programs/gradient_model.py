@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 import onnx
 from onnx import ModelProto
 
-from ortflex_core.compiler.autodiff.families import load_rules
-from ortflex_core.compiler.autodiff.reverse import gradients
 from ortflex_core.compiler.graph.ops import FLOATS, Tensor, Trace
 from ortflex_core.compiler.graph.program import build, fresh_name
 from ortflex_core.compiler.graph.protos import refill
 from ortflex_core.compiler.model import shape_probe
 from ortflex_core.compiler.model.model import Model
+from ortflex_core.compiler.operators.gradient_families import load_rules
+from ortflex_core.compiler.operators.reverse_mode import gradients
 from ortflex_core.compiler.programs import rebuild
 from ortflex_core.kernel.errors import ModelError, suggest
 from ortflex_core.kernel.notebook import displayed_briefly

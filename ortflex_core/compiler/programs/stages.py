@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from onnx import TensorProto
 
-from ortflex_core.compiler.autodiff.cotangents import full
-from ortflex_core.compiler.autodiff.reverse import gradients, gradients_of_some
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.graph.nodes import reads
 from ortflex_core.compiler.graph.ops import Tensor, Trace
@@ -26,6 +24,8 @@ from ortflex_core.compiler.model.training_mode import (
     share_port,
     statistics_moves,
 )
+from ortflex_core.compiler.operators.cotangents import full
+from ortflex_core.compiler.operators.reverse_mode import gradients, gradients_of_some
 from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.compiler.programs.rewrites import first_of, products_of_nibbles

@@ -12,13 +12,13 @@ from typing import Literal
 
 import attrs
 
-from ortflex_core.compiler.autodiff.reverse import gradients
 from ortflex_core.compiler.graph.ops import Tensor, Trace
 from ortflex_core.compiler.graph.ports import Port, Role
 from ortflex_core.compiler.graph.program import Program, build
 from ortflex_core.compiler.graph.shortcuts import Shortcuts
 from ortflex_core.compiler.graph.sizes import known_sizes
 from ortflex_core.compiler.model.training_mode import Modes, share_port, statistics_moves
+from ortflex_core.compiler.operators.reverse_mode import gradients
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.updating import LOSS_SCALE, slot_port
 from ortflex_core.compiler.programs import flat_parameters, precision, rebuild, stages, updates

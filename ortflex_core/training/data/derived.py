@@ -34,7 +34,7 @@ from ortflex_core.training.data.column_files import (
     layout_of,
 )
 from ortflex_core.training.data.prefix_session import PrefixSession
-from ortflex_core.training.process_groups.peers import Peers, pack, unpack
+from ortflex_core.training.engines.peers import Peers, pack, unpack
 
 Cache = Literal["auto", "memory", "disk", False]
 """Where derived columns are kept; False computes the whole model in every step."""

@@ -30,7 +30,7 @@ from ortflex_core.training.data.derived import Derivation
 from ortflex_core.training.data.pieces import Conversion, PieceBatches, Pieces, head, rows_of
 from ortflex_core.training.data.prefetch import Prefetch
 from ortflex_core.training.data.shuffle_buffer import Buffer, Layout, Part, fill_buffers
-from ortflex_core.training.process_groups.peers import pack, unpack
+from ortflex_core.training.engines.peers import pack, unpack
 
 _log = logging.getLogger("ortflex")
 STORE = 64 * 2**20

@@ -35,7 +35,7 @@ from ortflex_core.training.data.pieces import (
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.data.ranks import RankBatches
 from ortflex_core.training.data.rows import gives_rows, has_three, reading, stacked
-from ortflex_core.training.process_groups.peers import Peers
+from ortflex_core.training.engines.peers import Peers
 
 _log = logging.getLogger("ortflex")
 

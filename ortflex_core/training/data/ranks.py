@@ -13,7 +13,7 @@ import attrs
 from ortflex_core.kernel.batches import Batch, Epoch, Source
 from ortflex_core.kernel.errors import DataError, Unsupported
 from ortflex_core.training.data.iterables import IterableBatches
-from ortflex_core.training.process_groups.peers import Peers
+from ortflex_core.training.engines.peers import Peers
 
 _log = logging.getLogger("ortflex")
 

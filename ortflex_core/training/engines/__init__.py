@@ -1,4 +1,7 @@
-"""Code shared by backends: buffers, evaluation, the state in host memory, and the choice of a backend.
+"""Code shared by backends: buffers, evaluation, state in host memory, processes, the choice of a backend.
 
-Add here: code that several backends need.
+Owns: messages between the processes of a group, their common decisions, and the sum of gradients in
+the order of the batches. A group itself is a plugin (:class:`ortflex_core.ProcessGroup`).
+
+Add here: code that several backends or all process groups need.
 """

@@ -14,8 +14,8 @@ from ortflex_core.kernel.batches import Batch
 from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.engines.buffers import ReadLosses
-from ortflex_core.training.process_groups.gradient_sum import arrays_in, places_of
-from ortflex_core.training.process_groups.peers import Peers
+from ortflex_core.training.engines.gradient_sum import arrays_in, places_of
+from ortflex_core.training.engines.peers import Peers
 
 
 def of_one_process(problem: Problem, peers: Peers) -> Problem:

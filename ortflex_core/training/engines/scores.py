@@ -21,7 +21,7 @@ from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.protocols.metric import Metric, MetricState
 from ortflex_core.kernel.types import Array, Shape
 from ortflex_core.training.engines.output_metrics import OutputMetric, loss_columns
-from ortflex_core.training.process_groups.peers import Peers, pack, unpack
+from ortflex_core.training.engines.peers import Peers, pack, unpack
 
 Evaluate = Callable[[Batch, Sequence[str]], tuple[list[float], dict[str, Array]]]
 

@@ -18,9 +18,9 @@ from ortflex_core.kernel.errors import Unsupported
 from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.engines.buffers import check_state, read_into
-from ortflex_core.training.process_groups.gradient_sum import arrays_in, places_of
-from ortflex_core.training.process_groups.mailbox import Mailbox
-from ortflex_core.training.process_groups.peers import STATE
+from ortflex_core.training.engines.gradient_sum import arrays_in, places_of
+from ortflex_core.training.engines.mailbox import Mailbox
+from ortflex_core.training.engines.peers import STATE
 
 
 def check_shards(problem: Problem) -> None:
