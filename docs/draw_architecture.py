@@ -74,7 +74,7 @@ DATA: Mapping[str, tuple[str, str, str, tuple[str, ...]]] = {
     "Engine": (
         "update",
         "weights, slots, run(batches, rates)",
-        "ortflex_core/kernel/protocols",
+        "ortflex_core/kernel/engine_protocols.py",
         ("Loop",),
     ),
     "Loop": (

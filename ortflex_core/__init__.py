@@ -27,6 +27,10 @@ PUBLIC = {
         "Component expected_count hyper is_count is_number MOST number one_of satisfying setting"
     ),
     "kernel.construct": "component_schema expected field_types",
+    "kernel.engine_protocols": (
+        "Backend Engine LayerBackend Losses Passes DataSource Device Value Communicator "
+        "ProcessGroup"
+    ),
     "kernel.entries": "Entry singular",
     "kernel.errors": (
         "BrokenPlugin CheckpointError ConfigError DataError error_reason GraphError MALFORMED "
@@ -40,43 +44,24 @@ PUBLIC = {
     "kernel.kinds": "HOOKS KINDS Kinds TABLES",
     "kernel.last_good": "first_not_finite",
     "kernel.locks": "FolderLock lock_handle",
-    "kernel.protocols.adapter": "Adapter match_products Product",
-    "kernel.protocols.average": "Average",
-    "kernel.protocols.backend": "Backend Engine LayerBackend Losses Passes",
-    "kernel.protocols.constraint": "Constraint",
-    "kernel.protocols.data_source": "DataSource",
-    "kernel.protocols.device": "Device Value",
-    "kernel.protocols.edit": "Edit",
-    "kernel.protocols.loss": "Loss",
-    "compiler.problem.pruning": "Pruning",
-    "compiler.problem.teachers": "TeacherTensor",
-    "kernel.protocols.metric": "Metric MetricState",
-    "kernel.protocols.optimizer": "Optimizer Slots Updated",
-    "kernel.protocols.penalty": "Penalty",
-    "kernel.protocols.precision": "Growth Place Precision",
-    "kernel.protocols.process_group": "Communicator ProcessGroup",
-    "kernel.protocols.schedule": "Schedule ScheduleContext Unit",
-    "kernel.protocols.transform": "Transform TransformContext",
+    "kernel.model_protocols": "Adapter match_products Product Edit",
     "kernel.registry": "Plugins Registry",
     "kernel.regular_files": (
         "LINE lines NotRegular open_regular open_text read_bytes read_json read_text reason "
         "RegularFile TABLE TEXT file_size"
+    ),
+    "kernel.step_protocols": (
+        "Average Constraint Loss Metric MetricState Optimizer Slots Updated Penalty Growth Place "
+        "Precision Schedule ScheduleContext Unit Transform TransformContext"
     ),
     "kernel.synonyms": "names_elsewhere translate_key",
     "kernel.tracebacks": "short_traceback short_tracebacks",
     "kernel.types": (
         "Array dtype_name numpy_dtype onnx_dtype Progress same_shape Shape shape_text TensorSpec"
     ),
-    "compiler.model.adapted_model": "adapt AdaptedModel frozen_values with_values",
-    "compiler.model.adapter_files": "write_adapter write_base",
-    "compiler.operators.cotangents": (
-        "add_at full passed positions put_back ranked reshape_like unbroadcast zeros_like"
-    ),
-    "compiler.operators.gradient_families": "load_rules",
-    "compiler.operators.reverse_mode": "gradients NodeView",
-    "compiler.operators.gradient_rules": "Gradient Rules RuleTable",
     "compiler.graph.control_flow": "captured_names prefix_names replay Sub",
     "compiler.graph.counter_rng": "dropout normal",
+    "compiler.graph.nodes": "ancestor_nodes find_nodes reads split_nodes",
     "compiler.graph.ops": "FLOATS Ops RANDOM Tensor Trace",
     "compiler.graph.ports": "COLUMNS Key PARTS Port ports_of",
     "compiler.graph.program": "ancestors build HostInput Program",
@@ -84,39 +69,52 @@ PUBLIC = {
     "compiler.graph.schemas": "changed_attributes",
     "compiler.graph.sequences": "SEQUENCE_OPERATORS",
     "compiler.graph.sizes": "count_to dims known_size known_sizes size_of size_vector",
+    "compiler.model.adapted_model": "adapt AdaptedModel frozen_values with_values",
+    "compiler.model.adapter_files": "write_adapter write_base",
     "compiler.model.changes": "Changes find_changes",
     "compiler.model.editor": "apply_edits Editor",
-    "compiler.model.quantizer": "Quantizer",
     "compiler.model.heads": "Head Layer",
     "compiler.model.model": "as_model Model OLDEST_OPSET Rewrite",
     "compiler.model.products": "find_products",
+    "compiler.model.quantizer": "Quantizer",
     "compiler.model.shape_probe": "complete_shapes explain_unknown",
-    "compiler.model.targets": "check_tensor default_output file_classes has_normalized_scores raw_scores",
+    "compiler.model.targets": (
+        "check_tensor default_output file_classes has_normalized_scores raw_scores"
+    ),
     "compiler.model.training_mode": (
         "buffer_spec buffer_value inactive_dropout Modes rewrite_for_inference running_statistics "
         "share_port statistics_moves trains_statistics"
     ),
     "compiler.onnx_files.model_file": "read_model",
-    "compiler.graph.nodes": "ancestor_nodes find_nodes reads split_nodes",
+    "compiler.operators.cotangents": (
+        "add_at full passed positions put_back ranked reshape_like unbroadcast zeros_like"
+    ),
     "compiler.operators.decomposition_table": "Call Decomposition Decompositions",
     "compiler.operators.function_bodies": "body_of has_body",
-    "compiler.problem.parameters": "choose_parameters trainable_model",
+    "compiler.operators.gradient_families": "load_rules",
+    "compiler.operators.gradient_rules": "Gradient Rules RuleTable",
+    "compiler.operators.reverse_mode": "gradients NodeView",
     "compiler.problem.labels": (
         "float_labels float_scores integer_labels require_range shape_mismatch shapes_compatible"
     ),
     "compiler.problem.losses": "bind_terms expected_labels loss_tables LossRequest tensors_of",
+    "compiler.problem.parameters": "choose_parameters trainable_model",
     "compiler.problem.problem": "LossTerm Problem",
+    "compiler.problem.pruning": "Pruning",
+    "compiler.problem.teachers": "TeacherTensor",
     "compiler.problem.updating": "AVERAGE",
     "compiler.programs.cache_key": "problem_key",
     "compiler.programs.formulas": "Formula",
     "compiler.programs.gradient_model": "gradient_model",
     "compiler.programs.rebuild": "optimize",
-    "compiler.programs.stages": "forward_program loss_ports loss_program stops_gradients training_program",
+    "compiler.programs.stages": (
+        "forward_program loss_ports loss_program stops_gradients training_program"
+    ),
     "compiler.programs.step": "gradient_program NORM step_program update_program",
     "compiler.programs.updates": "adding_program batch_gradient global_norm",
     "compiler.runtime.host_memory": "array_at",
-    "compiler.runtime.missing_kernels": "missing_kernel",
     "compiler.runtime.installation": "diagnose find_distributions require_runtime Runtime",
+    "compiler.runtime.missing_kernels": "missing_kernel",
     "compiler.runtime.recompute": "AGAIN is_copy repeat_forward",
     "compiler.runtime.session": (
         "get_program get_session keep_alive new_session open_session plans_memory "
@@ -124,6 +122,9 @@ PUBLIC = {
     ),
     "training.artifacts.array_file": "ArrayFile dump_arrays",
     "training.artifacts.checkpoint": "list_checkpoints Saved",
+    "training.artifacts.step_application": "apply_state",
+    "training.artifacts.step_export": "export_step",
+    "training.artifacts.step_folder": "open_step PortableStep",
     "training.config.arguments": "Arguments device_spec kinds_of_plugins plain_help takes_several",
     "training.config.components": "Parts read_head to_plain",
     "training.config.functions": "AllRows",
@@ -135,18 +136,16 @@ PUBLIC = {
     "training.engines.array_engine": "HostEngine",
     "training.engines.backend_choice": "missing_types refusals",
     "training.engines.buffers": (
-        "averaged check_state DataBuffers PlanCache read_into ReadLosses Scalar Scales start_average Twins"
+        "averaged check_state DataBuffers PlanCache read_into ReadLosses Scalar Scales "
+        "start_average Twins"
     ),
     "training.engines.device_engine": "DeviceEngine TwinEngine",
     "training.engines.evaluator": "Evaluator",
+    "training.engines.gradient_sum": "GradientExchange",
     "training.engines.host_updates": "host_formulas HostUpdates",
+    "training.engines.peers": "Peers RankFailed RanksDiffer",
     "training.engines.state_shards": "StateShards",
     "training.internals": "Internals internals_of",
-    "training.artifacts.step_export": "export_step",
-    "training.artifacts.step_folder": "open_step PortableStep",
-    "training.artifacts.step_application": "apply_state",
-    "training.engines.gradient_sum": "GradientExchange",
-    "training.engines.peers": "Peers RankFailed RanksDiffer",
     "training.receipt": "Receipt",
     "training.trainer": "Trainer",
     "training.views.history": "History",
@@ -157,8 +156,8 @@ PUBLIC = {
     "tools.comparison": "compare Comparison Result",
     "tools.memory": "estimate_memory mebibytes MemoryReport",
     "tools.report": "ModelReport NodeReport",
-    "tools.times": "time_backends Times",
     "tools.shrinking": "Shrunk ShrunkLayer shrink",
+    "tools.times": "time_backends Times",
     "tools.verification": "TensorDifference Verdict verify",
     "testing.adapter": "AdapterKit",
     "testing.average": "AverageKit",
@@ -171,12 +170,12 @@ PUBLIC = {
     "testing.edit": "EditKit",
     "testing.gradient": "GradientCase GradientKit",
     "testing.loss": "LossKit",
-    "testing.quantizer": "QuantizerKit",
     "testing.metric": "MetricKit",
     "testing.optimizer": "OptimizerKit",
     "testing.penalty": "PenaltyKit",
     "testing.precision": "Emulated PrecisionKit",
     "testing.process_group": "ProcessGroupKit",
+    "testing.quantizer": "QuantizerKit",
     "testing.schedule": "ScheduleKit",
     "testing.source": "DataSourceKit",
     "testing.threads": "run_ranks ThreadGroup",

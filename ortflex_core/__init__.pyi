@@ -70,48 +70,48 @@ from ortflex_core.kernel.kinds import (
 )
 from ortflex_core.kernel.last_good import first_not_finite as first_not_finite
 from ortflex_core.kernel.locks import FolderLock as FolderLock, lock_handle as lock_handle
-from ortflex_core.kernel.protocols.adapter import (
+from ortflex_core.kernel.model_protocols import (
     Adapter as Adapter,
     match_products as match_products,
     Product as Product,
 )
-from ortflex_core.kernel.protocols.average import Average as Average
-from ortflex_core.kernel.protocols.backend import (
+from ortflex_core.kernel.step_protocols import Average as Average
+from ortflex_core.kernel.engine_protocols import (
     Backend as Backend,
     Engine as Engine,
     LayerBackend as LayerBackend,
     Losses as Losses,
     Passes as Passes,
 )
-from ortflex_core.kernel.protocols.constraint import Constraint as Constraint
-from ortflex_core.kernel.protocols.data_source import DataSource as DataSource
-from ortflex_core.kernel.protocols.device import Device as Device, Value as Value
-from ortflex_core.kernel.protocols.edit import Edit as Edit
-from ortflex_core.kernel.protocols.loss import Loss as Loss
+from ortflex_core.kernel.step_protocols import Constraint as Constraint
+from ortflex_core.kernel.engine_protocols import DataSource as DataSource
+from ortflex_core.kernel.engine_protocols import Device as Device, Value as Value
+from ortflex_core.kernel.model_protocols import Edit as Edit
+from ortflex_core.kernel.step_protocols import Loss as Loss
 from ortflex_core.compiler.problem.pruning import Pruning as Pruning
 from ortflex_core.compiler.problem.teachers import TeacherTensor as TeacherTensor
-from ortflex_core.kernel.protocols.metric import Metric as Metric, MetricState as MetricState
-from ortflex_core.kernel.protocols.optimizer import (
+from ortflex_core.kernel.step_protocols import Metric as Metric, MetricState as MetricState
+from ortflex_core.kernel.step_protocols import (
     Optimizer as Optimizer,
     Slots as Slots,
     Updated as Updated,
 )
-from ortflex_core.kernel.protocols.penalty import Penalty as Penalty
-from ortflex_core.kernel.protocols.precision import (
+from ortflex_core.kernel.step_protocols import Penalty as Penalty
+from ortflex_core.kernel.step_protocols import (
     Growth as Growth,
     Place as Place,
     Precision as Precision,
 )
-from ortflex_core.kernel.protocols.process_group import (
+from ortflex_core.kernel.engine_protocols import (
     Communicator as Communicator,
     ProcessGroup as ProcessGroup,
 )
-from ortflex_core.kernel.protocols.schedule import (
+from ortflex_core.kernel.step_protocols import (
     Schedule as Schedule,
     ScheduleContext as ScheduleContext,
     Unit as Unit,
 )
-from ortflex_core.kernel.protocols.transform import (
+from ortflex_core.kernel.step_protocols import (
     Transform as Transform,
     TransformContext as TransformContext,
 )

@@ -26,7 +26,7 @@ KERNEL = tuple(
     f"ortflex_core.kernel.{name}"
     for name in (
         *("loop", "binder", "registry", "hooks"),
-        *(f"protocols.{p.stem}" for p in (ROOT / "ortflex_core/kernel/protocols").glob("[!_]*.py")),
+        *("step_protocols", "engine_protocols", "model_protocols"),
     )
 )
 """The loop, the binder, the registry, the hooks and all protocols."""
@@ -128,7 +128,7 @@ def between_neighbors() -> set[tuple[str, str]]:
     These are not arrows to the faces, which plugins import by rule, nor to the kernel, which every
     package may use: both are read once.
     """
-    common = ("ortflex_core.kernel", "ortflex_core.kernel.protocols", "ortflex_core")
+    common = ("ortflex_core.kernel", "ortflex_core")
     return {(a, b) for a, b in arrows() if b not in common}
 
 

@@ -16,8 +16,8 @@ from ortflex_core.kernel.batches import ArrayBatches, Batch
 from ortflex_core.kernel.hooks import HookManager, hook
 from ortflex_core.kernel.loop import Loop
 from ortflex_core.kernel.plan import Position, TrainingPlan
-from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Schedule
 from ortflex_core.kernel.types import Array, Progress
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ortflex_core.kernel.engine_protocols import Device, Value
 from ortflex_core.kernel.errors import GraphError, error_reason
 from ortflex_core.kernel.host_scalars import HostProgram
-from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array, TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:

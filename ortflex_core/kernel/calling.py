@@ -20,7 +20,7 @@ from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Progress
 
 if TYPE_CHECKING:
-    from ortflex_core.kernel.protocols.schedule import Schedule
+    from ortflex_core.kernel.step_protocols import Schedule
 
 
 def _entry_of(component: object) -> Entry | None:

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ortflex_core.kernel.protocols.backend import Engine
+from ortflex_core.kernel.engine_protocols import Engine
 from ortflex_core.kernel.types import Array
 
 

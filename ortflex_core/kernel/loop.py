@@ -21,12 +21,12 @@ import numpy as np
 
 from ortflex_core.kernel.batches import Batch, Epoch, Source, rows_of_steps, runs_of, whole_steps
 from ortflex_core.kernel.calling import checked_rate, whose
+from ortflex_core.kernel.engine_protocols import Losses
 from ortflex_core.kernel.errors import TrainingDiverged, Unsupported
 from ortflex_core.kernel.interrupts import Interrupts
 from ortflex_core.kernel.last_good import LastGood, same
 from ortflex_core.kernel.plan import Display, Position, TrainingPlan
 from ortflex_core.kernel.plugin_trace import traced
-from ortflex_core.kernel.protocols.backend import Losses
 from ortflex_core.kernel.types import Progress
 
 _log = logging.getLogger("ortflex")

@@ -9,9 +9,9 @@ from typing import Any, Protocol, Self
 import attrs
 
 from ortflex_core.kernel.batches import Source
+from ortflex_core.kernel.engine_protocols import Engine
 from ortflex_core.kernel.hooks import HookCall
-from ortflex_core.kernel.protocols.backend import Engine
-from ortflex_core.kernel.protocols.schedule import Schedule
+from ortflex_core.kernel.step_protocols import Schedule
 from ortflex_core.kernel.types import Array, Progress
 
 

@@ -30,6 +30,7 @@ from ortflex_core.compiler.programs import cost, stages
 from ortflex_core.compiler.programs.prefix import Prefix, check_strings, find_prefix
 from ortflex_core.compiler.runtime.installation import require_runtime
 from ortflex_core.compiler.runtime.session import get_session
+from ortflex_core.kernel.engine_protocols import Device
 from ortflex_core.kernel.errors import (
     GraphError,
     NoGradientRule,
@@ -38,7 +39,6 @@ from ortflex_core.kernel.errors import (
     PluginError,
     RuntimeUnavailable,
 )
-from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_traceback
 from ortflex_core.tools.report import ModelReport, NodeReport, Status

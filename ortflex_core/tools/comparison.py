@@ -21,9 +21,9 @@ from ortflex_core.compiler.model.training_mode import buffer_value
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.updating import Updating
 from ortflex_core.kernel.batches import Batch, Epoch, Source, whole_steps
+from ortflex_core.kernel.engine_protocols import Engine
 from ortflex_core.kernel.errors import ConfigError, OrtflexError, TrainingDiverged, Unsupported
 from ortflex_core.kernel.loop import beginning
-from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.tracebacks import short_traceback
 from ortflex_core.kernel.types import Array
 from ortflex_core.tools import divergence, export_check

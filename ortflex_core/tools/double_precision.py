@@ -15,8 +15,8 @@ from ortflex_core.compiler.graph.program import HostInput, Program
 from ortflex_core.compiler.graph.protos import opsets_of, plain_domain
 from ortflex_core.compiler.graph.schemas import ELEMENT_TYPES, Schema, schema
 from ortflex_core.compiler.runtime.session import run_once
+from ortflex_core.kernel.engine_protocols import Device
 from ortflex_core.kernel.errors import MissingKernel
-from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.types import Array, TensorSpec
 
 # Attributes that give the type of an output, or of a value that replaces it.

@@ -16,7 +16,7 @@ from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs.stages import PENALTY, evaluation_program, prediction_program
 from ortflex_core.compiler.programs.step import step_program
 from ortflex_core.kernel.batches import Batch
-from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.engine_protocols import Device
 from ortflex_core.kernel.types import Array
 from ortflex_core.tools import export_check
 from ortflex_core.tools.divergence import Found, Step

@@ -13,7 +13,7 @@ from ortflex_core.compiler.onnx_files.vetting import bytes_of
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.batches import Batch
-from ortflex_core.kernel.protocols.backend import Engine
+from ortflex_core.kernel.engine_protocols import Engine
 from ortflex_core.kernel.types import Array
 from ortflex_core.tools.divergence import Kind, distance
 

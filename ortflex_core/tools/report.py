@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from ortflex_core.compiler.problem.parameters import Choice, shared
-from ortflex_core.kernel.protocols.adapter import Product
+from ortflex_core.kernel.model_protocols import Product
 from ortflex_core.tools.memory import MemoryReport
 from ortflex_core.training.engines.backend_choice import refusals
 

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from ortflex_core.kernel.engine_protocols import Backend
 from ortflex_core.kernel.errors import ConfigError, DataError, OrtflexError, suggest
-from ortflex_core.kernel.protocols.backend import Backend
 from ortflex_core.training.data import columns as data
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed

@@ -13,8 +13,7 @@ from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.quantize import limits
 from ortflex_core.compiler.model.quantizer import Quantizer
 from ortflex_core.kernel.errors import DataError, OrtflexError
-from ortflex_core.kernel.protocols.constraint import Constraint
-from ortflex_core.kernel.protocols.transform import Transform, TransformContext
+from ortflex_core.kernel.step_protocols import Constraint, Transform, TransformContext
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.feed import Feed

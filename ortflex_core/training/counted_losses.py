@@ -16,7 +16,7 @@ from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.problem.losses import LossRequest
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import DataError, OrtflexError
-from ortflex_core.kernel.protocols.loss import Loss
+from ortflex_core.kernel.step_protocols import Loss
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.config.components import Parts
 from ortflex_core.training.data.columns import Columns, fit_to, spec_of

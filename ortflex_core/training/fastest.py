@@ -14,8 +14,8 @@ import attrs
 
 from ortflex_core.compiler.programs.cache_key import component_key, problem_key
 from ortflex_core.compiler.runtime.session import get_program
+from ortflex_core.kernel.engine_protocols import Backend, Engine
 from ortflex_core.kernel.errors import OrtflexError, Unsupported
-from ortflex_core.kernel.protocols.backend import Backend, Engine
 from ortflex_core.training.engines import local_steps, timing
 from ortflex_core.training.engines.backend_choice import Setting
 from ortflex_core.training.engines.timing import Timing, Trial

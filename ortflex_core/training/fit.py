@@ -15,11 +15,11 @@ from ortflex_core.compiler.model.training_mode import running_statistics
 from ortflex_core.compiler.problem.description import shared_parameters
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.calling import checked_rate
+from ortflex_core.kernel.engine_protocols import Engine
 from ortflex_core.kernel.errors import ConfigError, DataError, GraphError, Unsupported, short_repr
 from ortflex_core.kernel.hooks import Callback, declares, hook
 from ortflex_core.kernel.loop import Loop, beginning
 from ortflex_core.kernel.plan import Position, TrainingPlan
-from ortflex_core.kernel.protocols.backend import Engine
 from ortflex_core.kernel.types import Size
 from ortflex_core.training import agreement, receipt
 from ortflex_core.training.announcement import announce, announce_skipped

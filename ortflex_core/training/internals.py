@@ -9,12 +9,12 @@ import attrs
 
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.runtime.installation import Runtime
+from ortflex_core.kernel.engine_protocols import Engine
 from ortflex_core.kernel.errors import OrtflexError, short_repr
 from ortflex_core.kernel.hooks import HookManager
 from ortflex_core.kernel.loop import Loop
-from ortflex_core.kernel.protocols.backend import Engine
-from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Schedule
 from ortflex_core.training.data.feed import Feed
 from ortflex_core.training.setup import Setup
 from ortflex_core.training.state import Live

@@ -13,8 +13,8 @@ from ortflex_core.kernel.errors import ConfigError, GraphError, OrtflexError, Tr
 from ortflex_core.kernel.hooks import Callback, HookManager, hook
 from ortflex_core.kernel.loop import Loop
 from ortflex_core.kernel.plan import TrainingPlan
-from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Schedule
 from ortflex_core.kernel.types import Progress
 from ortflex_core.training import agreement, fit
 from ortflex_core.training.data import ranks

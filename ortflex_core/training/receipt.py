@@ -29,10 +29,10 @@ from ortflex_core.compiler.onnx_files.content import LENGTH, RECEIPT, content_of
 from ortflex_core.kernel import digests
 from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.construct import converter, explain
+from ortflex_core.kernel.engine_protocols import DataSource
 from ortflex_core.kernel.entries import OURS
 from ortflex_core.kernel.errors import ModelError, OrtflexError
 from ortflex_core.kernel.hooks import declares
-from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.regular_files import open_regular
 from ortflex_core.kernel.types import Array

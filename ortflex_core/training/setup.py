@@ -31,13 +31,11 @@ from ortflex_core.compiler.problem.teachers import Teacher
 from ortflex_core.compiler.problem.updating import ConstraintTerm, Group, TransformTerm, Updating
 from ortflex_core.compiler.programs.prefix import check_strings
 from ortflex_core.compiler.runtime.installation import Runtime
+from ortflex_core.kernel.engine_protocols import Backend, Device, Engine
 from ortflex_core.kernel.errors import ConfigError, ModelError
-from ortflex_core.kernel.protocols.backend import Backend, Engine
-from ortflex_core.kernel.protocols.device import Device
-from ortflex_core.kernel.protocols.edit import Edit
-from ortflex_core.kernel.protocols.optimizer import Optimizer
-from ortflex_core.kernel.protocols.schedule import Schedule
+from ortflex_core.kernel.model_protocols import Edit
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Optimizer, Schedule
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.calibration import Floor, ScaleFactors
 from ortflex_core.training.config.arguments import (

@@ -21,12 +21,11 @@ from ortflex_core.compiler.programs import cost
 from ortflex_core.compiler.programs.prefix import Prefix, find_prefix, teacher_prefix
 from ortflex_core.kernel.batches import Batch, Source
 from ortflex_core.kernel.calling import calling
+from ortflex_core.kernel.engine_protocols import Backend, Engine, Value
 from ortflex_core.kernel.errors import DataError, GraphError, ModelError, OrtflexError, suggest
 from ortflex_core.kernel.hooks import HookCall
 from ortflex_core.kernel.last_good import same
-from ortflex_core.kernel.protocols.backend import Backend, Engine
-from ortflex_core.kernel.protocols.device import Value
-from ortflex_core.kernel.protocols.schedule import Schedule, ScheduleContext
+from ortflex_core.kernel.step_protocols import Schedule, ScheduleContext
 from ortflex_core.kernel.types import Array, Size, TensorSpec
 from ortflex_core.training.data import columns as data
 from ortflex_core.training.data import single_rows

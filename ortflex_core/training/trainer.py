@@ -47,20 +47,19 @@ from ortflex_core.training.views.summary import Summary
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.model.quantizer import Quantization, Quantizer
-    from ortflex_core.kernel.protocols.adapter import Adapter
-    from ortflex_core.kernel.protocols.average import Average
-    from ortflex_core.kernel.protocols.backend import Backend, Engine
-    from ortflex_core.kernel.protocols.constraint import Constraint
-    from ortflex_core.kernel.protocols.device import Device
-    from ortflex_core.kernel.protocols.edit import Edit
-    from ortflex_core.kernel.protocols.loss import Loss
-    from ortflex_core.kernel.protocols.metric import Metric
-    from ortflex_core.kernel.protocols.optimizer import Optimizer
-    from ortflex_core.kernel.protocols.penalty import Penalty
-    from ortflex_core.kernel.protocols.precision import Precision
-    from ortflex_core.kernel.protocols.process_group import ProcessGroup
-    from ortflex_core.kernel.protocols.schedule import Schedule
-    from ortflex_core.kernel.protocols.transform import Transform
+    from ortflex_core.kernel.engine_protocols import Backend, Device, Engine, ProcessGroup
+    from ortflex_core.kernel.model_protocols import Adapter, Edit
+    from ortflex_core.kernel.step_protocols import (
+        Average,
+        Constraint,
+        Loss,
+        Metric,
+        Optimizer,
+        Penalty,
+        Precision,
+        Schedule,
+        Transform,
+    )
 
 _log = logging.getLogger("ortflex")
 _NOT_RECORDED = ("self", "model", "plugins")

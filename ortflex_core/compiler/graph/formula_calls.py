@@ -17,15 +17,21 @@ from ortflex_core.compiler.graph.ops import Ops, Tensor, Trace
 from ortflex_core.kernel.calling import calling, whose
 from ortflex_core.kernel.errors import BrokenPlugin
 from ortflex_core.kernel.host_scalars import Host
-from ortflex_core.kernel.protocols.adapter import Adapter, Product
-from ortflex_core.kernel.protocols.average import Average
-from ortflex_core.kernel.protocols.constraint import Constraint
-from ortflex_core.kernel.protocols.loss import Loss
-from ortflex_core.kernel.protocols.metric import Metric, MetricState
-from ortflex_core.kernel.protocols.optimizer import Optimizer
-from ortflex_core.kernel.protocols.penalty import Penalty
-from ortflex_core.kernel.protocols.precision import Growth, Place, Precision
-from ortflex_core.kernel.protocols.transform import Transform, TransformContext
+from ortflex_core.kernel.model_protocols import Adapter, Product
+from ortflex_core.kernel.step_protocols import (
+    Average,
+    Constraint,
+    Growth,
+    Loss,
+    Metric,
+    MetricState,
+    Optimizer,
+    Penalty,
+    Place,
+    Precision,
+    Transform,
+    TransformContext,
+)
 from ortflex_core.kernel.types import (
     Array,
     Arrays,

@@ -25,7 +25,7 @@ from ortflex_core.compiler.model.model import Model, as_model
 from ortflex_core.compiler.model.products import Place, find_products, keeps_values
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import ModelError, Unsupported
-from ortflex_core.kernel.protocols.adapter import Adapter, Product
+from ortflex_core.kernel.model_protocols import Adapter, Product
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import Array, Arrays, TensorSpec, numpy_dtype
 

@@ -14,7 +14,7 @@ from ortflex_core.compiler.graph.protos import copied, settings
 from ortflex_core.compiler.model.products import Place
 from ortflex_core.kernel.calling import whose
 from ortflex_core.kernel.errors import BrokenPlugin
-from ortflex_core.kernel.protocols.adapter import Adapter, Product
+from ortflex_core.kernel.model_protocols import Adapter, Product
 from ortflex_core.kernel.types import Specs, TensorSpec
 
 

@@ -19,7 +19,7 @@ from ortflex_core.compiler.model.products import Place
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.errors import ConfigError, OrtflexError, Unsupported, suggest
 from ortflex_core.kernel.files import OutputError, staging
-from ortflex_core.kernel.protocols.adapter import Adapter
+from ortflex_core.kernel.model_protocols import Adapter
 from ortflex_core.kernel.types import Array, Arrays, TensorSpec, numpy_dtype
 
 ENDING = ".onnx_adapter"

@@ -33,7 +33,7 @@ from ortflex_core.compiler.runtime import memory_limits
 from ortflex_core.compiler.runtime.session import cpu_session
 from ortflex_core.kernel.calling import calling, whose
 from ortflex_core.kernel.errors import BrokenPlugin, ConfigError, ModelError, short_repr, suggest
-from ortflex_core.kernel.protocols.edit import Edit
+from ortflex_core.kernel.model_protocols import Edit
 from ortflex_core.kernel.types import Array, Shape, TensorSpec
 
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "MatMulNBits")

@@ -27,7 +27,7 @@ from ortflex_core.compiler.model.class_axes import (
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.model.products import Place, find_products
 from ortflex_core.kernel.errors import ModelError
-from ortflex_core.kernel.protocols.adapter import Product
+from ortflex_core.kernel.model_protocols import Product
 from ortflex_core.kernel.types import Shape
 
 _PASSED = ELEMENTWISE | POOLS | REDUCTIONS | MOVING | INDICES

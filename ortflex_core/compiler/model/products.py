@@ -13,7 +13,7 @@ from ortflex_core.compiler.graph.nodes import plain_domain, reads
 from ortflex_core.compiler.graph.ops import FLOATS
 from ortflex_core.compiler.graph.protos import settings
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.kernel.protocols.adapter import Product
+from ortflex_core.kernel.model_protocols import Product
 from ortflex_core.kernel.types import Array, TensorSpec
 
 _COMPUTED = FLOATS - {TensorProto.BFLOAT16}

@@ -21,9 +21,8 @@ from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.compiler.problem.updating import ConstraintTerm, Group
 from ortflex_core.kernel.component import expected_count, is_count, is_number
 from ortflex_core.kernel.errors import short_repr, suggest
-from ortflex_core.kernel.protocols.average import Average
-from ortflex_core.kernel.protocols.optimizer import Optimizer
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Average, Optimizer
 from ortflex_core.kernel.synonyms import translate_key
 
 GROUP_KEYS = {

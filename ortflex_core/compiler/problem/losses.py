@@ -25,8 +25,8 @@ from ortflex_core.compiler.problem.teachers import Teacher, TeacherFiles
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.component import is_number
 from ortflex_core.kernel.errors import ConfigError, DataError, ModelError, short_repr, suggest
-from ortflex_core.kernel.protocols.loss import Loss
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Loss
 from ortflex_core.kernel.types import Shape, Specs, TensorSpec, dtype_name, shape_text
 
 # A name that tensors of models rarely have ("weight" is what every exported torch.nn.Linear has).

@@ -37,11 +37,8 @@ from ortflex_core.compiler.problem.updating import (
     slot_port,
 )
 from ortflex_core.kernel.host_scalars import Host
-from ortflex_core.kernel.protocols.loss import Loss
-from ortflex_core.kernel.protocols.optimizer import Optimizer
-from ortflex_core.kernel.protocols.penalty import Penalty
-from ortflex_core.kernel.protocols.precision import Precision
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Loss, Optimizer, Penalty, Precision
 from ortflex_core.kernel.types import Array, Arrays, Shape, TensorSpec
 
 if TYPE_CHECKING:

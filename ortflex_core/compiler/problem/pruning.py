@@ -11,7 +11,7 @@ import numpy as np
 
 from ortflex_core.kernel.component import is_count, is_number, listed, number, satisfying, setting
 from ortflex_core.kernel.errors import ConfigError
-from ortflex_core.kernel.protocols.constraint import Constraint
+from ortflex_core.kernel.step_protocols import Constraint
 from ortflex_core.kernel.types import Array, Arrays
 
 if TYPE_CHECKING:

@@ -13,10 +13,7 @@ from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.problem.hyperparameters import hypers
 from ortflex_core.compiler.problem.pruning import Pruning
 from ortflex_core.kernel.errors import CheckpointError
-from ortflex_core.kernel.protocols.average import Average
-from ortflex_core.kernel.protocols.constraint import Constraint
-from ortflex_core.kernel.protocols.optimizer import Optimizer
-from ortflex_core.kernel.protocols.transform import Transform
+from ortflex_core.kernel.step_protocols import Average, Constraint, Optimizer, Transform
 from ortflex_core.kernel.types import Array, Arrays
 
 AVERAGE = "average"

@@ -29,7 +29,7 @@ from ortflex_core.compiler.problem.updating import (
     SKIPPED_STEPS,
 )
 from ortflex_core.kernel.host_scalars import Host
-from ortflex_core.kernel.protocols.precision import Precision
+from ortflex_core.kernel.step_protocols import Precision
 from ortflex_core.kernel.types import numpy_dtype
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.compiler.programs.rewrites import first_of, products_of_nibbles
 from ortflex_core.kernel.errors import NoGradientRule, NotDifferentiable
 from ortflex_core.kernel.host_scalars import Host
-from ortflex_core.kernel.protocols.penalty import Penalty
+from ortflex_core.kernel.step_protocols import Penalty
 from ortflex_core.kernel.types import TensorSpec
 
 LOSS, PENALTY = Port("loss"), Port("penalty")

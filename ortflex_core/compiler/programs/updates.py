@@ -19,8 +19,7 @@ from ortflex_core.compiler.problem.hyperparameters import symbolic
 from ortflex_core.compiler.problem.updating import AVERAGE, Group, shared_port, slot_port
 from ortflex_core.compiler.programs import stages
 from ortflex_core.kernel.host_scalars import Host
-from ortflex_core.kernel.protocols.optimizer import Optimizer
-from ortflex_core.kernel.protocols.transform import TransformContext
+from ortflex_core.kernel.step_protocols import Optimizer, TransformContext
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.problem.problem import Problem

@@ -6,7 +6,7 @@ import re
 
 import onnx
 
-from ortflex_core.kernel.protocols.device import Device
+from ortflex_core.kernel.engine_protocols import Device
 
 _NO_KERNEL = re.compile(
     r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'"

@@ -30,6 +30,7 @@ from ortflex_core.compiler.runtime.installation import version_tuple
 from ortflex_core.compiler.runtime.memory_plan import Schedule, plan_memory
 from ortflex_core.compiler.runtime.missing_kernels import missing_kernel
 from ortflex_core.kernel.binder import Binder
+from ortflex_core.kernel.engine_protocols import Device, Value
 from ortflex_core.kernel.errors import (
     GraphError,
     MissingKernel,
@@ -37,7 +38,6 @@ from ortflex_core.kernel.errors import (
     PluginError,
     error_reason,
 )
-from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array, TensorSpec
 
 _LIMIT = 128

@@ -14,7 +14,7 @@ import numpy as np
 
 from ortflex_core.kernel.calling import checked_rate
 from ortflex_core.kernel.errors import ConfigError
-from ortflex_core.kernel.protocols.schedule import Schedule
+from ortflex_core.kernel.step_protocols import Schedule
 from ortflex_core.kernel.types import Array, Progress
 
 LARGEST = 2**20

@@ -14,7 +14,7 @@ from ortflex_core.compiler.model.adapted_model import adapt
 from ortflex_core.compiler.model.master_weights import with_masters
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.kernel.errors import CheckpointError, suggest
-from ortflex_core.kernel.protocols.adapter import Adapter
+from ortflex_core.kernel.model_protocols import Adapter
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.tracebacks import short_traceback
 from ortflex_core.kernel.types import Array, TensorSpec, dtype_name, shape_text

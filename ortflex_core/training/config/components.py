@@ -14,11 +14,11 @@ from ortflex_core.compiler.problem import groups, losses
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.kernel.class_paths import is_class_path
 from ortflex_core.kernel.component import Component
+from ortflex_core.kernel.engine_protocols import DataSource
 from ortflex_core.kernel.entries import singular
 from ortflex_core.kernel.errors import ConfigError, suggest
 from ortflex_core.kernel.files import no_file
 from ortflex_core.kernel.hooks import HookManager
-from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.training.config.arguments import (
     device_spec,

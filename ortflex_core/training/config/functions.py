@@ -26,10 +26,8 @@ from ortflex_core.kernel.entries import singular
 from ortflex_core.kernel.errors import ConfigError, DataError, PluginError, suggest
 from ortflex_core.kernel.hooks import NAMES, Hooks, hook
 from ortflex_core.kernel.kinds import KINDS
-from ortflex_core.kernel.protocols.loss import Loss
-from ortflex_core.kernel.protocols.metric import Metric
-from ortflex_core.kernel.protocols.schedule import Schedule
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Loss, Metric, Schedule
 from ortflex_core.kernel.types import Array, Progress, TensorSpec
 
 if TYPE_CHECKING:

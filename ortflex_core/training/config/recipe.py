@@ -16,8 +16,8 @@ from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.kernel import class_paths
 from ortflex_core.kernel.calling import calling
 from ortflex_core.kernel.construct import convert, field_types
+from ortflex_core.kernel.engine_protocols import DataSource
 from ortflex_core.kernel.errors import ConfigError
-from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.synonyms import suggest_argument
 from ortflex_core.kernel.tracebacks import short_tracebacks

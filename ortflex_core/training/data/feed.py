@@ -14,9 +14,9 @@ from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.kernel.batches import ArrayBatches, Batch, Epoch, Lasting, Source, totals
 from ortflex_core.kernel.component import expected_count, is_count
+from ortflex_core.kernel.engine_protocols import DataSource
 from ortflex_core.kernel.errors import DataError
-from ortflex_core.kernel.protocols.data_source import DataSource
-from ortflex_core.kernel.protocols.loss import Loss
+from ortflex_core.kernel.step_protocols import Loss
 from ortflex_core.kernel.types import Array, Size
 from ortflex_core.training.data import single_rows
 from ortflex_core.training.data.columns import Columns, split

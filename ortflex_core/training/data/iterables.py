@@ -18,8 +18,8 @@ import numpy as np
 
 from ortflex_core.kernel.batches import Batch, Epoch, refuse_other_kind
 from ortflex_core.kernel.component import expected_count, is_count
+from ortflex_core.kernel.engine_protocols import DataSource
 from ortflex_core.kernel.errors import ConfigError, DataError
-from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.data.columns import Columns
 from ortflex_core.training.data.iterable_position import Items, Spot

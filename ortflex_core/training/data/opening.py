@@ -12,8 +12,8 @@ from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.problem.losses import LossRequest
 from ortflex_core.kernel.calling import calling
+from ortflex_core.kernel.engine_protocols import DataSource
 from ortflex_core.kernel.errors import DataError, suggest
-from ortflex_core.kernel.protocols.data_source import DataSource
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.data import columns as data
 from ortflex_core.training.data.columns import Columns

@@ -13,8 +13,8 @@ from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.programs.prefix import Prefix
 from ortflex_core.compiler.runtime.session import open_session, session_options
 from ortflex_core.kernel.digests import of_array
+from ortflex_core.kernel.engine_protocols import Device
 from ortflex_core.kernel.errors import GraphError, error_reason
-from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.types import Array
 
 _MOST = 2**30

@@ -16,8 +16,8 @@ from ortflex_core.compiler.problem.problem import LossTerm, Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.compiler.runtime.session import run_once
 from ortflex_core.kernel.batches import Batch, totals
+from ortflex_core.kernel.engine_protocols import Device
 from ortflex_core.kernel.errors import DataError
-from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.types import Array, TensorSpec
 from ortflex_core.training.data.columns import Columns, fit_to
 from ortflex_core.training.data.derived import Derivation

@@ -14,6 +14,7 @@ from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.runtime import memory_limits
 from ortflex_core.compiler.runtime.installation import Runtime
 from ortflex_core.compiler.runtime.session import get_session, plans_memory
+from ortflex_core.kernel.engine_protocols import Backend, Device, Engine
 from ortflex_core.kernel.entries import OURS, Entry, warn_once
 from ortflex_core.kernel.errors import (
     BrokenPlugin,
@@ -24,8 +25,6 @@ from ortflex_core.kernel.errors import (
     short_repr,
 )
 from ortflex_core.kernel.plugin_trace import traced
-from ortflex_core.kernel.protocols.backend import Backend, Engine
-from ortflex_core.kernel.protocols.device import Device
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.kernel.types import dtype_name
 

@@ -12,9 +12,9 @@ from ortflex_core.compiler.graph.ports import Key, Port
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.kernel.batches import Batch
 from ortflex_core.kernel.binder import HostVector
+from ortflex_core.kernel.engine_protocols import Device, Value
 from ortflex_core.kernel.errors import DataError, suggest
 from ortflex_core.kernel.last_good import first_not_finite
-from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array, TensorSpec, numpy_dtype, shape_text
 
 Name = TypeVar("Name", str, int)

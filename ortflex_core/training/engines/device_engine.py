@@ -9,7 +9,7 @@ import numpy as np
 
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.kernel.batches import Batch
-from ortflex_core.kernel.protocols.device import Device, Value
+from ortflex_core.kernel.engine_protocols import Device, Value
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.engines.buffers import Twins, averaged, check_state, start_average
 from ortflex_core.training.engines.evaluator import Evaluator

@@ -13,8 +13,8 @@ from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.programs import stages
 from ortflex_core.compiler.runtime.session import get_session
 from ortflex_core.kernel.batches import Batch
+from ortflex_core.kernel.engine_protocols import Device, Value
 from ortflex_core.kernel.errors import GraphError, error_reason
-from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array
 
 _PROGRAMS: dict[str, Callable[..., Program]] = {

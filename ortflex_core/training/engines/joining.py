@@ -7,8 +7,8 @@ from typing import Any
 
 from ortflex_core.compiler.graph import formula_calls as calls
 from ortflex_core.kernel.calling import calling
+from ortflex_core.kernel.engine_protocols import ProcessGroup
 from ortflex_core.kernel.errors import ConfigError, Unsupported
-from ortflex_core.kernel.protocols.process_group import ProcessGroup
 from ortflex_core.kernel.registry import Plugins
 from ortflex_core.training.engines.peers import Peers
 

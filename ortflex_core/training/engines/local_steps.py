@@ -11,7 +11,7 @@ import numpy as np
 
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.kernel.batches import Batch
-from ortflex_core.kernel.protocols.backend import Engine
+from ortflex_core.kernel.engine_protocols import Engine
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.engines.buffers import ReadLosses
 from ortflex_core.training.engines.gradient_sum import arrays_in, places_of

@@ -10,8 +10,8 @@ import attrs
 from ortflex_core.compiler.problem.losses import LossRequest
 from ortflex_core.compiler.problem.problems import Problems
 from ortflex_core.kernel.errors import suggest
-from ortflex_core.kernel.protocols.metric import Metric
 from ortflex_core.kernel.registry import Plugins
+from ortflex_core.kernel.step_protocols import Metric
 
 _OUTPUT = "predicted"
 """The key of a metric's table that names an output, as in the table of a loss."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ortflex_core.kernel.engine_protocols import Communicator
 from ortflex_core.kernel.errors import OrtflexError, describe_error
-from ortflex_core.kernel.protocols.process_group import Communicator
 from ortflex_core.kernel.types import Array
 
 _FRAME = 1024

@@ -11,8 +11,8 @@ import numpy as np
 from ortflex_core.compiler.problem.problem import Problem
 from ortflex_core.compiler.problem.updating import PruningTerm
 from ortflex_core.kernel.batches import Batch
+from ortflex_core.kernel.engine_protocols import Engine, Losses
 from ortflex_core.kernel.errors import ConfigError
-from ortflex_core.kernel.protocols.backend import Engine, Losses
 from ortflex_core.kernel.types import Array
 
 

@@ -16,9 +16,9 @@ from ortflex_core.compiler.programs import stages
 from ortflex_core.compiler.runtime.session import run_once
 from ortflex_core.kernel.batches import Batch
 from ortflex_core.kernel.calling import calling
+from ortflex_core.kernel.engine_protocols import Device
 from ortflex_core.kernel.errors import DataError, ModelError
-from ortflex_core.kernel.protocols.device import Device
-from ortflex_core.kernel.protocols.metric import Metric, MetricState
+from ortflex_core.kernel.step_protocols import Metric, MetricState
 from ortflex_core.kernel.types import Array, Shape
 from ortflex_core.training.engines.output_metrics import OutputMetric, loss_columns
 from ortflex_core.training.engines.peers import Peers, pack, unpack

@@ -14,8 +14,8 @@ import numpy as np
 
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.problem.problem import Problem
+from ortflex_core.kernel.engine_protocols import Device, Value
 from ortflex_core.kernel.errors import Unsupported
-from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array
 from ortflex_core.training.engines.buffers import check_state, read_into
 from ortflex_core.training.engines.gradient_sum import arrays_in, places_of

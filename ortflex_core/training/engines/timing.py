@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 
 from ortflex_core.kernel.batches import ArrayBatches, Batch, Block, Epoch, Source, whole_steps
+from ortflex_core.kernel.engine_protocols import Backend, Engine, Losses
 from ortflex_core.kernel.errors import OrtflexError, describe_error
-from ortflex_core.kernel.protocols.backend import Backend, Engine, Losses
 from ortflex_core.training.engines import backend_choice
 from ortflex_core.training.engines.backend_choice import Setting
 

@@ -1,4 +1,4 @@
-"""Backends: ways to run a training step, and the engines that they compile."""
+"""The protocols of what runs a step: backends and their engines, devices, process groups, data sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import attrs
 
 from ortflex_core.kernel.component import Component
-from ortflex_core.kernel.protocols.device import Device, Value
 from ortflex_core.kernel.types import Array
 
 if TYPE_CHECKING:
@@ -18,6 +17,79 @@ if TYPE_CHECKING:
     from ortflex_core.compiler.problem.problem import Problem
     from ortflex_core.compiler.runtime.installation import Runtime
     from ortflex_core.kernel.batches import Batch
+    from ortflex_core.training.data.columns import Columns
+    from ortflex_core.training.data.iterables import Batches
+    from ortflex_core.training.data.pieces import Pieces
+
+
+class Value(Protocol):
+    """A tensor on a device, as onnxruntime holds it (``onnxruntime.OrtValue``)."""
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+
+    def shape(self) -> Sequence[int]:
+        """Sizes."""
+
+    def element_type(self) -> int:
+        """The ONNX element type."""
+
+    def numpy(self) -> Array:
+        """The values, as a copy or a view."""
+
+
+@attrs.frozen(kw_only=True)
+class Device(Component, abc.ABC):
+    """A device determines where tensors are stored, and which execution provider runs the graphs."""
+
+    @classmethod
+    @abc.abstractmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        """The reasons why this device cannot be used, with what to install; empty if it can be used."""
+
+    @abc.abstractmethod
+    def providers(self) -> list[Any]:
+        """The ``providers=`` argument of an onnxruntime session."""
+
+    @abc.abstractmethod
+    def empty(self, shape: Sequence[int], dtype: Any) -> Value:
+        """New, uninitialized memory on the device."""
+
+    @abc.abstractmethod
+    def put(self, array: Array) -> Value:
+        """A copy of an array on the device."""
+
+    def share(self, array: Array) -> Value:
+        """A tensor that is only read, in the memory of the array if possible; the caller keeps both."""
+        return self.put(array)
+
+    @abc.abstractmethod
+    def write(self, value: Value, array: Array) -> None:
+        """Copy an array over a tensor of the same shape and type."""
+
+    @abc.abstractmethod
+    def read(self, value: Value) -> Array:
+        """A copy of a tensor as an array."""
+
+    @abc.abstractmethod
+    def view(self, value: Value) -> Array | None:
+        """The tensor's own memory as an array, or None if the host cannot access it."""
+
+    @abc.abstractmethod
+    def ort_device(self) -> Any:
+        """The ``OrtDevice`` for onnxruntime's C objects."""
+
+    def graph_providers(self) -> list[Any] | None:
+        """The ``providers=`` of a session whose runs the device records and replays; None if it cannot.
+
+        A run with the run option ``gpu_graph_id`` is recorded under that number: all of its inputs and
+        outputs keep their addresses and shapes from then on. The number -1 runs without a recording.
+        """
+        return None
+
+    def room(self) -> int:
+        """Bytes of training data that may stay on the device; if there are more, batches are copied."""
+        return 0
 
 
 class Losses(Protocol):
@@ -159,4 +231,77 @@ class LayerBackend(Backend, abc.ABC):
 
         Raises:
             Unsupported: operators that this backend cannot differentiate, one line each.
+        """
+
+
+class Communicator(Protocol):
+    """The connection of a process to its group.
+
+    ``rank`` counts from 0, ``size`` is the number of processes. A group needs only this one
+    operation; the core builds the others from it, and computes sums itself, in the order of the ranks.
+    """
+
+    rank: int
+    size: int
+
+    def all_gather(self, array: Array) -> Sequence[Array]:
+        """The arrays of all processes, by rank; every process passes one of the same size.
+
+        ``array`` has one axis and the type uint8. It returns when all processes have called it, and
+        raises an error if another process has ended, and a TimeoutError, whose text has the seconds,
+        if another one has not called it in time. The next call may reuse the memory of the arrays.
+        """
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+@attrs.frozen(kw_only=True)
+class ProcessGroup(Component, abc.ABC):
+    """A process group lets the processes of a distributed run exchange data, for example through MPI."""
+
+    launch: ClassVar[str] = ""
+    """The first part of a command that starts four processes, for messages."""
+
+    @classmethod
+    @abc.abstractmethod
+    def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
+        """The reasons why this process is not in such a group, each a sentence; empty if it is.
+
+        ``environ`` has the variables that a launcher sets.
+        """
+
+    @abc.abstractmethod
+    def join(self) -> Communicator:
+        """Join the group of this process; a second call returns the same rank.
+
+        Raises:
+            OrtflexError: it cannot be joined, or the other processes did not join.
+        """
+
+
+@attrs.frozen(kw_only=True)
+class DataSource(Component, abc.ABC):
+    """A data source reads the data of a recipe, usually from a file or a folder."""
+
+    whole_folder: ClassVar[bool] = False
+    """Whether its path is a folder whose files belong together, so that a single file is not valid."""
+
+    def found(self, like: DataSource | None = None) -> DataSource:
+        """The same source with what it finds, which run folders keep; ``like`` is that of the training."""
+        return self
+
+    def proposed(self) -> DataSource:
+        """The source that ``ortflex init`` writes: with what it finds and guesses."""
+        return self.found()
+
+    @abc.abstractmethod
+    def load(self) -> Columns | Pieces | Batches:
+        """Open the source; data that can be memory-mapped or read lazily is not read yet.
+
+        Columns are arrays by name; Pieces are read one by one in every epoch; Batches are read from
+        an iterable.
+
+        Raises:
+            DataError: the source is missing, broken, or lacks requested columns.
         """

@@ -1,4 +1,4 @@
-"""Adapters: small trained tensors next to the frozen weights of a model."""
+"""The protocols of what changes a model before it is trained: adapters and edits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ortflex_core.kernel.types import Array
 
 if TYPE_CHECKING:
     from ortflex_core.compiler.graph.ops import Ops, Tensor
+    from ortflex_core.compiler.model.editor import Editor
 
 
 @attrs.frozen(kw_only=True)
@@ -161,3 +162,25 @@ class Adapter(Component, abc.ABC):
             OutputError: it cannot be written.
         """
         raise Unsupported(f"the adapter {self.name!r} has no files of the format {format!r}")
+
+
+@attrs.frozen(kw_only=True)
+class Edit(Component, abc.ABC):
+    """An edit changes the graph of a model before training, for example its head or its vocabulary.
+
+    The changed model is then trained, checked and exported like any other. An edit is applied once, when
+    the Trainer is created; a resumed run applies it again to the file in the checkpoint, so it
+    has to be a function of the model, its fields and :meth:`Editor.generator
+    <ortflex_core.Editor.generator>`.
+    """
+
+    needs: ClassVar[str] = ""
+    """What a model needs for this edit, in a few words, for the reference."""
+
+    @abc.abstractmethod
+    def apply(self, editor: Editor) -> None:
+        """Change the model that the editor has.
+
+        Raises:
+            ConfigError, ModelError: the edit does not fit the model; says what does.
+        """
