@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import Binder, GraphError, Host, HostVector, Trace, build, get_session
-from ortflex_plugins.devices.cpu import Cpu
+from ortflex_plugins.devices import Cpu
 
 CPU = Cpu()
 

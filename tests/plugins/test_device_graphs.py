@@ -17,8 +17,7 @@ from ortflex_core import Array, GraphError, Value, get_session, require_runtime
 from ortflex_plugins.backends import device_graphs
 from ortflex_plugins.backends.device_graphs import PLAIN, DeviceGraphs
 from ortflex_plugins.backends.fused import FusedBackend
-from ortflex_plugins.devices.cpu import Cpu
-from ortflex_plugins.devices.cuda import Cuda
+from ortflex_plugins.devices import Cpu, Cuda
 from tests import models
 from tests.training import make, regression
 

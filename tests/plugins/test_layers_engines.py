@@ -20,7 +20,7 @@ from ortflex_core import (
     Unsupported,
     require_runtime,
 )
-from ortflex_plugins.devices.cpu import Cpu
+from ortflex_plugins.devices import Cpu
 from ortflex_plugins.layers import OnnxFunction
 from ortflex_plugins.layers.graphs import split
 from tests import models

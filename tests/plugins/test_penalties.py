@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from ortflex_core import OrtflexError, Penalty, gradients
 from ortflex_core.compiler.operators.reverse_mode import RuleTable
 from ortflex_core.testing.penalty import run
-from ortflex_plugins.penalties.norms import L1, L2, ElasticPenalty, GroupLasso, NoPenalty
+from ortflex_plugins.penalties import L1, L2, ElasticPenalty, GroupLasso, NoPenalty
 from tests import oracles
 from tests.models import linear
 from tests.tracing import OPSETS, evaluate, hosted

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ortflex_core import ProcessGroupKit
-from ortflex_plugins.process_groups.mpi import Mpi
+from ortflex_plugins.process_groups import Mpi
 from tests import children
 from tests.plugins.test_process_group_torch import recipe, weights
 
@@ -81,7 +81,7 @@ import os, sys, time
 import numpy as np
 from ortflex import Trainer
 from ortflex_core import Callback, hook
-from ortflex_plugins.process_groups.mpi import Mpi
+from ortflex_plugins.process_groups import Mpi
 
 class Stops(Callback):
     every_rank = True

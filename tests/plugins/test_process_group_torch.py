@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from ortflex_core import ProcessGroupKit, Trainer
-from ortflex_plugins.process_groups.torch import Torch
+from ortflex_plugins.process_groups import Torch
 from tests import children, models
 from tests.training import plugins
 

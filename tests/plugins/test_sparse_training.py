@@ -16,7 +16,7 @@ from onnx import helper
 
 from ortflex import Trainer, shrink
 from ortflex_core import Unsupported, hook, internals_of, open_step, run_ranks
-from ortflex_plugins.constraints.sparsity import Sparsity
+from ortflex_plugins.constraints import Sparsity
 from tests import models
 from tests.end_to_end.portable_cases import batches, compare_steps, fused
 from tests.plugins.sparse import DRAW, X, Y, trainer, zeros

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import ConfigError, OrtflexError, hook, internals_of, shrink
-from ortflex_plugins.constraints.sparsity import Sparsity
+from ortflex_plugins.constraints import Sparsity
 from tests import models
 from tests.plugins.sparse import CONV, DRAW, X, Y, trainer, zeros
 from tests.training import plugins, same

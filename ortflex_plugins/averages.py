@@ -1,4 +1,4 @@
-"""Means of the weights over the steps: ``ema``, ``swa``."""
+"""Averages, means of the weights over the steps: ``ema``, ``swa``."""
 
 from __future__ import annotations
 

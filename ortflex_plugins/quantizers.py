@@ -1,4 +1,4 @@
-"""Ranges of all values, without outliers, of the smallest error, and of the smallest divergence."""
+"""Quantizers: ranges of all values, without outliers, of the smallest error or divergence."""
 
 from __future__ import annotations
 

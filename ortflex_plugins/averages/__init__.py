@@ -1,1 +1,0 @@
-"""Averages, one in each module: means of the weights over the steps."""

@@ -1,1 +1,0 @@
-"""Constraints, one in each module: the values that weights may have."""

@@ -1,1 +1,0 @@
-"""Penalties, one in each module: the cost of a weight."""

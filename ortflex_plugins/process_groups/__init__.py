@@ -1,1 +1,0 @@
-"""Groups of processes that train together."""

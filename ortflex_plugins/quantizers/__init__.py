@@ -1,1 +1,0 @@
-"""Quantizers: formulas of the range of real numbers that codes cover."""

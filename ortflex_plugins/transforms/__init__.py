@@ -1,1 +1,0 @@
-"""Transforms, one in each module: changes of the gradients before the optimizer uses them."""
