@@ -206,7 +206,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_FOLDERS = frozenset(("kernel", "compiler", "training", "tools", "testing", "moved"))
+_FOLDERS = frozenset(("kernel", "compiler", "training", "tools", "testing"))
 
 
 class _Moved:
@@ -218,7 +218,7 @@ class _Moved:
         core, _, rest = name.partition(".")
         if core != __name__ or rest.partition(".")[0] in _FOLDERS:
             return None
-        from ortflex_core.moved import find_spec
+        from ortflex_core.kernel.moved import find_spec
 
         return find_spec(name)
 

@@ -24,6 +24,18 @@ from ortflex_core.kernel.construct import (
     expected as expected,
     field_types as field_types,
 )
+from ortflex_core.kernel.engine_protocols import (
+    Backend as Backend,
+    Engine as Engine,
+    LayerBackend as LayerBackend,
+    Losses as Losses,
+    Passes as Passes,
+    DataSource as DataSource,
+    Device as Device,
+    Value as Value,
+    Communicator as Communicator,
+    ProcessGroup as ProcessGroup,
+)
 from ortflex_core.kernel.entries import Entry as Entry, singular as singular
 from ortflex_core.kernel.errors import (
     BrokenPlugin as BrokenPlugin,
@@ -74,46 +86,7 @@ from ortflex_core.kernel.model_protocols import (
     Adapter as Adapter,
     match_products as match_products,
     Product as Product,
-)
-from ortflex_core.kernel.step_protocols import Average as Average
-from ortflex_core.kernel.engine_protocols import (
-    Backend as Backend,
-    Engine as Engine,
-    LayerBackend as LayerBackend,
-    Losses as Losses,
-    Passes as Passes,
-)
-from ortflex_core.kernel.step_protocols import Constraint as Constraint
-from ortflex_core.kernel.engine_protocols import DataSource as DataSource
-from ortflex_core.kernel.engine_protocols import Device as Device, Value as Value
-from ortflex_core.kernel.model_protocols import Edit as Edit
-from ortflex_core.kernel.step_protocols import Loss as Loss
-from ortflex_core.compiler.problem.pruning import Pruning as Pruning
-from ortflex_core.compiler.problem.teachers import TeacherTensor as TeacherTensor
-from ortflex_core.kernel.step_protocols import Metric as Metric, MetricState as MetricState
-from ortflex_core.kernel.step_protocols import (
-    Optimizer as Optimizer,
-    Slots as Slots,
-    Updated as Updated,
-)
-from ortflex_core.kernel.step_protocols import Penalty as Penalty
-from ortflex_core.kernel.step_protocols import (
-    Growth as Growth,
-    Place as Place,
-    Precision as Precision,
-)
-from ortflex_core.kernel.engine_protocols import (
-    Communicator as Communicator,
-    ProcessGroup as ProcessGroup,
-)
-from ortflex_core.kernel.step_protocols import (
-    Schedule as Schedule,
-    ScheduleContext as ScheduleContext,
-    Unit as Unit,
-)
-from ortflex_core.kernel.step_protocols import (
-    Transform as Transform,
-    TransformContext as TransformContext,
+    Edit as Edit,
 )
 from ortflex_core.kernel.registry import Plugins as Plugins, Registry as Registry
 from ortflex_core.kernel.regular_files import (
@@ -130,6 +103,25 @@ from ortflex_core.kernel.regular_files import (
     TABLE as TABLE,
     TEXT as TEXT,
     file_size as file_size,
+)
+from ortflex_core.kernel.step_protocols import (
+    Average as Average,
+    Constraint as Constraint,
+    Loss as Loss,
+    Metric as Metric,
+    MetricState as MetricState,
+    Optimizer as Optimizer,
+    Slots as Slots,
+    Updated as Updated,
+    Penalty as Penalty,
+    Growth as Growth,
+    Place as Place,
+    Precision as Precision,
+    Schedule as Schedule,
+    ScheduleContext as ScheduleContext,
+    Unit as Unit,
+    Transform as Transform,
+    TransformContext as TransformContext,
 )
 from ortflex_core.kernel.synonyms import (
     names_elsewhere as names_elsewhere,
@@ -150,34 +142,6 @@ from ortflex_core.kernel.types import (
     shape_text as shape_text,
     TensorSpec as TensorSpec,
 )
-from ortflex_core.compiler.model.adapted_model import (
-    adapt as adapt,
-    AdaptedModel as AdaptedModel,
-    frozen_values as frozen_values,
-    with_values as with_values,
-)
-from ortflex_core.compiler.model.adapter_files import (
-    write_adapter as write_adapter,
-    write_base as write_base,
-)
-from ortflex_core.compiler.operators.cotangents import (
-    add_at as add_at,
-    full as full,
-    passed as passed,
-    positions as positions,
-    put_back as put_back,
-    ranked as ranked,
-    reshape_like as reshape_like,
-    unbroadcast as unbroadcast,
-    zeros_like as zeros_like,
-)
-from ortflex_core.compiler.operators.gradient_families import load_rules as load_rules
-from ortflex_core.compiler.operators.reverse_mode import gradients as gradients, NodeView as NodeView
-from ortflex_core.compiler.operators.gradient_rules import (
-    Gradient as Gradient,
-    Rules as Rules,
-    RuleTable as RuleTable,
-)
 from ortflex_core.compiler.graph.control_flow import (
     captured_names as captured_names,
     prefix_names as prefix_names,
@@ -185,6 +149,12 @@ from ortflex_core.compiler.graph.control_flow import (
     Sub as Sub,
 )
 from ortflex_core.compiler.graph.counter_rng import dropout as dropout, normal as normal
+from ortflex_core.compiler.graph.nodes import (
+    ancestor_nodes as ancestor_nodes,
+    find_nodes as find_nodes,
+    reads as reads,
+    split_nodes as split_nodes,
+)
 from ortflex_core.compiler.graph.ops import (
     FLOATS as FLOATS,
     Ops as Ops,
@@ -216,9 +186,18 @@ from ortflex_core.compiler.graph.sizes import (
     size_of as size_of,
     size_vector as size_vector,
 )
+from ortflex_core.compiler.model.adapted_model import (
+    adapt as adapt,
+    AdaptedModel as AdaptedModel,
+    frozen_values as frozen_values,
+    with_values as with_values,
+)
+from ortflex_core.compiler.model.adapter_files import (
+    write_adapter as write_adapter,
+    write_base as write_base,
+)
 from ortflex_core.compiler.model.changes import Changes as Changes, find_changes as find_changes
 from ortflex_core.compiler.model.editor import apply_edits as apply_edits, Editor as Editor
-from ortflex_core.compiler.model.quantizer import Quantizer as Quantizer
 from ortflex_core.compiler.model.heads import Head as Head, Layer as Layer
 from ortflex_core.compiler.model.model import (
     as_model as as_model,
@@ -227,6 +206,7 @@ from ortflex_core.compiler.model.model import (
     Rewrite as Rewrite,
 )
 from ortflex_core.compiler.model.products import find_products as find_products
+from ortflex_core.compiler.model.quantizer import Quantizer as Quantizer
 from ortflex_core.compiler.model.shape_probe import (
     complete_shapes as complete_shapes,
     explain_unknown as explain_unknown,
@@ -250,11 +230,16 @@ from ortflex_core.compiler.model.training_mode import (
     trains_statistics as trains_statistics,
 )
 from ortflex_core.compiler.onnx_files.model_file import read_model as read_model
-from ortflex_core.compiler.graph.nodes import (
-    ancestor_nodes as ancestor_nodes,
-    find_nodes as find_nodes,
-    reads as reads,
-    split_nodes as split_nodes,
+from ortflex_core.compiler.operators.cotangents import (
+    add_at as add_at,
+    full as full,
+    passed as passed,
+    positions as positions,
+    put_back as put_back,
+    ranked as ranked,
+    reshape_like as reshape_like,
+    unbroadcast as unbroadcast,
+    zeros_like as zeros_like,
 )
 from ortflex_core.compiler.operators.decomposition_table import (
     Call as Call,
@@ -262,9 +247,15 @@ from ortflex_core.compiler.operators.decomposition_table import (
     Decompositions as Decompositions,
 )
 from ortflex_core.compiler.operators.function_bodies import body_of as body_of, has_body as has_body
-from ortflex_core.compiler.problem.parameters import (
-    choose_parameters as choose_parameters,
-    trainable_model as trainable_model,
+from ortflex_core.compiler.operators.gradient_families import load_rules as load_rules
+from ortflex_core.compiler.operators.gradient_rules import (
+    Gradient as Gradient,
+    Rules as Rules,
+    RuleTable as RuleTable,
+)
+from ortflex_core.compiler.operators.reverse_mode import (
+    gradients as gradients,
+    NodeView as NodeView,
 )
 from ortflex_core.compiler.problem.labels import (
     float_labels as float_labels,
@@ -281,7 +272,13 @@ from ortflex_core.compiler.problem.losses import (
     LossRequest as LossRequest,
     tensors_of as tensors_of,
 )
+from ortflex_core.compiler.problem.parameters import (
+    choose_parameters as choose_parameters,
+    trainable_model as trainable_model,
+)
 from ortflex_core.compiler.problem.problem import LossTerm as LossTerm, Problem as Problem
+from ortflex_core.compiler.problem.pruning import Pruning as Pruning
+from ortflex_core.compiler.problem.teachers import TeacherTensor as TeacherTensor
 from ortflex_core.compiler.problem.updating import AVERAGE as AVERAGE
 from ortflex_core.compiler.programs.cache_key import problem_key as problem_key
 from ortflex_core.compiler.programs.formulas import Formula as Formula
@@ -306,13 +303,13 @@ from ortflex_core.compiler.programs.updates import (
     global_norm as global_norm,
 )
 from ortflex_core.compiler.runtime.host_memory import array_at as array_at
-from ortflex_core.compiler.runtime.missing_kernels import missing_kernel as missing_kernel
 from ortflex_core.compiler.runtime.installation import (
     diagnose as diagnose,
     find_distributions as find_distributions,
     require_runtime as require_runtime,
     Runtime as Runtime,
 )
+from ortflex_core.compiler.runtime.missing_kernels import missing_kernel as missing_kernel
 from ortflex_core.compiler.runtime.recompute import (
     AGAIN as AGAIN,
     is_copy as is_copy,
@@ -339,6 +336,12 @@ from ortflex_core.training.artifacts.array_file import (
 from ortflex_core.training.artifacts.checkpoint import (
     list_checkpoints as list_checkpoints,
     Saved as Saved,
+)
+from ortflex_core.training.artifacts.step_application import apply_state as apply_state
+from ortflex_core.training.artifacts.step_export import export_step as export_step
+from ortflex_core.training.artifacts.step_folder import (
+    open_step as open_step,
+    PortableStep as PortableStep,
 )
 from ortflex_core.training.config.arguments import (
     Arguments as Arguments,
@@ -385,24 +388,18 @@ from ortflex_core.training.engines.device_engine import (
     TwinEngine as TwinEngine,
 )
 from ortflex_core.training.engines.evaluator import Evaluator as Evaluator
+from ortflex_core.training.engines.gradient_sum import GradientExchange as GradientExchange
 from ortflex_core.training.engines.host_updates import (
     host_formulas as host_formulas,
     HostUpdates as HostUpdates,
 )
-from ortflex_core.training.engines.state_shards import StateShards as StateShards
-from ortflex_core.training.internals import Internals as Internals, internals_of as internals_of
-from ortflex_core.training.artifacts.step_export import export_step as export_step
-from ortflex_core.training.artifacts.step_folder import (
-    open_step as open_step,
-    PortableStep as PortableStep,
-)
-from ortflex_core.training.artifacts.step_application import apply_state as apply_state
-from ortflex_core.training.engines.gradient_sum import GradientExchange as GradientExchange
 from ortflex_core.training.engines.peers import (
     Peers as Peers,
     RankFailed as RankFailed,
     RanksDiffer as RanksDiffer,
 )
+from ortflex_core.training.engines.state_shards import StateShards as StateShards
+from ortflex_core.training.internals import Internals as Internals, internals_of as internals_of
 from ortflex_core.training.receipt import Receipt as Receipt
 from ortflex_core.training.trainer import Trainer as Trainer
 from ortflex_core.training.views.history import History as History
@@ -421,12 +418,12 @@ from ortflex_core.tools.memory import (
     MemoryReport as MemoryReport,
 )
 from ortflex_core.tools.report import ModelReport as ModelReport, NodeReport as NodeReport
-from ortflex_core.tools.times import time_backends as time_backends, Times as Times
 from ortflex_core.tools.shrinking import (
     Shrunk as Shrunk,
     ShrunkLayer as ShrunkLayer,
     shrink as shrink,
 )
+from ortflex_core.tools.times import time_backends as time_backends, Times as Times
 from ortflex_core.tools.verification import (
     TensorDifference as TensorDifference,
     Verdict as Verdict,
@@ -446,12 +443,12 @@ from ortflex_core.testing.device import DeviceKit as DeviceKit
 from ortflex_core.testing.edit import EditKit as EditKit
 from ortflex_core.testing.gradient import GradientCase as GradientCase, GradientKit as GradientKit
 from ortflex_core.testing.loss import LossKit as LossKit
-from ortflex_core.testing.quantizer import QuantizerKit as QuantizerKit
 from ortflex_core.testing.metric import MetricKit as MetricKit
 from ortflex_core.testing.optimizer import OptimizerKit as OptimizerKit
 from ortflex_core.testing.penalty import PenaltyKit as PenaltyKit
 from ortflex_core.testing.precision import Emulated as Emulated, PrecisionKit as PrecisionKit
 from ortflex_core.testing.process_group import ProcessGroupKit as ProcessGroupKit
+from ortflex_core.testing.quantizer import QuantizerKit as QuantizerKit
 from ortflex_core.testing.schedule import ScheduleKit as ScheduleKit
 from ortflex_core.testing.source import DataSourceKit as DataSourceKit
 from ortflex_core.testing.threads import run_ranks as run_ranks, ThreadGroup as ThreadGroup

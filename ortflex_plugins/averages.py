@@ -8,6 +8,8 @@ import attrs
 
 from ortflex_core import Average, Host, Ops, hyper, number
 
+__path__: list[str] = []  # Import paths of 0.2, such as averages.ema, are modules inside.
+
 
 @attrs.frozen(kw_only=True)
 class Ema(Average):

@@ -25,6 +25,8 @@ from ortflex_core import (
     short_repr,
 )
 
+__path__: list[str] = []  # Import paths of 0.2, such as constraints.sparsity, are modules inside.
+
 
 @attrs.frozen(kw_only=True)
 class NonNegative(Constraint):

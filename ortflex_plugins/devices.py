@@ -23,6 +23,8 @@ from ortflex_core import (
     setting,
 )
 
+__path__: list[str] = []  # Import paths of 0.2, such as devices.cpu, are modules inside.
+
 
 @attrs.frozen(kw_only=True)
 class Cpu(Device):

@@ -27,7 +27,9 @@ FAMILIES = {
     "transforms": "clip_value clip_norm centralize noise",
     "averages": "ema swa",
     "precisions": "float32 bf16_mixed fp16_mixed",
-    "constraints": "max_norm non_negative",
+    "constraints": "max_norm non_negative sparsity",
+    "devices": "cpu cuda",
+    "process_groups": "mpi torch",
     "edits.removal": "shrink",
 }
 """The modules of 0.2 by the module of their family, both without ``ortflex_plugins.``."""

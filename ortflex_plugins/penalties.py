@@ -10,6 +10,8 @@ import attrs
 
 from ortflex_core import ConfigError, Ops, Penalty, Tensor, hyper, number, setting
 
+__path__: list[str] = []  # Import paths of 0.2, such as penalties.l2, are modules inside.
+
 
 @attrs.frozen(kw_only=True)
 class NoPenalty(Penalty):

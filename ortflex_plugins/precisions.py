@@ -12,6 +12,8 @@ from onnx import TensorProto
 
 from ortflex_core import Growth, Precision, hyper, is_count, number, setting
 
+__path__: list[str] = []  # Import paths of 0.2, such as precisions.float32, are modules inside.
+
 
 @attrs.frozen(kw_only=True)
 class Float32(Precision):

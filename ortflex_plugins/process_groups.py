@@ -24,6 +24,8 @@ from ortflex_core import (
     setting,
 )
 
+__path__: list[str] = []  # Import paths of 0.2, such as process_groups.mpi, are modules inside.
+
 # Rank and size, as MPICH and Intel MPI, Open MPI, and Slurm's own launcher set them.
 _MPI_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),

@@ -18,6 +18,8 @@ from ortflex_core import (
     number,
 )
 
+__path__: list[str] = []  # Import paths of 0.2, such as transforms.noise, are modules inside.
+
 
 @attrs.frozen(kw_only=True)
 class ClipValue(Transform):

@@ -122,16 +122,6 @@ def arrows() -> set[tuple[str, str]]:
     return {(a, b) for a, b in pairs if a != b}
 
 
-def between_neighbors() -> set[tuple[str, str]]:
-    """The arrows whose two packages a reader has to hold together.
-
-    These are not arrows to the faces, which plugins import by rule, nor to the kernel, which every
-    package may use: both are read once.
-    """
-    common = ("ortflex_core.kernel", "ortflex_core")
-    return {(a, b) for a, b in arrows() if b not in common}
-
-
 def circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
     """The sets of at least two nodes that reach one another."""
     reach = {node: _reached(graph, node) for node in graph}
@@ -187,8 +177,7 @@ def table() -> str:
     )
     rows += [
         "",
-        f"{len(pairs)} arrows between packages on {floors(pairs)} floors, {len(between_neighbors())} of "
-        "them neither to the face for authors nor to the kernel; "
+        f"{len(pairs)} arrows between packages on {floors(pairs)} floors; "
         f"the largest circle of files has {max((len(c) for c in files), default=0)}; {lines:,} lines.",
     ]
     return "\n".join(rows)

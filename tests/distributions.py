@@ -31,7 +31,7 @@ def packaged() -> set[str]:
 
 def version() -> str:
     """The version, where it is written."""
-    text = (ROOT / "ortflex_core" / "__init__.py").read_text("utf-8")
+    text = (ROOT / "ortflex_core" / "kernel" / "version.py").read_text("utf-8")
     return re.findall(r'^__version__ = "(.+)"$', text, re.M)[0]
 
 

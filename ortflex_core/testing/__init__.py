@@ -27,6 +27,6 @@ except ImportError as error:
 
     raise ImportError(f"ortflex_core.testing needs pytest: {install_command('testing')}") from error
 
-from ortflex_core.moved import forwarding
+from ortflex_core.kernel.moved import forwarding
 
 __getattr__ = forwarding(__name__)

@@ -6,6 +6,6 @@ Add here: actions between steps (:mod:`~ortflex_core.kernel.loop`), methods of t
 (:mod:`~ortflex_core.training.trainer`).
 """
 
-from ortflex_core.moved import forwarding
+from ortflex_core.kernel.moved import forwarding
 
 __getattr__ = forwarding(__name__)

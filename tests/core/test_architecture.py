@@ -37,17 +37,16 @@ def test_a_storey_imports_itself_and_those_before_it() -> None:
 
 
 def test_every_module_of_the_core_is_in_a_storey() -> None:
-    """Only the face and the deprecated paths are in none."""
+    """Only the face is in none."""
     outside = {name for name in modules("ortflex_core") if not storey(name)}
-    assert outside == {"ortflex_core", "ortflex_core.moved"}
+    assert outside == {"ortflex_core"}
 
 
 def test_the_core_does_not_import_its_own_face() -> None:
-    """The face imports everything; only the version may be read from it."""
+    """The face imports everything; only the kits, which are written like plugins, import it."""
     for name, (path, tree) in modules("ortflex_core").items():
-        own = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom))
-        names = {a.name for n in own if n.module == "ortflex_core" for a in n.names}
-        assert names <= {"__version__"}, (name, path)
+        if storey(name) != "testing":
+            assert "ortflex_core" not in imported(tree), (name, path)
 
 
 def test_files_import_one_another_without_a_circle() -> None:
@@ -65,8 +64,8 @@ def test_a_reader_meets_no_large_circle() -> None:
 def test_the_arrows_between_packages_stay_few() -> None:
     """0.2 had 320 on 16 floors, in folders of both packages."""
     pairs = closure.arrows()
-    assert len(closure.between_neighbors()) <= 112
-    assert closure.floors(pairs) <= 15
+    assert len(pairs) < 120
+    assert closure.floors(pairs) <= 12
 
 
 def test_the_kernel_fits_into_one_head() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import ortflex_core
-from ortflex_core import Entry, moved
+from ortflex_core import Entry
+from ortflex_core.kernel import moved
 from ortflex_plugins import moved as moved_plugins
 
 pytestmark = pytest.mark.once

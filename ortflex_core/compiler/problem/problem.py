@@ -19,7 +19,6 @@ from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.program import Recompute
 from ortflex_core.compiler.model import training_mode
 from ortflex_core.compiler.model.model import Model
-from ortflex_core.compiler.operators.gradient_rules import RuleTable
 from ortflex_core.compiler.problem.hyperparameters import hypers
 from ortflex_core.compiler.problem.output_axes import output_axes
 from ortflex_core.compiler.problem.parameters import Choice
@@ -42,6 +41,7 @@ from ortflex_core.kernel.step_protocols import Loss, Optimizer, Penalty, Precisi
 from ortflex_core.kernel.types import Array, Arrays, Shape, TensorSpec
 
 if TYPE_CHECKING:
+    from ortflex_core.compiler.operators.gradient_rules import RuleTable
     from ortflex_core.training.engines.peers import Peers
 
 Reduction = Literal["mean", "sum"]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ortflex_core.kernel.errors import ConfigError, short_repr
 from ortflex_core.kernel.version import __version__
-from ortflex_core.training.views.history import History
-from ortflex_core.training.views.summary import Summary
+
+if TYPE_CHECKING:
+    from ortflex_core.training.views.history import History
+    from ortflex_core.training.views.summary import Summary
 
 MARK = "<!-- Written by ortflex. Delete this line to keep your own text at the next push. -->"
 _SKIPPED = ("data", "runtime")
