@@ -2,7 +2,7 @@
 
 A library is kept under a digest of its source, of the compiler (its version and the CPU for which it
 compiles) and of the flags. The name of its file also has a digest of its content, so a damaged file
-is noticed and compiled again. The folder belongs to the user, and nobody else may write to it,
+is noticed and compiled again. The folder belongs to the user, and no other user may write to it,
 because what it holds is executed.
 
 The flags leave the bits of a result to the source: no contraction to a fused multiply-add, no other
@@ -90,7 +90,7 @@ def find_compiler() -> Compiler:
     """The compiler that ``$CC`` names, else the first of ``cc``, ``gcc`` and ``clang``.
 
     Raises:
-        Unsupported: there is none that makes libraries for this machine; the message is one line.
+        Unsupported: no compiler makes libraries for this machine; the message is one line.
     """
     found = _find(os.environ.get("CC", ""), os.environ.get("PATH", ""))
     if isinstance(found, Compiler):
@@ -182,7 +182,7 @@ def compile_library(source: str, flags: Sequence[str] = ()) -> Path:
 
 @functools.lru_cache(maxsize=16)
 def _find(chosen: str, path: str) -> Compiler | str:
-    """The compiler for values of ``$CC`` and ``$PATH``, or why there is none."""
+    """The compiler for values of ``$CC`` and ``$PATH``, or why there is no compiler."""
     if sys.platform == "win32":  # pragma: no cover
         return "C compilers are used on Linux and macOS only"
     try:
@@ -241,7 +241,7 @@ def _described(
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, and see to it that nobody else can write to it."""
+    """Make the folder, to which no other user can write."""
     then = f"{_OTHER} for compiled libraries"
     what = f"keep compiled libraries in {str(folder)!r}"
     try:

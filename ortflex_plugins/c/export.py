@@ -36,7 +36,7 @@ from ortflex_plugins.c.scalars import C_TYPES, literal
 from ortflex_plugins.operators.calls import NotTranslatable
 
 FILES = ("step.c", "predict.c", "step.h", "state.h", "main.c", "Makefile", "state.safetensors")
-"""The files of the folder; ``manifest.json`` of the portable step is beside them."""
+"""The files of the folder; ``manifest.json`` of the portable step is next to them."""
 _TEMPLATES = Path(__file__).parent / "templates"
 _COLUMNS = ("data", "label", "sample_weight")
 _SETTINGS = ("rate", "hyperparameter")
@@ -111,7 +111,7 @@ def export_c(
 
 
 class _Source:
-    """The texts of an export."""
+    """The text of each file of an export."""
 
     def __init__(self, portable: Any, machine: Machine) -> None:
         manifest = portable.manifest
@@ -345,6 +345,6 @@ def _numbers(declaration: str, numbers: Iterable[str]) -> list[str]:
 
 
 def _filled(name: str, values: Mapping[str, str]) -> str:
-    """A template with its values; ``$(CC)`` and other texts with a dollar stay."""
+    """A template with its values; ``$(CC)`` and other strings with a dollar stay."""
     text = (_TEMPLATES / f"{name}.txt").read_text("utf-8")
     return re.sub(r"\$([a-z_]+)\b", lambda m: values[m[1]], text)

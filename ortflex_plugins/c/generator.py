@@ -335,7 +335,7 @@ class _File:
     def _schedule(self, kernels: list[Kernel], again: Mapping[int, Any]) -> list[Kernel]:
         """An order in which a state is written after all others have read its old value.
 
-        Where there is none, the new value has memory of its own and is copied in the end.
+        Without one, the new value has memory of its own and is copied in the end.
         """
         by_number = {k.out.number: k for k in kernels}
         readers: dict[int, list[int]] = {}

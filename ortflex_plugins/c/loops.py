@@ -1,7 +1,7 @@
 """Loops of C over the elements of a tensor: expressions, sums, gathered and scattered elements.
 
 A kernel is one function of C. Its text has no name and no number of the model but sizes, so kernels
-with equal texts are one function.
+with equal code are one function.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def expression(
         dtype: the type of the operands; of Where, of the two values.
         arguments: the operands in C, each without side effects. One that is None in ONNX (a bound of
             Clip) is "".
-        attributes: of the operator, as numbers, texts and lists.
+        attributes: of the operator, as numbers, strings and lists.
         to: the type of the result; the type of the operands if it is None.
 
     Example:

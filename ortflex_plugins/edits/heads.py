@@ -28,7 +28,7 @@ from ortflex_plugins.edits.tokens import count
 def _labels(instance: Any, attribute: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
     texts = all(isinstance(v, str) for v in value)
     if not texts and not all(is_count(v, -(2**63), 2**63 - 1) for v in value):
-        raise ValueError(f"{attribute.name}: expected texts only or integers only, got {value!r}")
+        raise ValueError(f"{attribute.name}: expected strings only or integers only, got {value!r}")
     if len(set(value)) < len(value):
         twice = next(v for v in value if value.count(v) > 1)
         raise ValueError(f"{attribute.name}: {twice!r} is there twice")
@@ -91,7 +91,7 @@ class NewHead(_Classes):
         ModelError: when a model is edited: it has no head, or several, and ``at`` does not name one of
             them; a node after the head depends on the number of classes in a way that is not known; or
             ``on`` is not a tensor [N, …, features] that is computed from an input.
-        ConfigError: when a model is edited: its classes have texts as labels, and ``classes`` is missing.
+        ConfigError: when a model is edited: its classes have strings as labels, and ``classes`` is missing.
 
     Example:
         >>> from onnx import parser
@@ -185,7 +185,7 @@ _LISTED = 5
 
 
 def _has_channels(editor: Editor, name: str) -> bool:
-    """Whether axis 1 of a tensor has channels, because a convolution or the like gives or reads it."""
+    """Whether axis 1 of a tensor has channels, because a convolution or pooling gives or reads it."""
     if any(reader.op_type in _CHANNELS for reader in editor.readers(name)):
         return True
     producers = {out: node for node in editor.graph.node for out in node.output}

@@ -13,14 +13,7 @@ import pytest
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[2]
-CHECKED = ["kernel", "compiler", "training", "tools", "testing"]
-"""The storeys of the core."""
-KINDS = [
-    *("data", "metrics", "callbacks", "devices", "backends", "cli", "pictures", "layers"),
-    *("estimators", "onnxcustom", "losses", "penalties", "schedules", "optimizers", "gradients"),
-]
-"""Packages of the plugins."""
-PLACES = [f"ortflex_core/{name}" for name in CHECKED] + [f"ortflex_plugins/{k}" for k in KINDS]
+PLACES = ["ortflex_core", "ortflex_plugins"]
 INSTEAD = {
     r"beside": "next to, compared with, in addition to",
     r"nobody|somebody|whoever|everybody|anybody|everyone|someone": "unknown, or name who",
