@@ -97,7 +97,7 @@ def test_python_runs_and_toml_trains(page: Path, workplace: dict[str, object]) -
     names = dict(workplace)
     for code in blocks(page, "python"):
         if re.match(r"# \S+/tests/\S+\.py\n", code):
-            continue  # of a package that is not installed: tests/plugins/test_conformance_howtos.py
+            continue  # of a package that is not installed: tests/plugins/test_cli_new_projects.py
         if file := re.match(r"# (\w+\.py)\n", code):
             Path(file[1]).write_text(code, "utf-8")
         exec(compile(code, str(page), "exec"), names)

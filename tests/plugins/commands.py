@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +75,27 @@ def project(recipe: str) -> Any:
     return folder
 
 
-def interrupting(
-    fit: Callable[..., Any], error: type[BaseException] = KeyboardInterrupt, step: int | None = None
-) -> Callable[..., Any]:
-    """Trainer.fit with a Ctrl-C, or another end, after a step, by default after the second epoch."""
+def interrupted(
+    *arguments: str, error: type[BaseException] = KeyboardInterrupt, step: int | None = None
+) -> Result:
+    """A call with a Ctrl-C, or another end, after a step, by default after the second epoch."""
+    fit = Trainer.fit
 
-    class Step:
+    class Stop:
         @hook
         def step_end(self, progress: Any) -> None:
             if progress.step == step:
                 raise error
 
-    class Stop:
         @hook
         def epoch_start(self, progress: Any) -> None:
-            if progress.epoch == 2:
+            if step is None and progress.epoch == 2:
                 raise error
 
-    def wrapped(self: Trainer, *args: Any, **options: Any) -> Any:
-        internals_of(self).hooks.register(Stop() if step is None else Step())
+    def stopped(self: Trainer, *args: Any, **options: Any) -> Any:
+        internals_of(self).hooks.register(Stop())
         return fit(self, *args, **options)
 
-    return wrapped
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "fit", stopped)
+        return ortflex(*arguments)

@@ -1,14 +1,17 @@
-"""Names that people type: of a kind, of other libraries, in capitals; and what is said about each."""
+"""Names that people type, of other libraries or in capitals: what is said, and offered after TAB."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import attrs
 import numpy as np
 import onnx
 import pytest
+from click.shell_completion import BashComplete, ZshComplete
 
 from ortflex_core import (
     KINDS,
@@ -23,10 +26,10 @@ from ortflex_core import (
     names_elsewhere,
 )
 from ortflex_core.kernel.errors import ArgumentError
-from ortflex_plugins.cli.main import COMMANDS, ELSEWHERE
+from ortflex_plugins.cli.main import COMMANDS, ELSEWHERE, main
 from ortflex_plugins.cli.plugins import kind_of
 from ortflex_plugins.data.csv import Csv
-from tests import models
+from tests import children, models
 from tests.plugins.commands import followed, ortflex, project, refused, works
 from tests.training import plugins
 
@@ -349,3 +352,80 @@ def test_a_file_or_a_word_in_place_of_a_command_has_the_command() -> None:
         result = ortflex(word)
         assert result.exit_code == 2
         assert f"did you mean {hint}?" in result.stderr
+
+
+# ---------------------------------------------------------------------- after TAB, in bash and zsh
+
+
+def offered(*words: str, shell: type[BashComplete | ZshComplete] = ZshComplete) -> set[str]:
+    """What completes the last word."""
+    complete = shell(main, {}, "ortflex", "_ORTFLEX_COMPLETE")
+    return {item.value for item in complete.get_completions(list(words[:-1]), words[-1])}
+
+
+def names(kind: str) -> set[str]:
+    return set(plugins()[kind].names())
+
+
+def test_tab_offers_commands() -> None:
+    assert offered("pl") == {"plugins"}
+
+
+def test_tab_offers_kinds_and_names_of_plugins() -> None:
+    found = offered("plugins", "")
+    assert set(KINDS) <= found
+    for kind in KINDS:
+        assert names(kind) <= found
+    assert offered("plugins", "adam") == {"adam", "adamax", "adamw"}
+    assert offered("plugins", "ADAMA") == {"adamax"}
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("check", "m.onnx", "--optimizer"), "optimizers"),
+        (("check", "m.onnx", "--loss"), "losses"),
+        (("graph", "m.onnx", "--loss"), "losses"),
+        (("compare", "t.toml", "--backend"), "backends"),
+        (("evaluate", "run", "--metric"), "metrics"),
+    ],
+)
+def test_tab_offers_plugins_for_an_option(words: tuple[str, ...], kind: str) -> None:
+    assert offered(*words, "") == names(kind)
+    assert offered(*words, "zzz") == set()
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_tab_offers_keys_of_a_recipe_and_their_values(command: str) -> None:
+    keys = {f"{f.name}=" for f in attrs.fields(Recipe)}
+    assert offered(command, "t.toml", "") == keys
+    assert offered(command, "t.toml", "epochs=3", "learn") == {"learning_rate="}
+    assert offered(command, "t.toml", "optimizer=ada") == {
+        f"optimizer={n}" for n in names("optimizers") if n.startswith("ada")
+    }
+    assert offered(command, "t.toml", "reduction=") == {"reduction=mean", "reduction=sum"}
+    assert offered(command, "t.toml", "epochs=") == set()
+    assert offered(command, "t.toml", "no_such=") == set()
+
+
+@pytest.mark.parametrize(
+    "words", [("optimizer", "=", "ada"), ("epochs", "=", "3", "loss", "=", "h")]
+)
+def test_bash_divides_the_word_at_the_equals_sign(words: tuple[str, ...]) -> None:
+    kind = "optimizers" if "optimizer" in words else "losses"
+    expected = {n for n in names(kind) if n.startswith(words[-1])}
+    assert expected
+    assert offered("train", "t.toml", *words, shell=BashComplete) == expected
+
+
+def test_a_shell_gets_the_answer(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "_ORTFLEX_COMPLETE": "bash_complete",
+        "COMP_WORDS": "ortflex train t.toml optimizer = adam",
+        "COMP_CWORD": "5",
+    }
+    code = "from ortflex_plugins.cli.main import main; main(prog_name='ortflex')"
+    done = children.run([sys.executable, "-c", code], env=environment, cwd=tmp_path)
+    assert {line.split(",")[1] for line in done.stdout.split()} == {"adam", "adamax", "adamw"}
+    assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""Run folders of ``ortflex train``: nothing of an earlier run, or of a person, is lost."""
+"""Run folders of ``ortflex train``: nothing that was there is lost, a refused training leaves none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ortflex_core import FolderLock, Internals, OutputError, Trainer, hook, internals_of, run_ranks
@@ -257,3 +258,97 @@ def test_a_run_of_several_processes_is_rescued(tmp_path: Path, shard: bool) -> N
     assert str(tmp_path / name) in told
     assert ("--resume" in told) is not shard
     assert (tmp_path / name).exists()
+
+
+# ---------------------------------------------------------------------- refused trainings
+
+
+@pytest.fixture
+def bad(folder: Path) -> Path:
+    """The folder with files that cannot be trained on, and a recipe that names no output."""
+    text = RECIPE.replace('output = "run"\n', "").replace("epochs = 3", "epochs = 2")
+    (folder / "train.toml").write_text(text)
+    with np.load("data.npz") as data:
+        arrays = dict(data)
+    np.savez("nan.npz", **{n: np.full_like(a, np.nan) for n, a in arrays.items()})
+    np.savez("short.npz", **{n: a[:, :1] for n, a in arrays.items()})
+    np.savez("unlabeled.npz", X=arrays["X"])
+    return folder
+
+
+REFUSED = {
+    "a wrong key": ["epocs=3"],
+    "a file that does not exist": ["data=no.npz"],
+    "values that are not finite": ["data=nan.npz"],
+    "a wrong shape": ["data=short.npz"],
+    "no labels": ["data=unlabeled.npz"],
+    "a loss that does not fit": ["loss=softmax_cross_entropy"],
+    "a device that is not here": ["device=cuda"],
+    "a transform that cannot be": ["recompute=no_such_tensor"],
+}
+
+
+@pytest.mark.parametrize("output", [None, "run", "a/b/run"])
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_nothing_is_left_of_a_training_that_is_refused(
+    mistake: str, output: str | None, bad: Path
+) -> None:
+    before = content(bad)
+    place = [] if output is None else [f"output={output}"]
+    refused("train", "train.toml", *REFUSED[mistake], *place)
+    assert content(bad) == before
+
+
+@pytest.mark.parametrize("files", [[], ["notes.txt"], ["sub/notes.txt", ".hidden"]])
+def test_what_the_user_had_in_the_folder_stays(files: list[str], bad: Path) -> None:
+    run = bad / "run"
+    run.mkdir()
+    for name in files:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("mine", "utf-8")
+    before = content(bad)
+    refused("train", "train.toml", "data=nan.npz", "output=run")
+    assert content(bad) == before
+
+
+def test_an_earlier_run_gets_its_name_back(bad: Path) -> None:
+    works("train", "train.toml", "output=run")
+    before = content(bad)
+    refused("train", "train.toml", "output=run", "data=nan.npz", "--force")
+    assert content(bad) == before
+
+
+def test_a_refused_resume_changes_nothing(bad: Path) -> None:
+    works("train", "train.toml", "output=run")
+    before = content(bad)
+    for mistake in (["data=nan.npz", "epochs=5"], ["optimizer=sgd"]):
+        refused("train", "train.toml", "output=run", *mistake, "--resume", "run")
+        left = content(bad)
+        assert set(left) == set(before)
+        for name in ("run/trained.onnx", "run/history.csv"):
+            assert left[name] == before[name]
+
+
+@pytest.mark.parametrize("command", [["check"], ["init"], ["apply-state", "state.safetensors"]])
+def test_a_command_that_takes_a_model_refuses_a_recipe_by_its_own_name(
+    command: list[str], folder: Path
+) -> None:
+    (folder / "train.toml").rename("mine.toml")
+    before = sorted(folder.rglob("*"))
+    name, *others = command
+    out = ["-o", "out.onnx"] if name == "apply-state" else []
+    done = refused(name, "mine.toml", *others, *out)
+    for word in ("mine.toml", f"`ortflex {name}`", "`ortflex train mine.toml`"):
+        assert word in done.output
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["train", "find-rate", "export-step"])
+def test_a_run_folder_in_place_of_a_recipe_is_told_of_its_recipe(
+    command: str, folder: Path
+) -> None:
+    run = folder / "run"
+    run.mkdir()
+    refused(command, "run")
+    (folder / "train.toml").rename(run / "recipe.toml")
+    assert str(Path("run", "recipe.toml")) in refused(command, "run").stderr

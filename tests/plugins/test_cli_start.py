@@ -18,11 +18,11 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import ConfigError, FolderLock, Trainer
+from ortflex_core import ConfigError, FolderLock
 from ortflex_plugins.pictures.run_files import is_running
 from ortflex_plugins.pictures.several import report_several
 from tests import models
-from tests.plugins.commands import interrupting, ortflex, project, refused, works
+from tests.plugins.commands import interrupted, ortflex, project, refused, works
 from tests.training import regression
 
 pytestmark = pytest.mark.per_python
@@ -107,8 +107,7 @@ def test_a_column_of_labels_by_name(folder: Path) -> None:
     assert "no column 'y'" in missing.output
     assert "--target NAME" in missing.output
     assert not (folder / "new.toml").exists()
-    call = ("init", "model.onnx", "--data", "d.csv", "--target", "species", "-o", "new.toml")
-    works(*call)
+    works("init", "model.onnx", "--data", "d.csv", "--target", "species", "-o", "new.toml")
     recipe = tomllib.loads((folder / "new.toml").read_text())
     assert recipe["data"] == {"name": "csv", "path": "d.csv", "target": "species"}
     assert recipe["loss"] == "softmax_cross_entropy"
@@ -167,8 +166,7 @@ def test_without_data_the_choice_is_explained(folder: Path) -> None:
 @pytest.fixture
 def runs(folder: Path) -> list[str]:
     for name, rate in (("slow", 0.01), ("quick", 0.1)):
-        call = ("train", "train.toml", f"learning_rate={rate}", f"output={name}")
-        works(*call)
+        works("train", "train.toml", f"learning_rate={rate}", f"output={name}")
     return ["slow", "quick"]
 
 
@@ -247,13 +245,11 @@ def _state(name: str) -> str:
     return found[1]
 
 
-def test_an_interrupted_run_is_not_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_is_not_finished(folder: Path) -> None:
     """Ctrl-C writes the weights so far; a run that was resumed and killed has them of before."""
     Path("train.toml").write_text(BASE + 'callbacks = ["checkpoint"]\n')
     call = ("train", "train.toml", "output=run")
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "fit", interrupting(Trainer.fit))
-        assert ortflex(*call).exit_code == 130
+    assert interrupted(*call).exit_code == 130
     assert Path("run/trained.onnx").is_file()
     assert _state("run") == "interrupted"
     refused = ortflex(*call)
@@ -261,9 +257,7 @@ def test_an_interrupted_run_is_not_finished(folder: Path, monkeypatch: pytest.Mo
     assert "To continue it, use --resume" in refused.stderr
     works("report", "run")
     assert "<b>interrupted</b>" in Path("run/report.html").read_text("utf-8")
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "fit", interrupting(Trainer.fit, SystemExit))  # it writes no result
-        ortflex(*call, "--resume", "run")
+    interrupted(*call, "--resume", "run", error=SystemExit)  # it writes no result
     assert Path("run/trained.onnx").is_file()
     assert _state("run") == "stopped"
     works(*call, "--resume", "run")
@@ -363,14 +357,12 @@ def test_a_training_that_starts_during_a_look_is_not_refused(
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_an_epoch_that_was_cut_has_no_scores_and_a_next_step(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
+    folder: Path, checkpoints: bool
 ) -> None:
     """Ctrl-C within the second epoch: no nan is shown, and the command that continues is complete."""
     call = ["train", "train.toml", "output=run", "validation=0.25", "batch_size=10"]
     call += ['callbacks=["checkpoint"]', "--trust-code"] * checkpoints
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "fit", interrupting(Trainer.fit, step=4))
-        result = ortflex(*call)
+    result = interrupted(*call, step=4)
     assert result.exit_code == 130
     assert "interrupted in epoch 2" in result.stdout
     assert "validation_loss" in result.stdout

@@ -32,9 +32,8 @@ from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 from tests.gradcheck import RULES, declared, run, traced
-from tests.plugins.compiled_training import CompiledTraining, agree
+from tests.plugins.compiled_training import CompiledTraining, agree, fitted
 from tests.plugins.damaged_files import WAYS, damage
-from tests.plugins.fitted_workloads import fitted
 from tests.plugins.gradient_cases import Case
 from tests.plugins.gradient_samples import every_case
 from tests.training import make, regression

@@ -15,9 +15,8 @@ from ortflex_core.compiler.runtime import session
 from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
-from tests.plugins.compiled_training import CompiledTraining
+from tests.plugins.compiled_training import CompiledTraining, fitted
 from tests.plugins.damaged_files import WAYS, damage
-from tests.plugins.fitted_workloads import fitted
 from tests.training import make, regression
 
 jax = pytest.importorskip("jax")
