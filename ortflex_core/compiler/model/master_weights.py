@@ -512,7 +512,9 @@ def _scales_of_biases(
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
             continue
         data, weight, bias = (pairs.get(name) for name in node.input[:3])
-        if data is None or weight is None or bias is None or len(readers[node.input[2]]) > 1:
+        if data is None or weight is None or bias is None:
+            continue
+        if len(readers[node.input[2]]) > 1 or [*node.input].count(node.input[2]) > 1:
             continue
         names = (data.input[1], weight.input[1], bias.input[1])
         if not all(n in model.initializers for n in names):

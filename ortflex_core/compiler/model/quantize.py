@@ -682,10 +682,12 @@ class _Placement:
         if len(node.input) > 2 and node.input[2]:
             inputs += [*[""] * (5 - len(inputs)), node.input[2]]
         layout, domain = packed_products.LAYOUT, packed_products.DOMAIN
-        given: Mapping[str, Any] = blocks.attributes(bits)
+        made = helper.make_node(layout, inputs, node.output, node.name, domain=domain)
+        # In this order: checkpoints have a hash of the nodes, and make_node would sort them.
+        made.attribute.extend(helper.make_attribute(*a) for a in blocks.attributes(bits).items())
         if all(o.domain != domain for o in self.editor.proto.opset_import):
             self.editor.proto.opset_import.append(helper.make_opsetid(domain, 1))
-        return helper.make_node(layout, inputs, node.output, node.name, domain=domain, **given)
+        return made
 
     def _finite(self, name: str) -> Array:
         """The values of a weight."""

@@ -71,9 +71,14 @@ class Call:
         self._read.add(index)
         return self._values[index] if index < len(self._values) else None
 
+    @property
+    def wanted(self) -> tuple[bool, ...]:
+        """Whether the node has each of its outputs."""
+        return tuple(map(bool, self.outputs))
+
     def wants(self, index: int) -> bool:
         """Whether the node has an output."""
-        return index < len(self.outputs) and self.outputs[index] != ""
+        return index < len(self.outputs) and bool(self.outputs[index])
 
     def setting(self, name: str, default: Any = None) -> Any:
         """An attribute of the node, or the operator's default."""
