@@ -230,14 +230,14 @@ def a_state(folder: Path) -> None:
 
 
 def _adapter(folder: Path) -> None:
-    from tests.plugins.test_adapters_patterns import GOOD, written
+    from tests.plugins.test_adapters_folders import GOOD, written
 
     written(folder / "peft", {**GOOD, "alpha_pattern": {"fc1": 2}})
 
 
 @reader(_adapter)
 def an_adapter(folder: Path) -> None:
-    from tests.plugins.test_adapters_patterns import trained
+    from tests.plugins.test_adapters_folders import trained
 
     trained(folder / "peft")
 

@@ -1,15 +1,17 @@
-"""Adapters in a training: what is trained, what is exported, and what everything after it sees."""
+"""Adapters in a training, and in files of onnxruntime: what is trained, what is exported, what runs it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import ConfigError, ModelError, OrtflexError, Trainer
+from ortflex_core import ConfigError, ModelError, OrtflexError, OutputError, Trainer, Unsupported
 from tests import models
 from tests.models import weights_of as values
 from tests.training import plugins
@@ -61,6 +63,12 @@ def trainer(model: Any = None, **options: Any) -> Trainer:
         **options,
     }
     return Trainer(network() if model is None else model, **given)
+
+
+def fitted(model: Any = None, **options: Any) -> Trainer:
+    made = trainer(model, **options)
+    made.fit(*data())
+    return made
 
 
 def forward(w: Any, a: Any, x: Any) -> Any:
@@ -235,3 +243,204 @@ def test_a_tied_weight_that_a_target_names_is_refused(targets: Any) -> None:
         trainer(with_body(), adapters=[{"name": "lora", "rank": 2, "targets": targets}])
     with pytest.raises(ModelError, match="no product to adapt: its weight 'E' is read"):
         trainer(tied())
+
+
+# Files of onnxruntime, and the base that takes them when it runs ------------------------------------
+
+needs_adapters = pytest.mark.skipif(
+    not hasattr(onnxruntime, "AdapterFormat"), reason="onnxruntime has no files of adapters"
+)
+
+
+def session(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def run(opened: Any, x: Any, adapter: Path | None = None) -> Any:
+    """The first output, with an adapter as users of onnxruntime activate it."""
+    options = onnxruntime.RunOptions()
+    if adapter is not None:
+        loaded = onnxruntime.LoraAdapter()
+        loaded.Load(str(adapter))
+        options.add_active_adapter(loaded)
+    return opened.run(None, {"X": x}, options)[0]
+
+
+def quantized(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with W1 and W2 as int8 and a scale a column."""
+    out = onnx.ModelProto.FromString(model.SerializeToString())
+    nodes = []
+    for tensor in [t for t in out.graph.initializer if t.name in ("W1", "W2")]:
+        array, name = numpy_helper.to_array(tensor), tensor.name
+        axis = 1 if name == "W1" else 0
+        scale = (np.abs(array).max(1 - axis) / 127).astype(np.float32)
+        whole = np.round(array / np.expand_dims(scale, 1 - axis)).astype(np.int8)
+        out.graph.initializer.remove(tensor)
+        out.graph.initializer.append(numpy_helper.from_array(whole, f"{name}_q"))
+        out.graph.initializer.append(numpy_helper.from_array(scale, f"{name}_scale"))
+        zero = numpy_helper.from_array(np.zeros(len(scale), np.int8), f"{name}_zero")
+        out.graph.initializer.append(zero)
+        inputs = [f"{name}_q", f"{name}_scale", f"{name}_zero"]
+        nodes.append(helper.make_node("DequantizeLinear", inputs, [name], axis=axis))
+    whole_graph = [*nodes, *out.graph.node]
+    del out.graph.node[:]
+    out.graph.node.extend(whole_graph)
+    return out
+
+
+@needs_adapters
+@pytest.mark.parametrize("base", [network, lambda: quantized(network())], ids=["float", "int8"])
+def test_a_base_takes_adapters_of_several_ranks(base: Any, tmp_path: Path) -> None:
+    x, _ = data()
+    plain = trainer(base(), adapters=()).predict(x) if base is network else None
+    made: dict[int, Trainer] = {}
+    for rank in (4, 8):
+        made[rank] = fitted(base(), adapters={**LORA, "rank": rank}, seed=rank, dropout="off")
+        made[rank].export_adapter(tmp_path / f"{rank}.onnx_adapter")
+    made[4].export_base(tmp_path / "base.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "base.onnx"), full_check=True)
+    opened = session(tmp_path / "base.onnx")
+    before = run(opened, x)
+    if plain is not None:
+        np.testing.assert_array_equal(before, plain)
+    for rank in (4, 8, 4):
+        got = run(opened, x, tmp_path / f"{rank}.onnx_adapter")
+        np.testing.assert_allclose(got, made[rank].predict(x), rtol=1e-5, atol=1e-5)
+        assert np.abs(got - before).max() > 0.05
+    np.testing.assert_array_equal(run(opened, x), before)
+
+
+def test_an_adapter_is_merged_into_a_weight_behind_a_cast() -> None:
+    """A converter stores a weight in one type and computes its product in another one."""
+    made = network()
+    for tensor in made.graph.initializer:
+        if tensor.name == "W1":
+            array = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(array, "W1"))
+    made.graph.node.insert(0, helper.make_node("Cast", ["W1"], ["wide"], to=TensorProto.FLOAT))
+    made.graph.node[1].input[1] = "wide"
+    adapted = fitted(made, adapters={**LORA, "targets": ["q_proj"]})
+    merged = adapted.export()
+    assert values(merged)["W1"].dtype == np.float16
+    got = run(onnxruntime.InferenceSession(merged.SerializeToString()), data()[0])
+    np.testing.assert_allclose(got, adapted.predict(data()[0]), rtol=0.01, atol=0.01)
+
+
+@needs_adapters
+def test_the_base_has_what_was_trained_besides(tmp_path: Path) -> None:
+    x, _ = data()
+    made = fitted(params=["b"], adapters={**LORA, "targets": ["q_proj", "fc"]})
+    made.export_base(tmp_path / "base.onnx")
+    made.export_adapter(tmp_path / "one.onnx_adapter")
+    opened = session(tmp_path / "base.onnx")
+    got = run(opened, x, tmp_path / "one.onnx_adapter")
+    np.testing.assert_allclose(got, made.predict(x), rtol=1e-5, atol=1e-5)
+    inputs = {i.name: i.shape for i in opened.get_inputs()}
+    assert set(inputs) == {"X"}, "inputs with defaults need not be given"
+    assert {i.name for i in opened.get_overridable_initializers()} == {
+        f"net.{m}.lora_{k}" for m in ("layers.0.q_proj", "fc") for k in "AB"
+    }
+
+
+@pytest.mark.skipif(
+    onnxruntime.__version__.startswith("1.16."),
+    reason="onnxruntime 1.16 transposes a DequantizeLinear and keeps its axis, with adapters or without",
+)
+def test_a_quantized_base_is_frozen_and_trained_as_the_rounded_one() -> None:
+    x, y = data()
+    model = quantized(network())
+    made = trainer(model, epochs=6)
+    losses = made.fit(x, y).losses
+    assert losses[-1] < losses[0]
+    assert made.get_state()["net.layers.0.q_proj.lora_A"].shape == (6, 2)
+    # Steps are those of the float network with the rounded weights. onnxruntime multiplies int8 weights
+    # with activations that it rounds as well (MatMulNBits), and its own predictions differ by 1 %.
+    inside = values(model)
+    rounded = onnx.ModelProto.FromString(network().SerializeToString())
+    for tensor in rounded.graph.initializer:
+        if tensor.name in ("W1", "W2"):
+            axis = 1 if tensor.name == "W1" else 0
+            scale = np.expand_dims(inside[f"{tensor.name}_scale"], 1 - axis)
+            array = inside[f"{tensor.name}_q"].astype(np.float32) * scale
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    options = {"optimizer": "sgd", "learning_rate": 0.05, "epochs": 6}
+    made, other = trainer(model, **options), trainer(rounded, **options)
+    start = made.get_state()
+    for one in (made, other):
+        one.fit(x, y)
+    for name, array in other.get_state().items():
+        moved = np.abs(array - start[name]).max()
+        np.testing.assert_allclose(made.get_state()[name], array, atol=0.06 * moved)
+
+
+REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
+    ({}, "a.zip", {}, r"the ending '.zip' is unknown; known: .onnx_adapter"),
+    ({}, "a", {"format": "pft"}, "unknown format 'pft'; did you mean 'peft'"),
+    ({}, "a", {"label": "style"}, "no adapter is called 'style'"),
+    ({"adapters": {**LORA, "prefix": "x."}}, "a", {}, "not a prefix of the module path"),
+]
+
+
+@pytest.mark.parametrize(("options", "file", "how", "text"), REFUSED, ids=lambda v: str(v)[:20])
+def test_adapters_that_cannot_be_written_are_refused(
+    options: Any, file: str, how: Any, text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        trainer(**options).export_adapter(tmp_path / file, **how)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_base_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OrtflexError, match="has no adapters"):
+        trainer(adapters=()).export_base(tmp_path / "a.onnx")
+    with pytest.raises(OutputError):
+        trainer().export_base(tmp_path / "no" / "a.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def many_bits(bias: bool = False, k: int = 32, n: int = 8) -> onnx.ModelProto:
+    """A MatMulNBits between two layers, as onnxruntime's quantizer writes it."""
+    rng, node = RNG(2), helper.make_node
+    tensors = {
+        "W1": rng.normal(size=(6, k)),
+        "Q": rng.integers(0, 256, (n, k // 32, 16), dtype=np.uint8),
+        "S": rng.uniform(0.02, 0.05, n * (k // 32)),
+        "W2": rng.normal(size=(n, 3)),
+        **({"c": rng.normal(size=n)} if bias else {}),
+    }
+    given = ["t", "Q", "S", *(["", "", "c"] if bias else [])]
+    sizes = {"K": k, "N": n, "bits": 4, "block_size": 32}
+    nodes = [
+        node("MatMul", ["X", "W1"], ["h"], name="/first/MatMul"),
+        node("Tanh", ["h"], ["t"]),
+        node("MatMulNBits", given, ["q"], "/mid/MatMul_Q4", domain="com.microsoft", **sizes),
+        node("MatMul", ["q", "W2"], ["Y"], name="/last/MatMul"),
+    ]
+    ends = [models.floats("X", "N", 6)], [models.floats("Y", "N", 3)]
+    return models.model(nodes, *ends, tensors, com_microsoft=1)
+
+
+@needs_adapters
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_base_of_four_bits_is_trained(bias: bool, tmp_path: Path) -> None:
+    x, y = data()
+    made = trainer(many_bits(bias), adapters={**LORA, "targets": ["mid", "last"]}, epochs=6)
+    losses = made.fit(x, y).losses
+    assert losses[-1] < losses[0]
+    assert made.get_state()["mid.lora_A"].shape == (32, 2)
+    with pytest.raises(Unsupported, match="cannot be merged"):
+        made.export()
+    made.export_base(tmp_path / "base.onnx")
+    made.export_adapter(tmp_path / "one.onnx_adapter")
+    got = run(session(tmp_path / "base.onnx"), x, tmp_path / "one.onnx_adapter")
+    np.testing.assert_allclose(got, made.predict(x), rtol=1e-4, atol=1e-4)
+
+
+@needs_adapters
+def test_onnxruntime_reads_the_versions(tmp_path: Path) -> None:
+    """Both versions are 1, which is what onnxruntime writes itself."""
+    made = fitted()
+    made.export_adapter(path := tmp_path / "a.onnx_adapter")
+    file: Any = onnxruntime.AdapterFormat.read_adapter(str(path))
+    assert (file.get_adapter_version(), file.get_model_version()) == (1, 1)
+    assert sorted(file.get_parameters()) == sorted(made.get_state())

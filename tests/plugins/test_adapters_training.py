@@ -12,22 +12,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from safetensors.numpy import load_file, save_file
 
-from ortflex_core import CheckpointError, ConfigError, ModelError, Trainer
+from ortflex_core import CheckpointError, ConfigError, ModelError, Recipe, Trainer, check_model
 from ortflex_plugins.adapters.lora import Lora
 from tests import models
-from tests.plugins.test_adapters import LORA, RNG, data, network, trainer
-from tests.plugins.test_adapters_files import fitted, folder, pairs
-from tests.training import make, plugins
+from tests.plugins.test_adapters import LORA, RNG, data, fitted, network, trainer
+from tests.plugins.test_adapters_folders import folder, pairs
+from tests.training import make, plugins, same
 
 DROPPING = {**LORA, "dropout": 0.3}
-
-
-def same(first: Any, second: Any) -> None:
-    assert set(first) == set(second)
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name], err_msg=name)
 
 
 def take_steps(made: Trainer, first: int, last: int) -> None:
@@ -46,7 +40,7 @@ def test_dropout_is_on_the_branch_and_in_steps_alone() -> None:
     assert made.step((x, y)) == pytest.approx(first, rel=1e-6)
     off = trainer(adapters=DROPPING, dropout="off")
     off.fit(x, y)
-    same(off.get_state(), fitted().get_state())
+    same(off.get_state(), fitted().get_state(), 0)
     moved = fitted(adapters=DROPPING).get_state()
     assert any(not np.array_equal(a, moved[n]) for n, a in off.get_state().items())
 
@@ -70,9 +64,7 @@ def test_a_training_is_resumed_to_the_bit(tmp_path: Path) -> None:
     take_steps(whole, 3, 6)
     rest = Trainer.resume(tmp_path / "saved", plugins=plugins())
     take_steps(rest, 3, 6)
-    same(whole.get_state(), rest.get_state())
-    from safetensors.numpy import load_file
-
+    same(whole.get_state(), rest.get_state(), 0)
     kept = load_file(tmp_path / "saved" / "state.safetensors")
     assert not any("W1" in n or "K" in n.split("/") for n in kept)
     # The checkpoint has the model as it was, to which the adapters are attached again.
@@ -95,8 +87,6 @@ def test_a_frozen_adapter_of_other_values_is_another_training(tmp_path: Path) ->
     made.save(tmp_path / "saved")
     rest = Trainer.resume(tmp_path / "saved", plugins=plugins())
     np.testing.assert_array_equal(rest.predict(data()[0]), made.predict(data()[0]))
-    from safetensors.numpy import save_file
-
     save_file(pairs(seed=8), tmp_path / "style" / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=r"lora_.\.style"):
         trainer(adapters=[style, {**LORA, "label": "task"}], epochs=2).restore(tmp_path / "saved")
@@ -126,7 +116,7 @@ def test_a_training_continues_without_the_folder_it_started_with(
             folder(place, {n: a for n, a in pairs().items() if "fc" in n})
     for rest in (Trainer.resume(tmp_path / "saved", plugins=plugins()), pickle.loads(packed)):
         take_steps(rest, 3, 6)
-        same(whole.get_state(), rest.get_state())
+        same(whole.get_state(), rest.get_state(), 0)
         np.testing.assert_array_equal(rest.predict(x), whole.predict(x))
     if change == "gone":
         with pytest.raises(ConfigError, match="task"):
@@ -140,21 +130,20 @@ def test_accumulated_batches_are_one_large_batch() -> None:
     two = trainer(batch_size=8, accumulate=2, **options)
     for made in (one, two):
         made.fit(x, y)
-    for name, array in one.get_state().items():
-        np.testing.assert_allclose(two.get_state()[name], array, rtol=1e-4, atol=1e-6)
+    same(two.get_state(), one.get_state(), 1e-5)
 
 
 def test_reinitialize_leaves_adapters_alone() -> None:
     made = trainer(params=["b"], reinitialize=True)
     adapters = {n: a for n, a in made.get_state().items() if "lora" in n}
-    same(adapters, trainer().get_state())
+    same(adapters, trainer().get_state(), 0)
     assert (made.get_state()["b"] == 0).all()
 
 
 def test_first_values_depend_on_the_seed_and_the_module_alone() -> None:
     one, other = trainer(), trainer(adapters={**LORA, "targets": ["fc"]})
     names = other.get_state()
-    same(names, {n: a for n, a in one.get_state().items() if n in names})
+    same(names, {n: a for n, a in one.get_state().items() if n in names}, 0)
     assert not np.array_equal(trainer(seed=1).get_state()["net.fc.lora_A"], names["net.fc.lora_A"])
 
 
@@ -183,8 +172,6 @@ def test_several_adapters_are_added_and_one_is_trained(tmp_path: Path) -> None:
 
 
 def test_a_recipe_has_adapters(tmp_path: Path) -> None:
-    from ortflex_core import Recipe
-
     x, y = data()
     onnx.save(network(), tmp_path / "model.onnx")
     np.savez(tmp_path / "data.npz", X=x, y=y)
@@ -197,8 +184,6 @@ def test_a_recipe_has_adapters(tmp_path: Path) -> None:
 
 
 def test_check_lists_where_adapters_may_be_attached() -> None:
-    from ortflex_core import check_model
-
     report = check_model(network(), plugins=plugins())
     found = [(p.module, p.operator, p.inputs, p.outputs, p.weight) for p in report.products]
     assert found == [
@@ -211,16 +196,13 @@ def test_check_lists_where_adapters_may_be_attached() -> None:
 
 def test_a_module_that_is_called_twice_has_one_adapter() -> None:
     """Its merged weight serves both calls; two modules of one weight are not merged."""
-    node = helper.make_node
 
     def twice(second: str) -> onnx.ModelProto:
-        nodes = [
-            node("MatMul", ["X", "W"], ["h"], name="/fc/MatMul"),
-            node("Tanh", ["h"], ["t"]),
-            node("MatMul", ["t", "W"], ["Y"], name=second),
-        ]
-        ends = [models.floats("X", "N", 3)], [models.floats("Y", "N", 3)]
-        return models.model(nodes, *ends, {"W": RNG(4).normal(size=(3, 3))})
+        weights = {"W": RNG(4).normal(size=(3, 3))}
+        ends = "float[N, 3] X", "float[N, 3] Y"
+        model = models.parsed("h = MatMul(X, W) t = Tanh(h) Y = MatMul(t, W)", weights, *ends)
+        model.graph.node[0].name, model.graph.node[2].name = "/fc/MatMul", second
+        return model
 
     x, y = RNG(6).normal(size=(24, 3)).astype("f"), RNG(7).normal(size=(24, 3)).astype("f")
     made = trainer(twice("/fc/MatMul_1"))

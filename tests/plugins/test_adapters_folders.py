@@ -1,4 +1,4 @@
-"""Folders of PEFT that nobody should trust: their patterns, and every entry of their configuration.
+"""Folders of PEFT: their layout, and those that nobody should trust, with every entry and pattern.
 
 The class: a value of a foreign file that our code hands on unchecked, to an engine that takes
 exponential time, or to a constructor whose errors name neither the file nor the key.
@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from safetensors.numpy import save_file
+from onnx import numpy_helper
+from safetensors.numpy import load_file, save_file
 
 from ortflex_core import ConfigError, ModelError
 from ortflex_plugins.adapters._patterns import Patterns, Refused
 from ortflex_plugins.adapters.lora import Lora
 from tests import models
+from tests.plugins.test_adapters import LORA, RNG, data, fitted, network, trainer
 from tests.training import make
 
 ATOMS = ["a", "b", r"\.", ".", "[ab]", "[^a.]", r"\d", r"[\d_-]", r"\w", "0", "_", "[a-c0]", r"\D"]
@@ -114,7 +117,151 @@ def test_many_patterns_have_one_budget() -> None:
         list(map(patterns.first, ["a" * 200] * 1000))
 
 
-# Folders ------------------------------------------------------------------------------------------
+# Layout, and damage ------------------------------------------------------------------------------
+
+
+def test_a_folder_of_peft_has_its_layout(tmp_path: Path) -> None:
+    """A and B are transposed, and of a convolution kernels, as PEFT's documentation has them."""
+    made = fitted(adapters={**LORA, "alpha": 3.5, "prefix": "net."})
+    made.export_adapter(tmp_path / "peft")
+    names = {"adapter_config.json", "adapter_model.safetensors"}
+    assert {p.name for p in (tmp_path / "peft").iterdir()} == names
+    tensors = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    state = made.get_state()
+    for module, axes in (("layers.0.q_proj", 0), ("conv", 1), ("fc", 0)):
+        for letter in "AB":
+            stored = tensors[f"base_model.model.{module}.lora_{letter}.weight"]
+            wanted = state[f"net.{module}.lora_{letter}"].T
+            np.testing.assert_array_equal(stored, wanted.reshape(wanted.shape + (1,) * axes))
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (2, 3.5)
+    assert config["target_modules"] == ["conv", "fc", "layers.0.q_proj"]
+
+
+def folder(path: Path, pairs: dict[str, Any], **config: Any) -> Path:
+    """A folder as PEFT writes it."""
+    path.mkdir()
+    entries = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "lora_dropout": 0.0, "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps({**entries, **config}))
+    save_file(pairs, path / "adapter_model.safetensors")
+    return path
+
+
+def pairs(seed: int = 7, prefix: str = "base_model.model.net.") -> dict[str, Any]:
+    rng = RNG(seed)
+    shapes = {"layers.0.q_proj": (6, 8), "fc": (10, 3)}
+    out = {}
+    for module, (inputs, outputs) in shapes.items():
+        out[f"{prefix}{module}.lora_A.weight"] = rng.normal(size=(2, inputs)).astype("f")
+        out[f"{prefix}{module}.lora_B.weight"] = rng.normal(size=(outputs, 2)).astype("f")
+    return out
+
+
+@pytest.mark.parametrize("prefix", ["base_model.model.net.", "base_model.model."])
+def test_a_folder_in_pefts_layout_is_read(prefix: str, tmp_path: Path) -> None:
+    x, _ = data()
+    tensors = pairs(prefix=prefix)
+    made = trainer(adapters=Lora.from_peft(folder(tmp_path / "peft", tensors)))
+    merged = onnx.ModelProto.FromString(network().SerializeToString())
+    for tensor in merged.graph.initializer:
+        module = {"W1": "layers.0.q_proj", "W2": "fc"}.get(tensor.name)
+        if module is not None:
+            down, up = (tensors[f"{prefix}{module}.lora_{k}.weight"] for k in "AB")
+            change = 3.0 * (up @ down)
+            change = change.T if tensor.name == "W1" else change / 0.5  # the Gemm has alpha = 0.5
+            array = numpy_helper.to_array(tensor) + change
+            tensor.CopyFrom(numpy_helper.from_array(array.astype("f"), tensor.name))
+    wanted = trainer(merged, adapters=()).predict(x)
+    np.testing.assert_allclose(made.predict(x), wanted, rtol=1e-5, atol=1e-5)
+    table = {"name": "lora", "rank": 2, "alpha": 6, "source": str(tmp_path / "peft")}
+    np.testing.assert_array_equal(trainer(adapters=table).predict(x), made.predict(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"bias": "all"}, "more than A·B: bias is 'all'"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"r": "two"}, "r: expected an integer >= 1"),
+        ({"modules_to_save": ["head"]}, "modules_to_save"),
+    ],
+)
+def test_what_is_no_low_rank_adapter_is_refused(change: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Lora.from_peft(folder(tmp_path / "peft", pairs(), **change))
+
+
+def with_header(pattern: str, new: str) -> Any:
+    """What changes the header of a safetensors file at the first place that a pattern matches."""
+
+    def changed(content: bytes) -> bytes:
+        length = int.from_bytes(content[:8], "little")
+        text = re.sub(pattern, new, content[8 : 8 + length].decode(), count=1).encode()
+        return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+    return changed
+
+
+DAMAGE: dict[str, Any] = {
+    "empty": lambda b: b"",
+    "truncated header": lambda b: b[:100],
+    "truncated data": lambda b: b[:-4],
+    "longer": lambda b: b + bytes(4),
+    "length of the header": lambda b: b"\xff" * 8 + b[8:],
+    "no JSON": with_header("{", "["),
+    "no offsets": with_header("data_offsets", "offsets"),
+    "offsets of others": with_header(r"\[0,(\d+)\]", r"[4,\1]"),
+    "NaN as an offset": with_header(r"\[0,", "[NaN,"),
+    "NaN as a size": with_header(r'"shape":\[\d+', '"shape":[NaN'),
+    "negative size": with_header(r'"shape":\[', '"shape":[-'),
+    "unknown type": with_header("F32", "F33"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_found_when_it_is_named(damage: Any, tmp_path: Path) -> None:
+    """Not only when a Trainer reads the values."""
+    path = folder(tmp_path / "peft", pairs()) / "adapter_model.safetensors"
+    damaged = damage(path.read_bytes())
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
+    text = r"adapter_model\.safetensors' is damaged or cannot be read: "
+    with pytest.raises(ConfigError, match=text):
+        Lora.from_peft(path.parent)
+    with pytest.raises(ConfigError, match=text):
+        trainer(adapters={"name": "lora", "rank": 2, "alpha": 6, "source": str(path.parent)})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300], ids=str)
+@pytest.mark.parametrize("letter", "AB")
+def test_values_that_are_not_finite_are_refused(value: float, letter: str, tmp_path: Path) -> None:
+    """Of a training that diverged, and of a type with larger numbers; the file and the tensor are named."""
+    tensors = pairs()
+    name = f"base_model.model.net.fc.lora_{letter}.weight"
+    tensors[name] = tensors[name].astype(np.float64)
+    tensors[name][1, 1] = value
+    path = folder(tmp_path / "peft", tensors)
+    with pytest.raises(ConfigError) as error:
+        trainer(adapters=Lora.from_peft(path))
+    assert f"{str(path / 'adapter_model.safetensors')!r}: the tensor {name!r}" in str(error.value)
+    assert "not finite" in str(error.value)
+
+
+def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a PEFT folder"):
+        Lora.from_peft(tmp_path / "none")
+    half = folder(tmp_path / "half", dict(list(pairs().items())[:3]))
+    with pytest.raises(ConfigError, match=r"has only '.*net\.fc\.lora_A\.weight'; A and B"):
+        Lora.from_peft(half)
+    foreign = folder(tmp_path / "foreign", pairs(prefix="base_model.model.decoder."))
+    with pytest.raises(ModelError, match=r"a different base model: its module 'decoder\.\S+'"):
+        trainer(adapters=Lora.from_peft(foreign))
+    with pytest.raises(ConfigError, match="created with other fields: pass rank = 2, alpha = 6"):
+        trainer(adapters={"name": "lora", "source": str(foreign)})
+
+
+# Entries of the configuration ----------------------------------------------------------------------
 
 GOOD = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "lora_dropout": 0.0}
 NAN, INF = math.nan, math.inf
