@@ -1,4 +1,4 @@
-"""The kits of constraints and averages reject planted mistakes."""
+"""The kits of constraints, averages, adapters and edits reject planted mistakes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core import Average, AverageKit, Constraint, ConstraintKit, Pruning, hyper, number
+from ortflex_core import (
+    Adapter,
+    AdapterKit,
+    Average,
+    AverageKit,
+    Constraint,
+    ConstraintKit,
+    Edit,
+    EditKit,
+    Editor,
+    Pruning,
+    hyper,
+    number,
+    setting,
+)
+from ortflex_core.testing import running
 from tests.core.planted import (
     Planted,
     PlantedMistakes,
@@ -16,11 +31,11 @@ from tests.core.planted import (
     at_each_rank,
     but,
     in_any_formula,
+    noisy,
     normal,
 )
 
 pytestmark = pytest.mark.once
-
 
 # Constraints -------------------------------------------------------------------------------------
 
@@ -188,14 +203,186 @@ AVERAGES = [
 ]
 
 
+# Adapters -----------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Change(Adapter):
+    """``y = x·M + x·change``."""
+
+    name: ClassVar[str] = "change"
+
+    def empty(self, product: Any) -> Any:
+        return {"change": np.zeros((product.inputs, product.outputs))}
+
+    def initial(self, product: Any, generator: Any) -> Any:
+        return self.empty(product)
+
+    def apply(self, op: Any, x: Any, y: Any, tensors: Any, product: Any) -> Any:
+        return y + product.times(op, x, tensors["change"])
+
+    def merge(self, matrix: Any, tensors: Any, product: Any) -> Any:
+        return matrix + tensors["change"]
+
+    def portable(self) -> Any:
+        return self
+
+    def at_run_time(self, tensors: Any, product: Any) -> Any:
+        return tensors
+
+
+class ChangeNoisy(Change):
+    def apply(self, op: Any, x: Any, y: Any, tensors: Any, product: Any) -> Any:
+        return noisy(op, Change.apply(self, op, x, y, tensors, product))
+
+
+def changed(method: str, change: Any) -> Any:
+    """The adapter, with what a method returns changed; arguments of the method follow."""
+    right = getattr(Change, method)
+    return but(Change(), **{method: lambda self, *given: change(right(self, *given), *given)})
+
+
+def drawn(change: Any, product: Any, generator: Any) -> Any:
+    """First values that are others in every object, so that a resumed training has others."""
+    shape = (product.inputs, product.outputs)
+    return {"change": np.zeros(shape), "other": np.random.default_rng().normal(size=shape)}
+
+
+TWICE = changed("apply", lambda made, op, x, y, *_: 2 * made - y)
+LOST = but(Change(), merge=lambda self, matrix, tensors, product: matrix)
+ADAPTERS = [
+    Planted("test_value", TWICE, "block.0.proj"),
+    # It forgets the layout of a convolution.
+    Planted(
+        "test_value",
+        but(Change(), apply=lambda c, op, x, y, tensors, _: y + op.MatMul(x, tensors["change"])),
+        "is ill-typed",
+    ),
+    Planted(
+        "test_start",
+        changed("initial", lambda made, *_: {n: a + 1 for n, a in made.items()}),
+        "y at the start",
+    ),
+    Planted("test_start", but(Change(), initial=drawn), "first values of one seed"),
+    Planted("test_merge", LOST, "the merged block.0.proj"),
+    Planted(
+        "test_float64",
+        changed("apply", lambda made, op, *_: op.Cast(made, to=1)),
+        "returns a tensor of shape",
+    ),
+    Planted("test_determinism", ChangeNoisy(), "differs from one run to the next"),
+    Planted("test_backends", TWICE, "coef.change on"),
+    Planted("test_export", LOST, "predictions of the exported model"),
+    Planted("test_resume", ChangeNoisy(), "change, continued"),
+    Planted(
+        "test_run_time",
+        but(Change(), at_run_time=lambda self, tensors, _: {"change": tensors["change"] / 2}),
+        "the base with the adapter",
+    ),
+]
+
+
+# Edits --------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Prune(Edit):
+    """Sets small numbers of matrices to 0."""
+
+    name: ClassVar[str] = "prune"
+    bound: float = setting(default=0.1, validator=number(gt=0))
+
+    def apply(self, editor: Editor) -> None:
+        for name, spec in editor.initializers.items():
+            if len(spec.shape or ()) == 2:
+                values = editor.constant(name)
+                editor.replace(name, np.where(np.abs(values) < self.bound, 0, values))
+
+
+class Everything(Prune):
+    """Prunes biases, too."""
+
+    def apply(self, editor: Editor) -> None:
+        for name in editor.initializers:
+            values = editor.constant(name)
+            editor.replace(name, np.where(np.abs(values) < self.bound, 0, values))
+
+
+class InPlace(Prune):
+    """Changes what the model knows of itself, which others may read later."""
+
+    def apply(self, editor: Editor) -> None:
+        super().apply(editor)
+        editor.model.initializers.pop("b1")
+
+
+class Counting(Prune):
+    """Depends on how often it was applied."""
+
+    calls: ClassVar[list[int]] = []
+
+    def apply(self, editor: Editor) -> None:
+        super().apply(editor)
+        self.calls.append(1)
+        editor.replace("b1", editor.constant("b1") + len(self.calls))
+
+
+class Once(Prune):
+    """Has another network when it is applied again."""
+
+    calls: ClassVar[list[int]] = []
+
+    def apply(self, editor: Editor) -> None:
+        super().apply(editor)
+        self.calls.append(1)
+        if len(self.calls) > 1:
+            next(n for n in editor.graph.node if n.op_type == "Tanh").op_type = "Relu"
+
+
+class Careless(Prune):
+    """Assumes the names of a file."""
+
+    def apply(self, editor: Editor) -> None:
+        matrices = {n: s for n, s in editor.initializers.items() if len(s.shape or ()) == 2}
+        editor.replace("W1", editor.constant({n: n for n in matrices}["W1"]))
+
+
+class Broken(Prune):
+    """Divides by zero."""
+
+    def apply(self, editor: Editor) -> None:
+        for name in editor.initializers:
+            editor.replace(name, np.full_like(editor.constant(name), np.nan))
+
+
+def pruned_mlp(before: Any, after: Any, x: Any) -> Any:
+    w1, w2 = (np.where(np.abs(before[n]) < 0.1, 0, before[n]) for n in ("W1", "W2"))
+    return np.tanh(x @ w1 + before["b1"]) @ w2 + before["b2"]
+
+
+EDITS = [
+    Planted("test_value", Everything(bound=0.5), "the output of prune"),
+    Planted("test_original", InPlace(), "changes its model"),
+    Planted("test_determinism", Counting(), "one seed gives two files"),
+    Planted("test_errors", Careless(), "KeyError"),
+    Planted("test_backends", Broken(), "not finite|nan"),
+    Planted("test_resume", Once(), "continued|differ|other"),
+]
+PRUNED = {"reference": pruned_mlp, "model": running.network_model()}
+CHANGED = {"reference": lambda x, matrix, tensors: x @ (matrix + tensors["change"])}
+LARGE = {"weight": 3 * normal(4, 3)}
+
+
 class TestConstraints(PlantedMistakes):
     subjects = (
         Subject(
             ConstraintKit,
             Box(),
             CONSTRAINTS,
-            {"reference": lambda w: np.clip(w, -0.5, 0.5), "weight": 3 * normal(4, 3)},
+            {"reference": lambda w: np.clip(w, -0.5, 0.5), **LARGE},
         ),
-        Subject(ConstraintKit, Below(), PRUNINGS, {"reference": below, "weight": 3 * normal(4, 3)}),
+        Subject(ConstraintKit, Below(), PRUNINGS, {"reference": below, **LARGE}),
         Subject(AverageKit, Lag(), AVERAGES, {"reference": lambda a, w, t: a + 0.25 * (w - a)}),
+        Subject(AdapterKit, Change(), ADAPTERS, CHANGED),
+        Subject(EditKit, Prune(), EDITS, PRUNED),
     )

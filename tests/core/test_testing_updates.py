@@ -1,4 +1,4 @@
-"""The kits of penalties and optimizers reject planted mistakes."""
+"""The kits of transforms, penalties and optimizers reject planted mistakes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core import LossKit, Optimizer, OptimizerKit, Penalty, PenaltyKit, hyper, number
+from ortflex_core import (
+    LossKit,
+    Optimizer,
+    OptimizerKit,
+    Penalty,
+    PenaltyKit,
+    Transform,
+    TransformKit,
+    hyper,
+    number,
+)
 from tests.core.planted import (
     SHARED,
     Planted,
@@ -24,7 +34,6 @@ from tests.core.planted import (
 )
 
 pytestmark = pytest.mark.once
-
 
 # Penalties ---------------------------------------------------------------------------------------
 
@@ -237,6 +246,80 @@ OPTIMIZERS = [
 ]
 
 
+# Transforms ---------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Bound(Transform):
+    """``g ← clip(g, −bound, bound)``."""
+
+    name: ClassVar[str] = "bound"
+    scaled: ClassVar[bool] = True
+    flat: ClassVar[bool] = True
+    bound: float = hyper(default=0.5, validator=number(gt=0))
+
+    def apply(self, op: Any, gradients: Any, context: Any) -> Any:
+        size = op.Abs(context.scale) * self.bound
+        return {n: self.one(op, g, size) for n, g in gradients.items()}
+
+    def one(self, op: Any, gradient: Any, size: Any) -> Any:
+        return op.Min(op.Max(gradient, -size), size)
+
+
+class BoundNoisy(Bound):
+    def one(self, op: Any, gradient: Any, size: Any) -> Any:
+        return noisy(op, Bound.one(self, op, gradient, size))
+
+
+def bound(one: Any) -> Any:
+    return but(Bound(), one=one)
+
+
+def forgets(transform: Any, op: Any, gradients: Any, context: Any) -> Any:
+    made = Bound.apply(transform, op, gradients, context)
+    return {n: g for n, g in made.items() if n != "bias"}
+
+
+def as_it_is(transform: Any, op: Any, gradients: Any, context: Any) -> Any:
+    """The scale is not read, although the class says so."""
+    return {n: transform.one(op, g, transform.bound) for n, g in gradients.items()}
+
+
+def of_each(transform: Any, op: Any, gradient: Any, size: Any) -> Any:
+    """A norm for each gradient, although the class says that one vector will do."""
+    norm = op.Sqrt(op.ReduceSumSquare(gradient, keepdims=0))
+    return gradient * op.Min(size / (norm + 1e-30), 1.0)
+
+
+TRANSFORMS = [
+    *in_any_formula(Bound(), "one", "after three steps on"),
+    Planted("test_value", bound(lambda b, op, g, size: op.Min(g, size)), "in step 1"),
+    Planted("test_shape", but(Bound(), apply=forgets), "returns gradients for 'kernel', 'matrix"),
+    Planted(
+        "test_shape",
+        bound(lambda b, op, g, size: op.ReduceSum(Bound.one(b, op, g, size), keepdims=0)),
+        r"returns a tensor of shape \[\] from apply",
+    ),
+    Planted(
+        "test_gradients_of_0_and_100",
+        bound(lambda b, op, g, size: g / op.Abs(g) * op.Min(op.Abs(g), size)),
+        "a gradient of 0 becomes nan",
+    ),
+    Planted("test_scale", but(Bound(), apply=as_it_is), "of gradients times 0.01"),
+    Planted("test_flat", bound(of_each), "one vector for all"),
+    Planted("test_resume", BoundNoisy(), "bound, continued: '.*' differs"),
+    Planted(
+        "test_hyperparameters_are_symbols",
+        bound(lambda b, op, g, size: op.Clip(g, -0.5, 0.5)),
+        "does not use bound",
+    ),
+]
+
+
+def clipped(slopes: Any, given: Any) -> Any:
+    return {n: np.clip(g, -0.5, 0.5) for n, g in slopes.items()}
+
+
 class TestUpdates(PlantedMistakes):
     subjects = (
         Subject(
@@ -246,6 +329,7 @@ class TestUpdates(PlantedMistakes):
             {"reference": lambda w: 0.5 * (np.sqrt(w**2 + 1) - 1), "weight": normal(4, 3)},
         ),
         Subject(OptimizerKit, Heavy(), OPTIMIZERS, {"reference": heavy}),
+        Subject(TransformKit, Bound(), TRANSFORMS, {"reference": clipped}),
     )
 
 
