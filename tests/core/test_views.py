@@ -1,4 +1,4 @@
-"""What a person sees of a Trainer and of a training: representations, bars, lines, tables, plots."""
+"""What a person sees of a Trainer and of a training: texts, bars, lines, tables, plots, traces."""
 
 from __future__ import annotations
 
@@ -294,3 +294,44 @@ def test_a_number_is_an_epoch_and_a_name_is_a_column() -> None:
         assert isinstance(error.value, IndexError)
     with pytest.raises(OrtflexError, match="columns by name"):
         history[None]  # type: ignore[call-overload]
+
+
+# ORTFLEX_TRACE_PLUGINS ----------------------------------------------------------------------------
+
+
+LINE = re.compile(
+    r"ortflex: +\d+\.\d{3} ms  (\w+) of the ([a-z ]+) '(\w+)' \(\S+, from (\S+) \S+\)"
+)
+
+
+def train() -> None:
+    x = np.ones((8, 3), np.float32)
+    y = np.ones((8, 1), np.float32)
+    options = {"loss": "squared_error", "optimizer": "adam", "schedule": "cosine", "epochs": 1}
+    callbacks = ["early_stopping", "epoch_line"]
+    Trainer(models.linear(3), progress=False, callbacks=callbacks, **options).fit(x, y)
+
+
+def test_a_trace_names_call_component_and_distribution(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("ORTFLEX_TRACE_PLUGINS", "1")
+    train()
+    lines = capsys.readouterr().err.splitlines()
+    calls = {match.groups() for line in lines if (match := LINE.fullmatch(line))}
+    assert {
+        ("per_sample", "loss", "squared_error", "ortflex"),
+        ("update", "optimizer", "adam", "ortflex"),
+        ("available", "device", "cpu", "ortflex"),
+        ("rate", "schedule", "cosine", "ortflex"),
+        ("train_start", "callback", "early_stopping", "ortflex"),
+    } <= calls
+    (shared,) = (line for line in lines if " epoch_end of " in line)
+    assert "'early_stopping'" in shared
+    assert "'epoch_line'" in shared
+    assert any(call == "build" and kind == "backend" for call, kind, _, _ in calls)
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_without_the_variable_nothing_is_printed(value: str, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("ORTFLEX_TRACE_PLUGINS", value)
+    train()
+    assert "ortflex:" not in capsys.readouterr().err

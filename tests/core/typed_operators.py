@@ -2,7 +2,7 @@
 
 The stub ``ortflex_core/compiler/graph/operators.pyi`` is read by type checkers and editors alone: at
 run time :class:`ortflex_core.Ops` finds operators by name, and nothing is imported for it. The test
-in test_typed_operators.py compares the file with what is written here.
+in test_public_names.py compares the file with what is written here.
 """
 
 from __future__ import annotations
