@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import (
+    FLOATS,
     Model,
     ModelError,
     choose_parameters,
@@ -16,7 +17,7 @@ from ortflex_core import (
     raw_scores,
 )
 from ortflex_core.compiler.problem.parameters import matching
-from tests import models
+from tests import models, parameter_files
 
 
 def net(body: str, output: str = "Y", features: int = 4, **weights: Any) -> Model:
@@ -151,3 +152,27 @@ def test_single_numbers_in_the_place_of_weights_are_weights() -> None:
     numbers = {"W": np.ones((1, 1)), "b": np.ones(1), "s": np.full(1, 0.25)}
     model = net(f"{LAYER}  h = Add(z, b)  Y = PRelu(h, s)", features=1, **numbers)
     assert trained(model) == ["W", "b", "s"]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", parameter_files.names())
+def test_what_torch_trains_is_trained(name: str) -> None:
+    proto, weights = parameter_files.stored(name)
+    model = Model(proto)
+    outputs = [o.name for o in model.outputs if o.dtype in FLOATS]
+    used = {i for node in model.ancestors(outputs) for i in node.input}
+    expected = {n for n, is_weight in weights.items() if is_weight and n in used}
+    choices = choose_parameters(model, outputs, None)
+    reasons = {c.name: c.reason for c in choices}
+    chosen = {c.name for c in choices if c.trained}
+    assert chosen == expected, {n: reasons.get(n) for n in chosen ^ expected}
+    assert all(reasons.values()), "every choice has a reason"
+
+
+@pytest.mark.sampled
+def test_the_collection_is_of_some_size() -> None:
+    """A sample of each package and of both exporters."""
+    names = parameter_files.names()
+    assert len(names) >= 50
+    for part in ("transformers.", "timm.", ".script-train", ".script-eval", ".dynamo-train"):
+        assert any(part in name for name in names)
