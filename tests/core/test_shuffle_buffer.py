@@ -1,10 +1,12 @@
-"""The shuffle buffer: which row comes when, and that an epoch can be entered anywhere."""
+"""Rows of data in pieces: which one comes when, where an epoch is entered, and which process reads it."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortflex_core import Columns, DataError, Pieces, usual_buffer
+from ortflex_core import (
+    Batches,
+    Columns,
+    DataError,
+    Pieces,
+    ThreadGroup,
+    Trainer,
+    Unsupported,
+    hook,
+    run_ranks,
+    usual_buffer,
+)
 from ortflex_core.kernel.batches import Epoch
 from ortflex_core.training.data.pieces import Conversion, PieceBatches, head, rows_of
 from ortflex_core.training.data.shuffle_buffer import Part, fill_buffers
+from tests.core.test_process_groups import equal, outcome, results, training
+from tests.training import plugins
 
 pytestmark = pytest.mark.per_python
+
+# The shuffle buffer -------------------------------------------------------------------------------
 
 
 class Runs(Pieces):
@@ -203,3 +220,234 @@ def test_the_first_rows_and_the_default_buffer() -> None:
         head(Runs([0], buffer=3), 4)
     rows = usual_buffer(Columns(inputs={"X": np.zeros((4, 100), np.float32)}))
     assert rows == 64 * 2**20 // 400
+
+
+# Each process reads only its own rows -------------------------------------------------------------
+
+
+rng = np.random.default_rng(8)
+ROWS, SIZE = 1001, 8
+X = rng.standard_normal((ROWS, 6)).astype(np.float32)
+Y = rng.standard_normal((ROWS, 1)).astype(np.float32)
+WEIGHT = rng.uniform(0.1, 3, ROWS)
+CHUNK = 4
+
+
+class Counted(Pieces):
+    """Pieces of 37 rows that count what is read of them."""
+
+    sizes = [37] * 27 + [2]
+    buffer = 100
+
+    def __init__(self, weighted: bool = True) -> None:
+        self.weighted, self.read_rows, self.counting = weighted, 0, True
+
+    def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
+        before = 37 * piece
+        for at in range(before + start, before + self.sizes[piece], CHUNK):
+            rows = slice(at, min(at + CHUNK, before + self.sizes[piece]))
+            self.read_rows += self.counting * (rows.stop - rows.start)
+            weights = {"sample_weight": WEIGHT[rows].astype(np.float32)} if self.weighted else {}
+            yield Columns(inputs={"X": X[rows]}, labels={"label": Y[rows]}, weights=weights)
+
+    def place(self, piece: int) -> str:
+        return f"piece {piece}"
+
+
+Counted.__abstractmethods__ = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("size", "per_rank", "weighted"), [(2, 1, True), (4, 1, False), (3, 2, True)]
+)
+def test_several_processes_train_on_pieces_as_one_process_does(
+    size: int, per_rank: int, weighted: bool
+) -> None:
+    equal(size, (Counted(weighted),), per_rank, optimizer="adam", epochs=2)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_each_process_reads_its_share(size: int) -> None:
+    """Of three epochs; at the ends of a share a chunk may be read by two of them."""
+
+    def job(group: ThreadGroup) -> int:
+        data = Counted()
+        data.counting = False
+
+        class Counts:
+            every_rank = True
+
+            @hook
+            def train_start(self) -> None:
+                data.counting, data.read_rows = True, 0
+
+        training(distributed=group, callbacks=[Counts()], epochs=3).fit(data)
+        return data.read_rows
+
+    counts = results(run_ranks(size, job))
+    assert all(abs(n / 3 - ROWS / size) <= SIZE + 2 * CHUNK for n in counts), counts
+    assert 3 * ROWS <= sum(counts) <= 3 * (ROWS + 2 * CHUNK * size)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 5, 200])
+@pytest.mark.parametrize("start", [0, 1, 7])
+def test_streams_have_every_row_once_and_can_be_entered_anywhere(streams: int, start: int) -> None:
+    """Batches are whole but the last, whose number is what it is without streams."""
+
+    def batches(start: int, own: tuple[int, int] = (0, 1)) -> list[Any]:
+        source = PieceBatches(Counted(), PLAIN, SIZE, streams, own)
+        drawn = source.batches(Epoch(np.random.default_rng(3), start=start))
+        return [batch.array("X") for group in drawn for batch in group]
+
+    whole = batches(0)
+    assert [len(b) for b in whole] == [SIZE] * (ROWS // SIZE) + [ROWS % SIZE]
+    assert sorted(map(bytes, np.concatenate(whole))) == sorted(map(bytes, X))
+    assert not np.array_equal(np.concatenate(whole), X)
+    later = batches(start * streams)
+    assert all(np.array_equal(a, b) for a, b in zip(later, whole[start * streams :], strict=True))
+    for stream in range(min(streams, 5)):
+        mine = batches(0, (stream, streams))
+        assert all(np.array_equal(a, b) for a, b in zip(mine, whole[stream::streams], strict=True))
+
+
+def test_a_resume_within_an_epoch_in_another_number_of_processes(tmp_path: Path) -> None:
+    whole = outcome(training(accumulate=4, optimizer="adam", epochs=2), (Counted(),))
+    for one in continued(4, 2, Ends(40), Counted, tmp_path, steps=1):
+        assert one == whole
+
+
+def test_pieces_in_order_give_the_bits_of_one_process() -> None:
+    equal(2, (Counted(),), shuffle=False, epochs=1)
+
+
+class Augment:
+    """Draws by the number of a batch, and changes what the denominators are made of."""
+
+    every_rank = True
+
+    @hook
+    def batch_drawn(self, batch: Any, rng: np.random.Generator) -> Any:
+        factor = rng.uniform(0.5, 2)
+        return {
+            "X": batch["X"] * np.float32(factor),
+            "sample_weight": batch["sample_weight"] * factor,
+        }
+
+
+@pytest.mark.parametrize("kind", ["pieces", "iterable"])
+def test_hooks_change_batches_as_in_one_process(kind: str) -> None:
+    source = Counted() if kind == "pieces" else by_epoch
+    equal(3, (source,), 2, epochs=2, callbacks=[Augment()])
+
+
+class Ends:
+    """A training ends with an error after a step; it is continued from its last checkpoint."""
+
+    every_rank = True
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @hook
+    def steps_end(self, progress: Any) -> None:
+        if progress.step == self.step:
+            raise ZeroDivisionError("planted")
+
+
+def continued(first: int, second: int, ends: Ends, data: Any, folder: Path, **saves: Any) -> Any:
+    """What a training leaves that ``first`` processes began, and ``second`` ones continued."""
+
+    def begin(group: ThreadGroup) -> None:
+        saver = {"name": "checkpoint", "folder": str(folder), "best": False, **saves}
+        options = {"optimizer": "adam", "epochs": 2, "callbacks": [saver, ends]}
+        training(distributed=group, **options).fit(data())
+
+    def resume(group: ThreadGroup) -> Any:
+        trainer = Trainer.resume(folder, plugins=plugins(), distributed=group, callbacks=())
+        return outcome(trainer, (data(),))
+
+    run_ranks(first, begin)
+    return results(run_ranks(second, resume))
+
+
+# ---------------------------------------------------------------------- iterables
+
+
+def batches_of(rank: int, size: int, epoch: int = 0, start: int = 0) -> Iterator[Any]:
+    """Batches k with k mod size = rank of an order that all know."""
+    order = np.random.default_rng(epoch).permutation(ROWS)
+    for k in range(rank + start * size, -(-ROWS // SIZE), size):
+        rows = order[k * SIZE : (k + 1) * SIZE]
+        yield X[rows], Y[rows], WEIGHT[rows]
+
+
+def by_epoch(epoch: int, start: int, rank: int, size: int) -> Iterator[Any]:
+    return batches_of(rank, size, epoch, start)
+
+
+def by_rank(rank: int, size: int) -> Iterator[Any]:
+    return batches_of(rank, size)
+
+
+@pytest.mark.parametrize("source", [by_epoch, by_rank, Batches(by_epoch, prefetch=3)])
+@pytest.mark.parametrize(("size", "per_rank"), [(3, 2)])
+def test_a_function_of_rank_and_size_makes_the_batches_of_a_process(
+    source: Any, size: int, per_rank: int
+) -> None:
+    equal(size, (source,), per_rank, optimizer="adam", epochs=2)
+
+
+def test_an_endless_function_has_the_steps_of_an_epoch_of_all_processes() -> None:
+    def endless(rank: int, size: int) -> Iterator[Any]:
+        for k in range(rank, 10_000, size):
+            rows = np.random.default_rng(k).integers(0, ROWS, SIZE)
+            yield X[rows], Y[rows]
+
+    equal(2, (endless,), fit={"steps_per_epoch": 9}, epochs=1)
+    equal(2, (endless,), fit={"steps_per_epoch": 8}, epochs=3)
+
+
+def test_an_iterable_resumes_within_an_epoch(tmp_path: Path) -> None:
+    def straight(group: ThreadGroup) -> Any:
+        return outcome(training(distributed=group, optimizer="adam", epochs=2), (by_epoch,))
+
+    whole = results(run_ranks(3, straight))
+    assert continued(3, 3, Ends(50), lambda: by_epoch, tmp_path, steps=7) == whole
+
+    def other(group: ThreadGroup) -> Any:
+        changes = {"distributed": group, "accumulate": 3, "callbacks": ()}
+        return Trainer.resume(tmp_path, plugins=plugins(), strict=False, **changes).fit(by_epoch)
+
+    [error] = run_ranks(1, other)
+    assert isinstance(error, DataError), error
+
+
+def test_processes_with_other_numbers_of_batches_end_an_epoch_together(caplog: Any) -> None:
+    def uneven(rank: int, size: int) -> Sequence[Any]:
+        return list(batches_of(rank, size))[: 20 + 5 * rank]
+
+    def job(group: ThreadGroup) -> Any:
+        return outcome(training(distributed=group, epochs=2), (Batches(uneven),))
+
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        first, second = results(run_ranks(2, job))
+    assert first == second
+    assert first["history"]["rows"] == [40 * SIZE] * 2
+    assert "the processes have different numbers of batches" in caplog.text
+
+
+def test_an_iterable_without_rank_and_size_is_refused() -> None:
+    for source in ([(X, Y), (X, Y)], lambda epoch: iter([(X, Y)])):
+        for error in run_ranks(2, lambda g, s=source: training(distributed=g).fit(s)):
+            assert isinstance(error, Unsupported), error
+            assert "has rank and size among its arguments" in str(error)
+
+
+def test_local_steps_of_pieces_and_iterables() -> None:
+    for source in (Counted, lambda: by_epoch):
+
+        def job(group: ThreadGroup, source: Any = source) -> Any:
+            return outcome(training(distributed=group, sync_every=4, epochs=2), (source(),))
+
+        first, second = results(run_ranks(2, job))
+        assert first == second
