@@ -1,10 +1,12 @@
-"""The code in README and docs runs as it stands, and the links lead somewhere."""
+"""The code in README and docs runs as it stands, the links lead somewhere, and so does the demo."""
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
 import runpy
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,13 +60,18 @@ def quantized(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """The current folder with the files that the pages speak of; returns the names they use."""
-    registry = Plugins.discover()["backends"]
-    runtime = require_runtime()
+@pytest.fixture(scope="module")
+def some_backend() -> None:
+    registry, runtime = Plugins.discover()["backends"], require_runtime()
     if all(registry.load(name).available(runtime) for name in registry.names()):
         pytest.skip(f"no backend works with {runtime}")
+
+
+@pytest.fixture
+def workplace(
+    some_backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, object]:
+    """The current folder with the files that the pages speak of; returns the names they use."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(1)
     x = rng.standard_normal((ROWS, 4)).astype(np.float32)
@@ -266,3 +273,54 @@ def test_troubleshooting_quotes_messages_that_there_are() -> None:
     for text in quoted:
         pieces = [p.strip() for p in re.split(r"…|'\w+'|\d+", text)]
         assert all(piece in code for piece in pieces), text
+
+
+# The demo: better on what it is fine-tuned for ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def accuracies(some_backend: None, folder: Path) -> dict[str, float]:
+    for module in ("sklearn", "skl2onnx", "matplotlib"):
+        pytest.importorskip(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        demo = runpy.run_path(str(ROOT / "docs" / "examples" / "demo.py"))
+        return dict(demo["main"](["--folder", str(folder), "--epochs", "15"]))
+
+
+def test_fine_tuning_brings_back_what_the_scanner_took(accuracies: dict[str, float]) -> None:
+    assert accuracies["before"] < 0.5
+    assert accuracies["after"] > 0.85
+    assert accuracies["clean_after"] > 0.9
+
+
+def test_the_exported_file_is_as_good_in_onnxruntime(
+    folder: Path, accuracies: dict[str, float]
+) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+        folder / "trained.onnx", providers=["CPUExecutionProvider"]
+    )
+    with np.load(folder / "test.npz") as test:
+        [label] = session.run(["label"], {session.get_inputs()[0].name: test["X"]})
+        assert np.mean(label == test["y"]) == pytest.approx(accuracies["after"])
+
+
+def test_the_history_has_one_line_an_epoch(folder: Path, accuracies: dict[str, float]) -> None:
+    with (folder / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 15
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"]) / 2
+    assert {"validation_loss", "validation_accuracy", "rate"} <= set(rows[0])
+
+
+def test_the_picture_is_there(folder: Path, accuracies: dict[str, float]) -> None:
+    picture = (folder / "losses.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 20_000

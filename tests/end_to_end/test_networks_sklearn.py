@@ -1,22 +1,29 @@
-"""scikit-learn's networks and linear models through skl2onnx: every gradient, and fifty steps."""
+"""Networks, linear models and pipelines of scikit-learn: gradients, other classes, strings."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import Array, ModelError
-from tests.training import make
+from ortflex_core import Array, ModelError, Recipe, Trainer, internals_of
+from tests.plugins.commands import ortflex
+from tests.training import make, plugins
 
 sklearn = pytest.importorskip("sklearn")
 skl2onnx = pytest.importorskip("skl2onnx")
 
-from sklearn.linear_model import LogisticRegression  # noqa: E402
+from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: E402
+from sklearn.linear_model import LogisticRegression, SGDClassifier  # noqa: E402
 from sklearn.neural_network import MLPClassifier, MLPRegressor  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import OneHotEncoder, StandardScaler  # noqa: E402
 
 RNG = np.random.default_rng(17)
 X = RNG.standard_normal((30, 5)).astype(np.float32)
@@ -204,3 +211,163 @@ def test_logistic_regression_with_its_operator(count: int) -> None:
     label, p = ReferenceEvaluator(trained).run(None, {"X": X})
     np.testing.assert_allclose(trainer.predict(X, "probabilities"), p, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(label, p.argmax(axis=1))
+
+
+# A new head ---------------------------------------------------------------------------------------
+
+
+# The class of errors: a file whose scores have the new classes, and whose labels are still the old ones.
+ROWS = np.random.default_rng(0).standard_normal((120, 4)).astype(np.float32)
+OLD: dict[str, Any] = {
+    "numbers": np.array([7, 8, 9]),
+    "strings": np.array(["a", "b", "c"]),
+    "two strings": np.array(["a", "b"]),
+}
+NEW: dict[str, Any] = {
+    "numbers": [10, 20, 30, 40, 50],
+    "strings": list("vwxyz"),
+    "two strings": list("vwxyz"),
+}
+MODELS = {
+    "logistic regression": LogisticRegression,
+    "SGD": lambda: SGDClassifier(loss="log_loss"),
+    "hinge": SGDClassifier,
+    "network": lambda: MLPClassifier((8,), max_iter=5, random_state=0),
+    "scaled": lambda: make_pipeline(StandardScaler(), LogisticRegression()),
+}
+
+
+@pytest.mark.parametrize("zipmap", [True, False], ids=["zipmap", "array"])
+@pytest.mark.parametrize("labels", OLD)
+@pytest.mark.parametrize("name", MODELS)
+def test_labels_and_zipmap_follow_the_new_head(name: str, labels: str, zipmap: bool) -> None:
+    known, new = OLD[labels], np.array(NEW[labels])
+    old = known[np.argmax(ROWS[:, : len(known)], axis=1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the network has not converged
+        fitted = MODELS[name]().fit(ROWS, old)
+    opsets = {"": 17, "ai.onnx.ml": 3}  # every runtime of the tests reads them
+    file = skl2onnx.to_onnx(fitted, ROWS, options={"zipmap": zipmap}, target_opset=opsets)
+    wanted = new[np.clip(1.2 * ROWS[:, 0] + 2.5, 0, 4).astype(int)]
+    trainer = make(
+        file,
+        head=NEW[labels],
+        loss="softmax_cross_entropy",
+        optimizer="adam",
+        learning_rate=0.05,
+        epochs=20,
+    )
+    history = trainer.fit(ROWS, wanted)
+    assert history["loss"][-1] < history["loss"][0]
+    session = onnxruntime.InferenceSession(
+        trainer.export().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    found, scores = session.run(None, {session.get_inputs()[0].name: ROWS})
+    if zipmap:
+        assert list(scores[0]) == NEW[labels]
+        scores = np.array([list(row.values()) for row in scores])
+    assert scores.shape == (len(ROWS), 5)
+    np.testing.assert_array_equal(found, new[scores.argmax(axis=1)])
+    assert np.mean(found == wanted) > 0.4  # of five classes
+
+
+# Pipelines that read strings ----------------------------------------------------------------------
+
+
+LOSS = {"name": "log_loss", "on": "probabilities"}
+
+
+def of_strings(encoder: Any, x: Array, y: Array, shape: list[Any]) -> onnx.ModelProto:
+    """An encoder and a logistic regression that is hardly fitted."""
+    from skl2onnx.common.data_types import StringTensorType
+
+    pipeline = make_pipeline(encoder, LogisticRegression(max_iter=1)).fit(x, y)
+    return skl2onnx.to_onnx(
+        pipeline,
+        initial_types=[("X", StringTensorType(shape))],
+        options={"zipmap": False},
+        target_opset=17,
+        black_op={"LinearClassifier"},
+    )
+
+
+def categories() -> tuple[onnx.ModelProto, Array, Array]:
+    rng = np.random.default_rng(0)
+    x = rng.choice(["red", "green", "blue"], (200, 2))
+    y = ((x[:, 0] == "red") | (x[:, 1] == "blue")).astype(int)
+    return of_strings(OneHotEncoder(), x, y, [None, 2]), x, y
+
+
+def sentences() -> tuple[onnx.ModelProto, Array, Array]:
+    rng = np.random.default_rng(1)
+    words = ["good", "bad", "film", "the", "nice", "awful"]
+    x = np.array([" ".join(rng.choice(words, 5)) for _ in range(200)], object)
+    y = np.array([int("good" in text) for text in x])
+    return of_strings(TfidfVectorizer(lowercase=False), x, y, [None]), x, y
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("build", [categories, sentences])
+def test_a_pipeline_with_strings_trains(build: Any, tmp_path: Path) -> None:
+    model, x, y = build()
+    trainer = Trainer(
+        model, loss=LOSS, epochs=30, learning_rate=0.5, progress=False, plugins=plugins()
+    )
+    before = trainer.evaluate(x, y)["loss"]
+    trainer.fit(x, y, validation_data=0.2)
+    after = trainer.evaluate(x, y)["loss"]
+    assert after < min(0.25, before / 2)
+    path = tmp_path / "trained.onnx"
+    trainer.export(path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    label, probabilities = session.run(None, {"X": x.astype(object)})
+    mine = trainer.predict(x)
+    np.testing.assert_allclose(mine["probabilities"], probabilities, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(mine["label"], label)
+    expected = -np.log(np.clip(probabilities[np.arange(len(y)), y], 1e-12, None)).mean()
+    assert after == pytest.approx(float(expected), rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_prefix_is_the_encoder() -> None:
+    model, *_ = sentences()
+    trainer = Trainer(model, loss=LOSS, progress=False, plugins=plugins())
+    prefix = internals_of(trainer).live.prefix
+    assert prefix is not None
+    assert [n.op_type for n in prefix.nodes] == [
+        *("Tokenizer", "Flatten", "TfIdfVectorizer", "Mul", "Normalizer")
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_recipe_trains_strings_of_a_file(tmp_path: Path) -> None:
+    model, x, y = categories()
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", X=x, y=y)
+    (tmp_path / "train.toml").write_text(
+        'model = "m.onnx"\ndata = "d.npz"\nvalidation = 0.2\nepochs = 20\nlearning_rate = 0.5\n'
+        'cache = "memory"\n[loss]\nname = "log_loss"\non = "probabilities"\n'
+    )
+    recipe = Recipe.load(tmp_path / "train.toml", (), plugins())
+    trainer = Trainer.from_recipe(recipe, plugins())
+    assert recipe.run(trainer).losses[-1] < 0.2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_three_commands_train_a_pipeline_with_strings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe of ``init`` has the loss that fits the probabilities of two classes."""
+    model, x, y = categories()
+    monkeypatch.chdir(tmp_path)
+    onnx.save(model, "m.onnx")
+    np.savez("d.npz", X=x.astype(str), y=y)
+    for command in (
+        ("init", "m.onnx", "--data", "d.npz"),
+        ("train", "train.toml", "epochs=20", "learning_rate=0.5", 'output="run"'),
+        ("predict", "run", "d.npz", "--output", "p.npz"),
+    ):
+        result = ortflex(*command)
+        assert result.exit_code == 0, result.output
+    with np.load("p.npz") as found:
+        assert np.mean(found["probabilities"].argmax(axis=1) == y) > 0.95

@@ -1,8 +1,11 @@
-"""A portable step: the runner as a program, inputs with defaults, and files that do not fit one another."""
+"""A portable step: runners in Python and C++, ONNX's TrainingInfoProto, files that do not fit together."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,14 +14,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
+from onnx import ModelProto, numpy_helper
 
 from ortflex_core import CheckpointError, ConfigError, OutputError, apply_state, open_step
 from tests import models
+from tests.core.test_statistics import COPIES, LAYERS, network
 from tests.end_to_end.portable_cases import (
     RUNNER,
     batches,
+    columns,
     compare_state,
+    compile_for,
     fused,
     runner,
 )
@@ -259,3 +267,178 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
         trainer.export_step(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["step"]
+
+
+# ONNX's TrainingInfoProto, run as the standard says -----------------------------------------------
+
+
+def combined(model: ModelProto) -> ModelProto:
+    """The training graph by the standard: the lists of the model and of the algorithm, joined."""
+    out = ModelProto()
+    out.CopyFrom(model)
+    del out.training_info[:]
+    (info,) = model.training_info
+    for field in ("input", "output", "initializer", "node", "value_info"):
+        getattr(out.graph, field).extend(getattr(info.algorithm, field))
+    known = {v.name for v in out.graph.input}
+    # To replace their values at every run, the variables are inputs with defaults.
+    for tensor in out.graph.initializer:
+        if tensor.name in {b.key for b in info.update_binding} - known:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            out.graph.input.append(value)
+    return out
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "adam": (models.mlp(), {"optimizer": "adam", "penalty": "l2", "averaging": "ema"}),
+    "frozen": (models.mlp((3, 700, 1)), {"params": ["!W1"], "optimizer": "momentum"}),
+    "accumulation": (models.mlp((3, 4, 1)), {"accumulate": 2}),
+    "statistics": (
+        network(COPIES + LAYERS.replace("y = MatMul (n2", "d = Dropout (n2)\n y = MatMul (d")),
+        {"batch_norm": "train", "dropout": 0.3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_standard_training_graph_makes_the_same_steps(tmp_path: Path, name: str) -> None:
+    model, options = CASES[name]
+    features = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    x, y = regression(48, features)
+    given = batches(x, y, None, 8)
+    trainer = fused(model, **options)
+    compile_for(trainer, given[0], fixed=True)
+    trainer.export_step(tmp_path / "step", rows=8)
+    path = tmp_path / "step" / "training_info.onnx"
+    onnx.checker.check_model(path, full_check=True)
+    stored = onnx.load(path)
+    session = ort.InferenceSession(path)
+    feed = {session.get_inputs()[0].name: x}
+    assert [i.name for i in session.get_inputs()] == [model.graph.input[0].name]
+    predicted = session.run(None, feed)[0]
+    np.testing.assert_allclose(predicted, trainer.predict(x), rtol=1e-4, atol=1e-6)
+
+    whole = combined(stored)
+    onnx.checker.check_model(whole, full_check=True)
+    training = ort.InferenceSession(whole.SerializeToString())
+    (info,) = stored.training_info
+    tensors = (*stored.graph.initializer, *info.algorithm.initializer)
+    keys = {binding.key: binding.value for binding in info.update_binding}
+    assert len(keys) == len(info.update_binding)
+    variables = {t.name: numpy_helper.to_array(t) for t in tensors if t.name in keys}
+    assert variables.keys() == keys.keys()
+
+    step = runner().Step(tmp_path / "step")
+    count = step.manifest["batches_per_run"]
+    places = {
+        i["of"] + (f"@0.{i['batch']}" if i["batch"] else ""): i
+        for i in step.manifest["step"]
+        if i["batch"] is not None
+    }
+    for k in range(0, len(given) - count + 1, count):
+        parts = [columns(batch) for batch in given[k : k + count]]
+        cost = step.run(parts)
+        feeds = {n: parts[i["batch"]][i["role"]] for n, i in places.items()}
+        results = training.run([*keys.values(), "loss"], {**variables, **feeds})
+        variables = dict(zip(keys, results, strict=False))
+        if "penalty" not in options:
+            np.testing.assert_allclose(results[-1], cost, rtol=1e-6)
+    assert len(variables) == len(step.state)
+    for item in step.moving:
+        np.testing.assert_allclose(
+            variables[item["in"]], step.state[item["in"]], rtol=1e-5, atol=1e-6
+        )
+
+
+# C++: the sketch of the how-to page ---------------------------------------------------------------
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "train-outside-python.md"
+# ORTFLEX_ONNXRUNTIME is a folder with include/onnxruntime_cxx_api.h and lib/libonnxruntime.so, as in the
+# archives of onnxruntime's releases.
+PROGRAM = """
+#include <onnxruntime_cxx_api.h>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+struct Batch { std::vector<float> x, y; };
+
+int main() {
+  Ort::Env env(ORT_LOGGING_LEVEL_ERROR);
+  auto cpu = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
+  Ort::AllocatorWithDefaultOptions memory;
+  std::vector<std::string> old_names, new_names;
+  std::vector<Ort::Value> start;
+  std::ifstream plan("plan.txt");
+  std::string line;
+  while (std::getline(plan, line)) {
+    std::istringstream words(line);
+    std::string name, next, type;
+    size_t rank, count = 1;
+    double value;
+    words >> name >> next >> type >> rank;
+    std::vector<int64_t> shape(rank);
+    for (auto& size : shape) { words >> size; count *= size; }
+    bool whole = type == "int64";
+    start.push_back(whole ? Ort::Value::CreateTensor<int64_t>(memory, shape.data(), rank)
+                          : Ort::Value::CreateTensor<float>(memory, shape.data(), rank));
+    for (size_t k = 0; k < count; k++) {
+      words >> value;
+      if (whole) start.back().GetTensorMutableData<int64_t>()[k] = static_cast<int64_t>(value);
+      else start.back().GetTensorMutableData<float>()[k] = static_cast<float>(value);
+    }
+    old_names.push_back(name);
+    new_names.push_back(next);
+  }
+  std::vector<Batch> batches;
+  std::ifstream rows("rows.bin", std::ios::binary);
+  for (int k = 0; k < 8; k++) {
+    Batch batch{std::vector<float>(40), std::vector<float>(8)};
+    rows.read(reinterpret_cast<char*>(batch.x.data()), 160);
+    rows.read(reinterpret_cast<char*>(batch.y.data()), 32);
+    batches.push_back(batch);
+  }
+  int64_t x_shape[] = {8, 5}, y_shape[] = {8, 1};
+  SKETCH
+}
+"""
+FILLED = """
+inputs = {"X", "label"};
+for (auto& name : old_names) inputs.push_back(name.c_str());
+for (auto& name : new_names) outputs.push_back(name.c_str());
+outputs.push_back("loss");
+state = std::move(start);
+"""
+
+
+def test_the_sketch_compiles_and_makes_the_same_steps(tmp_path: Path) -> None:
+    place = os.environ.get("ORTFLEX_ONNXRUNTIME")
+    if shutil.which("g++") is None or place is None:
+        pytest.skip("g++, or onnxruntime's headers and library (ORTFLEX_ONNXRUNTIME), are missing")
+    x, y = regression(64, 5)
+    trainer = fused(models.mlp((5, 8, 1)), optimizer="adam", learning_rate=0.01)
+    trainer.export_step(tmp_path / "step", x, y, rows=8)
+    step = runner().Step(tmp_path / "step")
+    lines = []
+    for item in step.moving:
+        array = step.state[item["in"]]
+        words = [item["in"], item["out"], array.dtype.name, array.ndim, *array.shape]
+        lines.append(" ".join(map(str, [*words, *(repr(float(v)) for v in array.ravel())])))
+    (tmp_path / "plan.txt").write_text("\n".join(lines) + "\n")
+    parts = [(x[k : k + 8], y[k : k + 8]) for k in range(0, 64, 8)]
+    (tmp_path / "rows.bin").write_bytes(b"".join(a.tobytes() for part in parts for a in part))
+    found = re.search(r"```cpp\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    declared, _, loop = found[1].partition("for (auto& batch : batches)")
+    sketch = f"{declared}{FILLED}for (auto& batch : batches){loop}"
+    (tmp_path / "main.cpp").write_text(PROGRAM.replace("SKETCH", sketch), encoding="utf-8")
+    library = Path(place, "lib", "libonnxruntime.so")
+    command = ["g++", "-std=c++17", f"-I{Path(place, 'include')}", "main.cpp", str(library)]
+    command += [f"-Wl,-rpath,{library.parent}", "-o", "train"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    out = subprocess.run(["./train"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    wanted = [step.run([{"data": a, "label": b}]) for a, b in parts]
+    np.testing.assert_allclose([float(v) for v in out.stdout.split()], wanted, rtol=1e-5)

@@ -19,8 +19,8 @@ from onnx import ModelProto
 
 from ortflex_core import short_repr, to_toml
 from ortflex_core.training.artifacts import checkpoint_record as record
-from tests.fuzz import protobufs, seeds
-from tests.fuzz.values import TEXTS, scrambled, tree, written
+from tests.fuzz import seeds
+from tests.fuzz.values import TEXTS, mutate, scrambled, tree, written
 
 TABLES = ("parquet", "arrow")
 KINDS = ("model", "checkpoint", "recipe", "data", "run", "number", "step", "adapter")
@@ -36,7 +36,7 @@ def mutated_model(rng: Random, source: bytes) -> bytes:
     if rng.random() < 0.1:
         return scrambled(rng, source)
     model = ModelProto.FromString(source)
-    protobufs.mutate(rng, model)
+    mutate(rng, model)
     return model.SerializeToString()
 
 
