@@ -242,7 +242,6 @@ def normalizing(twice: bool = False) -> Any:
 
 
 def test_a_layer_that_is_used_twice_moves_its_statistics_twice() -> None:
-    """Its two uses are two moves, in their order."""
     equal(3, (X, Y, WEIGHT), model=normalizing(twice=True), optimizer="adam")
 
 

@@ -334,7 +334,6 @@ training(distributed=group, **options).fit(X[:rows], Y[:rows])
     ],
 )
 def test_processes_end_with_an_error(what: str, text: str, tmp_path: Path) -> None:
-    """No process waits for longer than 30 s."""
     pytest.importorskip("torch.distributed")
     (tmp_path / "script.py").write_text(SCRIPT)
     root = str(Path(__file__).parents[2])

@@ -102,7 +102,6 @@ def network(kind: str, **options: Any) -> tuple[Trainer, Any, Any]:
 
 
 def all_of(run: Trainer) -> dict[str, Any]:
-    """Weights, statistics and slots."""
     slots = run._internals.live.slots()
     return run.get_state(buffers=True) | {f"slot {n}": a for n, a in slots.items()}
 

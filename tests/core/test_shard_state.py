@@ -161,8 +161,6 @@ def test_one_process_exports_and_predicts(tmp_path: Path) -> None:
 
 
 def at(name: str, act: Any, **attributes: Any) -> Any:
-    """A callback with one hook of this name."""
-
     def method(self: Any, trainer: Trainer) -> None:
         act(trainer)
 

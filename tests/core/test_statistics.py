@@ -193,7 +193,6 @@ def exact(state: dict[str, Any], *, shared: bool) -> tuple[dict[str, Any], Any]:
 
 
 def test_the_reference_is_that_of_torch() -> None:
-    """``torch.optim.swa_utils.update_bn`` on the same network."""
     torch = pytest.importorskip("torch")
     state = {n: WEIGHTS[n] for n in ("w", "v", "gain", "bias")}
 

@@ -89,7 +89,6 @@ def test_the_error_says_which_argument_is_meant(
 
 
 def component_classes() -> list[Any]:
-    """Every component that is installed."""
     return [
         pytest.param(cls, id=f"{registry.kind}/{cls.__name__}")
         for registry in plugins()

@@ -169,7 +169,6 @@ def run(case: Case, compiler: str, flags: tuple[str, ...], folder: Path) -> byte
 
 
 def check(seed: int, number: int, builds: Any = BUILDS, machines: Any = MACHINES) -> list[str]:
-    """What is wrong with a recipe."""
     wrong: list[str] = []
     wanted: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -187,7 +186,6 @@ def check(seed: int, number: int, builds: Any = BUILDS, machines: Any = MACHINES
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)

@@ -144,7 +144,6 @@ def draw(name: str, number: int, rows: int = 0, simple: bool = False) -> dict[st
 
 
 def arrays(case: dict[str, Any]) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Training and validation data of a recipe."""
     rng = np.random.default_rng(len(str(case)))
     workload = WORKLOADS[case["name"]]
     rows = case["rows"] + 50
@@ -195,7 +194,6 @@ def outcome(case: dict[str, Any], backend: Any, **options: Any) -> dict[str, str
 
 
 def differences(case: dict[str, Any], of_rank: dict[str, str], alone: dict[str, str]) -> list[str]:
-    """The names of what differs."""
     return [n for n in dict.fromkeys([*alone, *of_rank]) if alone.get(n) != of_rank.get(n)]
 
 

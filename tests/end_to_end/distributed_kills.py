@@ -41,7 +41,6 @@ class Started:
 
     @hook
     def train_start(self) -> None:
-        """Write the number of this process."""
         self.path.with_suffix(".new").write_text(str(os.getpid()))
         self.path.with_suffix(".new").rename(self.path)
 
@@ -97,7 +96,6 @@ def train(case: dict[str, Any], distributed: Any, folder: Path | None) -> dict[s
 
 
 def work(folder: Path, group: str) -> None:
-    """One process of several."""
     case = json.loads((folder / "case.json").read_text("utf-8"))
     spec: Any = {"name": "torch", "timeout": 60.0} if group == "torch" else group
     out = train(case, spec, folder)

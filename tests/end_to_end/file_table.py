@@ -19,7 +19,6 @@ Rows = Mapping[tuple[str, str], Outcome]
 
 
 def measure(folder: Path) -> Rows:
-    """Every family in every form."""
     rows = {}
     for name in FAMILIES:
         for form in FORMS:
@@ -29,7 +28,6 @@ def measure(folder: Path) -> Rows:
 
 
 def page(rows: Rows) -> str:
-    """The page of the table."""
     return "\n".join(_lines(rows)) + "\n"
 
 
@@ -154,7 +152,6 @@ def _plain(text: str) -> str:
 
 
 def main() -> None:
-    """Run the table and write its page."""
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder))
     PAGE.write_text(page(rows), "utf-8")

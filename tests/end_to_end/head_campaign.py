@@ -166,7 +166,6 @@ def with_head(net: nn.Module, values: list[np.ndarray]) -> tuple[nn.Module, list
 def fine_tune(
     net: nn.Module, head: list[nn.Parameter] | None, x: torch.Tensor, y: torch.Tensor
 ) -> np.ndarray:
-    """The scores of torch after its steps."""
     weights = list(net.parameters()) if head is None else head
     optimizer = torch.optim.SGD(weights, lr=RATE)
     for rows in batches():
@@ -178,7 +177,6 @@ def fine_tune(
 
 
 def batches() -> Iterator[slice]:
-    """The rows of each step."""
     for step in range(STEPS):
         yield slice(ROWS * (step % 3), ROWS * (step % 3 + 1))
 

@@ -93,8 +93,6 @@ def backends() -> list[str]:
 
 
 def draw(rng: np.random.Generator) -> dict[str, Any]:
-    """A recipe, and how it is run."""
-
     def one(*choices: Any) -> Any:
         return choices[int(rng.integers(len(choices)))]
 

@@ -191,5 +191,4 @@ def _last(head: nn.Module) -> int:
 
 
 def head_parameters(net: nn.Sequential) -> list[nn.Parameter]:
-    """The parameters of the last layer."""
     return list(net[1][_last(net[1])].parameters())

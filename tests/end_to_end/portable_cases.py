@@ -22,7 +22,6 @@ Batch = tuple[Any, ...]
 
 
 def runner() -> Any:
-    """The module of the runner."""
     return SimpleNamespace(**runpy.run_path(str(RUNNER)))
 
 
@@ -47,7 +46,6 @@ def columns(batch: Batch) -> dict[str, Any]:
 
 
 def count_rows(batch: Batch) -> int:
-    """The rows of a batch."""
     first = next(iter(batch[0].values())) if isinstance(batch[0], dict) else batch[0]
     return len(first)
 
@@ -205,7 +203,6 @@ NETWORKS: dict[str, Callable[[], tuple[Any, Any, list[Batch]]]] = {
 
 
 def network_trainer(name: str, optimizer: str) -> tuple[Any, list[Batch]]:
-    """A network's Trainer and its batches."""
     network, model, given = NETWORKS[name]()
     labels = given[0][1]
     loss: Any = "softmax_cross_entropy" if labels.dtype.kind == "i" else "squared_error"

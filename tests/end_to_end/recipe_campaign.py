@@ -38,7 +38,6 @@ class Result:
 
 
 def expected_of(recipe: Recipe) -> Expected:
-    """What torch gives."""
     import torch
 
     from tests.end_to_end.recipe_twin import train
@@ -78,7 +77,6 @@ def train(recipe: Recipe, backend: Any) -> dict[str, Any]:
 
 
 def compare(recipe: Recipe, backend: Any, expected: Expected) -> Result:
-    """Train a recipe and compare it."""
     exact, rough = expected
     try:
         found = train(recipe, backend)
@@ -91,7 +89,6 @@ def compare(recipe: Recipe, backend: Any, expected: Expected) -> Result:
 
 
 def write(path: Path, seed: int, numbers: Any) -> None:
-    """Write what torch gives for drawn recipes."""
     arrays = {}
     for number in numbers:
         for name, array in zip(("exact", "rough"), expected_of(draw(seed, number)), strict=True):
@@ -116,7 +113,6 @@ def read(path: Path, seed: int, number: int) -> Expected:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)

@@ -250,7 +250,6 @@ class Recipe:
     weight: Array | None
 
     def describe(self) -> str:
-        """The recipe in a line."""
         frozen = sorted(set(self.network.weights) - set(self.trained))
         parts = {
             "loss": self.loss,
@@ -273,7 +272,6 @@ class Recipe:
 
 
 def draw(seed: int, number: int) -> Recipe:
-    """A recipe."""
     rng = np.random.default_rng([seed, number])
 
     def pick(options: Sequence[Any]) -> Any:
@@ -366,7 +364,6 @@ def draw(seed: int, number: int) -> Recipe:
 
 
 def model_of(recipe: Recipe) -> onnx.ModelProto:
-    """The network as ONNX."""
     inputs = ", ".join(
         f"{dtype}[{', '.join(['N', *map(str, shape)])}] {name}"
         for name, (dtype, shape) in recipe.network.inputs.items()
@@ -381,7 +378,6 @@ def model_of(recipe: Recipe) -> onnx.ModelProto:
 
 
 def arguments_of(recipe: Recipe) -> dict[str, Any]:
-    """The arguments of the Trainer."""
     settings = dict(OPTIMIZERS[recipe.optimizer])
     rate = settings.pop("rate")
     out: dict[str, Any] = {

@@ -196,7 +196,6 @@ def test_a_fork_while_a_thread_holds_the_cache(tmp_path: Path) -> None:
 
 
 def work(seed: int) -> dict[str, Any]:
-    """What a worker does."""
     return trained(backend="fused", seed=seed)
 
 

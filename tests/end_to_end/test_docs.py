@@ -150,7 +150,6 @@ def test_code_fits_next_to_the_navigation(page: Path) -> None:
 
 
 def script(name: str) -> Any:
-    """A script of the docs build."""
     return SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / f"{name}.py")))
 
 
@@ -224,7 +223,6 @@ def test_every_page_is_in_a_table_and_in_the_navigation() -> None:
 
 
 def cells(line: str) -> list[str]:
-    """A row of a table."""
     return [cell.strip() for cell in line.strip("| ").split("|")]
 
 

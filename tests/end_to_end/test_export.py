@@ -239,7 +239,6 @@ def trained_with_names(names: dict[str, str], backend: str) -> dict[str, Any]:
 
 @functools.cache
 def trained_plainly(backend: str) -> dict[str, Any]:
-    """The same with the names as they are."""
     return trained_with_names({}, backend)
 
 

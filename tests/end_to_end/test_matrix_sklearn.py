@@ -80,7 +80,6 @@ def run(proto: Any, x: Array, output: str) -> Array:
 
 
 def live(proto: Any, x: Array, references: list[Array], tolerance: float, folder: Path) -> None:
-    """Check, predict, train, export and read again."""
     model = Model(proto)
     shape_probe.complete_shapes(model)
     assert model.unlearned == ""

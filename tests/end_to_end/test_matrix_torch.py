@@ -78,7 +78,6 @@ def test_a_module(name: str, dynamo: bool, tmp_path: Path) -> None:
 
 
 def live(net: Any, x: Any, proto: Any, folder: Path) -> None:
-    """Predict, train, export and read again."""
     options = {"loss": {"y": "squared_error"}, "backend": "fused", "batch_norm": "freeze"}
     trainer = make(proto, epochs=5, learning_rate=1e-3, batch_size=cases.ROWS, **options)
     before = trainer.predict(x, "y")

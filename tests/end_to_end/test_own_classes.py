@@ -97,7 +97,6 @@ def test_a_new_head_trains_as_in_torch(
 
 
 def fixed(file: onnx.ModelProto) -> onnx.ModelProto:
-    """The file for batches of one size."""
     for value in (*file.graph.input, *file.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = ROWS
     del file.graph.value_info[:]

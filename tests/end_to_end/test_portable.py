@@ -141,7 +141,6 @@ def test_the_commands_write_a_step_and_bring_its_state_back(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a step."""
     folder = tmp_path_factory.mktemp("portable") / "step"
     fused(models.mlp(), optimizer="adam").export_step(folder, X, Y, rows=8)
     return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -203,7 +203,6 @@ class Served(SimpleHTTPRequestHandler):
     </script></html>"""
 
     def do_GET(self) -> None:
-        """Serve a file; the page with the script."""
         if not self.path.startswith("/browser.html"):
             super().do_GET()
             return
@@ -214,7 +213,6 @@ class Served(SimpleHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def do_POST(self) -> None:
-        """Take what the page says."""
         self.told.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
         self.send_response(204)
         self.end_headers()

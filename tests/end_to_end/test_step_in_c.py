@@ -416,7 +416,6 @@ def digits_network() -> onnx.ModelProto:
 
 
 def sizes(program: Path) -> dict[str, int]:
-    """The bytes of each section."""
     text = subprocess.run(
         ["arm-none-eabi-size", "-A", program], check=True, capture_output=True, text=True
     ).stdout

@@ -205,7 +205,6 @@ def outcome(name: str, dynamo: bool) -> str:
 
 
 def left_out() -> dict[str, str]:
-    """Modules that are not in the matrix, each with the reason."""
     reasons = {
         "AdaptiveLogSoftmaxWithLoss": "it is a loss, which takes labels",
         "Container": "it has no forward pass",
@@ -251,7 +250,6 @@ class Net(nn.Module):
         self.case = case
 
     def forward(self, x: Any) -> Any:
-        """The module after the layer."""
         y = self.case.call(self.module, x if self.first is None else self.first(x))
         while isinstance(y, tuple):
             y = y[0]

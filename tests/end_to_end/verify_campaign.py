@@ -40,7 +40,6 @@ def train(recipe: Recipe, folder: Path) -> None:
 
 
 def data_of(folder: Path) -> tuple[Any, Any, Any]:
-    """The data as ``fit`` takes them."""
     with np.load(folder / "data.npz") as arrays:
         inputs = {n.removeprefix("input/"): arrays[n] for n in arrays if n.startswith("input/")}
         weight = arrays.get("weight/")
@@ -48,7 +47,6 @@ def data_of(folder: Path) -> tuple[Any, Any, Any]:
 
 
 def judge(folder: Path) -> Verdict:
-    """The verdict on the export in a folder."""
     return verify(
         folder / "trained.onnx", folder / "model.onnx", data_of(folder), plugins=plugins()
     )
@@ -61,7 +59,6 @@ def in_another_process(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Train, verify and count."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=50)

@@ -117,7 +117,6 @@ def _seal(files: dict[str, bytes]) -> None:
 
 @functools.cache
 def _exported() -> dict[str, bytes]:
-    """A portable step with its model."""
     return _files(seeds.portable_step, empty=True)
 
 
@@ -131,7 +130,6 @@ def _step(rng: Random, folder: Path) -> str:
 
 @functools.cache
 def _saved_adapter() -> dict[str, bytes]:
-    """A folder of PEFT with its model."""
     return _files(seeds.adapter, empty=True)
 
 
@@ -257,7 +255,6 @@ def _cells(rng: Random, source: bytes) -> bytes:
 
 @functools.cache
 def _finished() -> dict[str, bytes]:
-    """The files of a finished run."""
     return _files(seeds.finished_run, empty=False)
 
 

@@ -223,7 +223,6 @@ class Broken:
 
 
 def every() -> Iterator[Broken]:
-    """All of them."""
     for kind in (*KINDS, "ortflex"):
         for how, code in AT_IMPORT.items():
             if kind == "callbacks" and how == "is a class of nothing":
@@ -269,7 +268,6 @@ def every() -> Iterator[Broken]:
 
 
 def data() -> tuple[Any, Any]:
-    """A few rows."""
     rng = np.random.default_rng(3)
     return (
         rng.standard_normal((8, 5)).astype(np.float32),

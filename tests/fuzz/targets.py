@@ -40,7 +40,6 @@ _MOST = 100_000
 
 
 def backends() -> list[str]:
-    """Those that can be used here."""
     registry, runtime = plugins()["backends"], require_runtime()
     own = ("fused", "training_agent", "training_session")
     return [n for n in own if not registry.load(n).available(runtime)]
