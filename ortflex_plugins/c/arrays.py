@@ -290,8 +290,9 @@ class Tracing:
         """Indexing: slices are views, arrays of positions are gathered."""
         parts = list(index) if isinstance(index, tuple) else [index]
         if not any(isinstance(p, Tensor | np.ndarray) for p in parts):
-            whole = tuple(parts)
-            return self.view(x, lambda a: _kept(a[whole]))
+            # With an ellipsis, numpy gives a view of a single element instead of its value.
+            whole = (*parts, ...) if Ellipsis not in parts else tuple(parts)
+            return self.view(x, lambda a: a[whole])
         if Ellipsis in [p for p in parts if not isinstance(p, Tensor | np.ndarray)]:
             raise NotTranslatable("an index of arrays and an ellipsis")
         arrays = [p for p in parts if isinstance(p, Tensor | np.ndarray)]
@@ -388,11 +389,6 @@ def _is_number(value: Any) -> bool:
 
 def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-def _kept(seen: Any) -> Array:
-    """A single element as an array of rank 0, which numpy gives as a number."""
-    return seen if isinstance(seen, np.ndarray) else np.empty((), np.int8)
 
 
 def _progression(index: Array) -> slice | None:

@@ -57,8 +57,7 @@ class Mlflow(Tracker):
         """A run in the store."""
         from mlflow.tracking import MlflowClient
 
-        file = (trainer.folder / "mlflow.db").absolute()
-        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{file.as_posix()}"
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _file(trainer.folder)
         try:
             client = MlflowClient(uri)
             if known is None or not _continues(client, known):
@@ -117,6 +116,10 @@ class _Run:
             if column != "epoch"
         ]
         self.client.log_batch(self.identifier, metrics=values)
+
+
+def _file(folder: Path) -> str:
+    return f"sqlite:///{(folder / 'mlflow.db').absolute().as_posix()}"
 
 
 def _continues(client: Any, run: str) -> bool:

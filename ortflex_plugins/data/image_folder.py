@@ -156,10 +156,12 @@ class ImagePieces(Pieces):
             np.asarray(values, np.float32).reshape(-1, 1, 1) for values in (source.mean, source.std)
         )
         self.sizes = [1] * len(self._files)
-        height, width = source.sides
-        row = np.broadcast_to(np.float32(0), (1, source.channels, height, width))
-        usual = usual_buffer(Columns(inputs={"X": row}, labels={"y": np.zeros(1, np.int64)}))
-        self.buffer = usual if source.buffer is None else source.buffer
+        self.buffer = source.buffer or self._usual_buffer()
+
+    def _usual_buffer(self) -> int:
+        height, width = self._source.sides
+        row = np.broadcast_to(np.float32(0), (1, self._source.channels, height, width))
+        return usual_buffer(Columns(inputs={"X": row}, labels={"y": np.zeros(1, np.int64)}))
 
     @property
     def digest(self) -> str:

@@ -216,7 +216,7 @@ def _quantize(c: Call, x: Value, scale: Value, zero: Value = None) -> Value:
     axis = c.get("axis", 1)
     if scale.ndim == 1 and x.ndim:
         scale = along(scale, axis, x.ndim)
-        zero = None if zero is None else along(zero, axis, x.ndim)
+        zero = None if zero is None else zero.reshape(scale.shape)
     if c.name == "DequantizeLinear":
         if c.get("output_dtype", 0):
             raise NotTranslatable("DequantizeLinear with output_dtype")

@@ -83,7 +83,7 @@ class _Model:
     def __init__(self, proto: onnx.ModelProto, forms: Any) -> None:
         self.proto, self.forms = proto, forms
         self.opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-        self._known: dict[tuple[Any, int], Any] = {}
+        self._known: dict[tuple[str, int], Any] = {}
         self._alive: list[Any] = []
 
     def run(
@@ -116,7 +116,7 @@ class _Model:
 
     def _once(self, read: Callable[[M], T], message: M) -> T:
         """What a function reads from a graph or a node, which is kept alive, because its id is the key."""
-        key = (read, id(message))
+        key = read.__name__, id(message)  # a bound method would keep this object alive
         if key not in self._known:
             self._alive.append(message)
             self._known[key] = read(message)
