@@ -299,7 +299,8 @@ class Tracing:
         if len(arrays) == 1 and isinstance(arrays[0], np.ndarray):
             at = next(k for k, p in enumerate(parts) if p is arrays[0])
             run = _progression(arrays[0])
-            if run is not None:
+            # Next to an array, numpy treats an integer as an array, too.
+            if run is not None and not any(isinstance(p, int) for p in parts):
                 return self.item(x, tuple(run if k == at else p for k, p in enumerate(parts)))
         if len(arrays) < len(parts):
             raise NotTranslatable("an index of arrays and slices")

@@ -6,6 +6,7 @@ Every case is written as C; the ones of a sample are compiled, too, and their ou
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
 from collections import defaultdict
@@ -19,6 +20,7 @@ from onnx import helper
 
 from ortflex_core import Program, TensorSpec
 from ortflex_plugins.c import compiler
+from ortflex_plugins.c.arrays import Tracing
 from ortflex_plugins.c.generator import Generated, Layout, Memory, generate
 from ortflex_plugins.c.products import Machine
 from ortflex_plugins.operators.calls import NotTranslatable
@@ -133,6 +135,32 @@ def test_operators_in_c_give_the_outputs_of_the_standard() -> None:
         check(case, found)
         seen += 1
     assert seen >= 5
+
+
+INDICES = (
+    *(0, 2, -1, slice(None), slice(1, None), slice(None, None, -1), slice(-1, 0, -2)),
+    *(None, ..., np.array([1]), np.array([2, 1, 0])),
+)
+
+
+def test_views_have_the_elements_that_numpy_would_show() -> None:
+    """A single element too, of which numpy gives the value."""
+    seen = 0
+    for shape in [(4,), (3, 4), (3, 4, 5)]:
+        whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        for index in itertools.product(INDICES, repeat=len(shape)):
+            try:
+                wanted = whole[index]
+                x = Tracing().input("data", 0, shape, np.float32)[index]
+                base, offset, strides = x.strided()
+            except (IndexError, NotTranslatable):
+                continue
+            if base.op == "input":
+                steps = [4 * n for n in strides]
+                found = np.lib.stride_tricks.as_strided(whole.ravel()[offset:], x.shape, steps)
+                np.testing.assert_array_equal(found, wanted, strict=True)
+                seen += 1
+    assert seen > 300
 
 
 # Matrix products: every number of columns, in registers of every width.
