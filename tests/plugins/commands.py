@@ -64,6 +64,15 @@ def prepare(folder: Path, recipe: str) -> Path:
     return folder
 
 
+def save_classifier(x: Any, labels: Any) -> None:
+    """``model.onnx``, a network of scikit-learn with its labels and a ZipMap, and ``d.npz`` for it."""
+    skl2onnx = pytest.importorskip("skl2onnx")
+    neural = pytest.importorskip("sklearn.neural_network")
+    fitted = neural.MLPClassifier((4,), tol=10.0).fit(x, labels)
+    onnx.save(skl2onnx.to_onnx(fitted, x[:1], target_opset=17), "model.onnx")
+    np.savez("d.npz", X=x, y=labels)
+
+
 def project(recipe: str) -> Any:
     """The fixture ``folder``: the current folder, with what ``prepare`` writes."""
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer, TrainingDiverged, hook
+from ortflex_core import Trainer, TrainingDiverged
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
-from tests.training import same
+from tests.training import Recorder, SaveAt, same
 
 
 def fitted(name: str, backend: Any, epochs: int = 2, steps: int = 4, **options: Any) -> Trainer:
@@ -77,28 +77,16 @@ class CompiledTraining:
         same(trainer.get_state(), before, 0)
 
     def test_a_hook_gets_single_steps_to_the_same_weights(self) -> None:
-        class Counts:
-            steps = 0
-
-            @hook
-            def step_end(self) -> None:
-                self.steps += 1
-
-        counts = Counts()
-        watched = fitted("W1", self.backend, callbacks=[counts])
-        assert counts.steps == watched.engine.counters()["runs"] == 8
+        seen = Recorder()
+        watched = fitted("W1", self.backend, callbacks=[seen])
+        assert len(seen.all("step_end")) == watched.engine.counters()["runs"] == 8
         agree(watched, fitted("W1", self.backend), 1e-5)
 
     def test_a_training_goes_on_from_a_checkpoint_to_the_same_bits(self, tmp_path: Path) -> None:
-        class Saves:
-            @hook
-            def epoch_end(self, trainer: Trainer, record: Any) -> None:
-                if record["epoch"] == 2:
-                    trainer.save(tmp_path / "half")
-
         options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3, "epochs": 3}
-        whole = fitted("W1", self.backend, callbacks=[Saves()], **options)
+        saving = SaveAt(tmp_path, 8)
+        whole = fitted("W1", self.backend, callbacks=[saving], **options)
         x, y, _ = data(WORKLOADS["W1"])
-        rest = Trainer.resume(tmp_path / "half")
+        rest = Trainer.resume(saving.written[0])
         assert rest.fit(x[:53], y[:53]).losses == whole.history_.losses
         same(rest.get_state(), whole.get_state(), 0)

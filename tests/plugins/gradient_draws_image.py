@@ -11,7 +11,7 @@ from ortflex_core import Array
 from tests.gradcheck import forward
 from tests.plugins.gradient_cases import Case
 from tests.plugins.gradient_draws import F32, Draw, Draws, drawn, numbers, shapes, tenths, torch
-from tests.plugins.image_oracles import deform_convolved, max_roi_pooled, roi_aligned, sampled
+from tests.plugins.window_oracles import deform_convolved, max_roi_pooled, roi_aligned, sampled
 from tests.tracing import NEWEST
 
 DRAWS = Draws()

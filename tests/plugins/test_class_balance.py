@@ -13,7 +13,7 @@ import pytest
 from ortflex_core import Columns, ConfigError, DataError, Trainer, internals_of, split
 from tests.models import linear
 from tests.plugins.commands import works
-from tests.training import make
+from tests.training import make, same
 
 pytestmark = pytest.mark.per_python
 
@@ -46,8 +46,7 @@ def test_the_numbers_are_those_of_scikit_learn() -> None:
     theirs = sklearn.compute_class_weight("balanced", classes=np.arange(3), y=Y)
     np.testing.assert_allclose(weights(trainer), theirs)
     numbers = trained({**BALANCED, "class_weight": wanted(Y, 3).tolist()})
-    for name, array in numbers.get_state().items():
-        np.testing.assert_array_equal(trainer.get_state()[name], array)
+    same(trainer.get_state(), numbers.get_state(), 0)
     assert "class_weight 0.5556, 1.111, 3.333" in trainer.describe()
 
 
@@ -97,8 +96,7 @@ def test_the_rows_come_in_a_checkpoint(tmp_path: Path) -> None:
     restored.restore(tmp_path)
     for trainer in (resumed, restored):
         trainer.fit(X, Y)
-        for name, array in whole.get_state().items():
-            np.testing.assert_array_equal(trainer.get_state()[name], array)
+        same(trainer.get_state(), whole.get_state(), 0)
 
 
 def test_without_all_labels_it_is_refused() -> None:

@@ -22,7 +22,7 @@ from ortflex_core import ConfigError, FolderLock
 from ortflex_plugins.pictures.run_files import is_running
 from ortflex_plugins.pictures.several import report_several
 from tests import models
-from tests.plugins.commands import interrupted, ortflex, project, refused, works
+from tests.plugins.commands import interrupted, ortflex, project, refused, save_classifier, works
 from tests.training import regression
 
 pytestmark = pytest.mark.per_python
@@ -83,13 +83,7 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_classifier_as_scikit_learn_exports_it(folder: Path, classes: int) -> None:
     """Its outputs are labels and a ZipMap: the loss is on the probabilities before that."""
-    skl2onnx = pytest.importorskip("skl2onnx")
-    neural = pytest.importorskip("sklearn.neural_network")
-    labels = np.arange(60) % classes
-    rows = regression(rows=60)[0]
-    fitted = neural.MLPClassifier((4,), tol=10.0).fit(rows, labels)
-    onnx.save(skl2onnx.to_onnx(fitted, rows[:1], target_opset=17), "model.onnx")
-    np.savez("d.npz", X=rows, y=labels)
+    save_classifier(regression(rows=60)[0], np.arange(60) % classes)
     for data in ((), ("--data", "d.npz")):
         works("init", "model.onnx", *data, "-o", "new.toml", "--force")
         recipe = tomllib.loads((folder / "new.toml").read_text())

@@ -7,7 +7,6 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +15,7 @@ import pytest
 from ortflex_core import ConfigError, require_runtime
 from ortflex_plugins.cli.predict import _encode
 from tests import models
-from tests.plugins.commands import ortflex, prepare, refused, works
+from tests.plugins.commands import ortflex, prepare, refused, save_classifier, works
 from tests.training import regression
 
 pytestmark = pytest.mark.per_python
@@ -303,19 +302,6 @@ def test_data_without_labels_or_weights_are_enough(folder: Path, there: tuple[st
     np.testing.assert_allclose(np.load("out.npy"), X @ coef + intercept, rtol=1e-4, atol=1e-5)
 
 
-def trained_classifier(folder: Path, labels: np.ndarray) -> Any:
-    """A run folder of a classifier, and what onnxruntime says of its rows."""
-    skl2onnx = pytest.importorskip("skl2onnx")
-    neural = pytest.importorskip("sklearn.neural_network")
-    ort = pytest.importorskip("onnxruntime")
-    fitted = neural.MLPClassifier((4,), tol=10.0).fit(X, labels)
-    onnx.save(skl2onnx.to_onnx(fitted, X[:1], target_opset=17), "model.onnx")
-    np.savez("d.npz", X=X, y=labels)
-    works("init", "model.onnx", "--data", "d.npz", "-o", "t.toml")
-    works("train", "t.toml", "epochs=1", "output=run")
-    return ort.InferenceSession("run/trained.onnx").run(None, {"X": X})
-
-
 @pytest.mark.once
 @pytest.mark.parametrize(
     "labels",
@@ -326,7 +312,10 @@ def test_the_probabilities_are_written_with_the_labels(
     labels: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    chosen, maps = trained_classifier(tmp_path, labels)
+    save_classifier(X, labels)
+    works("init", "model.onnx", "--data", "d.npz", "-o", "t.toml")
+    works("train", "t.toml", "epochs=1", "output=run")
+    chosen, maps = models.predict(onnx.load("run/trained.onnx"), {"X": X}).values()
     classes = list(maps[0])
     expected = np.array([[row[c] for c in classes] for row in maps])
 

@@ -275,40 +275,6 @@ class TestQuickGelu(GradientKit):
         ]
 
 
-def smooth(*shape: int) -> Any:
-    return np.random.default_rng(3).uniform(0.5, 1.5, shape)
-
-
-# One operator of a family; tests/plugins/test_gradient_rules_drawn.py has all of them.
-CALLS: dict[str, Any] = {
-    "elementwise": ("Tanh", [smooth(3, 2)], {}, np.tanh),
-    "reduction": ("ReduceMean", [smooth(3, 2)], {"axes": [1], "keepdims": 0}, lambda x: x.mean(1)),
-    "shape": ("Transpose", [smooth(3, 2)], {"perm": [1, 0]}, lambda x: x.T),
-    "matmul": ("MatMul", [smooth(3, 2), smooth(2, 4)], {}, lambda a, b: a @ b),
-    "indexing": ("Gather", [smooth(3, 2), np.array([2, 0, 2])], {}, lambda x, k: x[k]),
-    "einsum": ("Einsum", [smooth(3, 2)] * 2, {"equation": "ni,ni->n"}, lambda a, b: (a * b).sum(1)),
-}
-
-
-class TestFamilies(GradientKit):
-    test_every_rule_has_a_case = None  # type: ignore[assignment]
-
-    @pytest.fixture(params=CALLS)
-    def family(self, request: Any) -> Any:
-        return request.param
-
-    @pytest.fixture
-    def component(self, family: str) -> Any:
-        return plugins()["gradients"].load(family)
-
-    @pytest.fixture
-    def cases(self, family: str) -> Sequence[GradientCase]:
-        op_type, inputs, attributes, reference = CALLS[family]
-        return [
-            GradientCase(op_type=op_type, inputs=inputs, attributes=attributes, reference=reference)
-        ]
-
-
 def test_built_in_families_are_entry_points() -> None:
     families = [e for e in plugins()["gradients"] if e.distribution == "ortflex"]
     assert families

@@ -15,7 +15,7 @@ import pytest
 
 from ortflex_core import Array, Batches, Trainer, hook, run_ranks
 from tests import models
-from tests.training import every_backend, make, same
+from tests.training import SaveAt, every_backend, make, same
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((24, 4)).astype(np.float32)
@@ -91,15 +91,9 @@ def test_with_labels_of_some_rows_in_every_form_of_data(tmp_path: Path) -> None:
     other = trainer([Noise()], losses, **options)
     other.fit(Batches(cuts))
     same(other.get_state(), whole.get_state(), tolerance=1e-6)
-
-    class Save:
-        @hook
-        def epoch_end(self, trainer: Any, progress: Any) -> None:
-            if progress.epoch == 1:
-                trainer.save(tmp_path / "c")
-
-    trainer([Noise(), Save()], losses, **options).fit(X, labels, weight)
-    again = Trainer.resume(tmp_path / "c", callbacks=[Noise()])
+    saving = SaveAt(tmp_path, 3)
+    trainer([Noise(), saving], losses, **options).fit(X, labels, weight)
+    again = Trainer.resume(saving.written[0], callbacks=[Noise()])
     again.fit(X, labels, weight)
     same(again.get_state(), whole.get_state(), tolerance=0)
     assert [i.name for i in whole.export().graph.input] == ["X"]

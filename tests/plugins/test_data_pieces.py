@@ -20,13 +20,12 @@ from ortflex_core import (
     Pieces,
     Recipe,
     Trainer,
-    hook,
 )
 from ortflex_core import compare as compare_backends
 from ortflex_core.training.data.pieces import concat_columns, head, rows_of
 from ortflex_plugins.data.npy import NpyFolder
 from tests import models
-from tests.training import make, plugins, regression, same
+from tests.training import SaveAt, make, plugins, regression, same
 
 pytestmark = pytest.mark.once
 
@@ -135,19 +134,13 @@ def test_a_recipe_names_them(store: Write, tmp_path: Path) -> None:
         + "\n".join(lines)
     )
     recipe = Recipe.load(tmp_path / "train.toml", plugins=plugins())
-
-    class Save:
-        @hook
-        def step_end(self, trainer: Any, progress: Any) -> None:
-            if progress.step == 20:  # in the second epoch
-                trainer.save(tmp_path / "checkpoint")
-
-    trainer = Trainer.from_recipe(recipe, plugins(), callbacks=[Save()])
+    saving = SaveAt(tmp_path / "checkpoint", 20)  # in the second epoch
+    trainer = Trainer.from_recipe(recipe, plugins(), callbacks=[saving])
     history = recipe.run(trainer)
     assert history["rows"] == [100.0] * 2
     assert history["validation_loss"][1] < history["validation_loss"][0]
     again = Trainer.from_recipe(recipe, plugins())
-    again.restore(tmp_path / "checkpoint")
+    again.restore(saving.written[0])
     assert recipe.run(again)["validation_loss"] == history["validation_loss"]
     same(again.get_state(), trainer.get_state(), 0)
 

@@ -24,6 +24,7 @@ from sklearn.preprocessing import StandardScaler
 from ortflex_core import ConfigError, DataError, ModelError, hook
 from ortflex_plugins.estimators import OrtClassifier, OrtRegressor
 from tests import models
+from tests.training import Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 SHORT: dict[str, Any] = {"max_iter": 3, "random_state": 0}
@@ -275,15 +276,9 @@ def test_early_stopping_goes_back_to_the_statistics_of_that_epoch_too() -> None:
 def test_the_default_batch_is_200_rows_at_most(rows: int, steps: int) -> None:
     x, y = iris()
     x, y = np.tile(x, (3, 1))[:rows], np.tile(y, 3)[:rows]
-    seen: list[float] = []
-
-    class Count:
-        @hook
-        def step_end(self, loss: float) -> None:
-            seen.append(loss)
-
-    OrtClassifier("linear", callbacks=[Count()], **SHORT).fit(x, y)
-    assert len(seen) == 3 * steps
+    seen = Recorder()
+    OrtClassifier("linear", callbacks=[seen], **SHORT).fit(x, y)
+    assert len(seen.all("step_end")) == 3 * steps
 
 
 # ---------------------------------------------------------------------- mistakes
