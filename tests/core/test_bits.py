@@ -3,6 +3,7 @@
 The class of errors: a sum whose order depends on something else, such as the number of steps that share a
 graph, the number of processes that share a step, or the batch that one of them sees first. Drawn small
 networks and recipes are trained in all these ways, and everything that a training leaves is compared.
+Gradients of accumulated batches are compared with those of each batch by itself, added in their order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Trainer, require_runtime, run_ranks
+from ortflex_core import (
+    Device,
+    Port,
+    Trainer,
+    TrainingDiverged,
+    gradient_program,
+    internals_of,
+    require_runtime,
+    run_once,
+    run_ranks,
+)
 from ortflex_core.compiler.runtime.installation import version_tuple
 from ortflex_core.testing import step_programs
 from tests import models
@@ -76,13 +87,14 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 # The page docs/howto/reproduce-a-run.md says so.
-pytestmark = pytest.mark.skipif(
+by_steps = pytest.mark.skipif(
     version_tuple(require_runtime().version) < (1, 23),
     reason="onnxruntime before 1.23 rounds by the number of steps in a graph",
 )
 CASES = list(itertools.product(NETWORKS, RECIPES))[::5]
 
 
+@by_steps
 @pytest.mark.parametrize(("name", "recipe"), CASES, ids=str)
 def test_steps_that_share_a_graph_are_single_steps(name: str, recipe: str) -> None:
     """With one and with several batches per step, by defaults and with one run per step or batch."""
@@ -96,6 +108,7 @@ def test_steps_that_share_a_graph_are_single_steps(name: str, recipe: str) -> No
             assert not differing(shared, alone), (accumulate, steps)
 
 
+@by_steps
 @pytest.mark.parametrize(("name", "recipe"), CASES[::2], ids=str)
 def test_processes_are_accumulated_batches_by_defaults(name: str, recipe: str) -> None:
     """Small networks, whose steps share graphs in one process and not in several."""
@@ -107,6 +120,7 @@ def test_processes_are_accumulated_batches_by_defaults(name: str, recipe: str) -
     assert [differing(together, own) for own in alone] == [[], []]
 
 
+@by_steps
 def test_a_step_at_a_time_is_a_fit() -> None:
     """Trainer.step on the batches of fit."""
     model, x, y = network("wide")
@@ -119,6 +133,7 @@ def test_a_step_at_a_time_is_a_fit() -> None:
         assert not differing(bits(whole), bits(pieces)), recipe
 
 
+@by_steps
 @pytest.mark.parametrize("name", ["wide", "mlp, normalized", "transformer"])
 def test_batches_of_many_sizes_in_processes(name: str) -> None:
     """A function of batches with many sizes: no process has the same first batch."""
@@ -134,3 +149,69 @@ def test_batches_of_many_sizes_in_processes(name: str) -> None:
     together = fitted(training(model, 8, accumulate=3, **options), batches)
     alone = in_ranks(3, lambda g: fitted(training(model, 8, distributed=g, **options), batches))
     assert [differing(together, own) for own in alone] == [[], [], []]
+
+
+SIZE = 200  # more than the 128 columns that a matrix product adds at a time
+RATE = np.float32(0.05)
+rng = np.random.default_rng(3)
+X = rng.standard_normal((5 * SIZE, 6)).astype(np.float32)
+Y = rng.standard_normal((5 * SIZE, 1)).astype(np.float32)
+WEIGHT = rng.uniform(0.1, 3, len(X)).astype(np.float32)
+
+
+def trainer(**options: Any) -> Trainer:
+    settings: dict[str, Any] = {"learning_rate": float(RATE), "batch_size": SIZE, "epochs": 1}
+    settings |= {"backend": {"name": "fused", "steps_per_run": 1}, "threads": 1, "shuffle": False}
+    return make(models.mlp(), **settings | options)
+
+
+def gradients(
+    made: Trainer, device: Device, which: int, denominator: float
+) -> dict[str, np.ndarray]:
+    """The gradient of one batch, from the graph that has it alone."""
+    problem = internals_of(made).problem
+    term = problem.terms[0]
+    rows = slice(which * SIZE, (which + 1) * SIZE)
+    assert term.weight_port is not None
+    feeds: dict[Any, Any] = {Port("parameter", of=n): a for n, a in made.get_state().items()}
+    feeds[problem.column_ports[made.model.inputs[0].name]] = X[rows]
+    feeds |= {term.label_port: Y[rows], term.weight_port: WEIGHT[rows, None]}
+    values = {**problem.constants(), **problem.scales([denominator])}
+    out = run_once(gradient_program(problem, rows=SIZE), feeds, values, device)
+    return {n: out[Port("gradient", of=n)] for n in made.get_state()}
+
+
+@pytest.mark.parametrize("batches", [2, 3, 5])
+def test_gradients_of_batches_are_added_in_their_order(batches: int) -> None:
+    """Σ w is that of all batches; then w − rate · ((g₀ + g₁) + g₂)…, in float32, to the last bit."""
+    rows = batches * SIZE
+    made = trainer(accumulate=batches)
+    feed = made._feed(X[:rows], Y[:rows], WEIGHT[:rows])
+    internals_of(made).live.build(feed.first, feed.size)
+    sums = [WEIGHT[k * SIZE : (k + 1) * SIZE].sum(dtype=np.float64) for k in range(batches)]
+    denominator = float(sum(sums))
+    parts = [gradients(made, made.device, k, denominator) for k in range(batches)]
+    before = made.get_state()
+    made.fit(X[:rows], Y[:rows], WEIGHT[:rows])
+    turned = False
+    for name, weight in before.items():
+        total = parts[0][name]
+        for part in parts[1:]:
+            total = total + part[name]
+        backwards = parts[-1][name]
+        for part in parts[-2::-1]:
+            backwards = backwards + part[name]
+        wanted = weight - RATE * total
+        assert made.get_state()[name].tobytes() == wanted.tobytes(), name
+        turned |= backwards.tobytes() != total.tobytes()
+    assert turned == (batches > 2)  # another order would have been seen
+
+
+def test_a_non_finite_sum_of_gradients_does_not_reach_the_next_training() -> None:
+    made, other = trainer(accumulate=2), trainer(accumulate=2)
+    before = made.get_state()
+    with pytest.raises(TrainingDiverged):
+        made.fit(X, Y * np.float32(1e30))
+    made.set_state(before)
+    assert made.fit(X, Y).losses == other.fit(X, Y).losses
+    assert bits(made) == bits(other)

@@ -15,8 +15,8 @@ from onnx import numpy_helper
 from ortflex_core import Array, Columns, DataError, ModelError, OrtflexError, hook, run_ranks
 from ortflex_core.training.data.columns import split
 from tests import models
+from tests.core.test_batches import Rows
 from tests.core.test_derived_columns import categories, texts
-from tests.core.test_drop_last import Rows
 from tests.training import every_backend, in_bytes, make, regression, same
 
 EPSILON, MOMENTUM = 1e-5, 0.9
