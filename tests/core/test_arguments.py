@@ -123,12 +123,17 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_one_error_lists_all_wrong_arguments_and_components() -> None:
     """Also what the registry says; an argument that is wrong in itself is not asked of it a second time."""
     given = {name: value for name, (value, _) in WRONG.items()}
+    given |= {"optimizer": {"name": "adam", "bta1": 0.8, "beta2": 2}, "metrics": ["acuracy"]}
     with pytest.raises(ConfigError) as raised:
-        Trainer(models.linear(), loss="squared_error", optimizer="adm", plugins=plugins(), **given)
+        Trainer(models.linear(), loss="squared_error", plugins=plugins(), **given)
     lines = [f"{name}: {text}" for name, (_, text) in WRONG.items()]
     found = list(raised.value.problems)
     assert found[: len(lines)] == lines
-    assert [line.partition(":")[0] for line in found[len(lines) :]] == ["optimizer"]
+    assert [line.partition(";")[0] for line in found[len(lines) :]] == [
+        "optimizer.bta1: unknown parameter",
+        "optimizer.beta2: must be a number >= 0 and < 1, got 2",
+        "metrics[0]: unknown metric 'acuracy'",
+    ]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -55,25 +55,27 @@ def broken(change: Any) -> ModelProto:
         (lambda m: m.graph.node[0].CopyFrom(node("MatMul", ["X", "W1"], ["W2"])), "W2"),
         (lambda m: m.graph.initializer.append(m.graph.initializer[0]), "W1"),
         (lambda m: m.graph.input.append(m.graph.input[0]), "X"),
-    ],
-    ids=["circle", "output twice", "dangling", "misnamed", "weight too", "weight twice", "X twice"],
-)
-def test_graphs_that_are_not_valid(change: Any, text: str) -> None:
-    with pytest.raises(ModelError, match=rf"is not a valid ONNX model: (.|\n)*{text}"):
-        make(broken(change))
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda m: setattr(m.opset_import[0], "version", 999), "opset|No Op registered|version"),
+        (lambda m: setattr(m.opset_import[0], "version", 999), "No Op registered|version|opset"),
         (lambda m: m.ClearField("opset_import"), "imports no standard operators|opset"),
         (lambda m: m.graph.ClearField("node"), "has no nodes"),
     ],
-    ids=["too new for anybody", "no opset", "no nodes"],
+    ids=[
+        *(
+            "circle",
+            "output twice",
+            "dangling",
+            "misnamed",
+            "weight too",
+            "weight twice",
+            "X twice",
+        ),
+        *("too new for anybody", "no opset", "no nodes"),
+    ],
 )
-def test_graphs_that_are_none(change: Any, text: str) -> None:
-    with pytest.raises(ModelError, match=text):
+def test_graphs_that_are_not_valid(change: Any, text: str) -> None:
+    valid = "opset" in text or "has no" in text  # for the checker of onnx
+    prefix = "" if valid else r"is not a valid ONNX model: (.|\n)*"
+    with pytest.raises(ModelError, match=f"{prefix}({text})"):
         make(broken(change))
 
 
@@ -147,17 +149,14 @@ def behind_a_step() -> ModelProto:
 
 
 @by_rules
-def test_a_parameter_that_no_gradient_reaches(backend: str) -> None:
+def test_a_parameter_that_no_gradient_reaches_is_to_be_left_out(backend: str) -> None:
     text = (
         r"no gradient reaches 'W' \[6, 4\]: every path .* ends at .*'cut' \(Floor\)"
         r".*Do not train such parameters: params=\['\*', '!name'\]"
     )
     with pytest.raises(Unsupported, match=text):
         make(behind_a_step(), backend=backend).fit(X, Y)
-
-
-def test_leaving_that_parameter_out_helps() -> None:
-    trainer = make(behind_a_step(), backend="fused", params=["*", "!W"], epochs=1)
+    trainer = make(behind_a_step(), backend=backend, params=["*", "!W"], epochs=1)
     trainer.fit(X, Y)
     assert list(trainer.get_state()) == ["V"]
 
@@ -177,16 +176,13 @@ class StepsWithGradient(Steps):
 
 
 @by_rules
-def test_a_loss_that_is_not_differentiable(backend: str) -> None:
+def test_a_loss_that_is_not_differentiable_needs_a_gradient_of_its_own(backend: str) -> None:
     text = (
         r"the steps loss on 'Y' cannot be differentiated: .*\(Floor\)\. .*define its gradient\(\)"
     )
     with pytest.raises(OrtflexError, match=text):
         make(models.mlp(), loss=Steps(), backend=backend).fit(X, Y)
-
-
-def test_a_loss_with_its_own_gradient_needs_no_rule() -> None:
-    make(models.mlp(), loss=StepsWithGradient(), backend="fused", epochs=1).fit(X, Y)
+    make(models.mlp(), loss=StepsWithGradient(), backend=backend, epochs=1).fit(X, Y)
 
 
 # Sizes ------------------------------------------------------------------------------------------
@@ -246,28 +242,26 @@ def test_rows_of_another_shape_are_reported_as_the_user_gave_them(frozen: int, c
 
 
 W = {"W": np.ones((6, 1))}
-SELECTING = models.parsed(
-    "m = MatMul(X, W)  Y = Compress<axis = 0>(m, keep)",
-    W,
-    "float[N, 6] X, bool[N] keep",
-    "float[M, 1] Y",
-)
-AGGREGATING = models.parsed(
-    "m = MatMul(X, W)  Y = ReduceMean<axes = [0]>(m)", W, outputs="float[1, 1] Y"
-)
 
 
 @by_rules
 def test_a_dimension_that_cannot_be_resolved(backend: str) -> None:
+    body, inputs = (
+        "m = MatMul(X, W)  Y = Compress<axis = 0>(m, keep)",
+        "float[N, 6] X, bool[N] keep",
+    )
+    selecting = models.parsed(body, W, inputs, "float[M, 1] Y")
     keep = np.arange(20) % 2 == 0
     text = r"'Y', which the squared_error loss reads, has shape \[10, 1\] for a batch of 20 rows"
     with pytest.raises(DataError, match=text):
-        make(SELECTING, backend=backend, epochs=1).fit({"X": X, "keep": keep}, Y)
+        make(selecting, backend=backend, epochs=1).fit({"X": X, "keep": keep}, Y)
 
 
 @by_rules
 def test_one_prediction_for_all_rows_is_no_broadcast(backend: str) -> None:
-    trainer = make(AGGREGATING, backend=backend, epochs=1)
+    body = "m = MatMul(X, W)  Y = ReduceMean<axes = [0]>(m)"
+    aggregating = models.parsed(body, W, outputs="float[1, 1] Y")
+    trainer = make(aggregating, backend=backend, epochs=1)
     for _ in range(2):
         with pytest.raises(DataError, match=r"has shape \[1, 1\] for a batch of 20 rows"):
             trainer.fit(X, Y)
@@ -276,30 +270,21 @@ def test_one_prediction_for_all_rows_is_no_broadcast(backend: str) -> None:
 # Operators ----------------------------------------------------------------------------------------
 
 
-def in_float64() -> ModelProto:
-    doubles = [
-        helper.make_tensor_value_info(n, TensorProto.DOUBLE, s)
-        for n, s in (("X", ["N", 1, 6]), ("Y", ["N", 1, 1]))
-    ]
-    model = models.model(
-        [node("Conv", ["X", "K"], ["c"], name="window"), node("MatMul", ["c", "W"], ["Y"])],
-        doubles[:1],
-        doubles[1:],
-        {},
-    )
-    for name, shape in (("K", (1, 1, 3)), ("W", (4, 1))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape), name))
-    return model
-
-
 @by_rules
 def test_an_operator_without_a_kernel(backend: str) -> None:
+    model = models.parsed(
+        "c = Conv(X, K)  Y = MatMul(c, W)",
+        {"K": np.ones((1, 1, 3)), "W": np.ones((4, 1))},
+        "float[N, 1, 6] X",
+        "float[N, 1, 1] Y",
+    )
+    model.graph.node[0].name = "window"
     text = (
         r"has no kernel on cpu for the operator Conv of ai\.onnx opset 17, node 'window'.*float32"
     )
     x, y = X[:, None].astype(np.float64), Y[:, None].astype(np.float64)
     with pytest.raises(GraphError, match=text):
-        make(in_float64(), backend=backend, epochs=1).fit(x, y)
+        make(models.in_float64(model), backend=backend, epochs=1).fit(x, y)
 
 
 def test_an_unknown_operator_is_an_error() -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Batches, DataError, hook
+from ortflex_core import Batches, DataError
 from ortflex_core.training.data import prefetch
 from ortflex_core.training.data.prefetch import Prefetch
 from ortflex_plugins.data.npy import NpyFolder
 from tests import models
-from tests.training import make, regression
+from tests.training import EndAt, make, regression
 
 pytestmark = pytest.mark.per_python
 
@@ -40,6 +40,12 @@ def until(true: Any) -> None:
     while not true():
         assert time.monotonic() < end, "waited for 10 s"
         time.sleep(0.001)
+
+
+def ctrl_c_soon() -> threading.Timer:
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer
 
 
 class Counted:
@@ -128,8 +134,7 @@ def test_ctrl_c_ends_the_wait_for_an_item() -> None:
         yield 0
 
     items = Prefetch(slow, ahead=1)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    timer = ctrl_c_soon()
     with pytest.raises(KeyboardInterrupt):
         next(items)
     answer.set()
@@ -165,33 +170,21 @@ def endless(batches: int | None = None, error: Exception | None = None) -> Any:
     return draw
 
 
-class StopAt:
-    def __init__(self, step: int, error: type[BaseException] | None = None) -> None:
-        self.step, self.error = step, error
-
-    @hook
-    def step_end(self, progress: Any) -> bool:
-        if progress.step == self.step and self.error is not None:
-            raise self.error
-        return bool(progress.step >= self.step)
-
-
 @pytest.mark.parametrize("buffer", [0, 20])
 def test_the_thread_ends_with_the_training_however_that_ends(buffer: int) -> None:
     def fit(source: Any, *callbacks: Any) -> Any:
-        trainer = make(
-            models.linear(), epochs=3, batch_size=8, callbacks=callbacks, learning_rate=1e-3
-        )
+        options: dict[str, Any] = {"batch_size": 8, "learning_rate": 1e-3, "callbacks": callbacks}
+        trainer = make(models.linear(), epochs=3, **options)
         return trainer.fit(Batches(source, buffer=buffer), steps_per_epoch=4)
 
     assert fit(endless())["rows"] == [32.0] * 3
     assert not threads()
-    assert fit(endless(), StopAt(2))["rows"] == [16.0]
+    assert fit(endless(), {"name": "example_stop", "steps": 2})["rows"] == [16.0]
     assert not threads()
-    assert fit(endless(), StopAt(2, KeyboardInterrupt)).interrupted
+    assert fit(endless(), EndAt(2, KeyboardInterrupt())).interrupted
     assert not threads()
     with pytest.raises(ZeroDivisionError):
-        fit(endless(), StopAt(2, ZeroDivisionError))
+        fit(endless(), EndAt(2, ZeroDivisionError()))
     assert not threads()
     with pytest.raises(OSError, match="network"):
         fit(endless(3, OSError("the network is gone")))
@@ -203,9 +196,8 @@ def test_threads_that_read_files_end_with_the_training(step: int, tmp_path: Path
     np.save(tmp_path / "X.npy", x)
     np.save(tmp_path / "y.npy", y)
     source = NpyFolder(path=str(tmp_path), buffer=15)
-    trainer = make(
-        models.linear(), epochs=3, batch_size=4, callbacks=[StopAt(step)], learning_rate=1e-3
-    )
+    options: dict[str, Any] = {"callbacks": {"name": "example_stop", "steps": step}}
+    trainer = make(models.linear(), epochs=3, batch_size=4, learning_rate=1e-3, **options)
     assert sum(trainer.fit(source, validation_data=source)["rows"]) == 4 * min(step, 30)
 
 
@@ -224,7 +216,7 @@ def test_ctrl_c_while_a_training_waits_for_data_keeps_its_result() -> None:
     def draw() -> Iterator[Any]:
         yield x, y
         yield x, y
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ctrl_c_soon()
         answer.wait(10)
 
     trainer = make(models.linear(), epochs=1, learning_rate=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,7 +13,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core import Batches, CheckpointError, DataError, Trainer, hook, internals_of
+from ortflex_core import Batches, CheckpointError, DataError, Trainer, internals_of
 from ortflex_plugins.data.npy import NpyFolder
 from tests import children, models
 from tests.training import SaveAt, bits, make, plugins, regression
@@ -51,18 +52,15 @@ class Stateful:
 
 
 def by_epoch(epoch: int) -> Iterator[Any]:
-    yield from (parts() if epoch % 2 else parts()[::-1])
+    return iter(parts() if epoch % 2 else parts()[::-1])
 
 
 def from_start(epoch: int, start: int) -> Iterator[Any]:
-    yield from (parts() if epoch % 2 else parts()[::-1])[start:]
+    return iter((parts() if epoch % 2 else parts()[::-1])[start:])
 
 
 def forever(epoch: int, start: int) -> Iterator[Any]:
-    k = start
-    while True:
-        yield parts()[k % 7]
-        k += 1
+    return (parts()[k % 7] for k in itertools.count(start))
 
 
 SOURCES: dict[str, Any] = {
@@ -81,6 +79,11 @@ def train(source: Any, folder: Path, *steps: int, **options: Any) -> tuple[Train
     trainer = make(models.mlp(), **(usual | options))
     trainer.fit(source, steps_per_epoch=limit)
     return trainer, saver
+
+
+def resumed(saver: SaveAt) -> Trainer:
+    """The training of its first checkpoint."""
+    return Trainer.resume(saver.written[0], plugins=plugins())
 
 
 def goes_on(folder: Path, trainer: Trainer, *data: Any, **fit: Any) -> Any:
@@ -114,14 +117,17 @@ def test_every_source_resumes_at_its_position(
         assert len(goes_on(folder, trainer, source(), steps_per_epoch=limit)) == 3
 
 
+def write_shards(folder: Path, *ends: int) -> None:
+    x, y = regression(rows=ROWS, features=6)
+    for k, (a, b) in enumerate(pairwise(ends)):
+        (folder / f"shard-{k}").mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"shard-{k}" / "X.npy", x[a:b])
+        np.save(folder / f"shard-{k}" / "y.npy", y[a:b])
+
+
 @pytest.fixture
 def shards(tmp_path: Path) -> NpyFolder:
-    x, y = regression(rows=ROWS, features=6)
-    for k, (a, b) in enumerate([(0, 20), (20, 21), (21, ROWS)]):
-        folder = tmp_path / "data" / f"shard-{k}"
-        folder.mkdir(parents=True)
-        np.save(folder / "X.npy", x[a:b])
-        np.save(folder / "y.npy", y[a:b])
+    write_shards(tmp_path / "data", 0, 20, 21, ROWS)
     return NpyFolder(path=str(tmp_path / "data"), buffer=17)
 
 
@@ -183,20 +189,19 @@ def test_iterables_without_a_position_resume_only_at_the_end_of_an_epoch(
     steps = (10, 16, 16) if buffer else (3, 7, 7)
     # After the last step it is not known yet that the epoch is over.
     trainer, saver = train(Batches(source(), buffer=buffer), tmp_path, *steps)
-    inside, _, end = saver.written
+    end = saver.written[2]
     with pytest.raises(DataError, match=r"at batch \d of an epoch, .* state_dict"):
-        Trainer.resume(inside, plugins=plugins()).fit(Batches(source(), buffer=buffer))
+        resumed(saver).fit(Batches(source(), buffer=buffer))
     goes_on(end, trainer, Batches(source(), buffer=buffer))
 
 
 def test_an_endless_source_that_cannot_go_to_a_place_is_refused(tmp_path: Path) -> None:
     def endless() -> Iterator[Any]:
-        while True:
-            yield from parts()
+        return itertools.cycle(parts())
 
     _, saver = train(Batches(endless), tmp_path, 5, limit=5)
     with pytest.raises(DataError, match=r"at batch \d of an epoch, .*function of \(epoch, start\)"):
-        Trainer.resume(saver.written[0], plugins=plugins()).fit(Batches(endless), steps_per_epoch=5)
+        resumed(saver).fit(Batches(endless), steps_per_epoch=5)
 
 
 @pytest.mark.parametrize("buffer", [0, 17])
@@ -208,12 +213,12 @@ def test_other_batches_than_before_are_refused(buffer: int, tmp_path: Path) -> N
             yield x + rng.standard_normal(x.shape).astype(np.float32), y
 
     _, saver = train(Batches(unseeded, buffer=buffer), tmp_path, 10)
-    again = Trainer.resume(saver.written[0], plugins=plugins())
-    with pytest.raises(DataError, match=r"that batch differs from the earlier one.*with a seed"):
-        again.fit(Batches(unseeded, buffer=buffer))
-    again = Trainer.resume(saver.written[0], plugins=plugins())
-    with pytest.raises(DataError, match=r"continues at batch \d of the iterable, but it ends"):
-        again.fit(Batches(lambda epoch, start: parts()[start:1], buffer=buffer))
+    for other, text in (
+        (unseeded, r"that batch differs from the earlier one.*with a seed"),
+        (lambda epoch, start: parts()[start:1], r"at batch \d of the iterable, but it ends"),
+    ):
+        with pytest.raises(DataError, match=text):
+            resumed(saver).fit(Batches(other, buffer=buffer))
 
 
 def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) -> None:
@@ -225,18 +230,15 @@ def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) ->
         ((attrs.evolve(shards, buffer=100),), "but this one has arrays, or data that fit into"),
     ):
         with pytest.raises(DataError, match=text):
-            Trainer.resume(saver.written[0], plugins=plugins()).fit(*given)
+            resumed(saver).fit(*given)
     wider = attrs.evolve(shards, buffer=40)
     _, saver = train(wider, tmp_path / "wider", 21)
-    for k, (a, b) in enumerate([(0, 19), (19, 21)]):  # as many pieces of two rows or one
-        np.save(Path(shards.path) / f"shard-{k}" / "X.npy", x[a:b])
-        np.save(Path(shards.path) / f"shard-{k}" / "y.npy", y[a:b])
+    write_shards(Path(shards.path), 0, 19, 21)  # as many pieces of two rows or one
     with pytest.raises(DataError, match="had the same number of pieces of data, but their sizes"):
-        Trainer.resume(saver.written[0], plugins=plugins()).fit(wider)
+        resumed(saver).fit(wider)
     _, saver = train(Batches(parts(), buffer=17), tmp_path / "list", 21)
-    again = Trainer.resume(saver.written[0], plugins=plugins())
     with pytest.raises(DataError, match="had buffer = 17, but this one has 18"):
-        again.fit(Batches(parts(), buffer=18))
+        resumed(saver).fit(Batches(parts(), buffer=18))
 
 
 def test_a_state_that_is_not_json_cannot_be_saved(tmp_path: Path) -> None:
@@ -251,15 +253,14 @@ def test_a_state_that_is_not_json_cannot_be_saved(tmp_path: Path) -> None:
 def test_looking_at_a_batch_draws_none(shards: NpyFolder) -> None:
     seen = []
 
-    class Look:
-        @hook
-        def train_start(self, trainer: Trainer) -> None:
-            assert internals_of(trainer).loop is not None
-            seen.append(internals_of(trainer).loop.plan.source.sample().size)
+    def train_start(trainer: Trainer) -> None:
+        loop = internals_of(trainer).loop
+        assert loop is not None
+        seen.append(loop.plan.source.sample().size)
 
     for source, size in ((shards, 4), (Batches(iter(parts())), 5), (regression(ROWS, 6), 4)):
         given = source if isinstance(source, tuple) else (source,)
-        options: Any = {"epochs": 1, "batch_size": 4}
-        trainer = make(models.mlp(), backend="fused", callbacks=[Look()], **options)
+        options: Any = {"epochs": 1, "batch_size": 4, "callbacks": [train_start]}
+        trainer = make(models.mlp(), backend="fused", **options)
         assert trainer.fit(*given)["rows"] == [ROWS]
         assert seen.pop() == size

@@ -15,15 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import (
-    Array,
-    Batches,
-    DataError,
-    ModelError,
-    Trainer,
-    hook,
-    run_ranks,
-)
+from ortflex_core import Array, Batches, DataError, ModelError, Trainer, run_ranks
 from ortflex_core.compiler.runtime import memory_limits
 from ortflex_core.training.data.prefix_session import PrefixSession
 from tests import models
@@ -79,9 +71,8 @@ def test_a_run_with_derived_columns_is_the_same_training(backend: str, weighted:
     x, y = images()
     weight = np.linspace(0.1, 2, len(x)) if weighted else None
     held = (x[:11], y[:11])
-    runs = both(
-        trainer, lambda run: run.fit(x, y, weight, validation_data=held), backend=backend, epochs=5
-    )
+    options: dict[str, Any] = {"backend": backend, "epochs": 5}
+    runs = both(trainer, lambda run: run.fit(x, y, weight, validation_data=held), **options)
     derived, whole = runs
     same(derived.get_state(), whole.get_state())
     files = [run.export() for run in runs]
@@ -141,23 +132,15 @@ def test_a_plain_network_has_no_prefix(rows_run: list[int]) -> None:
     assert (inputs_of(run), rows_run) == (["X"], [])
 
 
-class Shifted:
-    seen: list[set[str]]
-
-    def __init__(self) -> None:
-        self.seen = []
-
-    @hook
-    def batch_drawn(self, batch: dict[str, Array], rng: np.random.Generator) -> None:
-        self.seen.append(set(batch))
-        batch["X"] += rng.standard_normal(batch["X"].shape).astype(np.float32)
+def batch_drawn(batch: dict[str, Array], rng: np.random.Generator) -> None:
+    batch["X"] += rng.standard_normal(batch["X"].shape).astype(np.float32)
 
 
 def test_rows_that_change_are_not_computed_once(rows_run: list[int]) -> None:
     x, y = images()
     states = []
     for cache in ("auto", "memory", False):
-        run = trainer(backend="fused", cache=cache, callbacks=[Shifted()])
+        run = trainer(backend="fused", cache=cache, callbacks=[batch_drawn])
         run.fit(x, y)
         assert inputs_of(run) == ["X"]
         states.append(run.get_state())
@@ -233,16 +216,22 @@ def test_a_prefix_that_mixes_rows_is_refused() -> None:
         made(cache="memory").fit(x, x[:, :1])
 
 
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_mixed_rows_are_found_where_neighbors_are_equal(batch_size: int) -> None:
+    x = np.repeat(np.random.default_rng(1).standard_normal((4, 4)), 20, axis=0).astype(np.float32)
+    run = make(mixing(), params="head", backend="fused", cache="memory", batch_size=batch_size)
+    with pytest.raises(DataError, match="cache=False"):
+        run.fit(x, x[:, :1])
+
+
 def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     x, y = images()
 
-    class Save:
-        @hook
-        def epoch_end(self, trainer: Trainer, progress: Any) -> None:
-            if progress.epoch == 2:
-                trainer.save(tmp_path / "run")
+    def epoch_end(trainer: Trainer, progress: Any) -> None:
+        if progress.epoch == 2:
+            trainer.save(tmp_path / "run")
 
-    whole = trainer(backend="fused", callbacks=[Save()], epochs=4)
+    whole = trainer(backend="fused", callbacks=[epoch_end], epochs=4)
     whole.fit(x, y)
     resumed = Trainer.resume(tmp_path / "run", plugins=whole.plugins, callbacks=[])
     resumed.fit(x, y)
@@ -292,12 +281,11 @@ def test_strings_that_change_or_come_in_batches() -> None:
     batched.fit(Batches([(x[k : k + 20], y[k : k + 20]) for k in range(0, 60, 20)]))
     same(batched.get_state(), plain.get_state(), 1e-6)
 
-    class Same:
-        @hook
-        def batch_drawn(self, batch: dict[str, Array]) -> None:
-            assert batch["X"].dtype == object
+    def batch_drawn(batch: dict[str, Array]) -> None:
+        assert batch["X"].dtype == object
 
-    hooked = make(categories(), backend="fused", batch_size=20, shuffle=False, callbacks=[Same()])
+    options: dict[str, Any] = {"batch_size": 20, "shuffle": False, "callbacks": [batch_drawn]}
+    hooked = make(categories(), backend="fused", **options)
     hooked.fit(x, y)
     same(hooked.get_state(), plain.get_state(), 1e-6)
 
@@ -325,14 +313,6 @@ def test_strings_that_a_trained_part_reads_are_an_error() -> None:
     )
     with pytest.raises(ModelError, match=r"X: string.* is read by If"):
         make(proto, params=["w"], backend="fused")
-
-
-@pytest.mark.parametrize("batch_size", [1, 8])
-def test_mixed_rows_are_found_where_neighbors_are_equal(batch_size: int) -> None:
-    x = np.repeat(np.random.default_rng(1).standard_normal((4, 4)), 20, axis=0).astype(np.float32)
-    run = make(mixing(), params="head", backend="fused", cache="memory", batch_size=batch_size)
-    with pytest.raises(DataError, match="cache=False"):
-        run.fit(x, x[:, :1])
 
 
 def test_a_frame_of_strings_is_an_input() -> None:
@@ -370,7 +350,7 @@ def test_a_line_says_what_is_computed_once(capfd: pytest.CaptureFixture[str]) ->
     run = trainer(backend="fused", epochs=1, progress=None)
     for _ in range(3):
         run.fit(x, y)
-    trainer(backend="fused", epochs=1, progress=None, callbacks=[Shifted()]).fit(x, y)
+    trainer(backend="fused", epochs=1, progress=None, callbacks=[batch_drawn]).fit(x, y)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cache: ")]
     assert len(lines) == 2
     assert "f [" in lines[0]
