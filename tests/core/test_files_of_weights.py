@@ -47,24 +47,19 @@ def arrays() -> dict[str, Any]:
     }
 
 
-def dumped(content: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    out = io.BytesIO()
-    dump_arrays(out, content, metadata)
-    return out.getvalue()
-
-
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"λ": '{"a": [1, "\\n"]}'}])
 @pytest.mark.parametrize("content", [{}, arrays()], ids=["nothing", "all types"])
 def test_the_library_reads_what_is_written(
     content: dict[str, Any], metadata: dict[str, str] | None, tmp_path: Path
 ) -> None:
-    written = dumped(content, metadata)
-    found = load(written)
+    out = io.BytesIO()
+    dump_arrays(out, content, metadata)
+    found = load(out.getvalue())
     assert found.keys() == content.keys()
     for name, array in content.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
         assert found[name].tobytes() == array.tobytes()
-    (tmp_path / "file").write_bytes(written)
+    (tmp_path / "file").write_bytes(out.getvalue())
     with safe_open(tmp_path / "file", "numpy") as file:
         assert file.metadata() == metadata
 
@@ -98,15 +93,13 @@ def test_arrays_in_any_memory_are_read_back(name: str, kind: str, tmp_path: Path
 def test_no_copy_of_a_large_array_is_made(tmp_path: Path) -> None:
     large = {name: np.ones((1 << 20,), np.float32) for name in "abcd"}  # 4 MiB each
     turned = {"m": np.ones((1 << 10, 1 << 10), np.float32).T}
-    tracemalloc.start()
-    write_arrays(tmp_path / "plain", large)
-    _, peak = tracemalloc.get_traced_memory()
-    assert peak < 1 << 20
-    tracemalloc.reset_peak()
-    write_arrays(tmp_path / "turned", large | turned)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 5 << 20  # that of the array whose elements are not contiguous
+    # At most that of the array whose elements are not contiguous.
+    for content, most in ((large, 1 << 20), (large | turned, 5 << 20)):
+        tracemalloc.start()
+        write_arrays(tmp_path / "file", content)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < most
 
 
 @pytest.mark.parametrize("kind", ["complex128", "U3", "O"])
@@ -126,12 +119,9 @@ def pair(
 ) -> Path:
     """A chain of products; all of its weights are in ``<name>.data``, at offsets as asked for."""
     rng = np.random.default_rng(seed)
-    body, name = "", "X"
-    for k, weight in enumerate(SIZES):
-        last = k == len(SIZES) - 1
-        body += f"h{k} = MatMul({name}, {weight})  " + ("" if last else f"r{k} = Tanh(h{k})  ")
-        name = f"h{k}" if last else f"r{k}"
-    model = models.parsed(body, {}, "float[N, 40] X", f"float[N, 3] {name}")
+    steps = [f"h{k} = MatMul(r{k}, w{k})  r{k + 1} = Tanh(h{k})" for k in range(3)]
+    body = "  ".join([*steps, "Y = MatMul(r3, w3)"])
+    model = models.parsed(body, {}, "float[N, 40] r0", "float[N, 3] Y")
     with open(path.with_name(f"{path.name}.data"), "wb") as out:
         out.write(b"\xff" * padding)
         for weight, shape in SIZES.items():
@@ -356,8 +346,7 @@ def test_foreign_files_of_such_names_stay(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     Model(path).export({}, tmp_path / "n.onnx")
     Model(path).export({}, path)
-    for name, text in theirs.items():
-        assert (tmp_path / name).read_text() == text
+    assert {name: (tmp_path / name).read_text() for name in theirs} == theirs
     assert equal(weights(path), weights(tmp_path / "n.onnx"))
 
 
@@ -373,10 +362,9 @@ def test_a_large_model_whose_values_are_lists_of_numbers(tmp_path: Path, low_lim
     assert equal(weights(tmp_path / "out.onnx"), models.weights_of(proto))
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
-)
 def test_a_read_only_folder(tmp_path: Path) -> None:
+    if not hasattr(os, "geteuid") or os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
     path = pair(tmp_path / "m.onnx")
     model, before = Model(path), weights(path)
     tmp_path.chmod(0o555)
