@@ -196,7 +196,7 @@ class ArrayBatches:
         self.batch_size = min(batch_size, self._all)
         self.rows = self._all - (self._all % self.batch_size if drop_last else 0)
         self._denominators = denominators
-        self._starts = range(0, self.rows, self.batch_size)
+        self._starts = np.arange(0, self.rows, self.batch_size)
         self._origin = columns if origin is None else origin
         self._digests: dict[str, dict[str, Any]] = {}
         self._fixed: list[list[float]] | None = None
@@ -256,9 +256,9 @@ class ArrayBatches:
 
     def _summed(self, denominator: float | Array, order: Array) -> list[float]:
         if isinstance(denominator, float):
-            sizes = [min(self.batch_size, self.rows - s) for s in self._starts]
-            return [denominator * n for n in sizes]
-        return np.add.reduceat(denominator[order], np.asarray(self._starts)).tolist()  # type: ignore[no-any-return]
+            sizes = np.minimum(self.batch_size, self.rows - self._starts)
+            return [denominator * n for n in sizes.tolist()]
+        return np.add.reduceat(denominator[order], self._starts).tolist()  # type: ignore[no-any-return]
 
 
 def totals(
@@ -274,9 +274,10 @@ def totals(
 
 def whole_steps(groups: Iterable[Sequence[Batch]], size: int) -> Iterable[Sequence[Batch]]:
     """Groups of ``size`` batches or a multiple of them; the last of an epoch may have fewer."""
-    if size == 1:
-        yield from groups
-        return
+    return groups if size == 1 else _joined(groups, size)
+
+
+def _joined(groups: Iterable[Sequence[Batch]], size: int) -> Iterator[Sequence[Batch]]:
     waiting: list[Batch] = []
     for group in groups:
         if len(group) > 1:

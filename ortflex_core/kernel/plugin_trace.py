@@ -18,7 +18,12 @@ def is_traced() -> bool:
 
 def traced(call: str, whose: Callable[[], str]) -> AbstractContextManager[None]:
     """Print, if wanted, a call, its plugin, and its milliseconds with those of the calls within it."""
-    return _printed(call, whose) if is_traced() else _SILENT
+    return tracing()(call, whose)
+
+
+def tracing() -> Callable[[str, Callable[[], str]], AbstractContextManager[None]]:
+    """:func:`traced` for many calls: it reads the environment variable once."""
+    return _printed if is_traced() else lambda call, whose: _SILENT
 
 
 _SILENT = nullcontext()

@@ -229,7 +229,7 @@ class RunNumbers(Generic[T]):
             # Whole batches of unweighted data share their denominators.
             if known[1] == denominators:
                 return known[2], known[3]
-            if self._problem.reduction == "sum" and known[4] and np.array(denominators).all():
+            if self._problem.reduction == "sum" and known[4] and all(map(all, denominators)):
                 return known[2], known[3]
         own = self.values(*run)
         numbers = make(own.values)

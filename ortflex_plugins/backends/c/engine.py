@@ -200,7 +200,8 @@ class CEngine(PortEngine):
         self._copies = None
 
     def not_finite(self) -> str | None:
-        if all(np.isfinite(part).all() for part in self._trained):
+        # Counting takes half of the time of .all().
+        if all(np.count_nonzero(np.isfinite(part)) == part.size for part in self._trained):
             return None
         return first_not_finite({n: self._arrays[p] for n, p in self._parameters.items()})
 

@@ -113,6 +113,8 @@ class Compiled:
         self._data: Any = None
         self._pointers: Any = None
         self._columns = 0
+        self._hosts: Array | None = None
+        self._host_address = 0
 
     def __call__(
         self, data: Sequence[Array], rows: Array, steps: int, hosts: Array
@@ -125,6 +127,8 @@ class Compiled:
             self._data = data
             self._pointers = (ctypes.c_void_p * max(1, len(data)))(*map(address, data))
             self._columns = ctypes.addressof(self._pointers)
+        if hosts is not self._hosts:
+            self._hosts, self._host_address = hosts, address(hosts)
         costs = np.empty((steps, self.part.generated.costs))
         wrong = self._function(
             self._state,
@@ -132,7 +136,7 @@ class Compiled:
             self._columns,
             address(rows),
             steps,
-            address(hosts),
+            self._host_address,
             address(costs),
         )
         return costs, not wrong
