@@ -323,7 +323,8 @@ class _File:
     def _kernel(self, node: Tensor, inside: set[int], dot: Tensor | None) -> tuple[Kernel, Any]:
         make: Any
         if node.op in ("map", "gather") and dot is None:
-            make = partial(map_kernel, node, inside)
+            register = 0 if node.number in self._target else 4 * self._machine.lanes
+            make = partial(map_kernel, node, inside, register=register)
         elif node.op in ("dot", "map"):
             make = partial(product_kernel, dot or node, node, inside, self._machine, self._widths)
         elif node.op in _KERNELS:

@@ -320,8 +320,10 @@ class Loops:
         return self._body.lines(at)
 
 
-def map_kernel(x: Tensor, inlined: set[int], inplace: Tensor | None = None) -> Kernel:
-    """The elements of a map or gather node."""
+def map_kernel(
+    x: Tensor, inlined: set[int], inplace: Tensor | None = None, register: int = 0
+) -> Kernel:
+    """The elements of a map or gather node, of an intermediate tensor in whole registers of some bytes."""
     kernel = Kernel(x)
     body = Body(kernel, inlined | {x.number})
     result = body.place(x)
@@ -329,10 +331,28 @@ def map_kernel(x: Tensor, inlined: set[int], inplace: Tensor | None = None) -> K
     name_leaves(body, inplace)
     loops = Loops(body, x.shape, natural)
     write = nest if kernel.flags else each
-    whole = write(loops.ranges, [*loops.lines(), f"{loops.target} = {result};"])
+    ranges = [(v, _padded(n, body, register)) for v, n in loops.ranges]
+    whole = write(ranges, [*loops.lines(), f"{loops.target} = {result};"])
     note_identity(kernel, body, natural)
     finish(kernel, body, whole)
     return kernel
+
+
+def _padded(size: int, body: Body, register: int) -> int:
+    """The length of a loop that also computes the rest of the last register, which nobody reads.
+
+    Every tensor in memory of ours has room for that: it ends at a multiple of 64 bytes.
+    """
+    out = body.kernel.out
+    read = [leaf for leaf in body.leaves if any(leaf.strides) or leaf.terms]
+    count = register // max(t.dtype.itemsize for t in (out, *(leaf.base for leaf in read)))
+    if count < 2 or size < _LONG or size != out.size:
+        return size
+    for leaf in read:
+        ours = leaf.base.op not in ("input", "constant") or leaf.base.data[0] in ("state", "column")
+        if leaf.base.size != size or leaf.offset or leaf.terms or not ours:
+            return size
+    return -(-size // count) * count
 
 
 def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -347,7 +347,8 @@ def _rows(
         sums = _row_block(kind, left, right, count, depth, lanes)
         return [*sums, *nest([("r", count)], inner)]
 
-    return _blocks(rows, 4 if lanes * 4 >= PARTS else 2, block)
+    most = PARTS if machine.registers >= 32 else 4 if lanes * 4 >= PARTS else 2
+    return _blocks(rows, most, block)
 
 
 def _row_block(

@@ -27,6 +27,7 @@ from ortflex_core.training.engines import host_updates
 from ortflex_plugins.backends import fused
 from ortflex_plugins.backends.c import steps
 from ortflex_plugins.c import compiler
+from ortflex_plugins.c.products import Machine
 from ortflex_plugins.c.updates import compile_update
 from tests import models
 from tests.benchmarks.onnx_network import network
@@ -205,6 +206,36 @@ def test_places_of_extremes_are_whole_numbers(kind: str) -> None:
     y = rng.standard_normal((6, 2)).astype(np.float32)
     options = {"optimizer": "adam", "params": ["T", "W"], "epochs": 1, "cache": False}
     same(*(trainer.get_state() for trainer in on_both(model, x, y, **options)), 2e-6)
+
+
+@pytest.mark.parametrize("rows", [9, 15, 33])
+def test_loops_over_whole_registers_change_no_bit(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop over an intermediate tensor ends at a register; what lies beyond the tensor is not kept."""
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((3 * rows, 5)).astype(np.float32)
+    y = (rng.random((3 * rows, 1)) < 0.5).astype(np.float32)
+    weight = rng.random(3 * rows).astype(np.float32)
+    blocks, texts = [], []
+    for lanes in (1, 4, 8, 16):
+        own = Machine(lanes=lanes, registers=32 if lanes == 16 else 16)
+        monkeypatch.setattr(steps, "machine", lambda own=own: own)
+        options: dict[str, Any] = {"loss": "log_loss", "optimizer": "adam", "batch_size": rows}
+        trainer = make(models.linear(5), **options, epochs=2, backend="c")
+        trainer.fit(x, y, weight)
+        engine: Any = trainer.engine
+        blocks.append(engine._block.tobytes())
+        texts.append(steps.part_of(engine.problem, "step", rows).generated.source)
+        kept = np.ones(engine._block.size, bool)
+        for memory, place in zip(engine._layout.memory, engine._layout.places, strict=True):
+            size = int(np.prod(memory.shape, dtype=np.int64)) * memory.dtype.itemsize
+            kept[place.start : place.start + size] = False
+        assert not engine._block[kept].any()
+    assert len(set(blocks)) == 1
+    padded = -(-rows // 16) * 16
+    assert f"i0 < {padded};" in texts[-1]
+    assert f"i0 < {padded};" not in texts[0]
 
 
 # Compiled updates of large parameters.
