@@ -340,14 +340,15 @@ def _rows(
         whole_sum = [f"{kind} s = 0;", *nest([("k", depth)], [step])]
         return nest([("i", rows)], [*whole_sum, *element("i", "0", "s")])
     lanes = min(PARTS, machine.lanes if kind == "float" else max(1, machine.lanes // 2))
-    widths |= {(kind, lanes), (kind, 1)}
+    widths |= {(kind, lanes), (kind, min(4, lanes)), (kind, 1)}
 
     def block(count: int) -> list[str]:
         inner = element("(i + r)", "0", f"s[r * {PARTS}]")
         sums = _row_block(kind, left, right, count, depth, lanes)
         return [*sums, *nest([("r", count)], inner)]
 
-    most = PARTS if machine.registers >= 32 else 4 if lanes * 4 >= PARTS else 2
+    # The sums of a block take half of the registers, but of few rows all of them.
+    most = max(4 if lanes * 4 >= PARTS else 2, machine.registers // 2 * lanes // PARTS)
     return _blocks(rows, most, block)
 
 
@@ -378,5 +379,12 @@ def _row_block(
         spot = f"{left.name}[(i + r) * {left.row} + {whole} + j]"
         value = f"{kind}_add({spot}, {right.name}[{whole} + j], q[j])"
         each += nest([("j", rest)], [f"q[j] = {value};"])
-    each += tree("q", lambda a, b: f"{a} + {b}")
+    if lanes < 4 or rest % 4:
+        each += tree("q", lambda a, b: f"{a} + {b}")
+    else:
+        # The same pairs in a register; after stores of single numbers its loads would wait.
+        four = vector(kind, 4)
+        u = [f"*(const {four} *)(q + {at})" for at in (0, 8, 4, 12)]
+        each.append(f"const {four} u = ({u[0]} + {u[1]}) + ({u[2]} + {u[3]});")
+        each.append("q[0] = (u[0] + u[2]) + (u[1] + u[3]);")
     return lines + nest([("r", rows)], [f"{kind} *const q = s + r * {PARTS};", *each])
