@@ -287,12 +287,7 @@ class Loop:
 
     def _rng(self, epoch: int) -> np.random.Generator | None:
         """The generator that shuffles an epoch."""
-        if not self.plan.shuffle:
-            return None
-        words = [*self.plan.seed, epoch]
-        # That of default_rng(words), in a quarter of the time.
-        entropy = np.array(words, np.uint32) if max(words) < 2**32 else words
-        return np.random.Generator(np.random.PCG64(entropy))
+        return self.plan.rng([*self.plan.seed, epoch]) if self.plan.shuffle else None
 
     def _seconds(self) -> float:
         """The seconds of the current epoch so far."""

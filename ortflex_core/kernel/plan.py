@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import attrs
+import numpy as np
 
 from ortflex_core.kernel.batches import Source
 from ortflex_core.kernel.engine_protocols import Engine
@@ -104,11 +105,12 @@ class TrainingPlan:
     """The inputs of a training loop.
 
     ``hooks`` maps hook names to callables and has only hooks with an implementation. ``validate``
-    returns scores of the validation data. ``engine_for_epoch`` is called at the start of every
-    epoch and returns another engine if other parameters are trained from there on. ``start`` is the
-    position where an earlier run of the same plan stopped. ``broken`` names the weight that is not
-    finite at the start, if any. ``losses`` has factors of several losses, by their columns. ``peers``
-    are the processes of a distributed training, and ``sync_every`` the number of their separate steps.
+    returns scores of the validation data. ``rng`` makes the generator that shuffles an epoch from
+    ``seed`` and its number. ``engine_for_epoch`` is called at the start of every epoch and returns
+    another engine if other parameters are trained from there on. ``start`` is the position where an
+    earlier run of the same plan stopped. ``broken`` names the weight that is not finite at the start,
+    if any. ``losses`` has factors of several losses, by their columns. ``peers`` are the processes of
+    a distributed training, and ``sync_every`` the number of their separate steps.
     """
 
     engine: Engine
@@ -120,6 +122,7 @@ class TrainingPlan:
     validate: Callable[[], Mapping[str, float]] | None = None
     shuffle: bool = True
     seed: tuple[int, ...] = (0,)
+    rng: Callable[[Sequence[int]], np.random.Generator] = np.random.default_rng
     display: Display = attrs.field(factory=NoDisplay)
     accumulate: int = 1
     engine_for_epoch: Callable[[int], Engine | None] | None = None

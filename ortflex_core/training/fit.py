@@ -35,6 +35,7 @@ from ortflex_core.training.data.pieces import Pieces
 from ortflex_core.training.data.preparation import Preparation
 from ortflex_core.training.data.rows import has_three, reading
 from ortflex_core.training.data.scale import out_of_scale
+from ortflex_core.training.data.seeds import EpochGenerators
 from ortflex_core.training.engines import failures
 from ortflex_core.training.engines.output_metrics import loss_columns
 from ortflex_core.training.engines.pruning_steps import PruningSteps, share_of_zeros
@@ -442,6 +443,7 @@ def _plan(
         validate=validate,
         shuffle=settings.shuffle,
         seed=seed,
+        rng=EpochGenerators(settings.epochs),
         display=Display(total, settings.progress, lines),
         accumulate=accumulate,
         engine_for_epoch=None if setup.problem.phase(0) is setup.problem else enter,

@@ -208,7 +208,7 @@ class CEngine(PortEngine):
     def keep(self) -> None:
         if self._kept is None:
             self._kept = np.empty_like(self._block)
-        np.copyto(self._kept, self._block)
+        self._kept[...] = self._block
         self._kept_step = self._step
 
     def restore(self) -> None:
