@@ -339,7 +339,7 @@ def map_kernel(
 
 
 def _padded(size: int, body: Body, register: int) -> int:
-    """The length of a loop that also computes the rest of the last register, which nobody reads.
+    """The length of a loop that also computes the rest of the last register, which is not read.
 
     Every tensor in memory of ours has room for that: it ends at a multiple of 64 bytes.
     """
@@ -508,7 +508,9 @@ def assemble_kernel(x: Tensor, inlined: set[int]) -> Kernel:
         value = body.place(source)
         name_leaves(body, first=len(leaves))
         loops = Loops(body, source.shape, strides, out=f"(o + {offset})")
-        lines += nest(loops.ranges, [*loops.lines(), f"{loops.target} = {value};"])
+        # One element has no loop: its block has the names of its values.
+        part = nest(loops.ranges, [*loops.lines(), f"{loops.target} = {value};"])
+        lines += part if loops.ranges else ["{", *indented(part, 1), "}"]
         leaves += body.leaves
         shared = body
     assert shared is not None

@@ -24,6 +24,7 @@ from ortflex_plugins.c.arrays import Tracing
 from ortflex_plugins.c.generator import Generated, Layout, Memory, generate
 from ortflex_plugins.c.products import Machine
 from ortflex_plugins.operators.calls import NotTranslatable
+from tests import models
 from tests.plugins.test_xla_operators import array, check, every_case
 
 pytestmark = pytest.mark.once
@@ -161,6 +162,22 @@ def test_views_have_the_elements_that_numpy_would_show() -> None:
                 np.testing.assert_array_equal(found, wanted, strict=True)
                 seen += 1
     assert seen > 300
+
+
+SCALARS = """
+    k = Constant <value = int64 {2}> ()
+    a = Gather(x, k) b = Relu(a) c = Neg(a)
+    p = Unsqueeze(b, z) q = Unsqueeze(c, z) y = Concat <axis = 0> (p, q, p)
+"""
+
+
+@pytest.mark.skipif(compiler.obstacle() is not None, reason=str(compiler.obstacle()))
+def test_single_elements_are_read_and_put_together() -> None:
+    x = np.arange(5, dtype=np.float32)
+    model = models.parsed(SCALARS, {"z": np.array([0])}, "float[5] x", "float[3] y")
+    lists = [[onnx.numpy_helper.from_array(a)] for a in (x, np.zeros(3, np.float32))]
+    case = SimpleNamespace(model=model, data_sets=[lists], name="scalars")
+    np.testing.assert_array_equal(computed(case)[0], [2, -2, 2])
 
 
 # Matrix products: every number of columns, in registers of every width.
