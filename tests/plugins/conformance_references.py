@@ -357,6 +357,12 @@ AVERAGES: dict[str, Reference] = {
 # Optimizers: (w, g, rate, t, slots) -> (w, slots) ------------------------------------------------
 
 
+def named(given: Mapping[str, float], *names: str) -> list[float]:
+    """Hyperparameters in an order; no other ones may be given."""
+    assert given.keys() == set(names)
+    return [given[name] for name in names]
+
+
 def adagrad(
     w: Array, g: Array, rate: float, t: int, s: Slots, rate_decay: float, eps: float
 ) -> Any:
@@ -383,17 +389,8 @@ def adamax(
     return w - rate / (1 - beta1**t) * m / u, {"m": m, "u": u}
 
 
-def nadam(
-    w: Array,
-    g: Array,
-    rate: float,
-    t: int,
-    s: Slots,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-) -> Any:
+def nadam(w: Array, g: Array, rate: float, t: int, s: Slots, **given: float) -> Any:
+    beta1, beta2, eps, decay = named(given, "beta1", "beta2", "eps", "decay")
     mu = [beta1 * (1 - 0.5 * 0.96 ** (k * decay)) for k in range(t + 2)]
     m = beta1 * s["m"] + (1 - beta1) * g
     v = beta2 * s["v"] + (1 - beta2) * g**2
@@ -416,16 +413,8 @@ def radam(
     return w - rate * move, {"m": m, "v": v}
 
 
-def lion(
-    w: Array,
-    g: Array,
-    rate: float,
-    t: int,
-    s: Slots,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-) -> Any:
+def lion(w: Array, g: Array, rate: float, t: int, s: Slots, **given: float) -> Any:
+    beta1, beta2, weight_decay = named(given, "beta1", "beta2", "weight_decay")
     move = np.sign(beta1 * s["m"] + (1 - beta1) * g)
     return w - rate * (move + weight_decay * w), {"m": beta2 * s["m"] + (1 - beta2) * g}
 
@@ -437,33 +426,16 @@ def example_rmsprop(
     return w - rate * g / (np.sqrt(square) + eps), {"square": square}
 
 
-def lars(
-    w: Array,
-    g: Array,
-    rate: float,
-    t: int,
-    slots: Slots,
-    beta: float,
-    trust: float,
-    weight_decay: float,
-) -> tuple[Array, Slots]:
+def lars(w: Array, g: Array, rate: float, t: int, s: Slots, **given: float) -> Any:
+    beta, trust, weight_decay = named(given, "beta", "trust", "weight_decay")
     lengths = np.linalg.norm(w.ravel()), np.linalg.norm(g.ravel())
     local = trust * lengths[0] / (lengths[1] + weight_decay * lengths[0]) if all(lengths) else 1.0
-    v = beta * slots["velocity"] + rate * local * (g + weight_decay * w)
+    v = beta * s["velocity"] + rate * local * (g + weight_decay * w)
     return w - v, {"velocity": v}
 
 
-def prodigy(
-    w: Array,
-    g: Array,
-    rate: float,
-    t: int,
-    s: Slots,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    d0: float,
-) -> Any:
+def prodigy(w: Array, g: Array, rate: float, t: int, s: Slots, **given: float) -> Any:
+    beta1, beta2, eps, d0 = named(given, "beta1", "beta2", "eps", "d0")
     root, start = math.sqrt(beta2), w if t == 1 else s["start"]
     size = np.abs(s["s"]).sum()
     d = max(float(s["d"]), d0, float(s["r"]) / size if size else 0.0)

@@ -16,7 +16,6 @@ from tests import models
 _SEED = 25
 _draws = [np.random.default_rng(_SEED)]
 """What draws the next weight; every network begins with the seed, whatever was drawn before."""
-_made = helper.make_node
 
 
 def draw(*shape: int) -> Array:
@@ -35,88 +34,65 @@ def network(
 
 
 def parsed(text: str, weights: Mapping[str, Any], *sizes: int) -> ModelProto:
-    """A network of onnx's text; weights that are shapes are drawn, and nodes have names."""
+    """A network of onnx's text; weights that are shapes are drawn, and all nodes have names."""
     nodes = list(onnx.parser.parse_graph(f"g (float x) => (float y) {{ {text} }}").node)
     for node in nodes:
-        node.name = node.output[0]
+        node.name = node.name or node.output[0]
     arrays = {n: draw(*a) if isinstance(a, tuple) else a for n, a in weights.items()}
     return network(nodes, arrays, *sizes)
 
 
 def mlp() -> ModelProto:
     """MatMul, Add, Relu, Gemm."""
-    nodes = [
-        _made("MatMul", ["x", "W"], ["h"], "matmul"),
-        _made("Add", ["h", "b"], ["a"], "add"),
-        _made("Relu", ["a"], ["r"], "relu"),
-        _made("Gemm", ["r", "V", "c"], ["y"], "gemm"),
-    ]
-    weights = {"W": draw(8, 16), "b": draw(16), "V": draw(16, 4), "c": draw(4)}
-    return network(nodes, weights, 8)
+    nodes = """
+        [matmul] h = MatMul(x, W) [add] a = Add(h, b) [relu] r = Relu(a) [gemm] y = Gemm(r, V, c)
+    """
+    return parsed(nodes, {"W": (8, 16), "b": (16,), "V": (16, 4), "c": (4,)}, 8)
 
 
 def cnn() -> ModelProto:
     """Convolutions, pooling, a residual, activations, Concat, and a Gemm of the turned weight."""
-    nodes = [
-        _made("Conv", ["x", "K", "a"], ["h"], "conv1", pads=[1] * 4),
-        _made("Relu", ["h"], ["r"], "relu"),
-        _made("MaxPool", ["r"], ["p"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
-        _made("Conv", ["p", "L", "b"], ["i"], "conv2", pads=[1] * 4, group=2),
-        _made("Sigmoid", ["i"], ["s"], "sigmoid"),
-        _made("Add", ["s", "p"], ["t"], "add"),
-        _made("LeakyRelu", ["t"], ["l"], "leaky", alpha=0.1),
-        _made("Mul", ["l", "s"], ["m"], "mul"),
-        _made("Concat", ["m", "p"], ["j"], "concat", axis=1),
-        _made("GlobalAveragePool", ["j"], ["g"], "mean"),
-        _made("Flatten", ["g"], ["f"], "flatten"),
-        _made("Gemm", ["f", "V", "c"], ["y"], "gemm", transB=1),
-    ]
-    weights = {"K": draw(6, 2, 3, 3), "a": draw(6), "L": draw(6, 3, 3, 3), "b": draw(6)}
-    return network(nodes, {**weights, "V": draw(4, 12), "c": draw(4)}, 2, 8, 8)
+    nodes = """
+        [conv1] h = Conv<pads = [1, 1, 1, 1]>(x, K, a) [relu] r = Relu(h)
+        [pool] p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r)
+        [conv2] i = Conv<pads = [1, 1, 1, 1], group = 2>(p, L, b) [sigmoid] s = Sigmoid(i)
+        [add] t = Add(s, p) [leaky] l = LeakyRelu<alpha = 0.1>(t) [mul] m = Mul(l, s)
+        [concat] j = Concat<axis = 1>(m, p) [mean] g = GlobalAveragePool(j)
+        [flatten] f = Flatten(g) [gemm] y = Gemm<transB = 1>(f, V, c)
+    """
+    weights = {"K": (6, 2, 3, 3), "a": (6,), "L": (6, 3, 3, 3), "b": (6,), "V": (4, 12), "c": (4,)}
+    return parsed(nodes, weights, 2, 8, 8)
 
 
 def attention() -> ModelProto:
     """A convolution into patches, AveragePool, and attention over them."""
-    nodes = [
-        _made("Conv", ["x", "K", "a"], ["h"], "conv", pads=[1] * 4),
-        _made("AveragePool", ["h"], ["p"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
-        _made("Transpose", ["p"], ["t"], "turn", perm=[0, 2, 3, 1]),
-        _made("Reshape", ["t", "shape"], ["s"], "reshape"),
-        _made("MatMul", ["s", "Q"], ["q"], "queries"),
-        _made("MatMul", ["s", "P"], ["k"], "keys"),
-        _made("Transpose", ["k"], ["o"], "turn2", perm=[0, 2, 1]),
-        _made("MatMul", ["q", "o"], ["z"], "scores"),
-        _made("Softmax", ["z"], ["w"], "softmax", axis=-1),
-        _made("MatMul", ["w", "q"], ["v"], "mixed"),
-        _made("ReduceMean", ["v"], ["m"], "mean", axes=[1], keepdims=0),
-        _made("MatMul", ["m", "V"], ["y"], "last"),
-    ]
-    weights = {"K": draw(6, 2, 3, 3), "a": draw(6), "Q": draw(6, 5), "P": draw(6, 5)}
-    shape = np.array([0, -1, 6])
-    return network(nodes, {**weights, "V": draw(5, 4), "shape": shape}, 2, 8, 8)
+    nodes = """
+        [conv] h = Conv<pads = [1, 1, 1, 1]>(x, K, a)
+        [pool] p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(h)
+        [turn] t = Transpose<perm = [0, 2, 3, 1]>(p) [reshape] s = Reshape(t, shape)
+        [queries] q = MatMul(s, Q) [keys] k = MatMul(s, P)
+        [turn2] o = Transpose<perm = [0, 2, 1]>(k) [scores] z = MatMul(q, o)
+        [softmax] w = Softmax<axis = -1>(z) [mixed] v = MatMul(w, q)
+        [mean] m = ReduceMean<axes = [1], keepdims = 0>(v) [last] y = MatMul(m, V)
+    """
+    weights = {"K": (6, 2, 3, 3), "a": (6,), "Q": (6, 5), "P": (6, 5), "V": (5, 4)}
+    return parsed(nodes, {**weights, "shape": np.array([0, -1, 6])}, 2, 8, 8)
 
 
 def moves() -> ModelProto:
     """Operators that only move integers: padded and overlapping windows, Resize, Split, Squeeze."""
-    modes = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
-    window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}
-    nodes = [
-        _made("Conv", ["x", "K", "a"], ["h"], "conv1"),
-        _made("Relu", ["h"], ["r"], "relu"),
-        _made("MaxPool", ["r"], ["p"], "pool", **window),
-        _made("Resize", ["p", "", "scales"], ["u"], "resize", mode="nearest", **modes),
-        _made("Split", ["u"], ["u1", "u2"], "split", axis=1),
-        _made("Conv", ["u1", "L"], ["i"], "conv2"),
-        _made("Add", ["i", "u2"], ["s"], "add"),
-        _made("MatMul", ["s", "P"], ["m"], "matmul"),
-        _made("Squeeze", ["m", "last"], ["q"], "squeeze"),
-        _made("Unsqueeze", ["q", "last"], ["o"], "unsqueeze"),
-        _made("Flatten", ["o"], ["f"], "flatten"),
-        _made("Gemm", ["f", "V", "c"], ["y"], "gemm"),
-    ]
-    weights = {"K": draw(6, 2, 1, 1), "a": draw(6), "L": draw(3, 3, 1, 1), "P": draw(8, 1)}
+    modes = 'nearest_mode = "floor", coordinate_transformation_mode = "asymmetric"'
+    nodes = f"""
+        [conv1] h = Conv(x, K, a) [relu] r = Relu(h)
+        [pool] p = MaxPool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(r)
+        [resize] u = Resize<mode = "nearest", {modes}>(p, , scales)
+        [split] u1, u2 = Split<axis = 1>(u) [conv2] i = Conv(u1, L) [add] s = Add(i, u2)
+        [matmul] m = MatMul(s, P) [squeeze] q = Squeeze(m, last)
+        [unsqueeze] o = Unsqueeze(q, last) [flatten] f = Flatten(o) [gemm] y = Gemm(f, V, c)
+    """
+    weights = {"K": (6, 2, 1, 1), "a": (6,), "L": (3, 3, 1, 1), "P": (8, 1)}
     others = {"scales": np.array([1, 1, 2, 2], np.float32), "last": np.array([3])}
-    return network(nodes, {**weights, "V": draw(24, 4), "c": draw(4), **others}, 2, 8, 8)
+    return parsed(nodes, {**weights, "V": (24, 4), "c": (4,), **others}, 2, 8, 8)
 
 
 NETWORKS: Mapping[str, Callable[[], ModelProto]] = {
@@ -164,12 +140,11 @@ def dynamic(model: ModelProto, folder: Path, **settings: Any) -> ModelProto:
 
 def embedding() -> ModelProto:
     """Rows of a table, their mean and a product; the input is ids [N, 5]."""
-    nodes = [
-        _made("Gather", ["T", "x"], ["e"], "gather"),
-        _made("MatMul", ["e", "W"], ["h"], "matmul"),
-        _made("ReduceMean", ["h"], ["y"], "mean", axes=[1], keepdims=0),
-    ]
-    model = network(nodes, {"T": draw(20, 6), "W": draw(6, 4)}, 5)
+    nodes = """
+        [gather] e = Gather(T, x) [matmul] h = MatMul(e, W)
+        [mean] y = ReduceMean<axes = [1], keepdims = 0>(h)
+    """
+    model = parsed(nodes, {"T": (20, 6), "W": (6, 4)}, 5)
     model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
     return model
 

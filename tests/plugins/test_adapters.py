@@ -22,28 +22,16 @@ LORA = {"name": "lora", "rank": 2, "alpha": 3.0}
 
 def network(seed: int = 0) -> onnx.ModelProto:
     """MatMul, Relu, 1×1 Conv with strides, and a Gemm with transposed weight and alpha."""
-    rng, node = RNG(seed), helper.make_node
-    return models.model(
-        [
-            node("MatMul", ["X", "W1"], ["h"], name="/net/layers.0/q_proj/MatMul"),
-            node("Tanh", ["h"], ["t"]),
-            node("Reshape", ["t", "shape"], ["p"]),
-            node("Conv", ["p", "K", "bk"], ["c"], name="/net/conv/Conv", strides=[2]),
-            node("Flatten", ["c"], ["f"]),
-            node("Tanh", ["f"], ["ft"]),
-            node("Gemm", ["ft", "W2", "b"], ["Y"], name="/net/fc/Gemm", transB=1, alpha=0.5),
-        ],
-        [models.floats("X", "N", 6)],
-        [models.floats("Y", "N", 3)],
-        {
-            "W1": rng.normal(size=(6, 8)),
-            "K": rng.normal(size=(5, 2, 1)),
-            "bk": rng.normal(size=5),
-            "W2": rng.normal(size=(3, 10)),
-            "b": rng.normal(size=3),
-            "shape": np.array([0, 2, 4]),
-        },
-    )
+    nodes = """
+        ["/net/layers.0/q_proj/MatMul"] h = MatMul(X, W1)
+        t = Tanh(h) p = Reshape(t, shape)
+        ["/net/conv/Conv"] c = Conv<strides = [2]>(p, K, bk)
+        f = Flatten(c) ft = Tanh(f)
+        ["/net/fc/Gemm"] Y = Gemm<transB = 1, alpha = 0.5>(ft, W2, b)
+    """
+    rng, sizes = RNG(seed), {"W1": (6, 8), "K": (5, 2, 1), "bk": 5, "W2": (3, 10), "b": 3}
+    weights = {name: rng.normal(size=size) for name, size in sizes.items()}
+    return models.parsed(nodes, {**weights, "shape": np.array([0, 2, 4])})
 
 
 def data(rows: int = 48) -> tuple[Any, Any]:
@@ -203,26 +191,20 @@ def test_a_model_without_products_is_refused() -> None:
         trainer(model)
 
 
-def tied(last: str = "m", *more: onnx.NodeProto) -> onnx.ModelProto:
+def tied(last: str = "m", body: str = "") -> onnx.ModelProto:
     """A weight that embeds and, transposed, gives the scores."""
-    node = helper.make_node
-    return models.model(
-        [
-            node("Gather", ["E", "X"], ["e"]),
-            node("ReduceMean", ["e"], ["m"], axes=[1], keepdims=0),
-            node("Transpose", ["E"], ["Et"], perm=[1, 0]),
-            *more,
-            node("MatMul", [last, "Et"], ["Y"], name="/lm_head/MatMul"),
-        ],
-        [helper.make_tensor_value_info("X", TensorProto.INT64, ["N", 3])],
-        [models.floats("Y", "N", 7)],
-        {"E": RNG(3).normal(size=(7, 4)), "W": np.eye(4)},
-    )
+    nodes = f"""
+        e = Gather(E, X) m = ReduceMean<axes = [1], keepdims = 0>(e)
+        Et = Transpose<perm = [1, 0]>(E) {body}
+        ["/lm_head/MatMul"] Y = MatMul({last}, Et)
+    """
+    weights = {"E": RNG(3).normal(size=(7, 4)), "W": np.eye(4)}
+    return models.parsed(nodes, weights, "int64[N, 3] X", "float[N, 7] Y")
 
 
 def with_body() -> onnx.ModelProto:
     """The same with a product of its own between both."""
-    return tied("b", helper.make_node("MatMul", ["m", "W"], ["b"], name="/body/MatMul"))
+    return tied("b", '["/body/MatMul"] b = MatMul(m, W)')
 
 
 def test_a_tied_weight_is_left_out_by_default(caplog: Any) -> None:
@@ -400,7 +382,7 @@ def test_a_base_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def many_bits(bias: bool = False, k: int = 32, n: int = 8) -> onnx.ModelProto:
     """A MatMulNBits between two layers, as onnxruntime's quantizer writes it."""
-    rng, node = RNG(2), helper.make_node
+    rng = RNG(2)
     tensors = {
         "W1": rng.normal(size=(6, k)),
         "Q": rng.integers(0, 256, (n, k // 32, 16), dtype=np.uint8),
@@ -408,16 +390,13 @@ def many_bits(bias: bool = False, k: int = 32, n: int = 8) -> onnx.ModelProto:
         "W2": rng.normal(size=(n, 3)),
         **({"c": rng.normal(size=n)} if bias else {}),
     }
-    given = ["t", "Q", "S", *(["", "", "c"] if bias else [])]
-    sizes = {"K": k, "N": n, "bits": 4, "block_size": 32}
-    nodes = [
-        node("MatMul", ["X", "W1"], ["h"], name="/first/MatMul"),
-        node("Tanh", ["h"], ["t"]),
-        node("MatMulNBits", given, ["q"], "/mid/MatMul_Q4", domain="com.microsoft", **sizes),
-        node("MatMul", ["q", "W2"], ["Y"], name="/last/MatMul"),
-    ]
-    ends = [models.floats("X", "N", 6)], [models.floats("Y", "N", 3)]
-    return models.model(nodes, *ends, tensors, com_microsoft=1)
+    sizes = f"K = {k}, N = {n}, bits = 4, block_size = 32"
+    nodes = f"""
+        ["/first/MatMul"] h = MatMul(X, W1) t = Tanh(h)
+        ["/mid/MatMul_Q4"] q = com.microsoft.MatMulNBits<{sizes}>(t, Q, S{", , , c" if bias else ""})
+        ["/last/MatMul"] Y = MatMul(q, W2)
+    """
+    return models.parsed(nodes, tensors, com_microsoft=1)
 
 
 @needs_adapters

@@ -277,12 +277,6 @@ def test_errors_of_a_table_without_a_header(tmp_path: Path) -> None:
         Csv(path=str(path), header=False).load()
 
 
-def test_a_header_of_words_is_none_of_that(tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="no column 'y'; Known: a, b"):
-        Csv(path=str(tmp_path / "d.csv")).load()
-
-
 def test_an_array_of_another_name_is_asked_for(folder: Path) -> None:
     np.savez("data.npz", x=np.zeros((4, 5)), labels=np.zeros((4, 1)))
     result = refused("train", "train.toml")

@@ -48,19 +48,6 @@ class TestCsv(Rows):
         return plugins().component("data", given)
 
 
-class TestParquet(Rows):
-    @pytest.fixture(params=["parquet", "arrow"])
-    def component(self, tmp_path: Path, request: Any) -> Any:
-        pyarrow = pytest.importorskip("pyarrow")
-        path = str(tmp_path / f"data.{request.param}")
-        table = pyarrow.table({"a": X[:, 0], "b": X[:, 1], "y": Y})
-        if request.param == "parquet":
-            pytest.importorskip("pyarrow.parquet").write_table(table, path)
-        else:
-            pytest.importorskip("pyarrow.feather").write_feather(table, path)
-        return plugins().component("data", {"name": request.param, "path": path})
-
-
 class TestLine(DataSourceKit):
     component = component_of("data", "example_line", "ortflex_example", rows=5)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -155,14 +154,6 @@ def test_errors_about_images_name_the_file(tmp_path: Path, change: Any, message:
 def test_parameters_are_checked(parameter: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"data.{parameter}: "):
         plugins().component("data", {"name": "image_folder", "path": ".", parameter: value}, "data")
-
-
-def test_without_pillow_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"pip install .*\[images\]"):
-        ImageFolder(path=str(tmp_path)).load()
 
 
 def bomb(width: int, height: int, extra: bytes = b"") -> bytes:

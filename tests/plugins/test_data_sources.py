@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,29 @@ def test_broken_archives_and_folders(tmp_path: Path) -> None:
     for source, name, text in refused:
         with pytest.raises(DataError, match=text):
             source(path=str(tmp_path / name)).load()
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        pytest.param("parquet", "pyarrow", "parquet", marks=pytest.mark.once),
+        ("image_folder", "PIL", "images"),
+        ("tokenized", "tokenizers", "text"),
+    ],
+)
+def test_without_its_package_a_source_says_what_to_install(
+    name: str, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for file in ("a.parquet", "tokenizer.json"):
+        (tmp_path / file).touch()
+    (tmp_path / "data.jsonl").write_text('{"text": "a", "label": 1}\n')
+    given = {"path": str(tmp_path)}
+    if name == "tokenized":
+        given = {"path": str(tmp_path / "data.jsonl"), "tokenizer": "tokenizer.json"}
+    source = plugins().component("data", {"name": name, **given})
+    with pytest.raises(DataError, match=rf"pip install .*\[{extra}\]"):
+        source.load()
 
 
 def test_training_on_a_source_is_training_on_its_arrays(store: Any) -> None:

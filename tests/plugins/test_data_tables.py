@@ -126,18 +126,6 @@ def test_files_that_are_none(tables: Write, tmp_path: Path, request: Any) -> Non
         tables()
 
 
-def test_without_pyarrow_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (tmp_path / "a.parquet").write_bytes(b"")
-    source = plugins().component("data", {"name": "parquet", "path": str(tmp_path)})
-    with pytest.raises(DataError, match=r"pip install .*\[parquet\]"):
-        source.load()
-
-
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_string_that_is_repeated_is_not_written_out_without_an_end(
     tmp_path: Path, stored: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +168,3 @@ def test_parameters_are_checked() -> None:
     given = {"name": "tokenized", "path": "a.csv", "tokenizer": "t", "length": 0, "inputs": ["ids"]}
     with pytest.raises(ConfigError, match=r"data\.length: (.|\n)*data\.inputs: must be some of"):
         plugins().component("data", given, "data")
-
-
-def test_without_tokenizers_it_says_what_to_install(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(folder / "data.jsonl", text=TEXTS, label=LABELS)
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"pip install .*\[text\]"):
-        source(folder).load()
